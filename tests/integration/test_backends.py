@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -112,7 +113,9 @@ def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyP
 
     def noting(function: Any) -> Any:
         def call(*args: Any) -> Any:
-            sent.append([function.__module__, function.__qualname__, *args])
+            # Loky's is told our process's id first.
+            made = getattr(function, "func", function)
+            sent.append([made.__module__, made.__qualname__, *args])
             return delayed(function)(*args)
 
         return call
@@ -120,7 +123,11 @@ def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(joblib, "delayed", noting)
     vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True, backend="loky")
     ((module, function, does, order),) = sent
-    assert (module, function, does) == ("vfl.jobs.answers", "answer", "vfl.library.orders:make")
+    assert (module, function, does) == (
+        "vfl.jobs.answers",
+        "answer_child",
+        "vfl.library.orders:make",
+    )
     assert json.loads(json.dumps(order)) == order
 
 
@@ -169,6 +176,42 @@ from tests.integration.test_library_jobs import DATA
 
 vfl.study(RECIPE, {"seed": [1, 2, 3]}, DATA, backend="loky", out=sys.argv[1])
 """
+# Says which process makes the run, which never ends by itself.
+LINGERS = """
+import os, sys, time
+
+def waits(spec, width):
+    print("run by", os.getpid(), file=sys.stderr, flush=True)
+    time.sleep(3600)
+"""
+WAITS = """
+import vfl
+from tests.integration.test_library import RECIPE
+from tests.integration.test_library_jobs import DATA
+
+own = {"parties.shop.encoder": {"kind": "custom", "factory": "own:waits"}}
+vfl.study(RECIPE.replace(own), {"seed": [1]}, DATA, backend="loky", quiet=True)
+"""
+
+
+def test_the_processes_of_loky_end_with_a_killed_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(LINGERS)
+    importable(tmp_path, monkeypatch)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", WAITS], stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert driver.stderr is not None
+    number = next(int(line.split()[-1]) for line in driver.stderr if line.startswith("run by"))
+    made = os.pidfd_open(number)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait(timeout=60)
+    # Readable when the process has ended.
+    ended, _, _ = select.select([made], [], [], 60)
+    assert ended
+    os.close(made)
+    driver.stderr.close()
 
 
 def test_a_killed_driver_loses_no_finished_run(tmp_path: Path) -> None:

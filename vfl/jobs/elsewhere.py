@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Iterator
+from functools import partial
 from pickle import PicklingError
 from typing import Self
 
-from vfl.jobs.answers import Order, answer, check, lost
+from vfl.jobs.answers import Order, answer, answer_child, check, lost
 from vfl_common.errors import Code, InputError, VflError
 
 INSTALL = 'pip install "vfl[studies]"'
@@ -42,8 +44,10 @@ class Elsewhere:
             raise lost("was ended", self._whose)
         with self._chosen():
             parallel = self._joblib.Parallel(n_jobs=self._jobs, batch_size=1)
+        # Loky's processes are ours, but do not see our end.
+        ours = partial(answer_child, os.getpid()) if self._backend == "loky" else answer
         try:
-            (answered,) = parallel([self._joblib.delayed(answer)(self._does, order)])
+            (answered,) = parallel([self._joblib.delayed(ours)(self._does, order)])
         except PicklingError as error:
             raise InputError(Code.CONFIG_INVALID, f"backend: {self._backend}: {error}") from error
         # A backend has errors of its own.

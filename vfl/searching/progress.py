@@ -40,7 +40,7 @@ class Progress:
     def look(self) -> None:
         """Tells of the trials that have ended since."""
         ended = journal.ended(self._study)
-        for each in sorted(ended, key=lambda each: each.datetime_complete):
+        for each in sorted(ended, key=lambda each: each.datetime_complete or each.datetime_start):
             if each.number not in self._seen:
                 self._seen.add(each.number)
                 self._tell(self._event(each, ended))
