@@ -64,6 +64,14 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "study.toml"
 
 
+class KilledError(BaseException):
+    """Ends a program where no other error would."""
+
+
+def killed(*_: Any, **__: Any) -> None:
+    raise KilledError
+
+
 def made(folder: Path) -> list[Path]:
     """The finished runs of a search."""
     return [path.parent for path in (folder / "runs").glob("*/summary.json")]
@@ -115,14 +123,10 @@ def test_loky_s_processes_go_on_with_it(tmp_path: Path) -> None:
 def test_a_run_that_was_finished_when_its_driver_was_killed_is_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class KilledError(BaseException): ...
-
-    def killed(*_: Any, **__: Any) -> None:
-        raise KilledError
-
-    with monkeypatch.context() as patched, pytest.raises(KilledError):
+    with monkeypatch.context() as patched:
         patched.setattr(optuna.Study, "tell", killed)
-        vfl.search(RECIPE, SPACES, DATA, runs=1, out=tmp_path, **CALL)
+        with pytest.raises(KilledError):
+            vfl.search(RECIPE, SPACES, DATA, runs=1, out=tmp_path, **CALL)
     before = made(tmp_path)
     assert len(before) == 1
     found = vfl.search(RECIPE, SPACES, DATA, runs=1, out=tmp_path, **CALL)
@@ -133,14 +137,10 @@ def test_a_run_that_was_finished_when_its_driver_was_killed_is_not_made_again(
 def test_a_trial_whose_values_were_not_all_chosen_is_chosen_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class KilledError(BaseException): ...
-
-    def killed(*_: Any, **__: Any) -> None:
-        raise KilledError
-
-    with monkeypatch.context() as patched, pytest.raises(KilledError):
+    with monkeypatch.context() as patched:
         patched.setattr(optuna.Trial, "suggest_categorical", killed)
-        vfl.search(RECIPE, SPACES, DATA, runs=2, out=tmp_path / "a", **CALL)
+        with pytest.raises(KilledError):
+            vfl.search(RECIPE, SPACES, DATA, runs=2, out=tmp_path / "a", **CALL)
     found = vfl.search(RECIPE, SPACES, DATA, runs=2, out=tmp_path / "a", **CALL)
     undisturbed = vfl.search(RECIPE, SPACES, DATA, runs=2, out=tmp_path / "b", **CALL)
     assert found.columns() == undisturbed.columns()

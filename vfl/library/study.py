@@ -9,7 +9,7 @@ import html
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -350,7 +350,7 @@ def _at_a_time(
     """Makes runs in ``jobs`` processes, as ``pool`` has them; returns them in the order of the
     plan. The first error ends all.
     """
-    from vfl.jobs.pool import pool
+    from vfl.jobs.pool import pool, waiting
     from vfl.jobs.runs import MAKES
     from vfl.library.orders import send
 
@@ -367,23 +367,14 @@ def _at_a_time(
                 memory.note(each, run)
                 return run
 
-        threads = ThreadPoolExecutor(jobs)
-        # A thread sees nothing of what this one was given.
-        made = [threads.submit(copy_context().run, make, each) for each in planned]
-        try:
+        with waiting(workers, jobs) as threads:
+            # A thread sees nothing of what this one was given.
+            made = [threads.submit(copy_context().run, make, each) for each in planned]
             left = set(made)
             while left:
                 done, left = wait(left, timeout=_TICK_S, return_when=FIRST_COMPLETED)
                 for each in done:
                     each.result()
-        except BaseException:
-            # Also Ctrl-C.
-            threads.shutdown(wait=False, cancel_futures=True)
-            workers.close()
-            raise
-        finally:
-            # Nothing waits any more: all are finished, or their processes are gone.
-            threads.shutdown()
         return [each.result() for each in made]
 
 

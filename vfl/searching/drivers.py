@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vfl.jobs.pool import pool
+from vfl.jobs.pool import pool, waiting
 from vfl.library.data import with_data
 from vfl.library.plugins import imported, named_now
 from vfl.library.recipe import Recipe
@@ -41,22 +41,17 @@ def in_others(
     """
     simulate = plan.recipe.settings.simulate
     threads_each = simulate.threads if simulate is not None else 1
-    with _ordered(plan, data) as order, pool(DRIVES, jobs, threads_each, backend) as workers:
-        threads = ThreadPoolExecutor(jobs)
-        try:
-            left = {threads.submit(workers.run, order) for _ in range(jobs)}
-            errors: list[BaseException] = []
-            while left:
-                done, left = wait(left, timeout=_TICK_S, return_when=FIRST_COMPLETED)
-                errors += [error for each in done if (error := each.exception()) is not None]
-                look()
-        except BaseException:
-            # Also Ctrl-C.
-            threads.shutdown(wait=False, cancel_futures=True)
-            workers.close()
-            raise
-        finally:
-            threads.shutdown()
+    errors: list[BaseException] = []
+    with (
+        _ordered(plan, data) as order,
+        pool(DRIVES, jobs, threads_each, backend) as workers,
+        waiting(workers, jobs) as threads,
+    ):
+        left = {threads.submit(workers.run, order) for _ in range(jobs)}
+        while left:
+            done, left = wait(left, timeout=_TICK_S, return_when=FIRST_COMPLETED)
+            errors += [error for each in done if (error := each.exception()) is not None]
+            look()
     odd = [each for each in errors if not isinstance(each, VflError)]
     if odd or (errors and len(journal.ended(plan.opened())) < plan.every):
         raise (odd or errors)[0]

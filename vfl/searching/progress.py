@@ -40,7 +40,7 @@ class Progress:
     def look(self) -> None:
         """Tells of the trials that have ended since."""
         ended = journal.ended(self._study)
-        for each in sorted(ended, key=lambda each: each.datetime_complete or each.datetime_start):
+        for each in sorted(ended, key=_ended_s):
             if each.number not in self._seen:
                 self._seen.add(each.number)
                 self._tell(self._event(each, ended))
@@ -62,6 +62,10 @@ class Progress:
             "seconds": round(own, 3),
             "left_s": fmean(took) * self.left / self._jobs if took else None,
         }
+
+
+def _ended_s(trial: FrozenTrial) -> float:
+    return trial.datetime_complete.timestamp() if trial.datetime_complete is not None else 0.0
 
 
 def short(value: Any) -> str:

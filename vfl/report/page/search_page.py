@@ -35,8 +35,10 @@ def search_page(folder: Path) -> Page:
         noted = json.loads(path.read_bytes())
         return _page(noted)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        text = f"{path}: cannot be read; make the search again, and it is written anew"
-        raise InputError(Code.FILE_INVALID, text) from None
+        text = f"{path}: cannot be read; make the same search again"
+        raise InputError(
+            Code.FILE_INVALID, f"{text}, which writes it anew and repeats no run"
+        ) from None
 
 
 def _page(noted: Mapping[str, Any]) -> Page:
