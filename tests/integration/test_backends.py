@@ -1,4 +1,6 @@
-"""Runs of a study through backends of joblib: loky's processes, and the workers of Dask."""
+"""Runs of a study through backends of joblib: loky's processes, and the workers of Dask, of Ray and
+of Spark.
+"""
 
 from __future__ import annotations
 
@@ -103,6 +105,29 @@ def test_two_workers_of_dask_give_the_same_numbers_and_a_killed_one_loses_nothin
     assert there.columns()["test auc"] == undisturbed.columns()["test auc"]
     for (_, one), (_, other) in zip(there, undisturbed, strict=True):
         assert one.curves() == other.curves()
+
+
+OTHER = """
+import sys
+import vfl
+from tests.integration.test_library import RECIPE
+from tests.integration.test_library_jobs import DATA
+
+there = vfl.study(RECIPE, {"seed": [1, 2]}, DATA, jobs=2, backend=sys.argv[1], out=sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "package"), [("ray", "ray"), ("spark", "joblibspark")])
+def test_ray_and_spark_give_the_same_numbers_where_they_are_installed(
+    here: vfl.Study, tmp_path: Path, backend: str, package: str
+) -> None:
+    pytest.importorskip(package)
+    command = [sys.executable, "-c", OTHER, backend, str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    # Finished there, so only read here.
+    same(vfl.study(RECIPE, {"seed": [1, 2]}, DATA, quiet=True, out=tmp_path), here)
+    assert len(list(tmp_path.glob("*/summary.json"))) == 2
 
 
 def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,8 +285,13 @@ def test_vfl_study_has_a_backend_make_its_runs(
     assert [each.metrics for each in there] == [each.metrics for each in here]
 
 
-def test_what_joblib_cannot_use_is_said_before_the_first_run() -> None:
-    for backend in ("none", "dask"):
+def test_what_joblib_cannot_use_is_said_before_the_first_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if they were not installed.
+    monkeypatch.setitem(sys.modules, "ray.util.joblib", None)
+    monkeypatch.setitem(sys.modules, "joblibspark", None)
+    for backend in ("none", "dask", "ray", "spark"):
         with raises(vfl.VflError, Code.CONFIG_INVALID):
             vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True, backend=backend)
 

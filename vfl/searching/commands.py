@@ -24,8 +24,8 @@ from vfl_common.process.program import EXIT_CODES
 @click.option(
     "--backend",
     metavar="NAME",
-    help="Let a backend of joblib make the runs, each with all parties in one process: loky, or "
-    "dask with the address of its scheduler in DASK_SCHEDULER_ADDRESS.",
+    help="Let a backend of joblib make the runs, each with all parties in one process: loky, ray, "
+    "spark, or dask with the address of its scheduler in DASK_SCHEDULER_ADDRESS.",
 )
 @click.option(
     "--folds",
