@@ -43,7 +43,7 @@ def study(
 
     STUDY is a TOML file that names a recipe, seeds, label counts, and methods with their phases
     (docs/how-to/results/study.md); or a recipe and a table [search] with what its keys may be
-    (docs/how-to/results/search.md). Each run is a federation like those of `vfl simulate`. One
+    (docs/how-to/python/search.md). Each run is a federation like those of `vfl simulate`. One
     pretraining serves all label counts. If the study is stopped or killed, the same command resumes
     it: finished runs are not repeated. A run that fails does not stop the others. With three seeds
     or folds, every method is compared with the first one, seed by seed and fold by fold.
