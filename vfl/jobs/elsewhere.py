@@ -100,6 +100,12 @@ class Elsewhere:
         except ImportError as error:
             text = f"backend: {self._backend!r} needs {package} ({error}); pip install {package}"
             raise InputError(Code.CONFIG_INVALID, text) from None
+        if package == "ray":
+            ray = importlib.import_module(package)
+            # Once, before each of our threads would start one; RAY_ADDRESS names a cluster.
+            if not ray.is_initialized():
+                ray.init(log_to_driver=False)
+                self._open.callback(ray.shutdown)
 
     @contextlib.contextmanager
     def _chosen(self) -> Iterator[None]:
