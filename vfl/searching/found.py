@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library.run import Run
-from vfl.report.page.search_page import FILE
 from vfl.searching import journal
 from vfl.searching.claims import Claims
 from vfl.searching.spaces import Between, Space, written
 from vfl.searching.trying import RUNS, Plan
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
+from vfl_common.run_folder import SEARCH
 
 if TYPE_CHECKING:
     import optuna
@@ -157,7 +157,7 @@ def _write(made: Search, plan: Plan, importance: Mapping[str, float]) -> None:
         "test": made.test,
         "importance": dict(importance),
     }
-    write_atomic(folder / FILE, json.dumps(noted, indent=1) + "\n")
+    write_atomic(folder / SEARCH, json.dumps(noted, indent=1) + "\n")
     tried = [(each.values, each.value) for each in made.trials if each.value is not None]
     draw_parallel(spaces, tried, made.objective, folder / "parallel.png")
     if importance:

@@ -13,8 +13,8 @@ from vfl.report.page.render import Page
 from vfl.report.page.search_draw import importance, parallel, width_of
 from vfl.report.page.tables import Part, Table, Tile, name_of, value
 from vfl_common.errors import Code, InputError
+from vfl_common.run_folder import SEARCH
 
-FILE = "search.json"
 _MOST_KEYS = 8
 _BY = {
     "tpe": "a tree-structured Parzen estimator, which learns from the runs before it",
@@ -25,12 +25,12 @@ _BY = {
 
 def is_search(folder: Path) -> bool:
     """Whether a folder holds what a search has found."""
-    return (folder / FILE).is_file()
+    return (folder / SEARCH).is_file()
 
 
 def search_page(folder: Path) -> Page:
     """Returns the page of a search. Raises InputError if its file cannot be read."""
-    path = folder / FILE
+    path = folder / SEARCH
     try:
         noted = json.loads(path.read_bytes())
         return _page(noted)
