@@ -20,7 +20,7 @@ from vfl.studies.report import Cost, FineTuned, mean_and_sd
 from vfl_common.files import write_atomic
 from vfl_common.summary import Summary
 from vfl_party.base.seeds import split_rows
-from vfl_party.methods.secureboost.homomorphic import cipher_bytes, together
+from vfl_party.homomorphic import cipher_bytes, together
 from vfl_party.methods.secureboost.joint_walk import rows_at_once
 from vfl_party.methods.secureboost.tree.positions import packed_bytes
 

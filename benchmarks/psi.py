@@ -31,13 +31,15 @@ KILLED_AT = (0.3, 0.6, 0.9)
 _PEER_S = 600.0
 
 
-def align(ids: int, *, kill: str = "", at: float = 0.0) -> Cost:
-    """Aligns once; with ``kill``, that party is killed when the share ``at`` of its masking is
+def align(ids: int, *, memory: int = 256, kill: str = "", at: float = 0.0) -> Cost:
+    """Aligns once, with ``memory`` MiB as data.memory_mib; with ``kill``, that party is killed when the share ``at`` of its masking is
     done.
     """
     with tempfile.TemporaryDirectory(prefix="vfl-psi-") as place:
         folder = Path(place)
-        with Run(ids, write_tables(ids, folder), folder, count=bool(kill)) as run:
+        with Run(
+            ids, write_tables(ids, folder, memory_mib=memory), folder, count=bool(kill)
+        ) as run:
             if kill:
                 run.wait(lambda: run.share(kill) >= at)
                 run.kill(kill)
@@ -69,12 +71,13 @@ def print_costs(costs: list[Cost], console: Console) -> None:
             f"{each.run_s:.1f} s",
         )
     console.print(table)
-    memory = Table("process", "peak resident memory")
-    for name, peak in costs[-1].peak_mib.items():
-        memory.add_row(name.rpartition(" ")[0], f"{peak:.0f} MiB")
+    memory = Table("process", "peak resident memory", "of it anonymous")
+    both = [costs[-1].peak_mib, costs[-1].anonymous_mib]
+    for name in both[0]:
+        memory.add_row(name.rpartition(" ")[0], *(f"{each[name]:.0f} MiB" for each in both))
     for party in PARTIES:
-        total = sum(peak for name, peak in costs[-1].peak_mib.items() if name.startswith(party))
-        memory.add_row(f"{party} and workers, together", f"{total:.0f} MiB")
+        totals = (sum(each[name] for name in each if name.startswith(party)) for each in both)
+        memory.add_row(f"{party} and workers, together", *(f"{each:.0f} MiB" for each in totals))
     console.print(memory)
 
 
@@ -158,6 +161,12 @@ def masking(ids: int, workers: int, console: Console) -> None:
     help="Time one party's masking alone, with so many workers.",
 )
 @click.option(
+    "--memory",
+    default=256,
+    show_default=True,
+    help="data.memory_mib; less shows with few ids what many take.",
+)
+@click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -170,6 +179,7 @@ def main(
     resumes: bool,
     killed: str,
     workers: int | None,
+    memory: int,
     json_path: Path | None,
 ) -> None:
     """Run what was asked for, and print tables."""
@@ -183,7 +193,7 @@ def main(
     elif peer_python is not None:
         costs, peers = race(ids, peer_python, repeats, console)
     else:
-        costs = [align(ids) for _ in range(repeats)]
+        costs = [align(ids, memory=memory) for _ in range(repeats)]
         print_costs(costs, console)
     if json_path is not None:
         json_path.write_text(

@@ -47,7 +47,8 @@ class Cost:
     others, to the last party's end of the alignment. It holds the start of the workers, and all
     rounds, tags and comparisons. ``run_s``: until all processes have ended, from their start.
     ``bytes_an_id``: of all messages, each counted once. ``peak_mib``: {process: its largest
-    resident memory in the run}, of workers too. ``masked``: ids that the parties gave to be masked,
+    resident memory in the run}, of workers too; ``anonymous_mib``: likewise, what the kernel cannot
+    take back, as it is seen every quarter of a second. ``masked``: ids that the parties gave to be masked,
     over those that have to be; 0 if not counted.
     """
 
@@ -57,10 +58,13 @@ class Cost:
     bytes_an_id: float
     peak_mib: dict[str, float]
     masked: float
+    anonymous_mib: dict[str, float]
 
 
-def write_tables(ids: int, folder: Path) -> dict[str, DataSettings]:
-    """Writes two tables, half in common, each in an order of its own; returns {party: its data}."""
+def write_tables(ids: int, folder: Path, **settings: Any) -> dict[str, DataSettings]:
+    """Writes two tables, half in common, each in an order of its own; returns {party: its data},
+    with the same ``settings`` for both.
+    """
     found = {}
     for number, name in enumerate(PARTIES):
         drawn = np.random.default_rng(number)
@@ -74,26 +78,29 @@ def write_tables(ids: int, folder: Path) -> dict[str, DataSettings]:
             columns["y"] = drawn.integers(0, 2, ids)
         path = folder / f"{name}.parquet"
         pq.write_table(pa.table(columns), path)
-        found[name] = parse(DataSettings, {"source": str(path), "id": "id", **label}, name)
+        found[name] = parse(
+            DataSettings, {"source": str(path), "id": "id", **label, **settings}, name
+        )
     return found
 
 
 def recipe(ids: int) -> dict[str, Any]:
-    """Returns tables of a recipe that aligns, and then does as little as it can: one step, of all
-    rows.
+    """Returns tables of a recipe that aligns, and then does as little as it can: one step, of few
+    rows, so that the largest memory is that of the alignment.
     """
+    few = min(256, ids // 2)
     return {
         "name": "psi",
         "seed": 1,
         "task": {"kind": "binary"},
-        "rows": {"align": "psi", "validation": 0.0, "test": 0.0},
+        "rows": {"align": "psi", "validation": 0.0, "test": 0.0, "labelled": few},
         "parties": [{"name": ACTIVE, "role": "active"}, {"name": PASSIVE, "role": "passive"}],
         "model": {"embedding_size": 1, "encoder": {"kind": "mlp", "hidden": [1]}},
         "phases": [
             {
                 "kind": "splitnn",
                 "epochs": 1,
-                "batch_size": ids,
+                "batch_size": few,
                 "optimizer": {"kind": "sgd", "lr": 0.1},
             }
         ],
@@ -121,6 +128,7 @@ class Run:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._began_s, self._address = time.monotonic(), ""
         self._peaks: dict[tuple[str, int], float] = {}
+        self._anonymous: dict[tuple[str, int], float] = {}
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._watching, daemon=True)
 
@@ -231,6 +239,7 @@ class Run:
             summary.bytes.by_phase["align"].message_bytes / self._ids,
             {f"{name} {pid}": peak for (name, pid), peak in self._peaks.items()},
             asked / (len(PARTIES) ** 2 * self._ids),
+            {f"{name} {pid}": most for (name, pid), most in self._anonymous.items()},
         )
 
     def _verify(self) -> None:
@@ -274,5 +283,6 @@ class Run:
         # It has ended.
         with contextlib.suppress(OSError, StopIteration):
             lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-            peak = next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
-            self._peaks[name, pid] = max(peak, self._peaks.get((name, pid), 0.0))
+            for key, found in (("VmHWM:", self._peaks), ("RssAnon:", self._anonymous)):
+                now = next(int(line.split()[1]) / 1024 for line in lines if line.startswith(key))
+                found[name, pid] = max(now, found.get((name, pid), 0.0))

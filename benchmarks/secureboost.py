@@ -32,8 +32,8 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.ledger import load_entries
 from vfl_party.base.seeds import split_rows
 from vfl_party.data import load_table
+from vfl_party.homomorphic import adder, cipher_bytes, has_heu, make_keys
 from vfl_party.methods.secureboost import active, passive
-from vfl_party.methods.secureboost.homomorphic import adder, cipher_bytes, has_heu, make_keys
 
 SETTINGS: dict[str, Any] = {
     "depth": 3,

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from vfl.library.study import Study, study
     from vfl.preparing.prepare import PreparedData, prepare
     from vfl.production.compare import Comparison, compare
-    from vfl.searching.search import Search, search
+    from vfl.searching.found import Search
+    from vfl.searching.search import search
     from vfl_common.errors import Code, VflError
     from vfl_party.base.deal import deal
 
@@ -66,7 +67,7 @@ _FROM = {
     "Recipe": "vfl.library.recipe",
     "Round": "vfl.library.rounds",
     "Run": "vfl.library.run",
-    "Search": "vfl.searching.search",
+    "Search": "vfl.searching.found",
     "Study": "vfl.library.study",
     "VflError": "vfl_common.errors",
     "compare": "vfl.production.compare",

@@ -15,8 +15,8 @@ from vfl.new.commands import new
 from vfl.preparing.commands import prepare
 from vfl.production.commands import compare, drift, models, prune
 from vfl.report.commands import report, runs
+from vfl.searching.commands import study
 from vfl.simulation.commands import demo, simulate
-from vfl.studies.commands import study
 from vfl.watch.commands import watch
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES, NAMES, run_program

@@ -27,6 +27,8 @@ from vfl_common.process.logs import utc
 from vfl_common.stages import Planned
 from vfl_common.text import LINE, clean, listed
 
+# What a search has found, in its folder.
+SEARCH = "search.json"
 LOCK = "lock"
 # What a run leaves beside run.json.
 _WRITTEN = ("checkpoints", "recipe.json", "ledger.json")

@@ -24,6 +24,11 @@ def clean(text: str, most: int = 500) -> str:
     return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
 
 
+def count(number: int, what: str) -> str:
+    """Words a number of things: ``1 run``, ``2 runs``."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def listed(names: Sequence[str]) -> str:
     """Lists names for a person; of many, the first ones and how many more there are."""
     more = len(names) - _NAMES

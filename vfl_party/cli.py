@@ -103,9 +103,14 @@ def run(
     and at the active party: data.label, listen = "0.0.0.0:7001", advertise = "bank.example.org:7001"
     """  # noqa: E501
     from vfl_party.assembly.files import read_files
+    from vfl_party.base.devices import launched
     from vfl_party.ranks import started_by_torchrun
-    from vfl_party.runtime.app import PartyApp, lend
+    from vfl_party.runtime.app import PartyApp
+    from vfl_party.runtime.lending import lend_to_train
 
+    if launched()[0]:
+        lend_to_train(party, device)
+        return
     files = read_files(party, device=device, joins=True)
     if report and not files.is_active:
         text = (
@@ -115,13 +120,13 @@ def run(
         raise InputError(Code.CONFIG_INVALID, text)
     reporters = _reporters() if report else []
     console = Console("vfl-party")
-    with started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks:
-        if ranks is not None and ranks.rank:
-            lend(files, ranks)
-            return
-        with watched(Path(files.file.out), wanted=watch), naming(Path(files.file.recipe)):
-            app = PartyApp(files, console, wait_s, metrics=metrics, linger_s=linger_s, ranks=ranks)
-            _, folder = app.train(fresh=fresh)
+    with (
+        started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks,
+        watched(Path(files.file.out), wanted=watch),
+        naming(Path(files.file.recipe)),
+    ):
+        app = PartyApp(files, console, wait_s, metrics=metrics, linger_s=linger_s, ranks=ranks)
+        _, folder = app.train(fresh=fresh)
     if report:
         charts = [path for each in reporters for path in each(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
@@ -235,12 +240,14 @@ def predict(
     from vfl_common.production import scorings
     from vfl_common.production.registry import WORDS
     from vfl_party.assembly.files import read_files
+    from vfl_party.base.devices import launched
     from vfl_party.data import Labels
     from vfl_party.predict.alone import Alone
     from vfl_party.predict.prediction import load_joint, prediction_data
     from vfl_party.predict.results import Output, label_name, meaning
     from vfl_party.ranks import started_by_torchrun
-    from vfl_party.runtime.app import PartyApp, lend
+    from vfl_party.runtime.app import PartyApp
+    from vfl_party.runtime.lending import lend_to_predict
 
     file = load_party(party)
     name = file.name
@@ -251,6 +258,9 @@ def predict(
     if solo:
         written = Output(output, like_input, spreadsheet, replace)
         return _predict_solo(party, meant, data, query, written, device)
+    if launched()[0]:
+        lend_to_predict(party, device, name, meant, without, data, query)
+        return 0
     try:
         run_ = load_joint(meant, name, without)
     except InputError:
@@ -273,9 +283,6 @@ def predict(
                 own = Path(limits.alone)
                 alone = Alone.load(own, run_, name, files.file.data, data, query)
     with started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks:
-        if ranks is not None and ranks.rank:
-            lend(files, ranks)
-            return 0
         predicted, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(
             run_, rows, written, deadline_s=deadline_s or limits.deadline_s, alone=alone
         )

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -68,15 +69,25 @@ class Work:
         return values
 
 
-def computed(name: str, work: Work) -> None:
+def computed(order: dict[str, Any]) -> None:
     """Computes the cells of a table, for what it keeps by ``Work.once``; a table that cannot be
-    computed says so when it is shown.
+    computed says so when it is shown. ``order``: as ``order_of`` makes it.
     """
-    compute = shelf.load(name).compute
+    compute = shelf.load(order["table"]).compute
     if compute is None:
         return
+    sources = Sources(Path(order["given"]), Path(order["own"]))
+    work = Work(order["scale"], [order["seed"]], Path(order["folder"]), sources, print)
     # Of many at a time, none may take all cores.
     torch.set_num_threads(1)
     with contextlib.suppress(VflError):
         for _ in compute(work):
             pass
+
+
+def order_of(table: str, work: Work, seed: int) -> dict[str, Any]:
+    """Returns the order to compute a seed of a table in another process."""
+    given, own = map(str, work.sources.folders)
+    folder = str(work.folder.absolute())
+    places = {"folder": folder, "given": given, "own": own}
+    return {"table": table, "scale": work.scale, "seed": seed, **places}

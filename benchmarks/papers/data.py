@@ -38,6 +38,11 @@ class Sources:
     def __init__(self, given: Path, own: Path) -> None:
         self._given, self._own = given.absolute(), own.absolute()
 
+    @property
+    def folders(self) -> tuple[Path, Path]:
+        """Both folders, with absolute paths."""
+        return self._given, self._own
+
     def base(self, variant: Variant, scale: Scale) -> Base:
         """Returns a variant's data set, with absolute paths. Raises VflError if the files are not
         there.

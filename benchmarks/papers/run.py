@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks import studies
 from benchmarks.papers.check import refused
-from benchmarks.papers.compute import Work, computed
+from benchmarks.papers.compute import Work, order_of
 from benchmarks.papers.data import Sources
 from benchmarks.papers.describe import (
     Column,
@@ -37,12 +34,16 @@ from benchmarks.papers.plan import (
     study,
     variants,
 )
+from vfl.jobs.pool import pool, waiting
 from vfl.jobs.runs import making
 from vfl.library.simulate import run_files
 from vfl.studies.report import FineTuned
 from vfl.studies.run import Make, StudyFailed
 from vfl_common.errors import VflError
 from vfl_common.summary import load_summary
+
+# Carries out what ``order_of`` orders.
+_COMPUTES = "benchmarks.papers.compute:computed"
 
 
 @dataclass
@@ -110,7 +111,7 @@ class Runner:
         began_s = time.monotonic()
         folder = self.out / f"{name}-{self.scale}"
         work = Work(self.scale, seeds, folder, self.sources, self.say)
-        if self.jobs > 1 and len(seeds) > 1:
+        if (self.jobs > 1 and len(seeds) > 1) or self.backend is not None:
             self._ahead(name, work)
         try:
             for place, values in table.compute(work):
@@ -122,11 +123,13 @@ class Runner:
         filled.seconds = time.monotonic() - began_s
 
     def _ahead(self, name: str, work: Work) -> None:
-        """Lets a process for each seed find what the table keeps by ``Work.once``."""
-        each = [replace(work, seeds=[seed], say=print) for seed in work.seeds]
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(self.jobs, len(each)), mp_context=context) as pool:
-            for _ in pool.map(partial(computed, name), each):
+        """Lets other processes find, a seed each, what the table keeps by ``Work.once``."""
+        several = min(self.jobs, len(work.seeds))
+        with (
+            pool(_COMPUTES, several, 1, self.backend) as workers,
+            waiting(workers, several) as threads,
+        ):
+            for _ in threads.map(workers.run, [order_of(name, work, s) for s in work.seeds]):
                 pass
 
     def _variant(

@@ -18,7 +18,7 @@ from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.messages import Joining, Start
 from vfl_common.rpc.session import Session
 from vfl_common.rpc.uplink import SERVICE
-from vfl_party.methods.secureboost.homomorphic import adder, bucket_sums, has_heu, make_keys, pieces
+from vfl_party.homomorphic import adder, bucket_sums, has_heu, make_keys, pieces
 
 ROWS, COLUMNS, BITS = 8_000, 60, 1024
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 from tests.harness import crash
 from vfl_common import psi
 from vfl_common.bundle import StepKey
+from vfl_common.process.workers import Workers
 from vfl_party.align import batches
-from vfl_party.psi.pool import Masking
 from vfl_server import intersection, tags
 
 # The entry point's object; only the import counts.
@@ -40,5 +40,5 @@ def _counted(*_: object) -> None:
 
 
 crash.wrap_all()
-crash.wrap(Masking, "_ask", before=_counted)
+crash.wrap(Workers, "_ask", before=_counted)
 crash.wrap(intersection, "_bits", before=_lying)

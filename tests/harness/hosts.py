@@ -16,6 +16,8 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
+import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,7 +118,9 @@ class Hosts:
             # `ip netns exec` shows it as /etc.
             etc = Path("/etc/netns") / space
             etc.mkdir(parents=True)
-            (etc / "hosts").write_text(f"127.0.0.1 localhost\n{known}")
+            # The machine's own name has an address, as torch wants it.
+            own = f"{self.addresses[host]} {socket.gethostname()}\n"
+            (etc / "hosts").write_text(f"127.0.0.1 localhost\n{own}{known}")
             self.home(host).mkdir(parents=True)
 
     def __exit__(
@@ -144,7 +148,7 @@ class Hosts:
     def start(self, host: str, line: str) -> Program:
         """Starts a command that keeps running."""
         words = self._words(host, line)
-        fresh = FRESH or words[0] not in PROGRAMS
+        fresh = FRESH or words[0] not in (*PROGRAMS, "torchrun")
         program = Program(
             f"{host}-{len(self.programs)}",
             ["ip", "netns", "exec", self.space(host), *words],
@@ -154,6 +158,12 @@ class Hosts:
         )
         self.programs.append((host, program))
         return program
+
+    def kill(self, host: str) -> None:
+        """Kills all processes on a host at once, as a power cut would."""
+        for pid in self._ip("netns", "pids", self.space(host)).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
     def counters(self, host: str) -> tuple[int, int]:
         """Returns (bytes sent, bytes received) on the host's interface so far."""

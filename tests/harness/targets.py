@@ -22,7 +22,7 @@ from vfl_common.errors import InternalError, VflError
 from vfl_common.packing.bundles import decode, encode, wire_spec
 from vfl_common.packing.coders import Bits, Coder, Half, TopK
 from vfl_common.wire.frames import Assembly, announced, parse_frame
-from vfl_party.methods.secureboost.homomorphic import CipherError, Encryption, adder, make_keys
+from vfl_party.homomorphic import CipherError, Encryption, adder, make_keys
 from vfl_party.psi.sealed import KeyPair, verified
 from vfl_server.control.service import _parse
 

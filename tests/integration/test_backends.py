@@ -1,9 +1,12 @@
-"""Runs of a study through backends of joblib: loky's processes, and the workers of Dask."""
+"""Runs of a study through backends of joblib: loky's processes, and the workers of Dask, of Ray and
+of Spark.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -104,6 +107,29 @@ def test_two_workers_of_dask_give_the_same_numbers_and_a_killed_one_loses_nothin
         assert one.curves() == other.curves()
 
 
+OTHER = """
+import sys
+import vfl
+from tests.integration.test_library import RECIPE
+from tests.integration.test_library_jobs import DATA
+
+there = vfl.study(RECIPE, {"seed": [1, 2]}, DATA, jobs=2, backend=sys.argv[1], out=sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "package"), [("ray", "ray"), ("spark", "joblibspark")])
+def test_ray_and_spark_give_the_same_numbers_where_they_are_installed(
+    here: vfl.Study, tmp_path: Path, backend: str, package: str
+) -> None:
+    pytest.importorskip(package)
+    command = [sys.executable, "-c", OTHER, backend, str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    # Finished there, so only read here.
+    same(vfl.study(RECIPE, {"seed": [1, 2]}, DATA, quiet=True, out=tmp_path), here)
+    assert len(list(tmp_path.glob("*/summary.json"))) == 2
+
+
 def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
     import joblib
 
@@ -112,7 +138,9 @@ def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyP
 
     def noting(function: Any) -> Any:
         def call(*args: Any) -> Any:
-            sent.append([function.__module__, function.__qualname__, *args])
+            # Loky's is told our process's id first.
+            made = getattr(function, "func", function)
+            sent.append([made.__module__, made.__qualname__, *args])
             return delayed(function)(*args)
 
         return call
@@ -120,7 +148,11 @@ def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(joblib, "delayed", noting)
     vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True, backend="loky")
     ((module, function, does, order),) = sent
-    assert (module, function, does) == ("vfl.jobs.answers", "answer", "vfl.library.orders:make")
+    assert (module, function, does) == (
+        "vfl.jobs.answers",
+        "answer_child",
+        "vfl.library.orders:make",
+    )
     assert json.loads(json.dumps(order)) == order
 
 
@@ -169,6 +201,42 @@ from tests.integration.test_library_jobs import DATA
 
 vfl.study(RECIPE, {"seed": [1, 2, 3]}, DATA, backend="loky", out=sys.argv[1])
 """
+# Says which process makes the run, which never ends by itself.
+LINGERS = """
+import os, sys, time
+
+def waits(spec, width):
+    print("run by", os.getpid(), file=sys.stderr, flush=True)
+    time.sleep(3600)
+"""
+WAITS = """
+import vfl
+from tests.integration.test_library import RECIPE
+from tests.integration.test_library_jobs import DATA
+
+own = {"parties.shop.encoder": {"kind": "custom", "factory": "own:waits"}}
+vfl.study(RECIPE.replace(own), {"seed": [1]}, DATA, backend="loky", quiet=True)
+"""
+
+
+def test_the_processes_of_loky_end_with_a_killed_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(LINGERS)
+    importable(tmp_path, monkeypatch)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", WAITS], stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+    assert driver.stderr is not None
+    number = next(int(line.split()[-1]) for line in driver.stderr if line.startswith("run by"))
+    made = os.pidfd_open(number)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait(timeout=60)
+    # Readable when the process has ended.
+    ended, _, _ = select.select([made], [], [], 60)
+    assert ended
+    os.close(made)
+    driver.stderr.close()
 
 
 def test_a_killed_driver_loses_no_finished_run(tmp_path: Path) -> None:
@@ -217,8 +285,13 @@ def test_vfl_study_has_a_backend_make_its_runs(
     assert [each.metrics for each in there] == [each.metrics for each in here]
 
 
-def test_what_joblib_cannot_use_is_said_before_the_first_run() -> None:
-    for backend in ("none", "dask"):
+def test_what_joblib_cannot_use_is_said_before_the_first_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if they were not installed.
+    monkeypatch.setitem(sys.modules, "ray.util.joblib", None)
+    monkeypatch.setitem(sys.modules, "joblibspark", None)
+    for backend in ("none", "dask", "ray", "spark"):
         with raises(vfl.VflError, Code.CONFIG_INVALID):
             vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True, backend=backend)
 

@@ -14,6 +14,7 @@ import pytest
 import vfl
 from tests.harness.here import one_launcher
 from tests.unit.repository.test_documents import NOTEBOOK, README, REPO, blocks
+from vfl.searching.file import is_search, load_search
 from vfl.studies.plan import load_study, recipe_of
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe, load_recipe
@@ -27,7 +28,9 @@ RECIPES = sorted(
     for path in EXAMPLES.glob("**/*.toml")
     if "[simulate" in path.read_text() and path.parent.name != "plugin"
 )
-STUDIES = sorted((EXAMPLES / "study").glob("*.toml"))
+EVERY_STUDY = sorted((EXAMPLES / "study").glob("*.toml"))
+SEARCHES = [path for path in EVERY_STUDY if is_search(path)]
+STUDIES = [path for path in EVERY_STUDY if path not in SEARCHES]
 
 
 def make_phases(recipe: Recipe, folder: Path) -> None:
@@ -48,6 +51,12 @@ def test_every_run_of_a_study_can_be_made(path: Path) -> None:
     for chain in chains[: len(study.methods)]:
         for run in chain.runs:
             make_phases(run.recipe, recipe_of(path, study)[1])
+
+
+@pytest.mark.parametrize("path", SEARCHES, ids=lambda path: path.name)
+def test_every_search_can_be_made(path: Path, tmp_path: Path) -> None:
+    plan = load_search(path, tmp_path)
+    make_phases(plan.recipe.settings, plan.recipe.base)
 
 
 def test_the_lines_of_python_in_the_readme_run(

@@ -19,7 +19,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.summary import Summary
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import CountedForecast, against
-from vfl_party.methods.secureboost.homomorphic import cipher_bytes, together
+from vfl_party.homomorphic import cipher_bytes, together
 
 ROWS, COLUMNS = 300, 6
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from benchmarks.papers import page, shelf
 from benchmarks.papers.__main__ import main
 from benchmarks.papers.check import UnexpectedError, refused_without_data
-from benchmarks.papers.compute import Work, computed
+from benchmarks.papers.compute import Work, computed, order_of
 from benchmarks.papers.data import Sources
 from benchmarks.papers.describe import (
     EVALUATE,
@@ -166,6 +167,12 @@ def test_a_table_runs_and_resumes(bars: Path, tmp_path: Path) -> None:
     after = {path for path in runs if path.stat().st_mtime_ns != before[path]}
     assert after == {runs[-1]}
 
+    # Two at a time, in other processes.
+    several = dataclasses.replace(runner, out=tmp_path / "several", jobs=2)
+    some = several.fill("tests.tiny", dataclasses.replace(TINY, lines=TINY.lines[1:3]), [1])
+    assert len(some.values) == 4
+    assert some.values == {place: found.values[place] for place in some.values}
+
     result = result_of("tests.tiny", "small", [1], again)
     result.save(tmp_path)
     kept = load("tests.tiny", "small", tmp_path)
@@ -251,8 +258,42 @@ def test_a_process_of_a_seed_keeps_what_the_table_takes(
     table = dataclasses.replace(TINY, compute=compute)
     monkeypatch.setattr(shelf, "load", lambda _name: table)
     work = Work("small", [1], tmp_path / "own", Sources(tmp_path, tmp_path), print)
-    computed("tests.tiny", work)
+    computed(order_of("tests.tiny", work, 1))
     assert work.once("one", dict) == {"a": 1.5}
+
+
+COMPUTES = """
+import os
+from pathlib import Path
+from benchmarks.papers.compute import Work
+from benchmarks.papers.data import Sources
+
+def computed(order):
+    sources = Sources(Path(order["given"]), Path(order["own"]))
+    work = Work(order["scale"], [order["seed"]], Path(order["folder"]), sources, print)
+    work.once(str(order["seed"]), lambda: {"process": os.getpid()})
+"""
+
+
+def test_seeds_are_computed_in_other_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text(COMPUTES)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("benchmarks.papers.run._COMPUTES", "own:computed")
+
+    def compute(work: Work) -> Iterator[tuple[Place, list[float]]]:
+        here = {"process": float(os.getpid())}
+        found = [work.once(str(seed), lambda: here)["process"] for seed in work.seeds]
+        yield ("bars", "VFL", "40"), found
+
+    table = dataclasses.replace(TINY, compute=compute)
+    sources = Sources(tmp_path, tmp_path)
+    for jobs, others in ((1, False), (2, True)):
+        runner = Runner("small", sources, tmp_path / str(jobs), jobs, print)
+        (found,) = runner.fill("tests.tiny", table, [1, 2]).values.values()
+        assert len(found) == 2
+        assert (os.getpid() not in found) == others
 
 
 def test_resistance_is_learnt_transferred_and_attacked(

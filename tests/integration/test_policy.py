@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.outbound.declared import Exchange, Sent, Use, f32, u8
 from vfl_party.outbound.filter import Filter, Leaving
 from vfl_party.outbound.worded import Worded
-from vfl_party.policy.code import digests
+from vfl_party.policy.code import digest_of, digests
 from vfl_party.policy.meeting import SHOWN, meet, shown_by
 from vfl_party.policy.words import WordsGuard
 
@@ -278,6 +279,50 @@ def test_counts_survive_a_checkpoint() -> None:
         third.leaves(leaving)
 
 
+def test_bytes_that_find_the_rows_in_common_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a plan, which counts them before."""
+    monkeypatch.setattr("vfl_party.policy.planned.MOST_STEPS", 1)
+    sent = Counter[str]()
+    add = Ledger.add
+
+    def noted(
+        self: Ledger, peer: str, phase: str, kind: str, direction: Any, payload: int, *of: Any
+    ) -> None:
+        if peer == "p0" and direction == "sent" and phase != CONTROL:
+            sent[phase] += payload
+        add(self, peer, phase, kind, direction, payload, *of)
+
+    monkeypatch.setattr(Ledger, "add", noted)
+    phases = [SPLIT]
+    in_process(tmp_path / "run", recipe(phases), data(phases))
+    monkeypatch.setattr(Ledger, "add", add)
+    assert sent["open"]
+    for less in (0, 1):
+        words = {"level": "open", "most_bytes": sum(sent.values()) - less}
+        tables = recipe(phases, {"p1": words})
+        if not less:
+            in_process(tmp_path / "fine", tables, data(phases))
+            continue
+        with raises(InputError, Code.REFUSED):
+            in_process(tmp_path / "refused", tables, data(phases))
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [
+        {"transform": "gausian"},
+        {"transform": "gaussian", "at_least": {"sigmaa": 1.0}},
+        {"transform": "max_norm", "at_most": {"sigma": 1.0}},
+    ],
+)
+def test_a_demand_of_what_there_is_not_is_named(demand: dict[str, Any]) -> None:
+    words = {"level": "open", "demands": [{"kind": "embedding"} | demand]}
+    with raises(InputError, Code.CONFIG_INVALID):
+        Worded(PolicySettings.model_validate(words))
+
+
 def test_careful_lets_a_run_be_as_it_would_be(tmp_path: Path) -> None:
     phases = [SPLIT]
     plain = in_memory(tmp_path / "plain", recipe(phases), data(phases))
@@ -308,12 +353,40 @@ def test_a_plug_in_is_known_by_what_its_file_holds(
     (tmp_path / "policy_mine.py").write_text("CODEC = 2\n")
     ((_, changed),) = digests(["vfl.codecs:mine"])
     assert digest != changed
+    # Not for want of a file.
+    assert "unknown" not in changed
     check = WordsGuard._check_plugins
     check((f"{name} = {changed}",), [name])
     check((name,), [name])
     for allowed in ((), (f"{name} = {digest}",)):
         with raises(InputError, Code.REFUSED):
             check(allowed, [name])
+
+
+@pytest.mark.parametrize("shared", ["", "policy_space."])
+def test_a_plug_in_in_a_package_is_known_by_all_its_files(
+    shared: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / shared.replace(".", "/") / "policy_package"
+    names = ("__init__.py", "codecs/__init__.py", "codecs/mine.py", "numbers.bin", "__main__.py")
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("raise SystemExit(1)\n" if name == "__init__.py" else "")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = f"{shared}policy_package.codecs.mine"
+    found = {digest_of(module)}
+    for name in names:
+        (root / name).write_text("2\n")
+        found.add(digest_of(module))
+    (root / "codecs" / "mine.py").rename(root / "codecs" / "other.py")
+    found.add(digest_of(module))
+    assert len(found) == len(names) + 2
+    (root / "__pycache__").mkdir()
+    (root / "__pycache__" / "x.pyc").write_text("")
+    # Of others in the same namespace, nothing.
+    (root.parent / "others.py").write_text("")
+    assert digest_of(module) in found
+    assert not any("unknown" in each for each in found)
 
 
 def test_epochs_are_counted_where_they_have_several_rounds(tmp_path: Path) -> None:

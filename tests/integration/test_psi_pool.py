@@ -18,6 +18,7 @@ import pytest
 from tests.harness.sentences import raises
 from tests.harness.waiting import WAIT_S, wait_until
 from vfl_common.errors import Code, InternalError, PeerError
+from vfl_party.psi import worker
 from vfl_party.psi.curve import hashed, masked
 from vfl_party.psi.pool import Masking
 
@@ -133,17 +134,29 @@ def test_the_end_leaves_no_process_and_no_future() -> None:
     assert sum(each.cancelled() for each in futures) >= 8
 
 
-def test_a_worker_that_dies_fails_its_batches() -> None:
+def test_a_worker_that_is_killed_is_replaced_and_its_batch_is_masked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     before = ours()
     with Masking(SECRET, SALT, 1) as masking:
-        (worker,) = (each for each in ours() if each not in before)
-        masking.own(IDS).result(WAIT_S)
-        worker.suspend()
+        own = masking.own(IDS).result(WAIT_S)
+        (victim,) = (each for each in ours() if each not in before)
+        victim.suspend()
         busy = masking.own(IDS)
-        worker.kill()
-        for future in (busy, masking.own(IDS)):
-            with raises(InternalError, Code.INTERNAL):
-                future.result(WAIT_S)
+        victim.kill()
+        assert busy.result(WAIT_S) == masking.own(IDS).result(WAIT_S) == own
+        (said,) = (each.getMessage() for each in caplog.records)
+        assert (
+            said
+            == f"process {victim.pid}, which masked ids, has ended: another one takes its place"
+        )
+        assert len([each for each in ours() if each not in before]) == 1
+
+
+def test_batches_that_no_worker_survives_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "__name__", "vfl_party.psi.no_such_module")
+    with Masking(SECRET, SALT, 1) as masking, raises(InternalError, Code.INTERNAL):
+        masking.own(IDS).result(WAIT_S)
 
 
 def test_workers_end_with_a_parent_that_is_killed() -> None:

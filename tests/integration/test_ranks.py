@@ -4,6 +4,7 @@ death of a rank.
 
 from __future__ import annotations
 
+import csv
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import pytest
 
 from tests.harness import cases, reference
 from tests.harness.federation import BIN, RUN_S, Federation, Program
+from tests.harness.memory import run_here
 from tests.harness.proxy import Proxy
 from tests.harness.sentences import error_as_before
 from tests.harness.sharing import FRESH
@@ -51,11 +53,11 @@ TRAINED = RECIPE | {"phases": [*RECIPE["phases"], {"kind": "evaluate"}]}
 IN_SECOND_EPOCH = 4096 + 4 * WIDTH * (TRAIN + VALIDATION + BATCH * 3 // 2)
 
 
-def torchrun(federation: Federation, name: str) -> Program:
+def torchrun(federation: Federation, name: str, command: str = "run", *options: str) -> Program:
     """A party as so many processes as RANKS says."""
     path = federation.write_party(name)
     launch = ("torchrun", "--standalone", "--nproc-per-node", str(RANKS[name]), "--no-python", "--")
-    return federation.start(name, *launch, str(BIN / "vfl-party"), "run", path.name)
+    return federation.start(name, *launch, str(BIN / "vfl-party"), command, path.name, *options)
 
 
 @contextmanager
@@ -139,6 +141,85 @@ def test_a_rank_is_killed_and_the_party_started_again(
         assert_equal(parameters(federation), undisturbed[0])
 
 
+SMALL = {"optimizer": {"kind": "sgd", "lr": 0.02, "momentum": 0.5}, "batch_size": 26}
+VIEWS = SMALL | {"rounds": 2, "projector": [8], "queue": 40, "momentum": 0.9}
+WITHOUT_LABELS: dict[str, tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]] = {
+    # An encoder with a bound of its own, and one beside it.
+    "columns": (
+        cases.columns("sklearn:breast_cancer", 2, limit=100),
+        {"encoder": {"kind": "mlp", "hidden": [8], "batch_norm": False}},
+        [
+            {"kind": "fedonce", "epochs": 2, **SMALL},
+            {"kind": "contrastive", "ssl": "moco", **VIEWS},
+            {"kind": "fedonce", "name": "rows", "objective": "reconstruction", "epochs": 2}
+            | {"output": "tanh", "rows": "local", **SMALL},
+            {"kind": "fedhssl", "ssl": "moco", "keep": "cross", "local_updates": 2, **VIEWS},
+        ],
+    ),
+    # Two encoders, of which later phases get the mean, and a view of each batch.
+    "images": (
+        DATA,
+        {"encoder": {"kind": "cnn", "channels": [4], "batch_norm": False}},
+        [
+            {"kind": "fedhssl", "ssl": "byol", **VIEWS},
+            {"kind": "splitnn", "epochs": 1, "augment": {"flip": 0.5, "blur": 0.5}, **SMALL},
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_LABELS)
+def test_phases_without_labels_get_the_parameters_of_one_process(
+    case: str, tmp_path: Path, record_property: Any
+) -> None:
+    data, model, phases = WITHOUT_LABELS[case]
+    classes = {"kind": "binary"} if case == "columns" else None
+    tables = cases.recipe(2, task=classes, model=model) | {"phases": phases}
+    _, alone = run_here(tmp_path / "alone", tables, data)
+    federation = Federation(tmp_path / "ranks", tables, data)
+    with federation:
+        federation.start_server()
+        federation.start_party("p0")
+        torchrun(federation, "p1")
+        summary = federation.finish()
+    assert [party["device"] for party in summary["parties"]] == ["cpu", "cpu", "2 x cpu"]
+    worst = largest_deviation(parameters(federation), parameters(alone))
+    record_property("largest_deviation", worst)
+    print(f"largest deviation {worst:.3g}")
+    assert worst <= 1e-6
+    if case == "images":
+        scores_of_one_process(federation)
+
+
+def scores_of_one_process(federation: Federation) -> None:
+    """Predicts with p1 as two processes, and as one."""
+    run = federation.run_folder.name
+    found = []
+    for number, start in enumerate((torchrun, one)):
+        federation.programs.clear()
+        federation.server_options = ("--predict",)
+        with federation:
+            federation.start_server()
+            out = ("--out", f"scores-{number}.csv")
+            one(federation, "p0", "predict", "--run", f"runs/{run}", *out)
+            start(federation, "p1", "predict", "--run", f"runs/{run}")
+            for name, program in federation.programs.items():
+                assert program.wait(RUN_S) == 0, f"{name}: {program.stderr}"
+        with (federation.folder / out[1]).open() as file:
+            found.append(list(csv.DictReader(file)))
+    assert len(found[0]) == len(found[1]) == 100
+    numbers = [name for name in found[0][0] if name.startswith("score_")]
+    assert len(numbers) == 10
+    for ours, theirs in zip(*found, strict=True):
+        assert all(abs(float(ours[name]) - float(theirs[name])) <= 1e-6 for name in numbers)
+
+
+def one(federation: Federation, name: str, command: str, *options: str) -> Program:
+    """A party as one process."""
+    path = federation.write_party(name)
+    return federation.start(name, "vfl-party", command, path.name, *options)
+
+
 def test_a_phase_of_one_process_is_refused_before_joining(tmp_path: Path) -> None:
     tables = RECIPE | {"phases": [{"kind": "fedonce", "epochs": 1}, {"kind": "head", "epochs": 1}]}
     # Nobody is there, and none is asked.
@@ -146,6 +227,6 @@ def test_a_phase_of_one_process_is_refused_before_joining(tmp_path: Path) -> Non
         program = torchrun(federation, "p1")
         assert program.wait() != 0
     line = error_as_before(program.stderr)
-    assert line.startswith(f"error: {tmp_path}/recipe.toml: phases: fedonce: ")
+    assert line.startswith(f"error: {tmp_path}/recipe.toml: phases: head: ")
     # But for the party's record.
     assert not [*(tmp_path / "runs").glob("[!.]*")]

@@ -144,10 +144,19 @@ def test_the_peer_finds_a_record_that_was_rewritten(owner: str, tmp_path: Path) 
         lines[place] = lines[place].replace('"numbers":', '"numbers":9')
         (folder / LINES).write_text("".join(lines))
         kept = (folder / OWN).read_text()
-        said = disclosures(federation, "verify", str(tmp_path / f"{owner}.toml"), code=2)
+        party = str(tmp_path / f"{owner}.toml")
+        said = disclosures(federation, "verify", party, code=2)
         assert "is not as it was signed" in said
+        # It is shown all the same.
+        assert "splitnn" in disclosures(federation, "show", party, code=2)
+        assert '"numbers":9' in disclosures(federation, "show", party, "--json", "--each", code=2)
+        out = tmp_path / "statement.json"
+        disclosures(federation, "export", party, "latest", str(out), code=2)
+        assert not out.exists()
         for name in ("hashes", "hashes.json", OWN):
             (folder / name).unlink()
+        assert "heads were lost" in disclosures(federation, "verify", party, code=2)
+        disclosures(federation, "show", party, code=2)
         federation.start_all()
         sentence = refused(federation.programs[other], owner, "lines were changed or lost")
         (found,) = (record_of(federation, other) / PEERS).glob(f"{owner}.broken-*.json")

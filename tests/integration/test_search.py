@@ -43,8 +43,10 @@ def test_the_best_of_the_validation_rows_is_chosen_and_its_run_is_as_by_itself(
     assert alone.metrics["test"] == found.test
     assert not [name for name in columns if name.startswith("test")]
     assert {each.name for each in tmp_path.iterdir()} == {
+        ".drivers",
         "journal.log",
         "runs",
+        "search.json",
         "trials.csv",
         "importance.png",
         "parallel.png",

@@ -32,13 +32,14 @@ from vfl_party.assembly.party import assemble, expected_rows, open_party
 from vfl_party.base.seeds import split_rows
 from vfl_party.data.rows import prepare
 from vfl_party.data.table import Categories, Table
+from vfl_party.homomorphic.none import PlainAdder, PlainKeys
+from vfl_party.homomorphic.sums import SummingHere, summed
 from vfl_party.methods.secureboost import active, common, descent, guard, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
-from vfl_party.methods.secureboost.homomorphic.none import PlainAdder, PlainKeys
 from vfl_party.methods.secureboost.joint_walk import Walk
 from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.settings import GossSettings, SecureBoostSettings
-from vfl_party.methods.secureboost.tree.entries import Layout, Plan, summed
+from vfl_party.methods.secureboost.tree.entries import Layout, plan_of
 from vfl_party.methods.secureboost.tree.forest import Forest, Split, Tree
 from vfl_party.methods.secureboost.tree.gains import BestSplit
 from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
@@ -669,12 +670,14 @@ def test_sums_of_categories_that_leave_rows_out_are_refused(
 ) -> None:
     write(tmp_path, word=["abc"[n % 3] for n in range(ROWS)])
 
-    def without(*given: Any) -> Any:
-        sums = summed(*given).copy()
-        sums[-1] = 0
-        return sums
+    class Without(SummingHere):
+        def sums(self, members: Any) -> Any:
+            found = super().sums(members)
+            for each in found:
+                each[-1] = 0
+            return found
 
-    monkeypatch.setattr(passive, "summed", without)
+    monkeypatch.setattr(passive, "summing", lambda _shards, *given: Without(*given))
     with raises(PeerError, Code.MALFORMED_MESSAGE):
         run(tmp_path, recipe(), "word")
 
@@ -816,7 +819,7 @@ def test_entries_sum_prefixes_with_and_without_missing_and_single_categories() -
     assert layout.sizes == (5, 2)
     codes = np.array([[0, 0], [1, 1], [2, 0], [3, 1]], np.int8)
     pairs = np.array([[1, 1], [10, 1], [100, 1], [1000, 1]])
-    got = summed(PlainAdder(), pairs, np.arange(4), codes, Plan.of(columns, layout))
+    got = summed(PlainAdder(), pairs, np.arange(4), codes, plan_of(columns, layout))
     assert got[:, 0].tolist() == [1, 11, 1001, 1011, 111, 101, 1010]
     flags = np.array([False, False, True, True, False, False, False])
     assert layout.left(columns, flags) == (0, [True, False, False, True])

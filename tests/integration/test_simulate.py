@@ -17,6 +17,7 @@ import pytest
 from tests.harness.sentences import raises, worded_as_before
 from vfl.launcher import processes
 from vfl.launcher.processes import Process, culprit, end_all, wait_all
+from vfl.searching.file import is_search, load_search
 from vfl.simulation.commands import DEMO
 from vfl.simulation.federation import Federation, to_toml
 from vfl.simulation.live import Lines, Track, sentence
@@ -60,6 +61,8 @@ def test_every_example_can_be_read(path: Path) -> None:
         assert place is not None
         assert party.data is not None
         assert Path(party.data.source).exists()
+    elif path.parent.name == "study" and is_search(path):
+        assert load_search(path, path.parent).spaces
     elif path.parent.name == "study":
         assert load_study(path)[1]
     else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import threading
+import time
 import traceback
 from typing import Any
 
@@ -15,6 +17,8 @@ Answer = dict[str, Any]
 
 # Of a process that is given several orders at a time, such as one of Dask with several threads.
 _ONE = threading.Lock()
+# Whether this process looks after its parent, and how often.
+_WATCHED, _TICK_S = threading.Event(), 0.5
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - it says what it is
@@ -43,6 +47,23 @@ def answer(does: str, order: Order) -> Answer:
         text = "".join(traceback.format_exception(error))
         return {"code": found.code, "text": str(found), "party": found.party, "traceback": text}
     return {}
+
+
+def answer_child(parent: int, does: str, order: Order) -> Answer:
+    """Does as ``answer``, in a process that ends when the one that started it does. ``parent``:
+    that one's id.
+    """
+    if not _WATCHED.is_set():
+        _WATCHED.set()
+        threading.Thread(target=_end_with, args=[parent], daemon=True).start()
+    return answer(does, order)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_TICK_S)
+    # Nobody waits for the run any more.
+    os._exit(1)
 
 
 def check(answered: Answer) -> None:

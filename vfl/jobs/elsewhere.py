@@ -1,19 +1,26 @@
-"""Carries out orders through a backend of joblib: of loky, of Dask, or of another that is
-registered.
+"""Carries out orders through a backend of joblib: of loky, of Dask, of Ray, of Spark, or of another
+that is registered.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Iterator
+from functools import partial
 from pickle import PicklingError
 from typing import Self
 
-from vfl.jobs.answers import Order, answer, check, lost
+from vfl.jobs.answers import Order, answer, answer_child, check, lost
 from vfl_common.errors import Code, InputError, VflError
 
 INSTALL = 'pip install "vfl[studies]"'
+# Backends that another package registers with joblib: {name: (package, module, function)}.
+_OTHERS = {
+    "ray": ("ray", "ray.util.joblib", "register_ray"),
+    "spark": ("joblibspark", "joblibspark", "register_spark"),
+}
 # Of joblib: a single order is carried out here, and not by the backend, if it may have one process.
 _LEAST = 2
 
@@ -32,6 +39,8 @@ class Elsewhere:
         self._open = contextlib.ExitStack()
         if backend == "dask":
             self._connect()
+        elif backend in _OTHERS:
+            self._register(*_OTHERS[backend])
         # Asks whether there is such a backend, and whether it is ready.
         with self._chosen():
             pass
@@ -42,8 +51,10 @@ class Elsewhere:
             raise lost("was ended", self._whose)
         with self._chosen():
             parallel = self._joblib.Parallel(n_jobs=self._jobs, batch_size=1)
+        # Loky's processes are ours, but do not see our end.
+        ours = partial(answer_child, os.getpid()) if self._backend == "loky" else answer
         try:
-            (answered,) = parallel([self._joblib.delayed(answer)(self._does, order)])
+            (answered,) = parallel([self._joblib.delayed(ours)(self._does, order)])
         except PicklingError as error:
             raise InputError(Code.CONFIG_INVALID, f"backend: {self._backend}: {error}") from error
         # A backend has errors of its own.
@@ -83,6 +94,19 @@ class Elsewhere:
                 text = f"backend: no scheduler of Dask answers at {address}; start it first"
                 raise InputError(Code.CONFIG_INVALID, text) from error
 
+    def _register(self, package: str, module: str, function: str) -> None:
+        try:
+            getattr(importlib.import_module(module), function)()
+        except ImportError as error:
+            text = f"backend: {self._backend!r} needs {package} ({error}); pip install {package}"
+            raise InputError(Code.CONFIG_INVALID, text) from None
+        if package == "ray":
+            ray = importlib.import_module(package)
+            # Once, before each of our threads would start one; RAY_ADDRESS names a cluster.
+            if not ray.is_initialized():
+                ray.init(log_to_driver=False)
+                self._open.callback(ray.shutdown)
+
     @contextlib.contextmanager
     def _chosen(self) -> Iterator[None]:
         try:
@@ -95,7 +119,7 @@ class Elsewhere:
             if self._backend == "dask":
                 what = "connect a distributed.Client first, or set DASK_SCHEDULER_ADDRESS"
             else:
-                what = "name loky or dask, or register yours with joblib first"
+                what = "name loky, dask, ray or spark, or register yours with joblib first"
             raise InputError(Code.CONFIG_INVALID, f"{text}; {what}") from error
 
     def __enter__(self) -> Self:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -42,3 +45,20 @@ def pool(does: str, jobs: int, threads: int, backend: str | None = None) -> _Poo
     from vfl.jobs.elsewhere import Elsewhere
 
     return Elsewhere(does, jobs, backend)
+
+
+@contextlib.contextmanager
+def waiting(workers: Pool, jobs: int) -> Iterator[ThreadPoolExecutor]:
+    """Yields ``jobs`` threads for a block, to wait for orders. If the block raises, also by Ctrl-C,
+    what is not finished is ended.
+    """
+    threads = ThreadPoolExecutor(jobs)
+    try:
+        yield threads
+    except BaseException:
+        threads.shutdown(wait=False, cancel_futures=True)
+        workers.close()
+        raise
+    finally:
+        # Nothing waits any more: all are finished, or their processes are gone.
+        threads.shutdown()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from vfl.leak_meter.report.result import (
 from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
+from vfl.library.study import number_of_jobs
 from vfl.simulation.own_files import are_party_files
 from vfl_common.config.party import Init
 from vfl_common.config.recipe import naming
@@ -30,6 +33,11 @@ from vfl_party.base.plugins import Given
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from vfl.leak_meter.part import Asked, Part
+
+    # Makes the run of a seed.
+    _Make = Callable[[int], Part]
 
 # The first that a run has is its utility.
 _GOOD = ("auc", "accuracy", "rmse", "loss")
@@ -91,8 +99,10 @@ def leaks(
     out: str | Path | None = None,
     quiet: bool = False,
     tell: Callable[[Rehearsed], None] | None = None,
+    jobs: int = 1,
+    backend: str | None = None,
 ) -> Leaks:
-    """Runs recipes in this process, records what each party receives, and plays attacks on it.
+    """Runs recipes on this machine, records what each party receives, and plays attacks on it.
 
     Args:
         recipe: as in ``simulate``; or several, such as one for each defence, to compare. A list of
@@ -114,7 +124,10 @@ def leaks(
     """
     with with_plugins(plugins):
         given = _recipes(recipe)
-        return _leaks(given, data, attacks, seeds, every, init, out, quiet, tell)
+        place = Path(out) if out is not None else None
+        jobs = number_of_jobs(jobs)
+        plan = _Plan(data or {}, seeds, every, init, place, quiet, jobs, backend)
+        return _leaks(given, attacks, plan, tell)
 
 
 def _recipes(given: GivenRecipe | Sequence[GivenRecipe]) -> list[GivenRecipe]:
@@ -127,16 +140,12 @@ def _recipes(given: GivenRecipe | Sequence[GivenRecipe]) -> list[GivenRecipe]:
 
 def _leaks(
     given: Sequence[GivenRecipe],
-    data: Mapping[str, Any] | None,
     attacks: Sequence[str] | None,
-    seeds: Sequence[int] | None,
-    every: int,
-    init: Init,
-    out: str | Path | None,
-    quiet: bool,
+    plan: _Plan,
     tell: Callable[[Rehearsed], None] | None,
 ) -> Leaks:
     from vfl.leak_meter import attacks as kinds
+    from vfl.leak_meter.part import Asked
 
     made = [Recipe.of(each) for each in given]
     names = list(attacks) if attacks is not None else kinds.REGISTRY.names()
@@ -146,114 +155,133 @@ def _leaks(
     if odd:
         text = f"leaks are measured of one class or number a row, and the task is {odd.pop()}"
         raise InputError(Code.CONFIG_INVALID, f"{text}; give a recipe for one of them")
-    if every < 1 or (seeds is not None and not seeds):
+    if plan.every < 1 or (plan.seeds is not None and not plan.seeds):
         raise InputError(Code.CONFIG_INVALID, "give every = 1 or more, and at least one seed")
-    for what, of in (("attacks", names), ("seeds", [*map(str, seeds or [])])):
+    for what, of in (("attacks", names), ("seeds", [*map(str, plan.seeds or [])])):
         twice = next((each for each in of if of.count(each) > 1), None)
         if twice is not None:
             text = f"{what}: {twice} is there twice, and would count as two"
             raise InputError(Code.CONFIG_INVALID, f"{text}; name each once")
     _refuse_again([Path(each) for each in given if isinstance(each, str | Path)])
-    found, plan = (
-        list[Rehearsed](),
-        _Plan(names, seeds, every, init, Path(out) if out is not None else None, quiet),
-    )
-    several = len(made) * len(seeds or "1") > 1
-    for label, source, each in zip(_labels(given, made), given, made, strict=True):
-        with naming(Path(source)) if isinstance(source, str | Path) else contextlib.nullcontext():
-            for part in _rehearsed(label, each, data or {}, plan, several=several):
-                found.append(part)
-                if tell is not None:
-                    tell(part)
+    found = list[Rehearsed]()
+    asked = Asked(names, plan.every, plan.init)
+    runs = [(each, plan.seeds_of(each)) for each in made]
+    with _makers(runs, plan, asked) as makers:
+        for label, source, (_, seeds), make in zip(
+            _labels(given, made), given, runs, makers, strict=True
+        ):
+            several = sum(len(own) for _, own in runs) > 1 and not plan.quiet
+            path = Path(source) if isinstance(source, str | Path) else None
+            with naming(path) if path is not None else contextlib.nullcontext():
+                for part in _rehearsed(label, seeds, make, plan, several=several):
+                    found.append(part)
+                    if tell is not None:
+                        tell(part)
     return Leaks(tuple(found))
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What ``leaks`` was asked for; ``attacks`` are names."""
+    """What ``leaks`` was asked for."""
 
-    attacks: Sequence[str]
+    data: Mapping[str, Any]
     seeds: Sequence[int] | None
     every: int
     init: Init
     out: Path | None
     quiet: bool
+    jobs: int
+    backend: str | None
+
+    def seeds_of(self, recipe: Recipe) -> list[int]:
+        """The seeds of a recipe's runs."""
+        return [recipe.settings.seed] if self.seeds is None else list(self.seeds)
+
+
+@contextlib.contextmanager
+def _makers(
+    runs: Sequence[tuple[Recipe, Sequence[int]]], plan: _Plan, asked: Asked
+) -> Iterator[list[_Make]]:
+    """Yields for each recipe what makes the run of a seed: in this process, when it is called; or
+    in others, which have begun all of them. What has not begun at the end is not made.
+    """
+    from vfl.leak_meter.part import made_here
+
+    with _folder(plan.out) as place:
+        several = min(plan.jobs, sum(len(seeds) for _, seeds in runs))
+        if several <= 1 and plan.backend is None:
+            tell = _quiet if plan.quiet else _tell
+
+            def here(recipe: Recipe, seed: int) -> Part:
+                made_of = recipe.replace(seed=seed)
+                return made_here(made_of, plan.data, place, asked, quiet=plan.quiet, tell=tell)
+
+            yield [partial(here, recipe) for recipe, _ in runs]
+            return
+        from vfl.jobs.pool import pool, waiting
+        from vfl.leak_meter.orders import MAKES, made_by
+
+        with pool(MAKES, several, 1, plan.backend) as workers, waiting(workers, several) as threads:
+
+            def there(recipe: Recipe, seed: int) -> Part:
+                return made_by(workers, recipe.replace(seed=seed), plan.data, place, asked)
+
+            # A thread sees nothing of what this one was given.
+            begun = [
+                {seed: threads.submit(copy_context().run, there, recipe, seed) for seed in seeds}
+                for recipe, seeds in runs
+            ]
+            yield [partial(_ended, own) for own in begun]
+
+
+def _ended(begun: Mapping[int, Future[Part]], seed: int) -> Part:
+    return begun[seed].result()
 
 
 def _rehearsed(
-    label: str, recipe: Recipe, data: Mapping[str, Any], plan: _Plan, *, several: bool
+    label: str,
+    seeds: Sequence[int],
+    make: _Make,
+    plan: _Plan,
+    *,
+    several: bool,
 ) -> Iterator[Rehearsed]:
     """Yields what a recipe's runs give away. If one fails, it yields what those before have, and
     then raises VflError.
 
-    ``several``: whether other runs go before or after.
+    ``several``: whether to say which run it is.
     """
-    from vfl.leak_meter.rehearsal import Rehearsal, rehearse
-    from vfl.leak_meter.wiretap.sizes import MessageSizes
-    from vfl.leak_meter.wiretap.times import Times
-    from vfl_party.assembly.trial import modules_of
-
-    chosen = [recipe.settings.seed] if plan.seeds is None else list(plan.seeds)
-    played, runs, gaps, failed = [], [], tuple[str, ...](), None
-    sizes, times = tuple[MessageSizes, ...](), tuple[Times, ...]()
-    for seed in chosen:
-        if not plan.quiet and several:
+    parts: list[Part] = []
+    failed: VflError | None = None
+    for seed in seeds:
+        if several:
             _tell(f"{label}, seed {seed}")
         try:
-            with (
-                _folder(plan.out) as place,
-                tempfile.TemporaryDirectory(prefix="vfl-record-") as record,
-            ):
-                rehearsal = Rehearsal(Path(record), plan.every)
-                made_of = recipe.replace(seed=seed)
-                secrets = _secrets(made_of) if plan.init == "secret" else None
-                run = rehearse(
-                    made_of, data, place, rehearsal.attach, quiet=plan.quiet, secrets=secrets
-                )
-                # An attacker makes encoders as the recipe names them.
-                with modules_of(made_of.base):
-                    tell = _quiet if plan.quiet else _tell
-                    figures = rehearsal.play(plan.attacks, seed, tell=tell)
-                sizes, times = tuple(rehearsal.sizes()), tuple(rehearsal.times())
-                gaps = (*rehearsal.gaps(), *rehearsal.unknown(plan.attacks))
+            parts.append(make(seed))
         except VflError as error:
             failed = error
             break
-        played.append(figures)
-        runs.append(run)
-    if played:
-        lines, notes = over_seeds(played)
+    if parts:
+        lines, notes = over_seeds([each.played for each in parts])
+        runs, last = [each.run for each in parts], parts[-1]
         metric, utility = _utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
-        done = tuple(chosen[: len(played)])
-        of_recipe = (
+        yield Rehearsed(
             label,
-            done,
+            tuple(seeds[: len(parts)]),
             metric,
             utility,
             sent,
             lines,
             notes,
-            sizes,
-            gaps,
+            last.sizes,
+            last.gaps,
             plan.every,
-            times,
+            last.times,
+            drawings(last.played),
         )
-        yield Rehearsed(*of_recipe, drawings(played[-1]))
     if failed is not None:
         raise failed
-
-
-def _secrets(recipe: Recipe) -> dict[str, bytes]:
-    """Returns {party: a secret} that attacks do not know, the same in each rehearsal of a recipe
-    and seed.
-    """
-    settings = recipe.settings
-    names = [party.name for party in settings.parties]
-    return {
-        name: hashlib.sha256(f"rehearsal {settings.seed} {name}".encode()).digest()
-        for name in names
-    }
 
 
 def _refuse_again(paths: Sequence[Path]) -> None:

@@ -34,6 +34,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="Record each n-th round only.",
 )
+@click.option(
+    "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Runs at a time."
+)
+@click.option(
+    "--backend",
+    metavar="NAME",
+    help="Let a backend of joblib make the runs and play the attacks, as for vfl study.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the table.")
 @click.option(
     "--out",
@@ -45,6 +53,8 @@ def leaks(
     attacks: str | None,
     seeds: str | None,
     every: int,
+    jobs: int,
+    backend: str | None,
     as_json: bool,
     out: Path | None,
 ) -> None:
@@ -76,6 +86,8 @@ def leaks(
             out=out,
             quiet=as_json,
             tell=found.append,
+            jobs=jobs,
+            backend=backend,
         )
     finally:
         # What was found before a run that failed took its time.

@@ -23,10 +23,17 @@ def send(pool: Pool, order: Order) -> None:
 
 def make(order: dict[str, Any]) -> None:
     """Makes a run in this process. Raises whatever it raises."""
-    folder = Path(order["folder"])
-    # A backend may begin again what a lost process had begun; the rows were written before.
+    folder = emptied(order["folder"])
+    with using(imported(order["plugins"])):
+        run_files(order["recipe"], Path(order["base"]), folder)
+
+
+def emptied(path: str) -> Path:
+    """Returns the folder of an order's run, without what a lost process had begun: a backend may
+    begin it again. The rows stay; they were written before.
+    """
+    folder = Path(path)
     for begun in folder.iterdir() if folder.is_dir() else ():
         if begun.name != "federation":
             shutil.rmtree(begun) if begun.is_dir() else begun.unlink()
-    with using(imported(order["plugins"])):
-        run_files(order["recipe"], Path(order["base"]), folder)
+    return folder

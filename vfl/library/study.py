@@ -9,7 +9,7 @@ import html
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -267,7 +267,7 @@ def study(
     say = _silent if quiet else speaker()
     # Wherever this process goes meanwhile.
     place = Path(out).absolute() if out is not None else None
-    at_a_time = _jobs(jobs)
+    at_a_time = number_of_jobs(jobs)
     memory = _Memory(place if plugins is None else None, data)
     found = {number: run for number, run in enumerate(map(memory.find, planned)) if run is not None}
     left = [one for number, one in enumerate(planned) if number not in found]
@@ -350,7 +350,7 @@ def _at_a_time(
     """Makes runs in ``jobs`` processes, as ``pool`` has them; returns them in the order of the
     plan. The first error ends all.
     """
-    from vfl.jobs.pool import pool
+    from vfl.jobs.pool import pool, waiting
     from vfl.jobs.runs import MAKES
     from vfl.library.orders import send
 
@@ -367,27 +367,19 @@ def _at_a_time(
                 memory.note(each, run)
                 return run
 
-        threads = ThreadPoolExecutor(jobs)
-        # A thread sees nothing of what this one was given.
-        made = [threads.submit(copy_context().run, make, each) for each in planned]
-        try:
+        with waiting(workers, jobs) as threads:
+            # A thread sees nothing of what this one was given.
+            made = [threads.submit(copy_context().run, make, each) for each in planned]
             left = set(made)
             while left:
                 done, left = wait(left, timeout=_TICK_S, return_when=FIRST_COMPLETED)
                 for each in done:
                     each.result()
-        except BaseException:
-            # Also Ctrl-C.
-            threads.shutdown(wait=False, cancel_futures=True)
-            workers.close()
-            raise
-        finally:
-            # Nothing waits any more: all are finished, or their processes are gone.
-            threads.shutdown()
         return [each.result() for each in made]
 
 
-def _jobs(given: Any) -> int:
+def number_of_jobs(given: Any) -> int:
+    """Reads the argument ``jobs``. Raises InputError."""
     number = given if isinstance(given, SupportsIndex) and not isinstance(given, bool) else 0
     if operator.index(number) < 1:
         raise InputError(Code.CONFIG_INVALID, f"jobs: give a whole number from 1, not {given!r}")

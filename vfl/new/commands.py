@@ -35,8 +35,8 @@ _set = click.option(
     multiple=True,
     metavar="KEY=VALUE",
     help="How the table is read: sheet, query, format, names, separator, encoding, skip_lines, "
-    "decimal, thousands, dates, na, categorical, categorical_buckets, numeric, limit or limit_by, "
-    "as in [data] of a party file; once for each key. A "
+    "decimal, thousands, dates, na, categorical, categorical_buckets, numeric, limit, limit_by, "
+    "memory_mib or scratch, as in [data] of a party file; once for each key. A "
     "value is TOML or plain text.",
 )
 _server = click.option(

@@ -112,6 +112,8 @@ def party_tables(
         **keys_of(table),
         "id": id_[0] if len(id_) == 1 else list(id_),
     }
+    if table.scratch is not None and not Path(table.scratch).is_absolute():
+        data["scratch"] = relative(table.scratch, out)
     if label is not None:
         data["label"] = label
     if look.repeated:

@@ -25,10 +25,11 @@ _TEXTS = (
     "thousands",
     "dates",
     "limit_by",
+    "scratch",
 )
 _LISTS = ("numeric", "categorical", "na")
 # The keys that say how a table is read.
-READING = (*_TEXTS, "skip_lines", "limit", "names", "categorical_buckets", *_LISTS)
+READING = (*_TEXTS, "skip_lines", "limit", "memory_mib", "names", "categorical_buckets", *_LISTS)
 _OTHER_FLAGS = {"source": "--data", "id": "--id", "label": "--label", "drop": "--drop"}
 _NAMED = re.compile(r'\bdata\.([a-z_]+)(?:(?: =| to) (?:(\d+)|"([^"]*)")(?! or "))?')
 

@@ -35,7 +35,7 @@ def report(runs: tuple[Path, ...], baselines: bool, threshold: str | None) -> No
     the newest finished run of a federation, not of a baseline, in the folder runs. A passive party
     gets no summary, and nobody has one before the run ends: table and page show the party's own
     counts. Several runs are compared in one page, comparison.html, in the first one's folder of
-    runs. A study's folder gets a page, too.
+    runs. The folder of a study or of a search gets a page, too.
 
     The page is one file without scripts: what the model does, how good it is, what the other
     parties add, what left each party, what it cost. Baselines of the same rows stand beside it.
@@ -48,6 +48,7 @@ def report(runs: tuple[Path, ...], baselines: bool, threshold: str | None) -> No
       vfl report runs/*-digits-*             compare runs, seeds as mean and deviation
     """
     from vfl.report.page import command as page
+    from vfl.report.page.search_page import is_search
     from vfl.report.page.study_page import is_study
     from vfl.report.reading import find, own_notes
 
@@ -58,6 +59,8 @@ def report(runs: tuple[Path, ...], baselines: bool, threshold: str | None) -> No
     own = own_notes(run)
     if is_study(run):
         click.echo(page.page_of_study(run))
+    elif is_search(run):
+        click.echo(page.page_of_search(run))
     elif own is not None:
         _show_own(run, own)
         if own.role == "passive":

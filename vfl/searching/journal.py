@@ -7,8 +7,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+from vfl.searching.claims import Writing
 from vfl_common.errors import Code, InputError
 
 if TYPE_CHECKING:
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
 INSTALL = 'pip install "vfl[studies]"'
 By = Literal["tpe", "random", "grid"]
-# Attributes of a trial and of the search.
-ERROR, RUN, ASKED = "error", "run", "asked"
+# Attributes of a trial: why it failed, the folder of its run, its place among all trials, and the
+# driver that makes it. Of the search: what was asked for.
+ERROR, RUN, PLACE, DRIVER, ASKED = "error", "run", "place", "driver", "asked"
 # Trials that end before any is pruned, and rounds of each before it is.
 _FIRST_TRIALS, _FIRST_ROUNDS = 5, 1
 # Apart from each other, so that two searches share no seed.
@@ -41,11 +43,9 @@ def quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-def opened(
-    folder: Path, asked: str, keys: Collection[str], *, lower: bool, prune: bool
-) -> optuna.Study:
-    """Opens the journal in a search's folder. ``asked``: a digest of what decides its trials;
-    ``keys``: those with spaces. Raises InputError if the journal is of another search.
+def opened(folder: Path, asked: str, *, lower: bool, prune: bool) -> optuna.Study:
+    """Opens the journal in a search's folder. ``asked``: a digest of what decides its trials.
+    Raises InputError if the journal is of another search.
     """
     import optuna
     from optuna.storages import JournalStorage
@@ -60,7 +60,9 @@ def opened(
         study_name="search",
         direction="minimize" if lower else "maximize",
         pruner=pruner,
-        storage=JournalStorage(JournalFileBackend(str(folder / "journal.log"))),
+        storage=JournalStorage(
+            JournalFileBackend(str(folder / "journal.log"), cast("Any", Writing(folder)))
+        ),
         load_if_exists=True,
     )
     before = study.user_attrs.get(ASKED)
@@ -69,39 +71,72 @@ def opened(
         raise InputError(Code.CONFIG_INVALID, f"{folder}: {text}; give another out")
     if before is None:
         study.set_user_attr(ASKED, asked)
-    _begin_again(study, keys)
     return study
 
 
-def _begin_again(study: optuna.Study, keys: Collection[str]) -> None:
-    """Ends the trials of a program that was killed, and lets the next trials try their values."""
-    from optuna.trial import TrialState
-
-    for trial in study.get_trials(states=(TrialState.RUNNING,)):
-        study.tell(trial.number, state=TrialState.FAIL)
-        # If some are missing, the next trial chooses all of them again.
-        if ERROR not in trial.user_attrs and set(trial.params) == set(keys):
-            study.enqueue_trial(trial.params)
-
-
 def ended(study: optuna.Study) -> list[FrozenTrial]:
-    """Returns the trials that have come to an end of their own, the failed ones with an error."""
+    """Returns the trials that have come to an end of their own, the failed ones with an error, in
+    the order of their places.
+    """
     from optuna.trial import TrialState
 
     done = (TrialState.COMPLETE, TrialState.PRUNED)
-    found = study.get_trials(states=(*done, TrialState.FAIL))
-    return [each for each in found if each.state in done or ERROR in each.user_attrs]
+    found = study.get_trials(deepcopy=False, states=(*done, TrialState.FAIL))
+    own = [each for each in found if each.state in done or ERROR in each.user_attrs]
+    return sorted(own, key=lambda each: each.user_attrs[PLACE])
 
 
-def choose(study: optuna.Study, by: By, seed: int, number: int) -> None:
-    """Makes what chooses the values of trial ``number`` afresh, so that a search that goes on
-    chooses as an undisturbed one.
+def running(study: optuna.Study) -> list[FrozenTrial]:
+    """Returns the trials that a driver makes, or made when it was killed."""
+    from optuna.trial import TrialState
+
+    return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+
+
+def begin_again(study: optuna.Study, trial: FrozenTrial, keys: Collection[str]) -> None:
+    """Ends the trial of a driver that was killed, and lets the next one try its values.
+    ``keys``: those with spaces.
+    """
+    from optuna.trial import TrialState
+
+    study.tell(trial.number, state=TrialState.FAIL)
+    # If some are missing, they are all chosen again, for the same place.
+    if set(trial.params) == set(keys) and PLACE in trial.user_attrs:
+        study.enqueue_trial(trial.params, user_attrs={PLACE: trial.user_attrs[PLACE]})
+
+
+def next_place(study: optuna.Study, every: int) -> int | None:
+    """Returns the place of the next trial of ``every``: of one that begins again, else the first
+    that is free; None if all are taken.
+    """
+    from optuna.trial import TrialState
+
+    for each in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        return int(each.user_attrs[PLACE])
+    taken = {each.user_attrs.get(PLACE) for each in [*ended(study), *running(study)]}
+    return next((place for place in range(every) if place not in taken), None)
+
+
+def ask(
+    study: optuna.Study, by: By, seed: int, place: int, driver: str, point: dict[str, Any] | None
+) -> optuna.Trial:
+    """Begins the trial of a place; ``point``: its values in a grid.
+
+    What chooses is made afresh for each, from the search's seed and the place. So a search that
+    goes on chooses as an undisturbed one.
     """
     import optuna
+    from optuna.trial import TrialState
 
-    own = (seed * _APART + number) % 2**32
+    own = (seed * _APART + place) % 2**32
     study.sampler = (
         optuna.samplers.TPESampler(seed=own)
         if by == "tpe"
         else optuna.samplers.RandomSampler(seed=own)
     )
+    if point is not None and not study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        study.enqueue_trial(point, user_attrs={PLACE: place})
+    trial = study.ask()
+    trial.set_user_attr(PLACE, place)
+    trial.set_user_attr(DRIVER, driver)
+    return trial

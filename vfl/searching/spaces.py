@@ -13,7 +13,8 @@ from vfl_common.errors import Code, InputError
 if TYPE_CHECKING:
     from optuna import Trial
 
-_KEYS = {"from", "to", "log"}
+# Of a space between two numbers.
+KEYS = {"from", "to", "log"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _space(key: str, given: Any) -> Space:
 
 
 def _between(where: str, given: Mapping[str, Any]) -> Between:
-    odd = next((key for key in given if key not in _KEYS), None)
+    odd = next((key for key in given if key not in KEYS), None)
     if odd is not None:
         text = f"{where}: there is no {odd!r}; give from, to and, if you want, log"
         raise InputError(Code.CONFIG_INVALID, text)
@@ -116,3 +117,13 @@ def _between(where: str, given: Mapping[str, Any]) -> Between:
     if log and low <= 0:
         raise InputError(Code.CONFIG_INVALID, f"{where}: log needs a from above 0, not {low!r}")
     return Between(low, high, log)
+
+
+def written(spaces: Mapping[str, Space]) -> dict[str, Any]:
+    """Returns spaces as ``spaces_of`` reads them, in JSON's values."""
+    return {
+        key: {"from": each.low, "to": each.high, "log": each.log}
+        if isinstance(each, Between)
+        else list(each.values)
+        for key, each in spaces.items()
+    }

@@ -3,7 +3,8 @@ by itself.
 
 Alone: a party with its own columns. Combined: one party with all columns, joined by id. The new
 recipe keeps rows, seed and model, and its only party holds the ids that all parties hold, so
-training, validation and test rows are the same. Combined needs all data in one place, so there is
+training, validation and test rows are the same; not with ``rows.partial``, which divides more rows,
+in another order. Combined needs all data in one place, so there is
 none between organisations. An active party has a baseline of its own from its party file: there its
 rows are all of its table, also those that the others lack.
 """

@@ -399,8 +399,8 @@ class _Federation:
         from vfl_party.runtime.progress import Progress
         from vfl_party.runtime.run import PartyRun
 
-        # A new one each time, as in the party's own program.
-        policy = partial(of_trial, self._recipe, name)
+        # Of what finds the rows in common; as in the party's own program.
+        policy = of_trial(self._recipe, name)
         recipe, ledger, plugins = self._recipe, self._ledgers[name], versions.shared(opened)
 
         def make(aligned: Aligned, secret: int | None) -> Assembled:
@@ -408,7 +408,7 @@ class _Federation:
                 opened,
                 aligned,
                 device=self._devices[name],
-                policy=policy(),
+                policy=of_trial(recipe, name, policy),
                 trees=trees_of_trial(recipe, name),
                 secret=secret,
             )
@@ -423,7 +423,7 @@ class _Federation:
             make,
             plugins,
             self._devices[name],
-            policy=policy(),
+            policy=policy,
             secret=self.secrets[name] if self.secrets is not None else None,
             guards=guards_of_trial(recipe, name),
         )

@@ -18,7 +18,7 @@ from vfl.studies.run import StudyFailed, run_study
 from vfl_common.text import to_json
 
 # If there is no terminal.
-_PIPE_WIDTH = 120
+PIPE_WIDTH = 120
 
 
 class _Failed(click.ClickException):
@@ -44,11 +44,12 @@ def sentence(event: dict[str, Any], metric: str = "accuracy") -> str:
     if kind == "failed":
         return f"{head}: failed: {event['error']}"
     value = f"{metric} {event['metric']:.4g}, " if event["metric"] is not None else ""
-    rest = f"; about {_duration(event['left_s'])} left" if event["left_s"] else ""
+    rest = f"; about {duration(event['left_s'])} left" if event["left_s"] else ""
     return f"{head}: {value}{event['seconds']:.1f} s{rest}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Words a time for a person."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -104,7 +105,7 @@ def _show_results(
         return
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = max(console.width, _PIPE_WIDTH)
+        console.width = max(console.width, PIPE_WIDTH)
     console.print()
     console.print(table(study, results))
     if compared:

@@ -38,7 +38,7 @@ from vfl_common.config.sources import resolved as resolved
 from vfl_common.config.view import ViewSettings as ViewSettings
 from vfl_common.passwords import shown as shown
 
-# A step that spells an id as the other parties do; ``vfl_party.data.ids`` has them.
+# A step that spells an id as the other parties do; ``vfl_party.data.ids.spelling`` has them.
 IdRule = Annotated[
     str,
     spelt(

@@ -12,7 +12,7 @@ from vfl_common.config.base import read_toml
 from vfl_common.errors import Code, InputError
 
 Kind = Literal["recipe", "party file", "study"]
-_OF_STUDY = ("seeds", "methods", "finetune")
+_OF_STUDY = ("seeds", "methods", "finetune", "search")
 
 
 def kind_of(tables: dict[str, Any]) -> Kind | None:

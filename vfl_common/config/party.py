@@ -190,7 +190,9 @@ class PartyFile(Section):
     device: Annotated[str, spelt(r"cpu|cuda(:\d+)?", "'cpu', 'cuda' or 'cuda:N'")] = "cpu"
     """Where this party computes."""
     threads: Annotated[int, Field(gt=0, le=1024)] = 1
-    """Threads of torch; with psi, processes that mask ids."""
+    """Threads of torch; with psi, processes that mask ids; with trees, processes that encrypt and
+    add up, unless HEU does.
+    """
     out: str = "runs"
     """The folder of this party's runs."""
     tls: TlsSettings
@@ -208,7 +210,9 @@ class PartyFile(Section):
     alignments_a_day: PositiveInt = 24
     """How often a day a table may be aligned by psi. Somebody who may ask often can guess ids."""
     peer_rows_at_most: PositiveInt = 10_000_000
-    """With psi: the most rows of another party for which this party masks ids."""
+    """The most rows of another party: with psi, for which this party masks ids; without alignment,
+    that the other party may announce.
+    """
     predict: PredictionLimits = PredictionLimits()
     """What this party asks of a joint prediction."""
     serve: ServeSettings = ServeSettings()

@@ -90,8 +90,8 @@ class PolicySettings(Section):
     """
     plugins: tuple[str, ...] | None = None
     """The plug-ins that a recipe may have this party use: ``vfl.codecs:mine = sha256:…`` with the
-    digest of the plug-in's file, as a refusal prints it; without a digest, whatever is in the file.
-    Default: any.
+    digest of all files of the plug-in's package, as a refusal prints it; without a digest, whatever
+    is in them. What the plug-in imports from other packages is not in the digest. Default: any.
     """
     demands: tuple[Demand, ...] = ()
     """The transforms that are demanded."""
@@ -104,7 +104,9 @@ class PolicySettings(Section):
     most_numbers: PositiveInt | None = None
     """The most numbers about one person that one peer may get in a run. Default: no limit."""
     most_bytes: PositiveInt | None = None
-    """The most bytes that this party may send in a run. Default: no limit."""
+    """The most bytes that this party may send in a run, with those that find the rows in common.
+    Default: no limit.
+    """
     most_bits: Annotated[int, Field(gt=0, le=64)] | None = None
     """The most bits of a number in embeddings and gradients, as they cross the wire. Default: no
     limit.

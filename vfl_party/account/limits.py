@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +16,16 @@ from vfl_common.config.account import AccountLimits
 from vfl_common.config.party import PartyFile
 from vfl_common.config.policy import PolicySettings
 from vfl_common.errors import Code, InputError
+from vfl_common.text import count
 from vfl_party.account.persons import Persons, tagged
-from vfl_party.account.planned import Planned, planned
+from vfl_party.account.planned import Planned, of_prediction, planned
 from vfl_party.account.store import Standing, standing
 from vfl_party.account.sums import OF_A_PERSON, People, Sums, worst
 from vfl_party.assembly.party import Opened
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.phases.context import Party
 from vfl_party.policy.meeting import Proposed
+from vfl_party.predict.prediction import exchanges_of
 from vfl_party.record.book import LINES, SECRET, Book, folder_of
 from vfl_party.record.history import Disclosure, Private, Reader
 
@@ -73,7 +75,9 @@ def guards_without_run(file: PartyFile) -> list[AccountGuard]:
 
 @dataclass(frozen=True)
 class Balance:
-    """A limit at a peer: what is ``spent``, and what would be ``after`` more runs."""
+    """A limit at a peer: what is ``spent``, and what would be ``after`` more runs and
+    predictions.
+    """
 
     key: str
     peer: str
@@ -86,12 +90,17 @@ class Balance:
         """Whether these runs would pass the limit."""
         return self.after > self.most and self.after > self.spent
 
-    def words(self, runs: str) -> str:
-        """Words it for who decides on ``runs``."""
+    def words(self, runs: int, predictions: int) -> str:
+        """Words it for who decides on so many runs and predicted rows."""
+        of_all = self.key in _OF_ALL
+        predicted = [
+            count(predictions, "predicted row") if of_all else "one prediction of each person"
+        ]
+        more = [*([count(runs, "run")] if runs else []), *(predicted if predictions else [])]
         spent = _WHAT[self.key].format(_number(self.spent))
         text = f"policy.account.{self.key} = {_number(self.most)}: {spent} at {self.peer}, and"
         over = ", which is more than is left" if self.passes else ""
-        return f"{text} {runs} would make it {_number(self.after)}{over}"
+        return f"{text} {' and '.join(more)} would make it {_number(self.after)}{over}"
 
 
 class AccountGuard:
@@ -143,6 +152,11 @@ class AccountGuard:
         with self._asking:
             self._require_within(found)
 
+    def wrote(self, found: Disclosure | Private, begin: int, end: int) -> None:
+        """Counts what is written by now."""
+        with self._asking:
+            self._standing.take(found, begin, end)
+
     def may_predict(self, ids: Sequence[str], peer: str, run: str) -> npt.NDArray[np.bool_]:
         """Returns about which ids a peer may have an answer of a served run, [N], by the limits of
         predictions: so that somebody who is predicted too often is refused alone.
@@ -150,7 +164,7 @@ class AccountGuard:
         most_each = self._given.get("predictions_of_a_person")
         most_all = self._given.get("predictions")
         allowed = np.ones(len(ids), bool)
-        if most_each is None and most_all is None:
+        if not len(ids) or (most_each is None and most_all is None):
             return allowed
         with self._asking:
             self._standing.catch_up()
@@ -197,21 +211,31 @@ class AccountGuard:
             people: the tags of the table's people.
             plan: {peer: what the run would send it}.
         """
-        for each in self._balances(people, plan, 1):
+        for each in self._balances(people, plan):
             if each.passes:
                 text = f"{_spent(self._limits, each.key, each.peer, each.spent)}, and this run"
                 text = f"{text} would add {_number(each.after - each.spent)}; raise the limit, or"
                 raise InputError(Code.REFUSED, f"{text} ask for less")
 
-    def balances(self, opened: Opened, party: Party, runs: int) -> list[Balance]:
-        """Returns what so many runs would leave of each limit; empty if no plan is known."""
-        plan = planned(party, len(opened.table), "train")
+    def balances(
+        self, opened: Opened, party: Party, runs: int, predictions: int = 0
+    ) -> list[Balance]:
+        """Returns what so many runs and predicted rows would leave of each limit; empty if no plan
+        is known. Of a person, one prediction counts: who is predicted more often is not known.
+        """
+        whole: dict[str, Planned] = defaultdict(Planned)
+        plan = planned(party, len(opened.table), "train") if runs else {}
         if plan is None:
             return []
-        return [*self._balances(tagged(self._secret, opened.table.ids), plan, runs)]
+        for peer, of_run in plan.items():
+            whole[peer].add(of_run, runs)
+        if predictions:
+            for peer, of_rows in of_prediction(party, exchanges_of(party), predictions).items():
+                whole[peer].add(of_rows, 1)
+        return [*self._balances(tagged(self._secret, opened.table.ids), whole)]
 
     def _balances(
-        self, people: npt.NDArray[np.void], plan: Mapping[str, Planned], runs: int
+        self, people: npt.NDArray[np.void], plan: Mapping[str, Planned]
     ) -> Iterator[Balance]:
         self._standing.catch_up()
         sums, limits = self._standing.sums, self._limits
@@ -220,14 +244,14 @@ class AccountGuard:
         for peer, planned_ in plan.items():
             for what, most in limits.given.items():
                 if what == "epsilon":
-                    spent, after = _epsilons(sums, peer, who, planned_, limits.delta, runs)
+                    spent, after = _epsilons(sums, peer, who, planned_, limits.delta)
                 else:
                     spent = (
                         int(sums.vector(peer, what)[who].max(initial=0))
                         if what in OF_A_PERSON
                         else sum(sums.total(peer, int(each))[what] for each in sets)
                     )
-                    after = spent + runs * planned_.amounts[what]
+                    after = spent + planned_.amounts[what]
                 yield Balance(what, peer, most, spent, after)
 
     def _check_epsilon(self, sums: Sums, peer: str, added: People) -> None:
@@ -251,16 +275,16 @@ class AccountGuard:
 
 
 def _epsilons(
-    sums: Sums, peer: str, who: npt.NDArray[np.int64], plan: Planned, delta: float, runs: int
+    sums: Sums, peer: str, who: npt.NDArray[np.int64], plan: Planned, delta: float
 ) -> tuple[float, float]:
-    """Returns the greatest ε of these people, before and after so many runs."""
+    """Returns the greatest ε of these people, before and after what is planned."""
     before = {each: times[who] for each, times in sums.costs(peer)}
     none = np.zeros(max(1, len(who)), np.int64)
     # Somebody new has spent nothing; the run costs all the same.
     known = {each: times if len(times) else none for each, times in before.items()}
     after = dict(known)
     for each, times_ in plan.costs.items():
-        after[each] = after.get(each, none) + runs * times_
+        after[each] = after.get(each, none) + times_
     return worst([*known.items()], delta), worst([*after.items()], delta)
 
 
@@ -268,6 +292,8 @@ def _times_before(tags: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
     """Returns how often each has come before, [N]."""
     met = Counter[bytes]()
     found = np.zeros(len(tags), np.int64)
+    if len(tags) == 1:
+        return found
     for at, each in enumerate(tags.tolist()):
         found[at] = met[each]
         met[each] += 1

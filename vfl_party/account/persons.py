@@ -35,6 +35,8 @@ class Persons:
         self._count = len(self._tags)
         # Those who have come since the others were sorted: {tag: number}.
         self._late: dict[bytes, int] = {}
+        # The people that were asked for last, if all are known; and their numbers, which stay.
+        self._last: tuple[bytes, Numbers] = (b"", np.empty(0, np.int64))
         self._sort()
         self._known: dict[str, Numbers] = {}
         # Tables whose rows are of different people.
@@ -82,13 +84,21 @@ class Persons:
 
     def numbers(self, tags: npt.NDArray[np.void]) -> Numbers:
         """Returns each one's number, -1 of those who are not known."""
+        key = tags.tobytes() if len(tags) <= _FEW else b""
+        # Of a served question: before it is answered, and when its line is written and read.
+        if key and key == self._last[0]:
+            return self._last[1]
         places = np.full(len(tags), -1, np.int64)
         if len(self._sorted):
-            at = np.minimum(np.searchsorted(self._sorted, tags), len(self._sorted) - 1)
-            places = np.where(self._sorted[at] == tags, self._order[at], -1)
+            at = self._sorted.searchsorted(tags)
+            np.minimum(at, len(self._sorted) - 1, out=at)
+            places = self._order[at]
+            places[self._sorted[at] != tags] = -1
         if self._late:
             for each in np.flatnonzero(places < 0).tolist():
                 places[each] = self._late.get(tags[each].tobytes(), -1)
+        if key and places.min() >= 0:
+            self._last = key, places
         return places
 
     def _sort(self) -> None:
@@ -99,6 +109,8 @@ class Persons:
     def _numbered(self, tags: npt.NDArray[np.void], beside: int = -1) -> Numbers:
         """Returns each one's number; those who are new get one, and the data set of the others."""
         places = self.numbers(tags)
+        if self._are_together(places, beside):
+            return places
         # Rows of one table may be of one person.
         new, first, back = np.unique(tags[places < 0], return_index=True, return_inverse=True)
         rank = np.empty(len(new), np.int64)
@@ -113,6 +125,13 @@ class Persons:
         if len(new):
             self._add(new[np.argsort(rank)], label)
         return places
+
+    def _are_together(self, places: Numbers, beside: int) -> bool:
+        """Whether all are known, and in one data set."""
+        if not len(places) or places.min() < 0:
+            return False
+        sets = self._sets[places]
+        return bool((sets == (self._sets[beside] if beside >= 0 else sets[0])).all())
 
     def _add(self, new: npt.NDArray[np.void], label: int) -> None:
         """Adds people. A few are found by a dict for a while: to sort millions for each who comes

@@ -9,7 +9,7 @@ from functools import cache
 
 from vfl_common.bundle import BundleSpec
 from vfl_party.base.mechanism import Mechanism
-from vfl_party.outbound.chain import Chain
+from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent
 from vfl_party.phases.context import Party
 from vfl_party.policy.planned import MOST_STEPS, occurrences, receivers, sent_by
@@ -29,6 +29,11 @@ class Planned:
     amounts: Counter[str] = field(default_factory=Counter)
     costs: Counter[Mechanism] = field(default_factory=Counter)
 
+    def add(self, other: Planned, times: int) -> None:
+        """Adds what another run sends, so many times."""
+        self.amounts.update({key: times * each for key, each in other.amounts.items()})
+        self.costs.update({key: times * each for key, each in other.costs.items()})
+
 
 def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
     """Returns {peer: what the run would send it}, as far as phases declare it; None if they declare
@@ -46,8 +51,8 @@ def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
         # How many rows the others have is said when all have joined.
         return None
     if job != "train":
-        _prediction(party, rows, found)
-        return dict(found)
+        sides = [(each.exchange, each.chains) for each in party.exchanges.values()]
+        return of_prediction(party, sides, rows)
     people = _People(party, rows, found)
     for number, each in enumerate(occurrences(party, rows)):
         if number == MOST_STEPS:
@@ -72,24 +77,28 @@ def _private_training(party: Party, found: dict[str, Planned]) -> None:
             found[other].costs[plan.cost(share.spending)] += share.spending.steps
 
 
-def _prediction(party: Party, rows: int, found: dict[str, Planned]) -> None:
-    """Adds a joint prediction: each row once in each exchange."""
-    for side in party.exchanges.values():
-        sent, up = sent_by(party, side.exchange)
-        chain = side.chains.up if up else side.chains.down
+def of_prediction(
+    party: Party, exchanges: Iterable[tuple[Exchange, Chains]], rows: int
+) -> dict[str, Planned]:
+    """Returns {peer: what a joint prediction would send it}: each row once in each exchange."""
+    found: dict[str, Planned] = defaultdict(Planned)
+    for exchange, chains in exchanges:
+        sent, up = sent_by(party, exchange)
+        chain = chains.up if up else chains.down
         peers = [party.recipe.active.name] if up else [each.name for each in party.recipe.passives]
         for peer in peers:
             amounts = found[peer].amounts
             amounts["predictions"], amounts["predictions_of_a_person"] = rows, 1
             if sent.about_rows:
                 width = {"rows": 1, "width": party.embedding_size}
-                numbers, payload = _size(side.exchange, sent, chain, tuple(width.items()))
+                numbers, payload = _size(exchange, sent, chain, tuple(width.items()))
                 amounts["numbers_of_a_person"] += numbers
                 amounts["bytes_of_a_person"] += payload
                 amounts["bytes"] += payload * rows
                 if (cost := chain.costs) is not None:
                     times = cost.times * len(sent.tensors)
                     found[peer].costs[replace(cost, times=times)] += 1
+    return dict(found)
 
 
 class _People:

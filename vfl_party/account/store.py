@@ -69,6 +69,14 @@ class Standing:
             self.lines, self.at = self.lines + 1, end
         return self.lines > lines
 
+    def take(self, found: Disclosure | Private, begin: int, end: int) -> None:
+        """Adds a line that this process has written, so that it need not be read; if another line
+        comes before it, both are read later.
+        """
+        if begin == self.at:
+            self._add(found)
+            self.lines, self.at = self.lines + 1, end
+
     def _add(self, found: Disclosure | Private) -> None:
         """Adds what a line tells of. Raises InputError if its cost is none of a mechanism."""
         cost = found.cost if isinstance(found, Private) else found.way.cost

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from vfl_party.account.persons import Numbers, Persons
 from vfl_party.align.exchanges import MASKED, TAGS
@@ -66,6 +67,17 @@ class Added(NamedTuple):
     run: dict[str, int]
 
 
+class _Told(NamedTuple):
+    """Of whom a bundle tells: of how many rows, of which people, and how often of each.
+    ``answered``: how often each is in an answer of a served model; None if it is none.
+    """
+
+    rows: int
+    who: Numbers
+    times: Numbers
+    answered: Numbers | None = None
+
+
 @dataclass
 class Sums:
     """The account. ``of``: {(peer, what): a number for each person}; ``runs``: {(peer, run): its
@@ -83,7 +95,7 @@ class Sums:
         self._totals: dict[tuple[str, int], Counter[str]] = {}
         self._of_merge = -1
         none = np.empty(0, np.int64)
-        self._last_told: tuple[object, tuple[int, Numbers, Numbers]] = (None, (0, none, none))
+        self._last_told: tuple[object, _Told] = (None, _Told(0, none, none))
 
     def check(self) -> None:
         """Raises ValueError or TypeError if sums that were read from a file do not fit together."""
@@ -131,7 +143,7 @@ class Sums:
             uses = max(0, found.steps - before)
             return Added({_COST + found.cost: (np.unique(table), uses)} if uses else {}, {})
         run = self._run(peer, found)
-        rows, who, times = self._told(found, table, run.person)
+        rows, who, times, answered = self._told(found, table, run.person)
         aligns = found.way.exchange in _MATCHES and run.aligned != found.way.generation
         counts = {
             "bundles": 1,
@@ -142,7 +154,7 @@ class Sums:
         }
         people: People = {}
         if found.way.job != "train":
-            predicted, often = self._predicted(found, peer, run, who)
+            predicted, often = self._predicted(found, peer, run, who, answered)
             counts["predictions"] = int(often.sum())
             people["predictions_of_a_person"] = predicted, often
             people[_LAST] = predicted, 0
@@ -162,37 +174,46 @@ class Sums:
         return Added(people, counts)
 
     def _predicted(
-        self, found: Disclosure, peer: str, run: RunSum, who: Numbers
+        self, found: Disclosure, peer: str, run: RunSum, who: Numbers, answered: Numbers | None
     ) -> tuple[Numbers, Numbers]:
-        """Returns who is predicted with a bundle that tells of ``who``, and how often."""
-        tagged = found.tags
-        if tagged is None:
+        """Returns who is predicted with a bundle that tells of ``who``, and how often.
+        ``answered``: see ``_Told``.
+        """
+        if answered is None:
             # Once in a run.
             fresh = who[self.vector(peer, _LAST)[who] != run.number]
             return fresh, np.ones(len(fresh), np.int64)
         # Once in an answer; in a scoring of several questions, in the first one's.
-        tags = tagged[0] if found.batch == 0 else tagged[0][:0]
-        return np.unique(self.persons.met(tags, run.person), return_counts=True)
+        return (who, answered) if found.batch == 0 else (who[:0], answered[:0])
 
-    def _told(self, found: Disclosure, table: Numbers, beside: int) -> tuple[int, Numbers, Numbers]:
-        """Returns how many rows a bundle tells of, of whom, and how often of each. ``beside``: a
-        person of the run, -1 if there is none yet.
+    def _told(self, found: Disclosure, table: Numbers, beside: int) -> _Told:
+        """Returns of whom a bundle tells. ``beside``: a person of the run, -1 if there is none
+        yet.
         """
-        if (tagged := found.tags) is not None:
-            tags, often = tagged
-            who, at = np.unique(self.persons.met(tags, beside), return_inverse=True)
-            times = np.bincount(at.reshape(-1), often, len(who)).astype(np.int64)
-            return int(often.sum()), who, times
-        key = found.people, found.about
+        key = found.people, found.about, beside
         # Of each receiver, and once before it leaves and once when it is read.
-        if key != self._last_told[0]:
+        if key == self._last_told[0]:
+            return self._last_told[1]
+        if (tagged := found.tags) is not None:
+            told = self._told_by_tags(*tagged, beside)
+        else:
             rows = found.rows if found.people else np.empty(0, np.int64)
             if (rows[1:] > rows[:-1]).all() and found.people in self.persons.apart:
                 who, times = table[rows], np.ones(len(rows), np.int64)
             else:
                 who, times = np.unique(table[rows], return_counts=True)
-            self._last_told = key, (len(rows), who, times)
-        return self._last_told[1]
+            told = _Told(len(rows), who, times)
+        self._last_told = key, told
+        return told
+
+    def _told_by_tags(self, tags: npt.NDArray[np.void], often: Numbers, beside: int) -> _Told:
+        who = self.persons.met(tags, beside)
+        rows = int(often.sum())
+        if len(who) == 1:
+            return _Told(rows, who, often, np.ones(1, np.int64))
+        who, at, answered = np.unique(who, return_inverse=True, return_counts=True)
+        times = np.bincount(at.reshape(-1), often, len(who)).astype(np.int64)
+        return _Told(rows, who, times, answered)
 
     def vector(self, peer: str, what: str) -> Numbers:
         """Returns the sums of all people, [P]."""

@@ -45,17 +45,31 @@ class Aligned:
 
     def of(self, table: Table) -> Table:
         """Returns the aligned rows of a party's table. Raises KeyError if it lacks one."""
+        at = self.positions(table)
+        return table if at is None else table.select(at)
+
+    def positions(self, table: Table) -> Rows | None:
+        """Returns where the aligned rows are in a party's table; None if they are all of it, in its
+        order. Raises KeyError if it lacks one.
+        """
         if self.held is None and self.ids == table.ids:
-            return table
+            return None
         if self.held is not None or len(self.rows):
-            return table.select(self.rows)
+            return self.rows
         aligned_N = table.among(self.ids)
         if aligned_N.sum() != len(self.ids):
             raise KeyError("the table lacks an aligned row")
-        return table.select(np.flatnonzero(aligned_N))
+        return np.flatnonzero(aligned_N)
 
     def rest(self, table: Table) -> Table | None:
         """Returns the rows of a party's table that are not aligned; None if there are none."""
+        at = self.rest_positions(table)
+        return None if at is None else table.select(at)
+
+    def rest_positions(self, table: Table) -> Rows | None:
+        """Returns where the rows that are not aligned are in a party's table; None if there are
+        none.
+        """
         if len(self.ids) == len(table):
             return None
         if len(self.rows):
@@ -63,7 +77,7 @@ class Aligned:
             others[self.rows] = False
         else:
             others = ~table.among(self.ids)
-        return table.select(np.flatnonzero(others))
+        return np.flatnonzero(others)
 
     def by(self, name: str, active: str) -> str:
         """Words who holds the rows of the party ``name``, if not all parties hold each: at the
@@ -119,7 +133,8 @@ class Aligning:
         begins: called when the rows are to be found, and not only compared; may raise InputError.
         at_least: how many rows must be common, so that this party goes on, whatever the recipe
             says.
-        peer_rows_at_most: how many rows another party may have, so that this one masks them.
+        peer_rows_at_most: how many rows another party may have, so that this one masks them, or
+            goes on with rows of its own.
         salt: of the private alignment that found the table's rows; empty if none did.
         show: reports an event, which is in the log already, to the person in front of the party.
         tick: called after each step with (phase, rounds done, rounds, batches done, batches).

@@ -23,8 +23,6 @@ from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.outbound.policies import Policy
 
 CPU = torch.device("cpu")
-# More are a lie.
-MOST_ROWS = 1 << 31
 SPLITS = ("local", "validation", "test")
 HOLDINGS = Exchange(
     "holdings",
@@ -75,7 +73,8 @@ class OwnRows:
     def align(self, at: Aligning) -> Aligned:
         """Tells all parties how many rows each passive party holds in each split.
 
-        Raises PeerError (MALFORMED_MESSAGE) if a number makes no sense.
+        Raises PeerError: MALFORMED_MESSAGE if a number makes no sense, REFUSED if a party has more
+        rows than ``at.peer_rows_at_most``.
         """
         name, connections, step, active = (
             at.name,
@@ -97,7 +96,7 @@ class OwnRows:
             rows = torch.tensor([held[split] for split in SPLITS])
             told = asking.swap(step, {"rows": rows})["rows"]
             found = {
-                party: _read(active, party, each)
+                party: _read(at, active, party, each)
                 for party, each in zip(self._passives, told.tolist(), strict=True)
             }
             if found[name] != held:
@@ -109,7 +108,9 @@ class OwnRows:
             return Aligned(mine.ids, mine.division, found)
         answering = Answering(HOLDINGS, OPENING, chains, connections, CPU, {})
         received = answering.collect(step)
-        found = {party: _read(party, party, of["rows"].tolist()) for party, of in received.items()}
+        found = {
+            party: _read(at, party, party, of["rows"].tolist()) for party, of in received.items()
+        }
         table = torch.tensor(
             [[found[party][split] for split in SPLITS] for party in self._passives]
         )
@@ -117,13 +118,18 @@ class OwnRows:
         return Aligned(mine.ids, mine.division, found)
 
 
-def _read(sender: str, party: str, counts: list[int]) -> Holding:
-    """Reads how many rows a party holds. Raises PeerError if that is no number of rows, or leaves
-    none for training.
+def _read(at: Aligning, sender: str, party: str, counts: list[int]) -> Holding:
+    """Reads how many rows a party holds. Raises PeerError if that is no number of rows, leaves none
+    for training, or is more than this party allows.
     """
-    if not (all(0 <= each <= MOST_ROWS for each in counts) and counts[0] > 0):
-        raise PeerError(
-            Code.MALFORMED_MESSAGE, f"{sender} says that {party} has {counts} rows", party=sender
-        )
     found: Mapping[str, int] = dict(zip(SPLITS, counts, strict=True))
+    who = party if sender == party else f"{sender} says that {party}"
+    if min(counts) < 0 or not counts[0]:
+        said = ", ".join(f"{count:,} rows of the split {split}" for split, count in found.items())
+        raise PeerError(Code.MALFORMED_MESSAGE, f"{who} announces {said}", party=sender)
+    rows, most = sum(counts), at.peer_rows_at_most
+    if party != at.name and rows > most:
+        text = f"{who} announces {rows:,} rows, and {at.name} takes at most {most:,} of another"
+        text = f"{text} party (peer_rows_at_most of its party file)"
+        raise PeerError(Code.REFUSED, text, party=party)
     return found

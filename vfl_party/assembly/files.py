@@ -34,13 +34,12 @@ from vfl_party.phases.course import Course
 
 
 @dataclass(frozen=True)
-class PartyFiles:
-    """A party file with all that it names, read and checked; `open` reads the data."""
+class OwnFiles:
+    """A party file with all of it that stays here, read and checked; `open` reads the data."""
 
     file: PartyFile
     recipe: Recipe
     settings: PartySettings
-    keyring: Keyring
     device: torch.device
     encoder: EncoderSettings
 
@@ -52,12 +51,6 @@ class PartyFiles:
     def is_active(self) -> bool:
         return self.settings.role == "active"
 
-    def policy(self) -> Policy:
-        """Makes the party's policy: a new one each time, so that no generation finds what another
-        left in it.
-        """
-        return load_policy(self.file.policy, f"party {self.name}: policy")
-
     @cached_property
     def course(self) -> Course:
         """What the recipe has its parties do."""
@@ -66,12 +59,6 @@ class PartyFiles:
     def open(self, load: Load = load, work: Work = TRAINING) -> Opened:
         """Reads the data, with ``load``. Raises InputError."""
         return open_party(self.recipe, self.name, self.data, self.encoder, load, work)
-
-    @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """Tells the server of a failure in the block, which ends before the party joins."""
-        with _telling(self.file, self.recipe, self.settings, self.keyring):
-            yield
 
     @property
     def data(self) -> DataSettings:
@@ -88,6 +75,51 @@ class PartyFiles:
             update={"scratch": self.file.data.scratch or self.file.out}
         )
         return data if self.settings.features else ids_only(data)
+
+
+@dataclass(frozen=True)
+class PartyFiles(OwnFiles):
+    """A party file with all that it names, read and checked."""
+
+    keyring: Keyring
+
+    def policy(self, after: Policy | None = None) -> Policy:
+        """Makes the party's policy: a new one each time, so that no generation finds what another
+        left in it. ``after``: see ``load`` of the policies.
+        """
+        return load_policy(self.file.policy, f"party {self.name}: policy", after)
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tells the server of a failure in the block, which ends before the party joins."""
+        with _telling(self.file, self.recipe, self.settings, self.keyring):
+            yield
+
+
+def read_own(path: Path, *, device: str | None = None, recipe: Recipe | None = None) -> OwnFiles:
+    """Reads a party file and its recipe, for a process that speaks to no other party. Arguments as
+    ``read_files``. Raises InputError.
+    """
+    file, recipe, settings = _named(path, recipe)
+    check_code(path, file, recipe)
+    encoder = encoder_settings(recipe, file.name, file.encoder)
+    return OwnFiles(file, recipe, settings, resolve_device(device or file.device), encoder)
+
+
+def _named(path: Path, recipe: Recipe | None) -> tuple[PartyFile, Recipe, PartySettings]:
+    """Returns a party file, the recipe, and the party's place in it. Raises InputError."""
+    file = load_party(path)
+    # For the user's own encoder, beside the party file.
+    sys.path.append(str(path.resolve().parent))
+    recipe = recipe or load_recipe(Path(file.recipe))
+    settings = recipe.party(file.name)
+    if settings is None:
+        known = ", ".join(party.name for party in recipe.parties)
+        raise InputError(
+            Code.NOT_IN_RECIPE,
+            f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})",
+        )
+    return file, recipe, settings
 
 
 def read_files(
@@ -107,17 +139,7 @@ def read_files(
             server that is.
         keyring: of a party that serves several recipes, whose members are those of all of them.
     """
-    file = load_party(path)
-    # For the user's own encoder, beside the party file.
-    sys.path.append(str(path.resolve().parent))
-    recipe = recipe or load_recipe(Path(file.recipe))
-    settings = recipe.party(file.name)
-    if settings is None:
-        known = ", ".join(party.name for party in recipe.parties)
-        raise InputError(
-            Code.NOT_IN_RECIPE,
-            f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})",
-        )
+    file, recipe, settings = _named(path, recipe)
     uses = BOTH if settings.role == "active" else DIALS
     if keyring is None:
         members = members_of(recipe, pins=file.pins)
@@ -127,7 +149,7 @@ def read_files(
         check_code(path, file, recipe)
         resolved = resolve_device(device or file.device)
         encoder = encoder_settings(recipe, file.name, file.encoder)
-        files = PartyFiles(file, recipe, settings, keyring, resolved, encoder)
+        files = PartyFiles(file, recipe, settings, resolved, encoder, keyring)
         # So that a wrong one is found now.
         files.policy()
     return files

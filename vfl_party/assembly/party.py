@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -31,8 +31,9 @@ from vfl_party.base.devices import random_states, set_random_states
 from vfl_party.base.phase import Phase, Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.data import Table, load_table, read_table
+from vfl_party.data.inputs.made import Noted
 from vfl_party.data.rows import Prepared, prepare
-from vfl_party.models import InputSpec, begin, check_combination, check_top
+from vfl_party.models import begin, check_combination, check_top
 from vfl_party.outbound.chains import PASSIVES, coding_of, summarised
 from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import Policy
@@ -41,13 +42,28 @@ from vfl_party.outbound.sent import SentBefore
 from vfl_party.phases.advice import check_roles, label_taken
 from vfl_party.phases.context import Hooks, MakeEncoder, Party, PartyData
 from vfl_party.phases.course import Course
-from vfl_party.ranks import check_spread
+from vfl_party.ranks import Part, SpreadEncoder, check_spread
 
 log = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 Load = Callable[[DataSettings, bool], Table]
-Spread = Callable[[nn.Module, InputSpec], Callable[..., Tensor]]
+
+
+class PutOnRanks(Protocol):
+    """Puts an encoder on all processes of a party."""
+
+    def __call__(
+        self, encoder: nn.Module, prepared: Prepared, parts: Sequence[Part], noted: Noted
+    ) -> SpreadEncoder:
+        """Returns the encoder.
+
+        Args:
+            prepared: the rows.
+            parts: where they are in the party's tables.
+            noted: remembers how their batches are made.
+        """
+        ...
 
 
 class Work(Protocol):
@@ -348,7 +364,7 @@ def assemble(
     *,
     device: torch.device = CPU,
     policy: Policy | None = None,
-    spread: Spread | None = None,
+    spread: PutOnRanks | None = None,
     trees: TreeLimits | None = None,
     secret: int | None = None,
 ) -> Assembled:
@@ -383,7 +399,10 @@ def assemble(
     models = {key: model.to(device) for key, model in models.items()}
     more: dict[str, Any] = {}
     if spread is not None and features is not None and "encoder" in models:
-        more["encode"] = spread(models["encoder"], features.spec)
+        noted = Noted()
+        features = replace(features, noted=noted)
+        parts = parts_of(opened, aligned)
+        more["encode"] = spread(models["encoder"], prepared, parts, noted)
     party = Party(
         name=name,
         course=course,
@@ -411,14 +430,25 @@ def assemble(
     return Assembled(opened, prepared, party, phases, random_states(device))
 
 
+def parts_of(opened: Opened, aligned: Aligned) -> list[Part]:
+    """Returns where the rows that ``Work.prepare`` makes ready are in the party's tables."""
+    found = [Part(0, aligned.positions(opened.table))]
+    if opened.work.job == "train":
+        rest = aligned.rest_positions(opened.table)
+        found += [Part(0, rest)] if rest is not None else []
+        found += [Part(1)] if opened.unaligned is not None else []
+    return found
+
+
 def check_ranks(party: Party, *, trains: bool) -> None:
     """Raises InputError if a phase or the encoder can run in only one process of a party."""
-    own = party.course.own_passes if trains else None
-    if own is not None:
-        text = (
-            f"recipe: phases: {own.name}: a phase of kind {own.kind!r} runs in only one "
-            "process of a party"
-        )
-        raise InputError(Code.CONFIG_INVALID, f"{text}; start {party.name} without torchrun")
+    for phase in party.course.phases if trains else ():
+        why = phase.method.one_process(phase.settings)
+        if why:
+            text = (
+                f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} {why}, and runs in"
+            )
+            text = f"{text} only one process of a party; start {party.name} without torchrun"
+            raise InputError(Code.CONFIG_INVALID, text)
     spec = party.features.spec if party.features is not None else None
     check_spread(party.models.get("encoder"), spec, party.device, party.name)

@@ -104,6 +104,11 @@ def set_threads(n: int) -> None:
             torch.set_num_interop_threads(1)
 
 
+def threads() -> int:
+    """Returns on how many cores this party may compute: what ``set_threads`` has set."""
+    return torch.get_num_threads()
+
+
 def random_states(device: torch.device) -> dict[str, Tensor]:
     """Returns the states of the generators from which torch draws for a party on ``device``: the
     CPU's, and its GPU's.

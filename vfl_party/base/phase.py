@@ -100,5 +100,10 @@ class Phase(ABC):
         Checkpoints go back with the run. What must not be forgotten then is kept here.
         """
 
+    def close(self) -> None:  # noqa: B027 - most phases have nothing to end
+        """Ends what the rounds have started, such as processes; called when they are over, whatever
+        has ended them.
+        """
+
     def finish(self) -> None:  # noqa: B027 - most phases have nothing to do
         """Does what is due once, after the last round and before the next phase."""

@@ -20,6 +20,8 @@ Rows = npt.NDArray[np.int64]
 
 # Numbers of a permutation that is kept: 8 MiB.
 _MOST_KEPT = 1 << 20
+# Numbers that are compared at once.
+_AT_ONCE = 1 << 20
 
 
 # Seeds from here on are secret, and have 128 bits: too many to try them all.
@@ -60,10 +62,12 @@ def _drawn(seed: int, n: int) -> npt.NDArray[np.int64]:
     keys = np.random.Philox(key=seed).random_raw(n)
     # Five times as fast as a stable sort, and the same if no two keys are equal.
     order = np.argsort(keys)
-    found = keys[order]
-    if bool((found[1:] == found[:-1]).any()):
+    starts = range(0, n, _AT_ONCE)
+    # A little at a time, or it would take as much memory as the keys.
+    found = (keys[order[start : start + _AT_ONCE + 1]] for start in starts)
+    if any(bool((some[1:] == some[:-1]).any()) for some in found):
         order = np.argsort(keys, kind="stable")
-    order = order.astype(np.int64)
+    order = order.astype(np.int64, copy=False)
     order.setflags(write=False)
     return order
 
@@ -82,6 +86,7 @@ def split_rows(
     labelled: int | None = None,
     folds: int | None = None,
     fold: int | None = None,
+    drawn: bool = True,
 ) -> dict[str, npt.NDArray[np.int64]]:
     """Returns the row numbers of the splits, each ascending; the shares are rounded to whole rows.
 
@@ -89,11 +94,11 @@ def split_rows(
     ``aligned``, the share that all parties hold; ``train``, the aligned rows with known labels.
     ``train`` has at most ``labelled`` rows; all if it is None. With one seed, a smaller split is a
     subset of a larger one. Row numbers are positions in the canonical order of the ids.
-    ``folds``, ``fold``: see ``with_fold_first``; then ``test`` has no effect.
+    ``folds``, ``fold``: see ``with_fold_first``; then ``test`` has no effect. ``drawn``: if not,
+    the rows are in no random order: for who counts them.
     """
-    order, n_test = with_fold_first(
-        permutation(derive_seed(root, "split"), n), round(n * test), folds, fold
-    )
+    order = permutation(derive_seed(root, "split"), n) if drawn else np.arange(n)
+    order, n_test = with_fold_first(order, round(n * test), folds, fold)
     return cut_order(order, n_test, round(n * validation), aligned, labelled)
 
 
@@ -138,15 +143,20 @@ def cut_order(
     """Cuts an order of the rows into the splits that ``split_rows`` describes: test rows first,
     then validation.
     """
-    local = order[n_test + n_validation :]
+    test, validation, local = np.split(order, [n_test, n_test + n_validation])
     common = local[: round(len(local) * aligned)]
-    return {
-        "test": np.sort(order[:n_test]),
-        "validation": np.sort(order[n_test : n_test + n_validation]),
-        "train": np.sort(common[:labelled]),
-        "aligned": np.sort(common),
-        "local": np.sort(local),
-    }
+    found = {"test": np.sort(test), "validation": np.sort(validation), "local": np.sort(local)}
+    # Of many rows, one array for splits that are the same.
+    found["aligned"] = found["local"] if len(common) == len(local) else np.sort(common)
+    train = common[:labelled]
+    found["train"] = found["aligned"] if len(train) == len(common) else np.sort(train)
+    return found
+
+
+def batch_sizes(rows: int, size: int) -> list[int]:
+    """Returns the sizes of an epoch's batches over ``rows`` rows, see ``batches``."""
+    sizes = [min(size, rows - start) for start in range(0, rows, size)]
+    return sizes[:-1] if size > 1 and len(sizes) > 1 and sizes[-1] == 1 else sizes
 
 
 def batches(
@@ -156,8 +166,8 @@ def batches(
     (BatchNorm needs two).
     """
     order = rows[permutation(derive_seed(root, phase, epoch), len(rows))]
-    cut = [order[start : start + size] for start in range(0, len(order), size)]
-    return cut[:-1] if size > 1 and len(cut) > 1 and len(cut[-1]) == 1 else cut
+    sizes = batch_sizes(len(rows), size)
+    return [order[size * at : size * at + each] for at, each in enumerate(sizes)]
 
 
 def full_batches(

@@ -16,12 +16,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from vfl_common.config.data import IMAGES, TEXT_FILES, DataSettings, shown
 from vfl_common.errors import Code, InputError
 from vfl_common.text import shortened
-from vfl_party.data.ids import first_repeated
 from vfl_party.data.row_arrays import parts, parts_of, release
 
 # What to do about ids of several rows.
@@ -102,18 +100,20 @@ def require_rows(source: str, n: int) -> None:
 
 
 def require_unique(
-    source: str, ids: pa.LargeStringArray, repeated: int, advice: str = ONE_ROW
+    source: str, repeated: int, first: tuple[int, int] | None, advice: str = ONE_ROW
 ) -> None:
-    """Raises InputError if rows repeat an id, with their number and the first two rows; null is no
-    id. ``advice``: what to do.
+    """Raises InputError if rows repeat an id, with their number and the first two rows.
+
+    ``first``: an earlier row, and the first that repeats the id of an earlier one. ``advice``: what
+    to do.
     """
-    if repeated:
+    if repeated and first is not None:
         what = (
             "row repeats the id of an earlier row"
             if repeated == 1
             else "rows repeat the id of an earlier row"
         )
-        where = rows(source, *(row + 1 for row in first_repeated(ids)))
+        where = rows(source, *(row + 1 for row in first))
         raise unusable(source, f"{repeated} {what}, first in {where}; {advice}")
 
 

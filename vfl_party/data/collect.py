@@ -23,6 +23,7 @@ from vfl_party.data import checks
 from vfl_party.data.cells import number_formats
 from vfl_party.data.choice import Chosen, choose, is_row_number
 from vfl_party.data.columns import Columns, Rows
+from vfl_party.data.ids import texts_of
 from vfl_party.data.reading import Reading
 from vfl_party.data.row_arrays import Space
 from vfl_party.data.stream import Stream, emptied, with_row_numbers, without_headers
@@ -35,11 +36,12 @@ def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     """Reads a table: the columns that the settings choose. Raises InputError."""
     stream = emptied(without_headers(stream), settings.na)
     if not is_row_number(settings, stream.names):
-        return _collect(stream, settings, with_label)
+        return replace(_collect(stream, settings, with_label), unsorted=stream.unsorted)
     rows = _collect(with_row_numbers(stream), settings, with_label)
     # As those of arrays, they sort in the rows' order.
     width, numbers = len(str(max(len(rows) - 1, 0))), rows.ids[0]
-    return replace(rows, ids=[pc.utf8_lpad(numbers, width, "0")], numbered=True)
+    padded = texts_of(numbers, Space.of(settings), lambda _, texts: pc.utf8_lpad(texts, width, "0"))
+    return replace(rows, ids=[padded], numbered=True)
 
 
 def _collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:

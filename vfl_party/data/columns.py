@@ -40,7 +40,7 @@ class Rows:
     or [N, F] if ``image_shape`` says how to arrange them. splits: [N] text of ``SPLITS``, or None.
     notes: what was guessed, a sentence each. id_types: of the id columns in the source, if it
     declares them. separator: see ``Stream``.
-    beside: {column: its values, as labels} of ``data.beside``.
+    beside: {column: its values, as labels} of ``data.beside``. unsorted: see ``Stream``.
     """
 
     ids: Sequence[Any]
@@ -52,6 +52,7 @@ class Rows:
     separator: str | None = None
     beside: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     numbered: bool = False
+    unsorted: str = ""
 
     def __len__(self) -> int:
         return len(self.ids[0])

@@ -25,10 +25,10 @@ from vfl_party.base.plugins import PlugIns, where_it_failed
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, normalised
+from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, let_go, normalised, texts_of
 from vfl_party.data.notes.odd_ids import refuse_rounded
 from vfl_party.data.pixels import fitted, in_numbers, to_unit
-from vfl_party.data.row_arrays import Space, parts
+from vfl_party.data.row_arrays import Space, is_ascending, parts
 from vfl_party.data.sources.arrays import read_npz
 from vfl_party.data.sources.databases.reader import open_database
 from vfl_party.data.sources.excel.reader import open_excel
@@ -97,7 +97,8 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
     source = shown(settings.source)
     n = len(rows)
     checks.require_rows(source, n)
-    ids = normalised(rows.ids, settings.id_rules or ())
+    space = Space.of(settings)
+    ids = normalised(rows.ids, settings.id_rules or (), space)
     refuse_rounded(source, rows.ids)
     own_ids = rows.own_ids() if settings.keeps_rows else ()
     # Of a large table they are many.
@@ -107,31 +108,32 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
     has_id = ids.is_valid()
     if settings.unlabelled == "drop" and rows.labels is not None:
         # A row that is left out takes no other row's id.
-        ids = pc.if_else(pa.array(checks.unlabelled(rows.labels)), pa.scalar(None, ids.type), ids)
-    order = in_order(ids, settings.duplicates)
+        ids = _labelled(ids, checks.unlabelled(rows.labels), space)
+    kept = in_order(ids, settings.duplicates, space)
+    order = kept.rows
     release_unused()
     counts = IdCounts.of(ids, len(order), pc.sum(has_id).as_py() - len(ids) + ids.null_count)
     if settings.duplicates == "error":
-        checks.require_unique(source, ids, counts.repeated, repeated)
+        checks.require_unique(source, counts.repeated, kept.repeated, repeated)
     if len(order) == 0:
         label = "data.label, " if counts.unlabelled else ""
         raise checks.unusable(
             source, f"{counts.left_out}; correct {label}data.id, data.id_rules or data.duplicates"
         )
     # Of all rows: sentences about them count the source's.
-    texts = Ids(pc.fill_null(ids, ""))
-    space = Space.of(settings)
-    for note in rows.notes:
+    takes_first = n == settings.first or (settings.duplicates == "first" and counts.repeated > 0)
+    notes = (*rows.notes, rows.unsorted) if rows.unsorted and takes_first else rows.notes
+    for note in notes:
         log.info("%s: %s", source, note, extra={"event": "guessed"})
     whole = Table(
         source,
-        texts,
+        Ids(ids, space),
         labels=rows.labels,
         splits=rows.splits,
         beside=rows.beside,
         group=settings.group,
         counts=counts,
-        notes=rows.notes,
+        notes=notes,
         space=space,
     )
     found = rows.features
@@ -151,15 +153,27 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
         order = _at_random(ids, order, settings.limit)
     if counts.left_out:
         log.warning("%s: %s", source, counts.left_out, extra={"event": "left_out"})
-    kept, order = order, row_run(order, settings.view)
+    chosen, order = order, row_run(order, settings.view)
     if len(order) == 0:
         raise checks.unusable(
             source, f"has {len(table)} rows, too few for the parts of data.view; take fewer parts"
         )
     if own_ids:
-        left_out = _left_out(has_id, ids.is_valid(), kept)
-        table = _with_own_rows(table, own_ids, rows.separator, left_out, kept, order)
-    return table if len(order) == n and (np.diff(order) > 0).all() else table.select(order)
+        left_out = _left_out(has_id, ids.is_valid(), chosen)
+        table = _with_own_rows(table, own_ids, rows.separator, left_out, chosen, order)
+    if len(order) == n and is_ascending(order):
+        return table
+    return table.select(order, Ids(kept.ids, space) if len(order) == len(kept.rows) else None)
+
+
+def _labelled(
+    ids: pa.LargeStringArray, unlabelled_N: npt.NDArray[np.bool_], space: Space
+) -> pa.LargeStringArray:
+    """Returns the ids, null where the row has no label."""
+    none = pa.scalar(None, ids.type)
+    return texts_of(
+        ids, space, lambda part, texts: pc.if_else(pa.array(unlabelled_N[part]), none, texts)
+    )
 
 
 def _at_random(ids: pa.Array, order: Positions, limit: int) -> Positions:
@@ -172,6 +186,7 @@ def _at_random(ids: pa.Array, order: Positions, limit: int) -> Positions:
     digests_N = np.empty(len(order), "S8")
     for part in parts(len(order)):
         texts = ids.take(pa.array(order[part])).to_pylist()
+        let_go(ids)
         digests_N[part] = [blake2b(each.encode(), digest_size=8).digest() for each in texts]
     chosen = np.argsort(digests_N.view(">u8"), kind="stable")[:limit]
     return order[np.sort(chosen)]

@@ -18,6 +18,7 @@ from vfl_party.data.cells import dates, number_formats, texts
 from vfl_party.data.cells.arrow_types import floats, is_number, is_text, is_time
 from vfl_party.data.choice import Chosen
 from vfl_party.data.columns import Columns, Rows
+from vfl_party.data.ids import GrowingTexts
 from vfl_party.data.row_arrays import IN_MEMORY, GrowingMatrix, Space
 from vfl_party.data.table import Categories
 from vfl_party.data.vocabulary import Vocabulary, decoded, decoded_type
@@ -59,10 +60,10 @@ class Reading:
         )
         self._features = frozenset(chosen.features)
         self._rows = 0
-        self._ids: list[list[pa.Array]] = [[] for _ in chosen.id]
+        self._ids = [GrowingTexts(space) for _ in chosen.id]
         self._words: dict[str, Vocabulary] = {}
-        self._label: list[npt.NDArray[Any]] = []
-        self._beside: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in chosen.beside}
+        # Labels and columns beside them, once the first block has come.
+        self._values: dict[str, GrowingMatrix] = {}
         self._split: list[npt.NDArray[np.int32]] = []
         # Once the first block has come.
         self._numeric: tuple[str, ...] | None = None
@@ -88,30 +89,29 @@ class Reading:
         if self._found is not None and self._found.points is not None and not self.odd:
             self._found.points.decide()
         assert schema is not None  # noqa: S101 - there are rows
-        ids = [pa.chunked_array(each) for each in self._ids]
         said = [*notes, *(self._found.notes if self._found is not None else ())]
         said += filter(None, (each.shared() for each in self._words.values()))
         types = tuple(decoded_type(schema.field(name).type) for name in self._chosen.id)
         return Rows(
-            ids,
+            [each.finish() for each in self._ids],
             self.labels(),
             self.columns(schema),
             self.splits(),
             tuple(said),
             types,
-            beside={name: self._values(name, blocks) for name, blocks in self._beside.items()},
+            beside={name: self._values_of(name) for name in self._chosen.beside},
         )
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Adds rows. Raises InputError."""
         for each, name in zip(self._ids, self._chosen.id, strict=True):
             each.append(id_texts(self._source, name, self._text(batch.column(name))))
-        if self._chosen.label is not None:
-            self._label.append(
-                self._label_block(self._chosen.label, batch.column(self._chosen.label))
-            )
-        for name, blocks in self._beside.items():
-            blocks.append(self._label_block(name, batch.column(name)))
+        label = () if self._chosen.label is None else (self._chosen.label,)
+        for name in (*label, *self._chosen.beside):
+            values = self._label_block(name, batch.column(name))
+            if name not in self._values:
+                self._values[name] = self._space.share().growing((), values.dtype)
+            self._values[name].append(values)
         if self._chosen.split is not None:
             self._split.append(
                 self._split_block(self._chosen.split, batch.column(self._chosen.split))
@@ -307,17 +307,17 @@ class Reading:
         InputError.
         """
         name = self._chosen.label
-        return None if name is None else self._values(name, self._label)
+        return None if name is None else self._values_of(name)
 
-    def _values(self, name: str, blocks: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def _values_of(self, name: str) -> npt.NDArray[Any]:
         """Returns the label of all rows, or a column beside it. Raises InputError if one is
         missing, unless rows without a label are left out.
         """
+        values = self._values[name].finish()
         if name in self._words:
-            values: npt.NDArray[Any] = self._words[name].all_texts(blocks)
+            values = self._words[name].all_texts(values)
             missing_N = checks.no_text(values)
         else:
-            values = np.concatenate(blocks)
             checks.require_finite(self._source, values[:, None], [name])
             missing_N = np.isnan(values)
         left_out = name == self._settings.label and self._settings.unlabelled == "drop"
@@ -368,6 +368,8 @@ def id_texts(source: str, name: str, column: pa.Array) -> pa.Array:
     if not (
         pa.types.is_integer(column.type)
         or (is_text(column.type) and not pa.types.is_boolean(column.type))
+        # Spark's, and Oracle's.
+        or (pa.types.is_decimal(column.type) and column.type.scale == 0)
     ):
         raise checks.unusable(
             source, f"id column {name!r} holds {column.type}; ids are text or whole numbers"

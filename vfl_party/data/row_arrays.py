@@ -7,14 +7,13 @@ process's memory while they are mapped, so ``release`` unmaps what has been read
 
 from __future__ import annotations
 
-import contextlib
 import math
 import mmap
 import os
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,6 +25,8 @@ from vfl_common.errors import Code, InputError
 
 # Rows that are worked on at once, and bytes of them: an image is many.
 PART, PART_BYTES = 1 << 14, 1 << 26
+# Rows that are compared at once.
+_LOOKED_AT = 1 << 20
 # Files, while rows are put in order.
 MOST_PIECES = 64
 Array = npt.NDArray[Any]
@@ -49,6 +50,12 @@ class Space:
         temporary files.
         """
         return cls(settings.scratch or tempfile.gettempdir(), settings.memory_mib << 20)
+
+    def share(self) -> Space:
+        """Returns the place of what a table has one of in each row, as an id: several copies of it
+        are there at a time, so that each may have a quarter of the memory.
+        """
+        return replace(self, most_bytes=self.most_bytes // 4)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Returns an array to be filled. Raises InputError if the disk has no room for it."""
@@ -80,31 +87,29 @@ class Space:
         A mapped file is slow to read row by row. So it is read from its beginning, each row is
         written to the end of the file of its piece, and each piece is put in order in memory.
         """
-        places_N = np.full(len(values), -1, np.int64)
-        places_N[rows] = np.arange(len(rows))
-        size = max(
-            1, self.most_bytes // (4 * max(1, values[:1].nbytes)), len(rows) // MOST_PIECES + 1
-        )
-        with contextlib.ExitStack() as files:
-            pieces = [
-                files.enter_context(self._file(values.nbytes)) for _ in range(0, len(rows), size)
-            ]
-            for part in parts_of(values):
-                piece_B = places_N[part] // size
-                order_B = np.argsort(piece_B, kind="stable")
-                found, piece_B = values[part][order_B], piece_B[order_B]
-                ends = np.searchsorted(piece_B, np.arange(len(pieces) + 1))
-                for piece, first, end in zip(pieces, ends[:-1], ends[1:], strict=True):
-                    self._append(piece, found[first:end])
-                release(values)
-            for number, piece in enumerate(pieces):
-                # In the order of the file.
-                mine = places_N[places_N // size == number] - number * size
-                piece.seek(0)
-                found = np.fromfile(piece, values.dtype).reshape(len(mine), *values.shape[1:])
-                sorted_ = np.empty_like(found)
-                sorted_[mine] = found
-                yield number * size, sorted_
+        size = size_of_piece(self, max(1, values[:1].nbytes), len(rows))
+        places_N, files = places_of(rows, len(values)), replace(self, most_bytes=0)
+        pieces = [
+            (files.growing((), np.int64), files.growing(values.shape[1:], values.dtype))
+            for _ in range(0, len(rows), size)
+        ]
+        for part in parts_of(values):
+            places_B = places_N[part].astype(np.int64)
+            piece_B = places_B // size
+            order_B = np.argsort(piece_B, kind="stable")
+            found, places_B = values[part][order_B], places_B[order_B]
+            ends = np.searchsorted(piece_B[order_B], np.arange(len(pieces) + 1))
+            for (places, cells), first, end in zip(pieces, ends[:-1], ends[1:], strict=True):
+                places.append(places_B[first:end])
+                cells.append(found[first:end])
+            release(values)
+        for number, (places, cells) in enumerate(pieces):
+            found = np.asarray(cells.finish())
+            sorted_ = np.empty_like(found)
+            sorted_[places.finish() - number * size] = found
+            yield number * size, sorted_
+            # Before the next one is there.
+            del found, sorted_
 
     def concatenated(self, arrays: Sequence[Array]) -> Array:
         """Returns arrays one below the other. Raises InputError if the disk has no room for it."""
@@ -226,6 +231,7 @@ class GrowingMatrix:
     def _write(self) -> None:
         if self._file is None:
             self._file = self._space._file(self._size)
+            weakref.finalize(self, self._file.close)
         try:
             for block_N in self._blocks:
                 self._space._append(self._file, block_N)
@@ -233,6 +239,37 @@ class GrowingMatrix:
             self._file.close()
             raise
         self._blocks.clear()
+
+
+def places_of(rows: npt.NDArray[np.integer[Any]], n: int) -> npt.NDArray[np.integer[Any]]:
+    """Returns the place of each of ``n`` rows among ``rows``, in which each is once; of a row that
+    is not there, a number beyond all places.
+    """
+    dtype: Any = np.uint32 if n < 1 << 32 else np.int64
+    places_N: npt.NDArray[np.integer[Any]] = np.full(n, np.iinfo(dtype).max, dtype)
+    for part in parts(len(rows)):
+        places_N[rows[part]] = np.arange(part.start, min(part.stop, len(rows)), dtype=dtype)
+        release(rows)
+    return places_N
+
+
+def size_of_piece(space: Space, row_bytes: int, rows: int) -> int:
+    """Returns how many of ``rows`` rows are put in order in memory at once."""
+    return max(1, min(rows, max(space.most_bytes // (4 * row_bytes), rows // MOST_PIECES + 1)))
+
+
+def is_ascending(rows: npt.NDArray[np.integer[Any]]) -> bool:
+    """Whether each row comes after the one before."""
+    found = all(
+        bool(
+            (
+                rows[start + 1 : start + 1 + _LOOKED_AT] > rows[start : len(rows) - 1][:_LOOKED_AT]
+            ).all()
+        )
+        for start in range(0, len(rows), _LOOKED_AT)
+    )
+    release(rows)
+    return found
 
 
 def parts(n: int, size: int | None = None) -> Iterator[slice]:

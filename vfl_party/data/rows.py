@@ -68,31 +68,48 @@ class Prepared:
         """SHA-256 of ids, encoder inputs and targets, hexadecimal: equal only for the same data,
         prepared alike.
         """
-        digest = hashlib.sha256(self.table.ids[0].encode() if self.table.ids else b"")
-        for start in range(1, len(self.table.ids), _CHUNK):
-            digest.update(
-                "".join(f"\x00{each}" for each in self.table.ids[start : start + _CHUNK]).encode()
-            )
+        digest = hashlib.sha256()
+        _add_ids(digest, self.table.ids)
         if self.division is not None:
             digest.update(self.division)
-        if self.features is not None:
-            for block in self.features.blocks():
-                digest.update(block.contiguous().numpy().data)
-                release(*self.features.arrays)
-        others = () if self.features is None else (self.features.categories,)
-        for tensor in (*others, self.targets, self.weights):
-            if tensor is None:
-                continue
-            for part in parts(len(tensor)):
-                digest.update(tensor[part].contiguous().numpy().data)
-                if self.features is not None:
-                    release(*self.features.arrays)
+        _add_inputs(digest, self.features, self.targets, self.weights)
+        return digest.hexdigest()
+
+    @property
+    def inputs_digest(self) -> str:
+        """SHA-256 of ids and encoder inputs alone: what processes of one party have alike."""
+        digest = hashlib.sha256()
+        _add_ids(digest, self.table.ids)
+        _add_inputs(digest, self.features)
         return digest.hexdigest()
 
 
-def divide_rows(recipe: Recipe, count: int, what: str = "rows") -> dict[str, Rows]:
-    """Returns the splits of ``count`` rows, or of ``what`` is divided. Raises InputError if fewer
-    are for training than must be labelled.
+def _add_ids(digest: hashlib._Hash, ids: Sequence[str]) -> None:
+    digest.update(ids[0].encode() if ids else b"")
+    for start in range(1, len(ids), _CHUNK):
+        digest.update("".join(f"\x00{each}" for each in ids[start : start + _CHUNK]).encode())
+
+
+def _add_inputs(digest: hashlib._Hash, features: Features | None, *more: Tensor | None) -> None:
+    """Adds encoder inputs, and tensors of as many rows."""
+    arrays = features.arrays if features is not None else ()
+    if features is not None:
+        for block in features.blocks():
+            digest.update(block.contiguous().numpy().data)
+            release(*arrays)
+    for tensor in (features.categories if features is not None else None, *more):
+        if tensor is None:
+            continue
+        for part in parts(len(tensor)):
+            digest.update(tensor[part].contiguous().numpy().data)
+            release(*arrays)
+
+
+def divide_rows(
+    recipe: Recipe, count: int, what: str = "rows", *, drawn: bool = True
+) -> dict[str, Rows]:
+    """Returns the splits of ``count`` rows, or of ``what`` is divided. ``drawn``: see
+    ``split_rows``. Raises InputError if fewer are for training than must be labelled.
     """
     rows = recipe.rows
     _check_folds(recipe, count, what)
@@ -105,6 +122,7 @@ def divide_rows(recipe: Recipe, count: int, what: str = "rows") -> dict[str, Row
         labelled=rows.labelled,
         folds=rows.folds,
         fold=rows.fold,
+        drawn=drawn,
     )
     _check_labelled(recipe, splits)
     return splits
@@ -224,9 +242,11 @@ def divided(division: bytes) -> dict[str, Rows]:
     """Returns the row numbers of the splits, as ``split_rows`` does."""
     codes = np.frombuffer(division, np.uint8)
     local, aligned, train, validation, test = (codes == code for code in range(len(CODES)))
-    masks = {"local": local | aligned | train, "aligned": aligned | train, "train": train}
-    masks |= {"validation": validation, "test": test}
-    return {name: np.flatnonzero(mask).astype(np.int64) for name, mask in masks.items()}
+    found = {"train": np.flatnonzero(train)}
+    # Of many rows, one array for splits that are the same.
+    found["aligned"] = np.flatnonzero(aligned | train) if aligned.any() else found["train"]
+    found["local"] = np.flatnonzero(local | aligned | train) if local.any() else found["aligned"]
+    return found | {"validation": np.flatnonzero(validation), "test": np.flatnonzero(test)}
 
 
 def _check_folds(recipe: Recipe, count: int, what: str = "rows") -> None:

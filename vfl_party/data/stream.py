@@ -36,6 +36,8 @@ class Stream:
         notes: what the reader has guessed, a sentence each, with the key that decides it.
         found: likewise, what only reading to the end shows: there once the last block has come.
         ordered: whether the rows come in the same order each time.
+        unsorted: which rows are the first ones, if nobody has put them in order: a note for
+            settings that take some by their place.
     """
 
     source: str
@@ -46,6 +48,7 @@ class Stream:
     notes: tuple[str, ...] = ()
     found: list[str] = field(default_factory=list)
     ordered: bool = True
+    unsorted: str = ""
 
 
 def without_headers(stream: Stream) -> Stream:

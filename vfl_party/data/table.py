@@ -115,8 +115,10 @@ class Table:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def select(self, rows: npt.NDArray[np.int64]) -> Table:
-        """Returns the rows at the given positions, in the given order."""
+    def select(self, rows: npt.NDArray[np.int64], ids: Ids | None = None) -> Table:
+        """Returns the rows at the given positions, in the given order; ``ids``: theirs, if they are
+        known.
+        """
 
         def pick(values: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
             return None if values is None else self.space.taken(values, rows)
@@ -124,7 +126,7 @@ class Table:
         words = self.categorical
         return replace(
             self,
-            ids=Ids.of(self.ids).taken(rows),
+            ids=Ids.of(self.ids).taken(rows) if ids is None else ids,
             numeric_NF=pick(self.numeric_NF),
             categorical=None
             if words is None
@@ -133,7 +135,7 @@ class Table:
             labels=pick(self.labels),
             splits=pick(self.splits),
             places_N=None if self.places_N is None else self.places_N[rows],
-            beside={name: values[rows] for name, values in self.beside.items()},
+            beside={name: self.space.taken(values, rows) for name, values in self.beside.items()},
         )
 
     def pixels(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:

@@ -68,10 +68,10 @@ class Vocabulary:
                 values = pc.cast(values, pa.int64())
         return tuple(pc.cast(values, pa.string()).to_pylist())
 
-    def all_texts(self, codes: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.object_]:
+    def all_texts(self, codes_N: npt.NDArray[np.int32]) -> npt.NDArray[np.object_]:
         """Returns [N] text of all rows, None if missing; equal ones are one object."""
         texts: npt.NDArray[np.object_] = np.array([*self.texts(), None], object)
-        return texts[np.concatenate(codes)] if codes else np.empty(0, object)
+        return texts[codes_N]
 
     def shared(self) -> str:
         """Words how many values share a bucket with another one; '' if the values have none."""

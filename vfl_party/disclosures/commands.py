@@ -9,7 +9,7 @@ import click
 
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES, NAMES
-from vfl_common.text import to_json
+from vfl_common.text import count, to_json
 
 if TYPE_CHECKING:
     from vfl_party.assembly.files import PartyFiles
@@ -63,14 +63,18 @@ def show(
     numbers about this person have a column of their own. The masked ids of an alignment are counted
     for nobody.
 
+    The record is checked, too, as verify does: if it is not as it was signed, the last sentence
+    says what is wrong, and the exit code is 2.
+
     \b
     Examples:
       vfl-party disclosures show bank.toml
       vfl-party disclosures show bank.toml --id K-1017
       vfl-party disclosures show bank.toml --run 20260301-120000-churn-1f3a --json --each
     """
-    from vfl_party.disclosures.tables import table
+    from vfl_party.disclosures.tables import json_lines, table
     from vfl_party.record.history import RecordHistory, summed
+    from vfl_party.record.verify import require
 
     if each and not as_json:
         raise InputError(Code.CONFIG_INVALID, "--each: is for JSON lines; give --json, too")
@@ -84,18 +88,11 @@ def show(
     if each:
         for bundle in found:
             click.echo(to_json(bundle.fields, compact=True))
-        return
-    sums = {key: one for key, one in summed(found).items() if peer in (None, key[1])}
-    if as_json:
-        for (_, to, way), one in sums.items():
-            click.echo(to_json({"to": to, **way.fields, **one.fields}, compact=True))
-        return
-    if not sums:
-        nobody = " about this person, but for masked ids if the table was aligned by psi"
-        click.echo("nothing has left" + (nobody if cells else ""))
-        return
-    for line in table(sums):
-        click.echo(line)
+    else:
+        sums = {key: one for key, one in summed(found).items() if peer in (None, key[1])}
+        for line in json_lines(sums) if as_json else table(sums, of_person=bool(cells)):
+            click.echo(line)
+    require(_folder(files), files.keyring.current())
 
 
 @disclosures.command(epilog=EXIT_CODES)
@@ -119,11 +116,11 @@ def verify(party: Path, evidence: tuple[Path, Path] | None, statement_: Path | N
     """Check this party's record against all heads that it and its peers have signed.
 
     A line that was altered, dropped, moved or cut off ends with exit code 2, and one sentence for
-    each head that does not fit. A record that was rewritten as a whole, with its heads, is found by
-    the peers: they hold the old heads, and ask at the next run.
+    each head that does not fit. So do signed heads that are missing. A record that was rewritten as
+    a whole, with its heads, is found by the peers: they hold the old heads, and ask at the next
+    run.
     """
     from vfl_party.disclosures.statement import opened
-    from vfl_party.grants.grant import count
     from vfl_party.record.verify import evidence as shown
     from vfl_party.record.verify import verify as look
 
@@ -159,10 +156,11 @@ def export(party: Path, run: str, out: Path) -> None:
 
     It is a Statement of in-toto in an envelope of DSSE, signed with the key of the party's
     certificate. Its subject is the party's newest checkpoint of the run. It has no ids, and no
-    numbers of rows.
+    numbers of rows. Nothing is signed if the record is not as it was signed.
     """
     from vfl_common.files import PLAIN_NAME, write_atomic
     from vfl_party.disclosures.statement import sealed, statement
+    from vfl_party.record.verify import require
 
     files = _files(party)
     run = _run_meant(files, run)
@@ -170,6 +168,7 @@ def export(party: Path, run: str, out: Path) -> None:
     if not PLAIN_NAME.fullmatch(run):
         raise InputError(Code.CONFIG_INVALID, f"{run!r} is no id of a run")
     facts = _facts(folder)
+    require(_folder(files), files.keyring.current())
     said = statement(_folder(files), folder, files.name, facts)
     write_atomic(out, to_json(sealed(said, files.keyring.current())) + "\n")
     click.echo(f"{out}: {len(said['predicate']['left'])} exchanges, signed by {files.name}")

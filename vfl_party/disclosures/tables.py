@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vfl_common.text import aligned
+from vfl_common.text import aligned, to_json
 from vfl_party.record.history import Sum
 from vfl_party.record.lines import Way
 
@@ -24,10 +24,21 @@ _HEAD = (
 )
 
 
-def table(sums: Mapping[tuple[str, str, Way], Sum]) -> list[str]:
-    """Returns a line for each receiver and exchange of a run, below a line of names; with the
-    numbers of the person if one was asked for.
+def json_lines(sums: Mapping[tuple[str, str, Way], Sum]) -> list[str]:
+    """Returns a JSON object for each receiver and exchange of a run."""
+    return [
+        to_json({"to": to, **way.fields, **each.fields}, compact=True)
+        for (_, to, way), each in sums.items()
+    ]
+
+
+def table(sums: Mapping[tuple[str, str, Way], Sum], *, of_person: bool = False) -> list[str]:
+    """Returns a line for each receiver and exchange of a run, below a line of names; one sentence
+    if there are none. ``of_person``: one was asked for, whose numbers have a column.
     """
+    if not sums:
+        nobody = " about this person, but for masked ids if the table was aligned by psi"
+        return ["nothing has left" + (nobody if of_person else "")]
     rows = [
         (
             run,
@@ -44,6 +55,5 @@ def table(sums: Mapping[tuple[str, str, Way], Sum]) -> list[str]:
         )
         for (run, to, way), each in sums.items()
     ]
-    asked = any(each.of_person is not None for each in sums.values())
-    kept = [place for place, name in enumerate(_HEAD) if asked or name != "of the person"]
+    kept = [place for place, name in enumerate(_HEAD) if of_person or name != "of the person"]
     return aligned(([row[place] for place in kept] for row in (_HEAD, *rows)), _NUMBERS)

@@ -118,7 +118,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     course = Course(recipe)
     course.check()
     if rows is not None:
-        splits = divide_rows(recipe, rows)
+        splits = divide_rows(recipe, rows, drawn=False)
         holders = [each.name for each in recipe.passives] if recipe.rows.align == "none" else []
         course.check(len(splits["train"]))
         party = Party(

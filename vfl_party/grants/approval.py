@@ -15,11 +15,12 @@ from vfl_common.config.party import PartyFile
 from vfl_common.config.policy import PolicySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
+from vfl_common.text import count
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Opened
 from vfl_party.grants import peers
 from vfl_party.grants.fits import Asked, misfit, over
-from vfl_party.grants.grant import Grant, count
+from vfl_party.grants.grant import Grant
 from vfl_party.grants.store import GrantStore, KeptGrant, folder_of
 from vfl_party.grants.table import digests
 from vfl_party.policy.meeting import Proposed
@@ -206,6 +207,8 @@ class GrantGuard:
         self._approval: Approval | None = None
         self._others: Mapping[str, KeptGrant] = {}
         self._run = ""
+        # What this program has begun, or goes on with.
+        self._begun = {resume.run_id} if resume is not None else set[str]()
         # The ids that are counted as predicted in the run.
         self._predicted: set[str] = set()
 
@@ -229,11 +232,13 @@ class GrantGuard:
         """
         if run_id != self._run:
             self._run, self._predicted = run_id, set()
-        joined = peers.Joined(self._digest, run_id, self._trains)
+        goes_on = run_id in self._begun
+        joined = peers.Joined(self._digest, run_id, self._trains, goes_on)
         credentials = self._files.keyring.current()
         with self._store(shown) as store:
-            seen = store.shown_for if store is not None else _never
+            seen = store.shown_in if store is not None else _never
             self._others = peers.checked(shown, joined, credentials, seen)
+        self._begun.add(run_id)
 
     def begins(self, folder: RunFolder) -> list[str]:
         """Counts the run, before anything of it leaves. Returns a sentence for the grant of each
@@ -287,8 +292,8 @@ class GrantGuard:
             store.close()
 
 
-def _never(_party: str, _grant: str, _run: str) -> int:
-    return 0
+def _never(_party: str, _grant: str) -> frozenset[str]:
+    return frozenset()
 
 
 def _pinned(files: PartyFiles, names: Sequence[str]) -> dict[str, str]:

@@ -90,7 +90,7 @@ def approve(
     files = read_files(party, recipe=_recipe(recipe) if recipe is not None else None)
     _require_pins(party, files)
     with naming(recipe if recipe is not None else Path(files.file.recipe)):
-        opened, found = look(files, runs)
+        opened, found = look(files, runs, predictions)
     store = ctx.with_resource(closing(store_of(files.file)))
     facts = {"runs": runs, "predictions": predictions, "purpose": purpose}
     grant = _made(files, opened, store.secret, _last_day(until), facts)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from vfl_party.grants.grant import Grant, count
+from vfl_common.text import count
+from vfl_party.grants.grant import Grant
 from vfl_party.grants.store import Uses
 
 

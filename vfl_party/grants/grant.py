@@ -14,7 +14,7 @@ from vfl_common.config.policy import Pin
 from vfl_common.config.recipe_tables import Name
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.envelope import Envelope
-from vfl_common.text import clean
+from vfl_common.text import clean, count
 
 # Of our own; DSSE signs it with the grant, so that no other statement can be taken for one.
 PAYLOAD = "application/vnd.vfl.grant+json"
@@ -99,11 +99,6 @@ class Grant(Section):
 def new_id() -> str:
     """Draws the id of a grant."""
     return secrets.token_hex(_ID_BYTES)
-
-
-def count(number: int, what: str) -> str:
-    """Words a number of things: ``1 run``, ``2 runs``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def day_of(at_s: float) -> str:

@@ -8,7 +8,7 @@ grant for as many runs as it allows takes it for no other.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.pem import pin_of
 from vfl_common.identity.signing import chain_pem
+from vfl_common.text import count
 from vfl_party.grants import grant as grants
 from vfl_party.grants.grant import Grant
 from vfl_party.grants.store import KeptGrant
@@ -27,12 +28,14 @@ _WHAT = "the grant"
 class Joined:
     """What all are about to run, as each party knows it.
 
-    ``digest``: of the recipe, of training if this is a prediction. ``run``: its id.
+    ``digest``: of the recipe, of training if this is a prediction. ``run``: its id. ``goes_on``:
+    this program has begun the run, or resumes it.
     """
 
     digest: str
     run: str
     trains: bool
+    goes_on: bool = False
 
 
 def shown(kept: KeptGrant, credentials: Credentials) -> dict[str, Any]:
@@ -48,7 +51,7 @@ def checked(
     said: Mapping[str, Any],
     joined: Joined,
     credentials: Credentials,
-    shown_for: Callable[[str, str, str], int],
+    shown_in: Callable[[str, str], Collection[str]],
     now_s: float | None = None,
 ) -> dict[str, KeptGrant]:
     """Returns the grants that the other parties show, after all checks: {party: grant}.
@@ -57,7 +60,7 @@ def checked(
         said: {party: what its ``shown`` gave; None if it needs no grant}.
         joined: what is run.
         credentials: this party's.
-        shown_for: (party, id of a grant, run) -> for how many other runs the party has shown it.
+        shown_in: (party, id of a grant) -> the runs for which the party has shown it.
         now_s: in seconds since 1970; None: now.
 
     Raises PeerError, in one sentence, at the first grant that does not fit.
@@ -68,7 +71,7 @@ def checked(
         if party == credentials.name or words is None or words == {}:
             continue
         kept = _read(party, words, credentials)
-        if why := _misfit(party, kept.grant, joined, credentials, shown_for, now_s):
+        if why := _misfit(party, kept.grant, joined, credentials, shown_in, now_s):
             raise _refused(party, f"{_WHAT} of {party} {why}")
         found[party] = kept
     return found
@@ -94,7 +97,7 @@ def _misfit(
     grant: Grant,
     joined: Joined,
     credentials: Credentials,
-    shown_for: Callable[[str, str, str], int],
+    shown_in: Callable[[str, str], Collection[str]],
     now_s: float,
 ) -> str:
     if grant.party != party:
@@ -108,9 +111,14 @@ def _misfit(
         return f"is for another key of {credentials.name}"
     if not (grant.runs if joined.trains else grant.predictions):
         return f"allows no {'run' if joined.trains else 'prediction'}"
-    if joined.trains and shown_for(grant.party, grant.grant, joined.run) >= grant.runs:
-        runs = grants.count(grant.runs, "run")
-        return f"allows {runs}, and was shown for as many others"
+    if not joined.trains:
+        return ""
+    runs = {*shown_in(grant.party, grant.grant)}
+    if joined.run in runs and not joined.goes_on:
+        # The server chooses the id: one that was used before would cost nothing.
+        return f"was shown for run {joined.run} before, which this party does not resume"
+    if len(runs - {joined.run}) >= grant.runs:
+        return f"allows {count(grant.runs, 'run')}, and was shown for as many others"
     return ""
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from vfl_common.errors import InputError
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import ExchangeSummary
-from vfl_common.text import aligned
+from vfl_common.text import aligned, count
 from vfl_party.account.limits import Balance, guards_without_run
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, Opened, assemble, expected_rows
 from vfl_party.forecast.count import forecast_of
 from vfl_party.forecast.result import CountedForecast
-from vfl_party.grants.grant import Grant, count
+from vfl_party.grants.grant import Grant
 from vfl_party.grants.measured import NOTHING, measured
 from vfl_party.outbound.chains import PASSIVES
 from vfl_party.policy.planned import planned
@@ -64,7 +64,7 @@ class Outlook:
 
     ``rows``: how many its table has. ``leaves``: in a run. ``of_prediction``: about predicted rows.
     ``numbers``: {peer: about one person in a run, at most}, as far as the phases say it.
-    ``balances``: what the runs of the grant would leave of the account's limits.
+    ``balances``: what the grant would leave of the account's limits.
     ``privacy``: the sentence about differential privacy; '' if there is none. ``uncounted``: why
     the bytes are not known; '' if they are.
     """
@@ -84,9 +84,10 @@ class Outlook:
         return sum(each.payload_bytes or 0 for each in self.leaves)
 
 
-def look(files: PartyFiles, runs: int = 1) -> tuple[Opened, Outlook]:
+def look(files: PartyFiles, runs: int = 1, predictions: int = 0) -> tuple[Opened, Outlook]:
     """Makes the party as for a run, and counts what would leave. Raises InputError, also if the
-    party's policy never lets out what the recipe asks for. ``runs``: of the grant.
+    party's policy never lets out what the recipe asks for. ``runs``, ``predictions``: of
+    the grant.
     """
     opened = files.open()
     made = assemble(opened, expected_rows(opened), policy=files.policy(), trees=files.file.trees)
@@ -102,7 +103,7 @@ def look(files: PartyFiles, runs: int = 1) -> tuple[Opened, Outlook]:
     balances = tuple(
         each
         for guard in guards_without_run(files.file)
-        for each in guard.balances(opened, made.party, runs)
+        for each in guard.balances(opened, made.party, runs, predictions)
     )
     of_runs = (leaves, of_prediction, numbers, balances, said, why)
     return opened, Outlook(files.settings.role, len(opened.table), *of_runs)
@@ -237,9 +238,8 @@ def _spent(grant: Grant, found: Outlook, files: PartyFiles) -> Iterator[str]:
     size = f" of together {grant.runs * found.payload_bytes:,} bytes" if not found.uncounted else ""
     parts = ([runs + size] if grant.runs else []) + ([rows] if grant.predictions else [])
     yield f"it would spend at most: {', '.join(parts)}"
-    if grant.runs:
-        for each in found.balances:
-            yield each.words(runs)
+    for each in found.balances:
+        yield each.words(grant.runs, grant.predictions)
     begun = len(_earlier(files))
     yield f"this recipe has had {count(begun, 'run')} of {files.name} before"
     if found.privacy:

@@ -188,14 +188,13 @@ class GrantStore:
             )
             return done.rowcount > 0
 
-    def shown_for(self, party: str, id_: str, run: str) -> int:
-        """Returns for how many other runs a peer has shown a grant. Raises InputError."""
+    def shown_in(self, party: str, id_: str) -> frozenset[str]:
+        """Returns the runs for which a peer has shown a grant. Raises InputError."""
         with self._changing() as file:
-            (others,) = file.execute(
-                "SELECT count(*) FROM shown WHERE party = ? AND grant_id = ? AND run <> ?",
-                (party, id_, run),
-            ).fetchone()
-            return int(others)
+            runs = file.execute(
+                "SELECT run FROM shown WHERE party = ? AND grant_id = ?", (party, id_)
+            ).fetchall()
+            return frozenset(run for (run,) in runs)
 
     def see(self, grant: Grant, run: str) -> None:
         """Counts that a peer has shown a grant for a run, and takes part in it. Raises

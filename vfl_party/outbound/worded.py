@@ -29,26 +29,39 @@ def refused(key: str, wanted: Any, given: str, remedy: str = "") -> InputError:
     """Returns the refusal of a policy, for its own people: the key, what it wants, and what is
     given.
     """
-    if isinstance(wanted, tuple):
-        wanted = [*wanted]
-    number = isinstance(wanted, int) and not isinstance(wanted, bool)
-    said = f"{wanted:,}" if number else str(wanted).lower() if wanted is True else wanted
-    text = f"policy.{key} = {said} in the party file: {given}"
+    said = in_words(wanted)
+    is_word = isinstance(wanted, str) or wanted == ()
+    text = f"policy.{key}{': ' if is_word else ' = '}{said} in the party file: {given}"
     return InputError(Code.REFUSED, f"{text}; {remedy or 'ask for less, or change the policy'}")
+
+
+def in_words(value: Any) -> str:
+    """Writes the value of a key of ``[policy]`` for a person."""
+    if isinstance(value, list | tuple):
+        return listed([str(each) for each in value]) or "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 class Worded:
     """What the settings let out; see ``Policy``.
 
-    ``beside``: another policy, which must agree.
+    ``beside``: another policy, which must agree. ``after``: the one that has watched what left
+    before, to find the rows in common. Raises InputError if a demand names a transform or a setting
+    that there is not.
     """
 
     def __init__(
         self,
         settings: PolicySettings,
         beside: Callable[[str, Exchange, Sent], Filter] | None = None,
+        after: Worded | None = None,
     ) -> None:
-        self._settings, self._beside, self._counts = settings, beside, Counts()
+        for demand in settings.demands:
+            _check_known(demand)
+        self._settings, self._beside = settings, beside
+        self._counts: Counts = Counts(after._counts if after is not None else None)
 
     def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
         where = f"exchange {exchange.name} of phase {phase}"
@@ -68,16 +81,29 @@ class Worded:
         return HeldBeside(*about, self._beside(phase, exchange, sent))
 
 
+def _check_known(demand: Demand) -> None:
+    """Raises InputError if a demand names a transform that there is not, or a setting that it has
+    not.
+    """
+    where = "policy.demands in the party file"
+    known = sorted(transforms.load(demand.transform, where).settings.model_fields)
+    for name in (*demand.at_least, *demand.at_most):
+        if name not in known:
+            text = f"{where}: the transform {demand.transform} has no setting {name}"
+            has = f"it has {listed(known)}" if known else "it has none; leave the bound out"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; {has}")
+
+
 def _check_demand(demand: Demand, sent: Sent, where: str) -> None:
     """Raises InputError (REFUSED) if what is sent does not pass the transform that is demanded."""
     found = [use for use in sent.through if use.kind == demand.transform]
     if not found:
         given = f"{where} would send {demand.kind} without it"
         ways = "add it to the transforms of the phase"
-        raise refused("demands", f"[{demand.transform}]", given, ways)
+        raise refused("demands", demand.transform, given, ways)
     if all(bare := [sorted(use.leave & sent.tensors.keys()) for use in found]):
         given = f"{where} would send a part of {demand.kind} without it: {listed(bare[0])}"
-        raise refused("demands", f"[{demand.transform}]", given)
+        raise refused("demands", demand.transform, given)
     # The strongest may be any of them.
     wrong = [_weaker(demand, use, where) for use in found]
     if all(wrong):
@@ -104,16 +130,29 @@ def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
 
 
 class Counts:
-    """What has left in a run, of phases: numbers about each row, by receiver, and bytes."""
+    """What has left in a run: numbers about each row, by receiver, and bytes. ``before``: what
+    left before the first phase, whose bytes count.
+    """
 
-    def __init__(self) -> None:
-        self.bytes = 0
+    def __init__(self, before: Counts | None = None) -> None:
+        self.bytes, self._before = 0, before
         # {receiver: numbers about each row}, in the order of the rows' numbers.
         self._numbers: dict[str, npt.NDArray[np.int64]] = {}
         # {receiver: numbers about every row}.
         self._all: dict[str, int] = {}
-        # The filter that keeps this state for all.
-        self.keeper: Filter | None = None
+        # The filter that keeps this state for all: that of the first bundle.
+        self._keeper: Filter | None = None
+
+    def is_kept_by(self, found: Filter) -> bool:
+        """Whether a filter keeps this state for all."""
+        return self._keeper is found
+
+    def adds_to(self, found: Filter, sent_bytes: int) -> None:
+        """Adds bytes that are about to leave through a filter."""
+        if self._keeper is None:
+            self._keeper = found
+            self.bytes += self._before.bytes if self._before is not None else 0
+        self.bytes += sent_bytes
 
     def added(self, receiver: str, rows: Any, width: int) -> int:
         """Adds ``width`` numbers about each of some rows; returns the most about any of them."""
@@ -135,8 +174,9 @@ class Counts:
         numbers = {name: torch.from_numpy(each.copy()) for name, each in self._numbers.items()}
         return {"bytes": self.bytes, "numbers": numbers, "all": dict(self._all)}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restores what ``state`` returned."""
+    def load_state(self, state: dict[str, Any], keeper: Filter) -> None:
+        """Restores what ``state`` returned; ``keeper`` keeps it from now on."""
+        self._keeper = keeper
         self.bytes, self._all = state["bytes"], dict(state["all"])
         self._numbers = {name: each.numpy().copy() for name, each in state["numbers"].items()}
 
@@ -153,8 +193,7 @@ class Held(Filter):
 
     def leaves(self, leaving: Leaving) -> None:
         settings, counts = self._settings, self._counts
-        counts.keeper = counts.keeper or self
-        counts.bytes += leaving.payload_bytes * len(leaving.to)
+        counts.adds_to(self, leaving.payload_bytes * len(leaving.to))
         if settings.most_bytes is not None and counts.bytes > settings.most_bytes:
             raise self._refused("most_bytes", f"{counts.bytes:,} bytes would have left")
         bits = 8 * leaving.payload_bytes / max(1, leaving.numbers)
@@ -184,12 +223,11 @@ class Held(Filter):
         return refused(key, getattr(self._settings, key), given)
 
     def state(self) -> dict[str, Any] | None:
-        return {"policy": self._counts.state()} if self._counts.keeper is self else None
+        return {"policy": self._counts.state()} if self._counts.is_kept_by(self) else None
 
     def load_state(self, state: dict[str, Any]) -> None:
         if state.get("policy") is not None:
-            self._counts.keeper = self
-            self._counts.load_state(state["policy"])
+            self._counts.load_state(state["policy"], self)
 
 
 class HeldBeside(Held):

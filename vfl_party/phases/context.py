@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,13 @@ class MakeEncoder:
         root = self.recipe.seed if shared or self.secret is None else self.secret
         with seeded(derive_seed(root, "init", *((label,) if shared else (self.party, label)))):
             return checked_encoder(self.settings, self.spec, width or self.width, party=self.party)
+
+
+@runtime_checkable
+class OnSeveral(Protocol):
+    """What embeds on several processes of a party, see ``Party.through``."""
+
+    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]: ...
 
 
 def _without_encoder(*_inputs: Tensor) -> Tensor:
@@ -262,6 +269,15 @@ class Party:
         it.
         """
         return isinstance(self.encode, _OneDevice)
+
+    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
+        """Passes batches of one size through an encoder of the party's kind, such as one that a
+        phase trains beside its own, on all of its GPUs: float32 [B, D] each. ``batches``: the
+        encoder's arguments, as the party's features or an augmentation of them gave them.
+        """
+        if isinstance(self.encode, OnSeveral):
+            return self.encode.through(encoder, *batches)
+        return [encoder(*inputs) for inputs in batches]
 
     @property
     def own_seed(self) -> int:

@@ -323,8 +323,8 @@ class Course:
 
     @cached_property
     def own_passes(self) -> NamedPhase | None:
-        """The first phase that bypasses ``Party.encode``, so supports neither bfloat16 nor several
-        GPUs; None if all go through it.
+        """The first phase that bypasses ``Party.encode``, so does not support bfloat16; None if all
+        go through it.
         """
         return next((phase for phase in self.phases if not phase.method.encodes), None)
 

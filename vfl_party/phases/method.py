@@ -46,7 +46,8 @@ class Method(Generic[S]):
             after the phase. A phase whose model is not shared is the recipe's only one.
         trains: whether rows leave a trace in the models.
         encodes: whether all its forward passes are ``Party.encode`` and ``Party.outputs``. These
-            apply the recipe's precision and use all of a party's GPUs.
+            apply the recipe's precision and use all of a party's GPUs; so does ``Party.through``,
+            but for the precision.
         protocol: the oldest protocol (``vfl_common.link.PROTOCOL``) with which it can be run,
             in training and prediction.
     """
@@ -223,6 +224,14 @@ class Method(Generic[S]):
         """
         _ = settings
         return "its kind needs rows that all parties hold"
+
+    def one_process(self, settings: S) -> str:
+        """Says why a party must be one process in the phase; '' if it may be several: if all passes
+        through encoders are ``Party.encode`` and ``Party.through``, of batches that its features or
+        augmentation gave.
+        """
+        _ = settings
+        return "" if self.encodes else "has forward passes of its own"
 
     def learns(self, settings: S) -> Learnt:
         """Returns what the phase teaches the model to do without a party; '' for nothing."""

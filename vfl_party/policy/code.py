@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 from collections.abc import Iterable, Iterator
+from importlib.machinery import ModuleSpec
 from importlib.metadata import entry_points
 from pathlib import Path
+
+_UNKNOWN = "sha256:unknown"
 
 
 def digests(names: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -18,18 +21,45 @@ def digests(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def digest_of(module: str) -> str:
-    """Returns ``sha256:`` and the digest of a module's file; of a package, of its files of Python,
-    with their names.
+    """Returns ``sha256:`` and the digest of a module's file; if it is in a package, of all files of
+    the whole package, with their names, because the module may import and read them all.
+    ``sha256:unknown`` if there are none.
+
+    Of a namespace package, which several projects share, only the package within it counts. The
+    code is not run.
     """
-    found = importlib.util.find_spec(module)
-    path = Path(found.origin) if found is not None and found.origin else None
-    if path is None:
-        return "sha256:unknown"
-    whole = path.name == "__init__.py"
-    files = sorted(path.parent.rglob("*.py")) if whole else [path]
+    found = _outermost(module)
+    if found is None:
+        return _UNKNOWN
+    if found.submodule_search_locations is not None:
+        roots = [Path(each) for each in found.submodule_search_locations]
+        files = sorted((root, each) for root in roots for each in _files(root))
+    elif found.has_location and found.origin is not None:
+        files = [(Path(found.origin).parent, Path(found.origin))]
+    else:
+        files = []
     digest = hashlib.sha256()
-    for each in files:
-        content = each.read_bytes()
-        digest.update(f"{each.relative_to(path.parent).as_posix()} {len(content)} ".encode())
-        digest.update(content)
-    return f"sha256:{digest.hexdigest()}"
+    for root, each in files:
+        with each.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{each.relative_to(root).as_posix()!r} {content}\n".encode())
+    return f"sha256:{digest.hexdigest()}" if files else _UNKNOWN
+
+
+def _outermost(module: str) -> ModuleSpec | None:
+    """Returns the first part of a module's name that is no namespace: of ``a.b.c``, ``a``, or else
+    ``a.b``, or else ``a.b.c``. Parts before are namespaces, which have no code to run.
+    """
+    parts, found = module.split("."), None
+    for count in range(1, len(parts) + 1):
+        found = importlib.util.find_spec(".".join(parts[:count]))
+        if found is None or found.origin is not None:
+            break
+    return found
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """Yields the files below a folder; not what Python has compiled from them."""
+    for each in root.rglob("*"):
+        if each.is_file() and "__pycache__" not in each.relative_to(root).parts:
+            yield each

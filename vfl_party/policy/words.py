@@ -8,8 +8,7 @@ from typing import Any
 from vfl_common.config.policy import Pin, PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
-from vfl_common.text import listed
-from vfl_party.outbound.worded import refused
+from vfl_party.outbound.worded import in_words, refused
 from vfl_party.policy.code import digests
 from vfl_party.policy.meeting import Proposed
 
@@ -159,7 +158,7 @@ def told(policy: str | PolicySettings) -> Iterator[str]:
     )
     for key, value in said.items():
         if value not in (False, [], "none") and not (key == "least_rows" and value == 1):
-            yield f"{key} = {_value(value)}"
+            yield f"{key} = {in_words(value)}"
         elif value == [] and key in ("phases", "kinds", "peers", "recipes", "plugins"):
             yield f"{key}: none"
     for demand in policy.demands:
@@ -168,12 +167,4 @@ def told(policy: str | PolicySettings) -> Iterator[str]:
         yield f"demands: {', '.join([f'{demand.transform} on {demand.kind}', *bounds])}"
     for key, value in policy.account.model_dump(exclude_none=True).items():
         if key != "delta" or policy.account.epsilon is not None:
-            yield f"account.{key} = {_value(value)}"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return listed([str(each) for each in value])
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:,}" if isinstance(value, int) else str(value)
+            yield f"account.{key} = {in_words(value)}"

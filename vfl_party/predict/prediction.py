@@ -35,6 +35,7 @@ from vfl_party.base.seeds import Rows
 from vfl_party.data import Labels, Preprocessor, Table
 from vfl_party.data.join import own_columns
 from vfl_party.data.rows import Prepared
+from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.chains import PASSIVES, summarised
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.advice import advise
@@ -333,28 +334,32 @@ def predicted(party: Party) -> list[ExchangeSummary]:
     """Returns what a party would send for a prediction with the trained model; empty if it would
     send nothing.
     """
+    lines = [
+        line
+        for exchange, chains in exchanges_of(party)
+        for line in summarised(party.recipe, PHASE, exchange, chains)
+    ]
+    mine = party.name if party.role == "active" else PASSIVES
+    return [line for line in lines if line.sender == mine]
+
+
+def exchanges_of(party: Party) -> list[tuple[Exchange, Chains]]:
+    """Returns the exchanges of a prediction with the trained model, of a party that trains; empty
+    if the party would send nothing.
+    """
     course = party.course
     if course.keeps_nothing is not None:
         return []
     if party.recipe.own_rows and not course.scores_own_rows:
         return []
     before = set(party.exchanges)
-    if party.course.scores(party, PHASE) is not None:
+    if course.scores(party, PHASE) is not None:
         new = [party.exchanges.pop(key) for key in [*party.exchanges] if key not in before]
-        lines = [
-            line
-            for each in new
-            for line in summarised(party.recipe, PHASE, each.exchange, each.chains)
-        ]
-        return [
-            line
-            for line in lines
-            if line.sender == (party.name if party.role == "active" else PASSIVES)
-        ]
+        return [(each.exchange, each.chains) for each in new]
     if party.role == "active":
         return []
     exchange = embeddings(party)
-    return summarised(party.recipe, PHASE, exchange, party.chains(PHASE, exchange))
+    return [(exchange, party.chains(PHASE, exchange))]
 
 
 class PassivePredict(Phase):

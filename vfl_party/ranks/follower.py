@@ -1,88 +1,108 @@
-"""The other ranks: they compute what rank 0 asks for, and keep nothing."""
+"""The other ranks: they compute what rank 0 asks for. They keep rows and weights, and no state that
+a run resumes from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vfl_common.errors import InternalError
 from vfl_party.base.seeds import derive_seed
-from vfl_party.models import InputSpec, forward
+from vfl_party.models import InputSpec, TwoTowers
 from vfl_party.models.backward import backward
 from vfl_party.models.precision import Precision
-from vfl_party.ranks.group import Ranks, Word, shares, together
-from vfl_party.ranks.leader import synchronised
-from vfl_party.ranks.reduce import parallel
+from vfl_party.ranks.group import Ranks, Word, together
+from vfl_party.ranks.rows import OwnRows
+from vfl_party.ranks.spread import OnRanks, structure
+
+# Makes the party's encoder for an input spec; False: a plain one, as phases make beside it.
+Make = Callable[[InputSpec, bool], nn.Module]
 
 
-def follow(
-    ranks: Ranks, make_encoder: Callable[[InputSpec], nn.Module], precision: Precision
-) -> None:
+def follow(ranks: Ranks, rows: OwnRows, make: Make, precision: Precision) -> None:
     """Computes until rank 0 says END. Raises RankLost if rank 0 ended without it.
 
-    make_encoder: makes the encoder for an input spec, on the CPU; its weights do not matter: each
-    batch has rank 0's.
+    make: makes encoders on the CPU; their weights do not matter: each batch has rank 0's.
     """
     share: _Share | None = None
     while True:
         with together():
-            word, fields = ranks.hear()
-            if word is Word.END:
-                return
-            if word is Word.BEGIN:
-                shape, cardinalities = (ranks.numbers((), count) for count in fields[:2])
-                spec, share = InputSpec(tuple(shape), tuple(cardinalities)), None
-                share = _Share(ranks, make_encoder(spec), spec, precision)
-            elif share is not None:
-                share.forward(*fields[:4]) if word is Word.FORWARD else share.backward()
+            word, facts, arrays = ranks.hear()
+            match word:
+                case Word.END:
+                    return
+                case Word.BEGIN:
+                    share = None
+                    if rows.begin(facts, arrays):
+                        share = _Share(ranks, rows, make, precision)
+                case Word.VIEWS:
+                    rows.views(facts, arrays)
+                case _ if share is None:
+                    raise InternalError(f"rank 0 says {word.name} without rows")
+                case Word.ENCODER:
+                    share.add(facts["structure"], trains=facts["trains"])
+                case Word.FORWARD:
+                    share.forward(facts, rows.batches(facts["batches"], arrays))
+                case Word.BACKWARD:
+                    share.backward(facts["encoder"])
 
 
 class _Share:
     """Computes this rank's rows of each batch."""
 
-    def __init__(
-        self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision
-    ) -> None:
-        self._ranks, self._spec, self._precision = ranks, spec, precision
-        self._encoder = synchronised(ranks, encoder.to(ranks.device))
-        self._parallel = parallel(self._encoder, ranks.device, ranks.tensors)
-        self._z_BD = torch.empty(0)
+    def __init__(self, ranks: Ranks, rows: OwnRows, make: Make, precision: Precision) -> None:
+        self._ranks, self._make, self._precision = ranks, make, precision
+        self._spec = rows.features.spec
+        self._encoders: list[OnRanks] = []
+        # By encoder: the last embeddings that get a gradient.
+        self._z: dict[int, Tensor] = {}
 
-    def forward(self, rows: int, training: int, learns: int, seed: int) -> None:
-        """Embeds this rank's rows of a batch of ``rows`` with rank 0's weights, and sends the
-        embeddings to it.
+    def add(self, wanted: str, *, trains: bool) -> None:
+        """Makes the next encoder: the party's own, one of its two, or one beside it."""
+        found = next((each for each in self._candidates() if structure(each) == wanted), None)
+        if found is None:
+            raise InternalError("a phase has an encoder that is not of the party's kind")
+        if not trains:
+            # A moving average of the party's own.
+            found.requires_grad_(requires_grad=False)
+        ranks, encoder = self._ranks, found.to(self._ranks.device)
+        self._encoders.append(OnRanks(ranks, encoder, self._spec, self._precision, trains=trains))
+
+    def _candidates(self) -> Iterator[nn.Module]:
+        own = self._make(self._spec, True)
+        yield own
+        if isinstance(own, TwoTowers):
+            yield from (own.cross, own.local)
+        yield self._make(self._spec, False)
+
+    def forward(self, facts: dict[str, Any], batches: list[tuple[Tensor, ...]]) -> None:
+        """Embeds this rank's rows of batches with rank 0's weights, and sends the embeddings to
+        it.
         """
-        ranks, encoder = self._ranks, self._encoder
-        encoder.train(bool(training))
-        if training:
+        ranks, number = self._ranks, facts["encoder"]
+        shared = self._encoders[number]
+        shared.encoder.train(facts["training"])
+        if facts["training"]:
             # So that dropout masks differ between ranks.
-            torch.manual_seed(derive_seed(seed, "rank", ranks.rank))
-        ranks.spread(encoder)
-        inputs = self._receive(shares(rows, ranks.size)[ranks.rank])
-        with torch.set_grad_enabled(bool(learns)):
-            self._z_BD = forward(
-                self._parallel if learns else encoder, *inputs, precision=self._precision
-            )
-        ranks.send([self._z_BD], [0])
+            torch.manual_seed(derive_seed(facts["seed"], "rank", ranks.rank))
+        ranks.spread(shared.encoder)
+        with torch.set_grad_enabled(facts["learns"]):
+            z_BD = shared(batches)
+        if facts["learns"]:
+            self._z[number] = z_BD
+        ranks.send([z_BD], [0])
 
-    def backward(self) -> None:
+    def backward(self, number: int) -> None:
         """Receives the gradient of these embeddings; the gradient of the weights is summed at rank
         0.
         """
-        dz_BD = torch.empty_like(self._z_BD)
+        z_BD = self._z.pop(number)
+        dz_BD = torch.empty_like(z_BD)
         self._ranks.receive([dz_BD], [0])
-        for parameter in self._encoder.parameters():
+        for parameter in self._encoders[number].encoder.parameters():
             parameter.grad = None
-        backward(self._z_BD, dz_BD)
-
-    def _receive(self, rows: int) -> tuple[Tensor, ...]:
-        spec, device = self._spec, self._ranks.device
-        inputs = [torch.empty(rows, *spec.shape, device=device)]
-        if spec.cardinalities:
-            inputs.append(
-                torch.empty(rows, len(spec.cardinalities), dtype=torch.int64, device=device)
-            )
-        for x_r in inputs:
-            self._ranks.receive([x_r], [0])
-        return tuple(inputs)
+        backward(z_BD, dz_BD)

@@ -1,21 +1,26 @@
-"""Messages between the processes of one party: words from rank 0, tensors both ways."""
+"""Messages between the processes of one party: words from rank 0, answers to it, tensors both
+ways.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
-import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from vfl_common.errors import Code, InputError, VflError
+from vfl_common.errors import VflError
 from vfl_common.process.signals import Stopped
 from vfl_party.base.devices import launched
 
@@ -23,7 +28,6 @@ log = logging.getLogger(__name__)
 
 # For the next word: torchrun ends all processes if one dies.
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)
-_FIELDS = 5
 # For all processes to start.
 _ALL_THERE_S = 120
 # In its errors, plain RuntimeErrors: its file, or an earlier timeout.
@@ -33,13 +37,21 @@ _GLOO_SAYS = ("/gloo/", "pair closure")
 class Word(IntEnum):
     """Commands of rank 0 to the others."""
 
-    # A generation: make an encoder for these inputs.
+    # A generation: make these rows ready, and say whether they are rank 0's.
     BEGIN = 1
+    # Make another encoder.
+    ENCODER = 2
+    # Make what draws random views.
+    VIEWS = 3
     # Embed your share of a batch.
-    FORWARD = 2
+    FORWARD = 4
     # Take the gradient of these embeddings.
-    BACKWARD = 3
-    END = 4
+    BACKWARD = 5
+    END = 6
+
+
+# Positions of rows, and bytes: never a number of a row.
+Whole = npt.NDArray[np.int64] | npt.NDArray[np.uint8]
 
 
 class RankLost(Stopped):
@@ -75,6 +87,31 @@ def shares(rows: int, ranks: int) -> list[int]:
     return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
 
 
+def packed(facts: dict[str, Any], arrays: Sequence[Whole]) -> Tensor:
+    """Returns facts and arrays of whole numbers as bytes, uint8 [S]. Raises TypeError if an array
+    holds other numbers, as rows do.
+    """
+    for each in arrays:
+        if each.dtype not in (np.int64, np.uint8):
+            raise TypeError(f"an array of {each.dtype} is not for other ranks")
+    head = json.dumps([facts, [[each.dtype.str, len(each)] for each in arrays]]).encode()
+    parts = [len(head).to_bytes(8, "little"), head, *(each.tobytes() for each in arrays)]
+    return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
+
+
+def unpacked(body: Tensor) -> tuple[dict[str, Any], list[Whole]]:
+    """Returns what ``packed`` was given."""
+    data = body.numpy()
+    at = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    facts, kinds = json.loads(data[8:at].tobytes())
+    arrays: list[Whole] = []
+    for kind, count in kinds:
+        end = at + count * np.dtype(kind).itemsize
+        arrays.append(np.frombuffer(data[at:end].tobytes(), kind))
+        at = end
+    return facts, arrays
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process within its party.
@@ -89,28 +126,33 @@ class Ranks:
     words: dist.ProcessGroup
     tensors: dist.ProcessGroup
 
-    def tell(self, word: Word, *fields: int) -> None:
-        """Sends a word to all others, at rank 0."""
-        message = torch.zeros(1 + _FIELDS, dtype=torch.int64)
-        message[: 1 + len(fields)] = torch.tensor([word, *fields])
-        dist.broadcast(message, src=0, group=self.words)
+    def tell(
+        self, word: Word, facts: dict[str, Any] | None = None, arrays: Sequence[Whole] = ()
+    ) -> None:
+        """Sends a word to all others, at rank 0, with facts as JSON and arrays of whole numbers."""
+        body = packed(facts or {}, arrays)
+        self._broadcast(torch.tensor([word, len(body)]))
+        self._broadcast(body)
 
-    def hear(self) -> tuple[Word, list[int]]:
-        """Waits for the next word, at the other ranks; returns it with its fields."""
-        message = torch.zeros(1 + _FIELDS, dtype=torch.int64)
-        dist.broadcast(message, src=0, group=self.words)
-        return Word(int(message[0])), message[1:].tolist()
+    def hear(self) -> tuple[Word, dict[str, Any], list[Whole]]:
+        """Waits for the next word, at the other ranks; returns it with its facts and arrays."""
+        word, size = self._broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
+        return Word(word), *unpacked(self._broadcast(torch.empty(size, dtype=torch.uint8)))
 
-    def numbers(self, values: Sequence[int], count: int) -> list[int]:
-        """Broadcasts rank 0's ``values`` (``count`` integers) to all ranks."""
-        message = (
-            torch.tensor(values, dtype=torch.int64)
-            if self.rank == 0
-            else torch.zeros(count, dtype=torch.int64)
-        )
-        if count:
-            dist.broadcast(message, src=0, group=self.words)
-        return [int(value) for value in message]
+    def _broadcast(self, message: Tensor) -> Tensor:
+        dist.broadcast(message, src=0, group=self.words)
+        return message
+
+    def answers(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
+        """Shows all ranks the facts of each; all call it together. Returns them by rank."""
+        body = packed(facts, ())
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor([len(body)]), group=self.words)
+        longest = int(max(sizes))
+        bodies = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        own = torch.cat([body, torch.zeros(longest - len(body), dtype=torch.uint8)])
+        dist.all_gather(bodies, own, group=self.words)
+        return [unpacked(each[: int(size)])[0] for each, size in zip(bodies, sizes, strict=True)]
 
     def send(self, parts: Sequence[Tensor], to: Sequence[int]) -> None:
         """Sends each of the ranks ``to`` one tensor; skips empty ones."""
@@ -154,20 +196,14 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
     """Yields the processes that torchrun has started for this party; None if it has started only
     one, or none.
 
-    Waits for all of them. At the end, and when rank 0 fails with an error of ours, rank 0 ends the
-    others with a word. If rank 0 ends otherwise, its connections close, and that ends them. Raises
-    InputError if they are on several machines.
+    Waits for all of them, on however many machines. At the end, and when rank 0 fails with an error
+    of ours, rank 0 ends the others with a word. If rank 0 ends otherwise, its connections close,
+    and that ends them.
     """
     rank, size, _ = launched()
     if size == 1:
         yield None
         return
-    if int(os.environ.get("LOCAL_WORLD_SIZE", size)) != size:
-        text = (
-            f"torchrun has started {size} processes on several machines; a party's are on one: "
-            "--nnodes 1"
-        )
-        raise InputError(Code.CONFIG_INVALID, text)
     with _endable(), together():
         dist.init_process_group("gloo", timeout=timedelta(seconds=_ALL_THERE_S))
         words = dist.new_group(backend="gloo", timeout=_AS_LONG_AS_IT_TAKES)

@@ -3,53 +3,122 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
-from vfl_party.models import InputSpec, StochasticEncoder, forward
+from vfl_party.data.inputs.made import Made, Noted, Views
+from vfl_party.models import InputSpec, StochasticEncoder
 from vfl_party.models.precision import Precision
-from vfl_party.ranks.group import Ranks, Word, shares, together
-from vfl_party.ranks.reduce import parallel
+from vfl_party.ranks.group import Ranks, Whole, Word, shares, together
+from vfl_party.ranks.spread import OnRanks, structure, trains
 
 
 class SpreadEncoder:
-    """Embeds a batch on all ranks, in order, and sends its gradient back to them.
+    """Embeds batches on all ranks, in order, and sends their gradients back to them.
 
-    Each generation makes one, and so do the other ranks. ``encoder``: the party's own, whose
-    weights are the only ones that count; after a backward pass it holds the gradients of the whole
-    batch.
+    Each generation makes one, after ``begin``. The others make each batch of their own copy of the
+    rows: they are told positions, how random views are drawn, and weights. The weights are those of
+    rank 0's encoders; after a backward pass these hold the gradients of the whole batch.
+
+    Args:
+        encoder: the party's own; ``through`` takes others.
+        noted: remembers how the batches of the party's features are made.
     """
 
     def __init__(
-        self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision
+        self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision, noted: Noted
     ) -> None:
-        self._ranks, self._encoder, self._precision = ranks, encoder, precision
+        self._ranks, self._spec, self._precision, self._noted = ranks, spec, precision, noted
+        # With the original: a number is that of one encoder as long as it lives.
+        self._shared: list[tuple[nn.Module, OnRanks]] = []
+        self._views: list[Views] = []
+        self._encoder = encoder
         with together():
-            ranks.tell(Word.BEGIN, len(spec.shape), len(spec.cardinalities))
-            ranks.numbers(spec.shape, len(spec.shape))
-            ranks.numbers(spec.cardinalities, len(spec.cardinalities))
-            self._parallel = parallel(synchronised(ranks, encoder), ranks.device, ranks.tensors)
+            self._number(encoder)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Embeds the whole batch, [B, …], as float32 [B, D]."""
-        ranks, encoder, learns = self._ranks, self._encoder, torch.is_grad_enabled()
-        sizes = shares(len(inputs[0]), ranks.size)
-        seed = _seed(ranks.device) if encoder.training else 0
-        ranks.tell(Word.FORWARD, len(inputs[0]), encoder.training, learns, seed)
-        ranks.spread(encoder)
-        parts = [torch.split(x, sizes) for x in inputs]
-        for x_r in parts:
-            ranks.send(x_r[1:], range(1, ranks.size))
-        own = tuple(x_r[0] for x_r in parts)
-        z_BD = forward(self._parallel if learns else encoder, *own, precision=self._precision)
-        gathered: Tensor = _Gather.apply(z_BD, ranks, sizes)
-        return gathered
+        return self.through(self._encoder, inputs)[0]
+
+    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
+        """Embeds batches of one size with an encoder of the party's kind, one after the other: as
+        float32 [B, D] each.
+        """
+        ranks, learns = self._ranks, torch.is_grad_enabled()
+        number = self._number(encoder)
+        rows, count = len(batches[0][0]), len(batches)
+        made, arrays = self._told(batches)
+        facts = {
+            "encoder": number,
+            "batches": made,
+            "training": encoder.training,
+            "learns": learns,
+            "seed": _seed(ranks.device) if encoder.training else 0,
+        }
+        ranks.tell(Word.FORWARD, facts, arrays)
+        original, shared = self._shared[number]
+        ranks.spread(original)
+        sizes = shares(rows, ranks.size)
+        own = [tuple(x[: sizes[0]] for x in inputs) for inputs in batches]
+        z: Tensor = _Gather.apply(shared(own), ranks, number, [count * size for size in sizes])
+        if count == 1:
+            return [z]
+        # By rank, and within a rank by batch.
+        parts = torch.split(z, [size for size in sizes for _ in range(count)])
+        return [torch.cat(parts[place::count]) for place in range(count)]
+
+    def _number(self, encoder: nn.Module) -> int:
+        """Returns the number of an encoder; the others make theirs when it has none yet."""
+        for number, (known, _) in enumerate(self._shared):
+            if known is encoder:
+                return number
+        learns = trains(encoder)
+        self._ranks.tell(Word.ENCODER, {"structure": structure(encoder), "trains": learns})
+        shared = OnRanks(self._ranks, encoder, self._spec, self._precision, trains=learns)
+        self._shared.append((encoder, shared))
+        return len(self._shared) - 1
+
+    def _told(self, batches: tuple[tuple[Tensor, ...], ...]) -> tuple[list[Any], list[Whole]]:
+        """Returns how the batches were made, as ``_Rows`` of the others reads it."""
+        told: list[Any] = []
+        arrays: list[Whole] = []
+        for inputs in batches:
+            made = self._noted.of(inputs)
+            if made is None:
+                text = "a phase changes the inputs of an encoder by itself, which other"
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{text} processes of the party cannot repeat; start it without torchrun",
+                )
+            facts, more = self._facts(made)
+            told.append(facts)
+            arrays += more
+        return told, arrays
+
+    def _facts(self, made: Made) -> tuple[dict[str, Any], list[Whole]]:
+        view = made.view
+        if view is not None:
+            drawn = view.drawn.numpy()
+            number = self._known_views(view.of)
+            return {"views": number, "which": view.which, "count": view.count}, [made.rows, drawn]
+        if made.others is not None:
+            return {"column": made.column}, [made.rows, made.others]
+        return {}, [made.rows]
+
+    def _known_views(self, views: Views) -> int:
+        if views not in self._views:
+            facts = {"settings": json.loads(views.settings)}
+            self._ranks.tell(Word.VIEWS, facts, [views.pool.astype(np.int64)])
+            self._views.append(views)
+        return self._views.index(views)
 
 
 class _Gather(torch.autograd.Function):
@@ -61,8 +130,8 @@ class _Gather(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, z_BD: Tensor, ranks: Ranks, sizes: list[int]) -> Tensor:
-        ctx.ranks, ctx.sizes = ranks, sizes
+    def forward(ctx: Any, z_BD: Tensor, ranks: Ranks, number: int, sizes: list[int]) -> Tensor:
+        ctx.ranks, ctx.number, ctx.sizes = ranks, number, sizes
         whole_BD = z_BD.new_empty(sum(sizes), z_BD.shape[1])
         own, *others = torch.split(whole_BD, sizes)
         own.copy_(z_BD)
@@ -70,11 +139,11 @@ class _Gather(torch.autograd.Function):
         return whole_BD
 
     @staticmethod
-    def backward(ctx: Any, dz_BD: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, dz_BD: Tensor) -> tuple[Tensor, None, None, None]:
         own, *others = torch.split(dz_BD, ctx.sizes)
-        ctx.ranks.tell(Word.BACKWARD)
+        ctx.ranks.tell(Word.BACKWARD, {"encoder": ctx.number})
         ctx.ranks.send(others, range(1, ctx.ranks.size))
-        return own, None, None
+        return own, None, None, None
 
 
 class Guarded(Phase):
@@ -141,14 +210,6 @@ def check_spread(
             "trained must"
         )
         raise InputError(Code.MODEL_INVALID, f"{text}; remove it, or set requires_grad = False")
-
-
-def synchronised(ranks: Ranks, encoder: nn.Module) -> nn.Module:
-    """Returns the same encoder, with batch normalisation over the rows of all ranks; its state
-    keeps its names.
-    """
-    found: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(encoder, ranks.tensors)  # type: ignore[no-untyped-call]
-    return found
 
 
 def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: str) -> list[str]:

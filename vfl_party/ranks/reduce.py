@@ -45,6 +45,24 @@ def _buffer(bucket: dist.GradBucket, sums: list[Future[object]], _: object) -> t
     return gradients
 
 
+class Several(nn.Module):
+    """An encoder that passes several batches one after the other, so that one backward pass takes
+    them all: of the two views of a batch, say.
+
+    ``arity``: how many tensors the encoder takes.
+    """
+
+    def __init__(self, encoder: nn.Module, arity: int) -> None:
+        super().__init__()
+        self.encoder, self.arity = encoder, arity
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """inputs: the arguments of each batch, [B, …]; returns the embeddings of all, [K B, D]."""
+        starts = range(0, len(inputs), self.arity)
+        found = [self.encoder(*inputs[start : start + self.arity]) for start in starts]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
 def parallel(
     module: nn.Module, device: torch.device, group: dist.ProcessGroup
 ) -> DistributedDataParallel:

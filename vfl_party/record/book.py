@@ -80,8 +80,10 @@ class Book:
         """
         self.add_line(to_json({**fields, "at": now()}, compact=True))
 
-    def add_line(self, text: str) -> None:
-        """Adds a line that is JSON already; see ``add``."""
+    def add_line(self, text: str) -> tuple[int, int]:
+        """Adds a line that is JSON already; see ``add``. Returns where it begins and ends in the
+        file.
+        """
         line, file = f"{text}\n".encode(), self._file
         # As ``_locked``, in fewer calls: this is done at every step.
         with self._mutex:
@@ -98,6 +100,7 @@ class Book:
                     fcntl.flock(file, fcntl.LOCK_UN)
             except OSError as error:
                 raise unwritable(self.path, error, _WHAT) from None
+            return self._end - len(line), self._end
 
     def head(self) -> Head:
         """Returns the head of all lines so far, which are on the disk then. Raises InputError."""
@@ -204,7 +207,7 @@ class Book:
         def hash_at(place: int) -> bytes:
             return new[place - kept[0]] if place >= kept[0] else self._hash_at(place)
 
-        for line in _lines_from(self._file, at, self._end):
+        for line in lines_from(self._file, at, self._end):
             new += tree.added(tree.leaf_hash(line), lines, hash_at)
             lines, at = lines + 1, at + len(line) + 1
         data = memoryview(b"".join(new))
@@ -233,7 +236,7 @@ def now() -> float:
     return round(time.time(), 3)
 
 
-def _lines_from(file: int, at: int, end: int) -> Iterator[bytes]:
+def lines_from(file: int, at: int, end: int) -> Iterator[bytes]:
     """Yields the lines of a file between two places, without their ends."""
     rest = b""
     while at < end:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from vfl_common.bundle import Bundle, DType, StepKey
 from vfl_common.text import to_json
+from vfl_common.wire.frames import BundleSizes, measure
 from vfl_party.record.people import TAG_BYTES
 
 # Of rows: all that the line before it of the kind ``people`` knows, at most.
@@ -79,8 +80,10 @@ def packed(rows: Sequence[int] | npt.NDArray[Any] | str | None, most: int = 0) -
     if rows is None or isinstance(rows, str):
         return rows
     width = 2 if 0 < most <= 1 << 16 else 4
-    data = np.asarray(rows).astype(_TYPES[width]).tobytes()
-    return f"{width}:{binascii.b2a_base64(data, newline=False).decode()}" if data else ""
+    if not len(rows):
+        return NOBODY
+    data = (rows if isinstance(rows, np.ndarray) else np.asarray(rows)).astype(_TYPES[width])
+    return f"{width}:{binascii.b2a_base64(data.data, newline=False).decode()}"
 
 
 def unpacked(text: str) -> Rows:
@@ -123,23 +126,70 @@ def unpacked_tags(text: str | None) -> tuple[npt.NDArray[np.void], Rows] | None:
     return tags, times
 
 
-def digest_of(bundle: Bundle, step: StepKey, *, whole: bool = False) -> str:
-    """Returns a digest of what crosses the wire: names, dtypes, shapes and bytes, by SHA-256.
-
-    Of a tensor of more than ``SMALL_BYTES`` it takes 1 KiB, from a place that follows from the
-    step, and says so: ``sample:`` in place of ``sha256:``. ``whole``: it takes all bytes.
+class Form:
+    """What bundles have in common whose tensors have the same names, dtypes and shapes: mostly all
+    of one way. It is worked out once: at every step, each call finds cold caches.
     """
-    found, sampled = sha256(), False
-    for name, buffer in bundle.tensors.items():
-        data = buffer.data
-        found.update(_form(name, buffer.dtype, buffer.shape))
-        if whole or data.nbytes <= SMALL_BYTES:
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._tensors = [
+            (name, each.dtype, each.shape, each.data.nbytes)
+            for name, each in bundle.tensors.items()
+        ]
+        heads = [_form(*each[:3]) for each in self._tensors]
+        # The first one is in the digest already.
+        self._begun, self._heads = sha256(b"".join(heads[:1])), [b"", *heads[1:]][: len(heads)]
+        # {bits of the step's round and batch: the sizes of a bundle}.
+        self._sizes: dict[tuple[int, int], BundleSizes] = {}
+
+    def is_of(self, bundle: Bundle) -> bool:
+        """Whether a bundle has this form."""
+        tensors = bundle.tensors
+        if len(tensors) != len(self._tensors):
+            return False
+        for name, dtype, shape, nbytes in self._tensors:
+            found = tensors.get(name)
+            if (
+                found is None
+                or found.dtype != dtype
+                or found.shape != shape
+                or found.data.nbytes != nbytes
+            ):
+                return False
+        # In this order, too.
+        return len(tensors) == 1 or [*tensors] == [each[0] for each in self._tensors]
+
+    def sizes(self, step: StepKey, bundle: Bundle) -> BundleSizes:
+        """Returns the size of a bundle of this form, as ``measure`` does."""
+        bits = step.round.bit_length(), step.batch.bit_length()
+        found = self._sizes.get(bits)
+        if found is None:
+            found = self._sizes[bits] = measure(step, bundle)
+        return found
+
+    def digest(self, step: StepKey, bundle: Bundle, *, whole: bool = False) -> str:
+        """Returns a digest of what crosses the wire: names, dtypes, shapes and bytes, by SHA-256.
+
+        Of a tensor of more than ``SMALL_BYTES`` it takes 1 KiB, from a place that follows from the
+        step, and says so: ``sample:`` in place of ``sha256:``. ``whole``: it takes all bytes.
+        """
+        found, sampled = self._begun.copy(), False
+        for head, buffer in zip(self._heads, bundle.tensors.values(), strict=True):
+            data = buffer.data
+            if head:
+                found.update(head)
+            if not whole and data.nbytes > SMALL_BYTES:
+                sampled = True
+                places = data.nbytes - _SAMPLE_BYTES + 1
+                first = (step.round * 7919 + step.batch * 104_729) % places
+                data = data[first : first + _SAMPLE_BYTES]
             found.update(data)
-            continue
-        sampled = True
-        first = (step.round * 7919 + step.batch * 104_729) % (data.nbytes - _SAMPLE_BYTES + 1)
-        found.update(data[first : first + _SAMPLE_BYTES])
-    return f"{'sample' if sampled else 'sha256'}:{found.hexdigest()}"
+        return f"{'sample' if sampled else 'sha256'}:{found.hexdigest()}"
+
+
+def digest_of(bundle: Bundle, step: StepKey, *, whole: bool = False) -> str:
+    """Returns the digest of a bundle; see ``Form.digest``."""
+    return Form(bundle).digest(step, bundle, whole=whole)
 
 
 @lru_cache(maxsize=1024)

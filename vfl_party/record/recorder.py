@@ -5,8 +5,10 @@ every bundle before it is sent.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import numpy.typing as npt
 
@@ -14,15 +16,36 @@ from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, PeerError
 from vfl_common.rpc.serving.answered import Outgoing
 from vfl_common.stages import Job
-from vfl_common.wire.frames import BundleSizes, measure
+from vfl_common.wire.frames import BundleSizes
 from vfl_party.record import people
-from vfl_party.record.book import Book, now
+from vfl_party.record.book import Book
 from vfl_party.record.heads import Heads
 from vfl_party.record.history import Disclosure, Private
-from vfl_party.record.lines import Way, digest_of, packed, packed_tags
+from vfl_party.record.lines import Form, Way, packed, packed_tags
 
 # Of a way, in this order; the last ones may be left out.
 _WORDS = ("exchange", "direction", "what", "chain", "how", "cost")
+
+
+class Allows(Protocol):
+    """Decides what may leave, and hears of what was written."""
+
+    def __call__(self, found: Disclosure | Private, /) -> None:
+        """Raises InputError if something may not leave."""
+        ...
+
+    def wrote(self, found: Disclosure | Private, begin: int, end: int, /) -> None:
+        """Called when the line of something is written, from ``begin`` to ``end`` in the file."""
+        ...
+
+
+@dataclass(slots=True)
+class _Declared:
+    """A way that is declared in the record: its key there, and the form of its last bundle."""
+
+    key: str
+    way: Way
+    form: Form
 
 
 class Recorder:
@@ -35,7 +58,7 @@ class Recorder:
         keys: {peer: the pin of its key}, as far as the party file pins them.
         asks_for: the peers that must have shown their records before anything is sent to them.
         whole: whether digests take all bytes of large tensors.
-        allows: asked before a line is written; it raises InputError if that may not leave.
+        allows: asked before a line is written.
     """
 
     def __init__(
@@ -50,14 +73,13 @@ class Recorder:
         keys: Mapping[str, str],
         asks_for: Iterable[str] = (),
         whole: bool = False,
-        allows: Callable[[Disclosure | Private], None] | None = None,
+        allows: Allows | None = None,
     ) -> None:
         self.book, self.heads = book, heads
         self._run: dict[str, Any] = {"run": run_id, "generation": generation, "job": job}
         self._asks_for, self._whole = frozenset(asks_for), whole
         self._allows = allows
-        # {declaration: its key}.
-        self._ways: dict[tuple[str, ...], tuple[str, Way]] = {}
+        self._ways: dict[tuple[str, ...], _Declared] = {}
         # Of which numbers of rows are below, and the digest of their ids.
         self._rows, self._people = 0, ""
         self.book.add(**self._run, recipe=recipe, keys=dict(keys))
@@ -94,8 +116,8 @@ class Recorder:
                 continue
             text = f"{peer} has not shown the head of its record, and gets nothing before it does"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
-        kind, size = bundle.kind.label, measure(step, bundle)
-        self._write(way, step, bundle, to, kind, numbers, size, packed(rows, self._rows))
+        about = packed(rows, self._rows)
+        self._write(way, step, bundle, to, bundle.kind.label, numbers, about)
 
     def tells(self, way: Sequence[str], told: Outgoing) -> None:
         """Writes what a program that serves is about to tell of ids. It takes any id, known before
@@ -107,7 +129,7 @@ class Recorder:
         content = Bundle(Kind.ROWS, {told.kind: Buffer(DType.UINT8, (len(data),), data)})
         size = BundleSizes(told.payload_bytes, told.message_bytes, 1)
         step = StepKey(told.phase, told.scoring, told.place)
-        self._write(way, step, content, (told.to,), told.kind, told.numbers, size, about)
+        self._write(way, step, content, (told.to,), told.kind, told.numbers, about, size)
 
     def _write(
         self,
@@ -117,18 +139,26 @@ class Recorder:
         to: Sequence[str],
         kind: str,
         numbers: int,
-        size: BundleSizes,
         about: str | None,
+        size: BundleSizes | None = None,
     ) -> None:
         # All tensors of a bundle cost something, and there may be fewer than before.
-        known = self._ways.get((step.phase, kind, *way))
-        of, declared = known or self._declare(step.phase, kind, way)
-        receivers = '","'.join(to)
+        declared = self._ways.get((step.phase, kind, *way))
+        if declared is None:
+            declared = self._declare(step.phase, kind, way, Form(bundle))
+        # Another thread may put another form there meanwhile.
+        form, receivers = declared.form, '","'.join(to)
+        if not form.is_of(bundle):
+            form = declared.form = Form(bundle)
+        size = size or form.sizes(step, bundle)
+        # In whole numbers: to word a float takes longer.
+        at_s, at_ms = divmod(time.time_ns() // 1_000_000, 1000)
+        found = None
         if self._allows is not None:
             found = Disclosure(
                 line=-1,
-                at=now(),
-                way=declared,
+                at=at_s + at_ms / 1000,
+                way=declared.way,
                 to=tuple(to),
                 round=step.round,
                 batch=step.batch,
@@ -145,12 +175,15 @@ class Recorder:
         # Written by hand, because it is done at every step.
         whose = "null" if about is None else f'"{about}"'
         text = (
-            f'{{"sent":"{of}","step":[{step.round},{step.batch}],"to":["{receivers}"],'
+            f'{{"sent":"{declared.key}","step":[{step.round},{step.batch}],"to":["{receivers}"],'
             f'"numbers":{numbers},"bytes":[{size.payload_bytes},{size.message_bytes},'
             f'{size.messages}],"rows":{whose},'
-            f'"digest":"{digest_of(bundle, step, whole=self._whole)}","at":{now()}}}'
+            f'"digest":"{form.digest(step, bundle, whole=self._whole)}",'
+            f'"at":{at_s}.{at_ms:03d}}}'
         )
-        self.book.add_line(text)
+        place = self.book.add_line(text)
+        if self._allows is not None and found is not None:
+            self._allows.wrote(found, *place)
 
     def spends(self, phase: str, cost: str, steps: int, of: str, to: Sequence[str]) -> None:
         """Writes that a step of training with differential privacy is about to be taken. Raises as
@@ -167,11 +200,11 @@ class Recorder:
             self._allows(Private(self._run["run"], self._run["generation"], *spent))
         self.book.add(private=phase, cost=cost, steps=steps, of=of, to=[*to], **self._run)
 
-    def _declare(self, phase: str, kind: str, way: Sequence[str]) -> tuple[str, Way]:
+    def _declare(self, phase: str, kind: str, way: Sequence[str], form: Form) -> _Declared:
         words: dict[str, Any] = dict(zip(_WORDS, way, strict=False))
         declared = Way(phase=phase, kind=kind, **words, **self._run)
-        found = self._ways[phase, kind, *way] = declared.key, declared
-        self.book.add(way=found[0], **declared.fields)
+        found = self._ways[phase, kind, *way] = _Declared(declared.key, declared, form)
+        self.book.add(way=found.key, **declared.fields)
         return found
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ from vfl_party.record import tree
 from vfl_party.record.book import LINES
 from vfl_party.record.heads import OWN, Held, read
 from vfl_party.record.note import Head
+
+# How a line begins that notes the head of a peer's record.
+_HEAD = b'{"head":'
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,8 @@ def verify(folder: Path, credentials: Credentials) -> Verified:
     ``credentials``: have the CA that certificates must come from, and the party's name.
     """
     wrong: list[str] = []
+    # Before the lines: programs that run meanwhile add lines, and then heads of these.
+    heads = _heads(folder)
     try:
         grown = _grown(folder / LINES)
     except OSError as error:
@@ -50,7 +57,6 @@ def verify(folder: Path, credentials: Credentials) -> Verified:
         raise InputError(Code.FILE_INVALID, text) from None
     if grown.rest:
         wrong.append(f"the last line has no end: {grown.rest} bytes; nothing was sent for it")
-    heads = read(folder / OWN) if (folder / OWN).is_file() else []
     origin = _origin(grown.first, credentials.name)
     signers: dict[str, int] = {}
     for number, held in enumerate(heads, 1):
@@ -63,19 +69,38 @@ def verify(folder: Path, credentials: Credentials) -> Verified:
         if problem:
             others = ", ".join(by) or "nobody"
             wrong.append(f"head {number}, signed by {others}: {problem}")
+    # A head is kept before the line that notes it.
+    kept = Counter(name for each in _heads(folder) for name in _names(each))
+    wrong += _missing(grown.shown, kept)
     covered = max((each.note.head.size for each in heads), default=0)
     return Verified(grown.lines, covered, len(heads), signers, tuple(wrong))
+
+
+def _heads(folder: Path) -> list[Held]:
+    return read(folder / OWN) if (folder / OWN).is_file() else []
+
+
+def require(folder: Path, credentials: Credentials) -> None:
+    """Raises InputError if the record is not as it was signed, with what is wrong first."""
+    found = verify(folder, credentials)
+    if found.wrong:
+        more = len(found.wrong) - 1
+        others = f", and {more} more" if more else ""
+        text = f"{folder}: the record is not as it was signed: {found.wrong[0]}{others}"
+        raise InputError(Code.FILE_INVALID, f"{text}; restore it from a copy")
 
 
 @dataclass
 class _Grown:
     """The tree of a record: its hashes one after the other, as it has millions. ``first``: the
-    first line; ``rest``: bytes after the last line's end.
+    first line; ``rest``: bytes after the last line's end; ``shown``: {peer: how often the record
+    notes that it has shown its head}.
     """
 
     first: bytes = b""
     lines: int = 0
     rest: int = 0
+    shown: Counter[str] = field(default_factory=Counter)
     hashes: bytearray = field(default_factory=bytearray)
 
     def hash_at(self, place: int) -> bytes:
@@ -91,10 +116,36 @@ def _grown(path: Path) -> _Grown:
                 found.rest = len(line)
                 break
             found.first = found.first or line
+            if line.startswith(_HEAD):
+                found.shown[_peer(line)] += 1
             for each in tree.added(tree.leaf_hash(line[:-1]), found.lines, found.hash_at):
                 found.hashes += each
             found.lines += 1
     return found
+
+
+def _peer(line: bytes) -> str:
+    """Returns whose head a line notes; '' if the line was changed, which the tree tells."""
+    try:
+        return str(json.loads(line)["head"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _missing(shown: Mapping[str, int], signed: Mapping[str, int]) -> list[str]:
+    """Says which signed heads are missing: whenever a peer shows its head, it signs that of this
+    record, and that is kept before the line is written.
+    """
+    return [
+        f"{peer} has signed a head of this record {times:,} times, and {OWN} holds "
+        f"{signed.get(peer, 0):,} of these heads: heads were lost or deleted"
+        for peer, times in shown.items()
+        if peer and signed.get(peer, 0) < times
+    ]
+
+
+def _names(held: Held) -> set[str]:
+    return {signer for signer, _, _ in held.note.signatures}
 
 
 def _origin(first: bytes, name: str) -> str:

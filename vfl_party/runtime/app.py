@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from torch import nn
-
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError, LostError
 from vfl_common.files import write_atomic
@@ -29,22 +27,21 @@ from vfl_common.stages import Job
 from vfl_party.account.limits import guard_of, limits_of
 from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
-from vfl_party.assembly.party import Assembled, Opened, Spread, assemble, open_party
+from vfl_party.assembly.party import Assembled, Opened, PutOnRanks, assemble, open_party, parts_of
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.grants.approval import GrantGuard
-from vfl_party.models import InputSpec
-from vfl_party.phases.context import MakeEncoder
 from vfl_party.policy.guards import guards_of
 from vfl_party.policy.words import without_words
 from vfl_party.predict.alone import Alone, is_away, write_waiting
 from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
-from vfl_party.ranks import Guarded, Ranks, SpreadEncoder, follow
+from vfl_party.ranks import Guarded, Ranks, begin
 from vfl_party.record.book import Book, folder_of
 from vfl_party.runtime import versions
 from vfl_party.runtime.folders import Folders, store_of
 from vfl_party.runtime.generation import Preparation, new_secret
 from vfl_party.runtime.joining import joining_of, training
+from vfl_party.runtime.lending import alike, spreading
 from vfl_party.runtime.outcome import Outcome
 from vfl_party.runtime.progress import Progress
 from vfl_party.runtime.run import PartyRun
@@ -219,13 +216,17 @@ class PartyApp:
         keep_freed_memory()
         garbage.seldom()
         opened.tell(self.console.show)
+        # Of what finds the rows in common.
+        policy = files.policy()
 
-        def make(aligned: Aligned, secret: int | None, spread: Spread | None = None) -> Assembled:
+        def make(
+            aligned: Aligned, secret: int | None, spread: PutOnRanks | None = None
+        ) -> Assembled:
             return assemble(
                 opened,
                 aligned,
                 device=files.device,
-                policy=files.policy(),
+                policy=files.policy(policy),
                 spread=spread,
                 trees=files.file.trees,
                 secret=secret,
@@ -240,9 +241,10 @@ class PartyApp:
             make,
             plugins,
             files.device,
-            policy=files.policy(),
+            policy=policy,
             ranks=self.ranks.size if self.ranks is not None else 1,
             spread=partial(self._spread, make, self.ranks) if self.ranks is not None else None,
+            compare=self._compare,
             resume=folders.resume,
             secret=new_secret() if trains and files.file.init == "secret" else None,
             complete=partial(self._aligning, opened.work.job),
@@ -327,14 +329,15 @@ class PartyApp:
         """Returns the party with its encoder on all ranks; a lost rank ends the process, and not
         the run.
         """
-        precision = self.files.recipe.model.precision
-        found = make(
-            aligned,
-            secret,
-            spread=lambda encoder, spec: SpreadEncoder(ranks, encoder, spec, precision),
-        )
+        spread = spreading(ranks, self.files)
+        found = make(aligned, secret, spread=spread)
         found.phases = [Guarded(phase) for phase in found.phases]
         return found
+
+    def _compare(self, aligned: Aligned, tried: Assembled) -> None:
+        """Has the other processes read the table. Raises InputError if one has another."""
+        if self.ranks is not None:
+            begin(self.ranks, alike(self.files), parts_of(tried.opened, aligned), tried.prepared)
 
     def _metrics_address(self) -> str:
         """Returns host:port for Prometheus, '' for none. Raises InputError if this machine cannot
@@ -389,16 +392,3 @@ class PartyApp:
             except Exception:
                 failed = True
                 raise
-
-
-def lend(files: PartyFiles, ranks: Ranks) -> None:
-    """Runs a process of the party other than its first: its GPU computes for the first, until that
-    one ends.
-    """
-    set_threads(files.file.threads)
-    plain_arithmetic()
-
-    def make_encoder(spec: InputSpec) -> nn.Module:
-        return files.course.encoder(MakeEncoder(files.recipe, files.name, files.encoder, spec))
-
-    follow(ranks, make_encoder, files.recipe.model.precision)

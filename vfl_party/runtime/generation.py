@@ -385,6 +385,7 @@ class Preparation:
         policy: decides what may leave the party.
         ranks: how many processes the party has.
         spread: makes the party with its other processes; None if there are none.
+        compare: has the other processes read the party's table, and compares; may raise InputError.
         resume: the folder of the run to resume, which keeps its secret, and may keep what this
             party knows of its rows.
         secret: what its own seeds follow from in a new run, see ``new_secret``; None: the recipe's
@@ -404,6 +405,7 @@ class Preparation:
         policy: Policy | None = None,
         ranks: int = 1,
         spread: Assemble | None = None,
+        compare: Callable[[Aligned, Assembled], None] = lambda _aligned, _assembled: None,
         resume: RunFolder | None = None,
         secret: bytes | None = None,
         complete: Callable[[Aligning], Aligning] = lambda at: at,
@@ -425,6 +427,7 @@ class Preparation:
         )
         if spread is not None:
             check_ranks(tried.party, trains=opened.work.job == "train")
+            compare(aligned, tried)
         # So that the policy sees the alignment's, too, before anybody is asked.
         _ = tried.exchanges
         self.plan: Sequence[Planned] = tried.plan

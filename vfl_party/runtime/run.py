@@ -446,6 +446,7 @@ class PartyRun:
                 if done:
                     return
         finally:
+            phase.close()
             # The folder's lock ends with the last that refers to it.
             self._settled = _nothing
 

@@ -39,8 +39,7 @@ from vfl_party.assembly.files import PartyFiles
 from vfl_party.base.step_timing import Clock
 from vfl_party.record.book import Book
 from vfl_party.record.heads import Heads
-from vfl_party.record.history import Disclosure, Private
-from vfl_party.record.recorder import Recorder
+from vfl_party.record.recorder import Allows, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +146,7 @@ class Transports:
     joining: Joining | None = None
     book: Book | None = None
     job: Job = "train"
-    allows: Callable[[Disclosure | Private], None] | None = None
+    allows: Allows | None = None
 
     def __post_init__(self) -> None:
         book, keyring = self.book, self.files.keyring

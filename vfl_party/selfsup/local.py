@@ -135,7 +135,7 @@ class LocalSelfSup:
         """
         fresh: list[tuple[KeyQueue, Tensor]] = []
         plan, tower = self._plan, self.tower
-        z1_BP, z2_BP = tower.project(v1), tower.project(v2)
+        z1_BP, z2_BP = tower.project(self._party, v1, v2)
         p1_BP, p2_BP = tower.predict(z1_BP), tower.predict(z2_BP)
         if plan.ssl == "simclr":
             # Symmetric by itself, with gradient on both sides.
@@ -143,8 +143,11 @@ class LocalSelfSup:
         else:
             # Lines 20 and 21.
             with torch.no_grad():
-                t1_BP = z1_BP if self._target is None else self._target.project(v1)
-                t2_BP = z2_BP if self._target is None else self._target.project(v2)
+                t1_BP, t2_BP = (
+                    (z1_BP, z2_BP)
+                    if self._target is None
+                    else self._target.project(self._party, v1, v2)
+                )
             loss = (
                 loss_against(plan, p1_BP, t2_BP, self._keys)
                 + loss_against(plan, p2_BP, t1_BP, self._keys)
@@ -154,7 +157,7 @@ class LocalSelfSup:
         if self._guide is not None and self._gamma:
             # Line 23.
             with torch.no_grad():
-                g1_BP, g2_BP = self._guide.project(v1), self._guide.project(v2)
+                g1_BP, g2_BP = self._guide.project(self._party, v1, v2)
             keys = self._guide_keys
             loss = loss + self._gamma * (
                 loss_against(plan, p1_BP, g1_BP, keys) + loss_against(plan, p2_BP, g2_BP, keys)

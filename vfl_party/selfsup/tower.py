@@ -32,10 +32,9 @@ class Tower(nn.Module):
         self.width = width
         self.encoder, self.projector, self.predictor = encoder, projector, predictor
 
-    def project(self, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Returns z [B, P] of an encoder's inputs."""
-        z_BP: Tensor = self.projector(self.encoder(*inputs))
-        return z_BP
+    def project(self, party: Party, *batches: tuple[Tensor, ...]) -> list[Tensor]:
+        """Returns z [B, P] of each batch of an encoder's inputs. ``party``: whose encoder it is."""
+        return [self.projector(h_BE) for h_BE in party.through(self.encoder, *batches)]
 
     def predict(self, z_BP: Tensor) -> Tensor:
         """Returns p [B, P]."""
@@ -106,7 +105,9 @@ class Trained:
 
 def target_of(tower: Tower) -> Tower:
     """Makes the initial target encoder: a copy of encoder and projector, without gradient."""
-    target = deepcopy(tower)
+    # Of batch normalisation over several processes, whose group cannot be copied.
+    groups = [getattr(each, "process_group", None) for each in tower.modules()]
+    target = deepcopy(tower, {id(each): each for each in groups if each is not None})
     target.predictor = nn.Identity()
     return target.requires_grad_(False)
 

@@ -165,10 +165,15 @@ def test_a_query_of_duckdb(tmp_path: Path) -> None:
     source = "duckdb:SELECT client_no, orders FROM 'shop.csv'"
     run(*BANK)
     args = ["party", "--name", "shop", "--data", source]
-    run(*args)
+    # Nothing takes the first rows.
+    assert "ORDER BY" not in run(*args)
     assert tables("shop.toml")["data"] == {"source": source, "id": "client_no"}
     Path("other").mkdir()
-    run(*args, "--out", "other")
+    run(*args, "--out", "other", "--set", "memory_mib=64", "--set", "scratch=in")
+    assert tables("other/shop.toml")["data"]["memory_mib"] == 64
+    assert tables("other/shop.toml")["data"]["scratch"] == "../in"
+    # DuckDB has worked in it.
+    assert list(Path("in").iterdir()) == []
     for path in ("shop.toml", "other/shop.toml"):
         found = load_party(Path(path)).data
         assert found is not None

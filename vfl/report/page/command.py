@@ -10,6 +10,7 @@ from vfl.report.page.facts import Facts
 from vfl.report.page.party_page import party_page
 from vfl.report.page.render import FILE, write
 from vfl.report.page.run_page import run_page
+from vfl.report.page.search_page import search_page
 from vfl.report.page.several import several_page
 from vfl.report.page.study_page import study_page
 from vfl.report.reading import RunRecord
@@ -49,6 +50,11 @@ def page_of_party(folder: Path) -> Path:
 def page_of_study(folder: Path) -> Path:
     """Writes ``report.html`` into a study's folder, and returns its path. Raises InputError."""
     return write(study_page(folder), folder / FILE)
+
+
+def page_of_search(folder: Path) -> Path:
+    """Writes ``report.html`` into a search's folder, and returns its path. Raises InputError."""
+    return write(search_page(folder), folder / FILE)
 
 
 def page_of_runs(runs: Sequence[RunRecord]) -> Path:

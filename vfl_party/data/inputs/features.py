@@ -17,6 +17,7 @@ import torch
 
 from vfl_party.base.devices import index_on
 from vfl_party.base.workers import soon
+from vfl_party.data.inputs.made import Made, Noted
 from vfl_party.data.inputs.scaled import ScaledPixels
 from vfl_party.data.row_arrays import MappedArray, Space, at_once, parts, release
 from vfl_party.models import InputSpec
@@ -72,6 +73,7 @@ class Features:
     in training, 1 a missing one, 2 one that augmentation hides (self-supervised methods alone).
     arrays: the same as NumPy has them, if they are on the CPU and not scaled images.
     columns: {column of the table: where it is}; empty of images.
+    noted: remembers how each batch is made, if the party has several processes.
     """
 
     numbers: torch.Tensor | ScaledPixels
@@ -79,6 +81,7 @@ class Features:
     cardinalities: tuple[int, ...] = ()
     arrays: tuple[npt.NDArray[Any], ...] = ()
     columns: Mapping[str, Place] = field(default_factory=lambda: NO_PLACES)
+    noted: Noted | None = field(default=None, repr=False)
     _ahead: Ahead = field(default_factory=Ahead, init=False, repr=False)
 
     @classmethod
@@ -131,6 +134,12 @@ class Features:
         """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there
         are any.
         """
+        found = self._inputs(rows)
+        if self.noted is not None:
+            self.noted.note(found, Made(np.asarray(rows)))
+        return found
+
+    def _inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> Inputs:
         if self._reads:
             wanted = np.asarray(rows)
             found = self._ahead.take(wanted)
@@ -204,9 +213,8 @@ class Features:
         if torch.device(device) == self.numbers.device:
             return self
         categories = None if self.categories is None else self.categories.to(device)
-        return Features(
-            self.numbers.to(device), categories, self.cardinalities, columns=self.columns
-        )
+        numbers, columns = self.numbers.to(device), self.columns
+        return Features(numbers, categories, self.cardinalities, columns=columns, noted=self.noted)
 
     def with_column_of(self, rows: Codes, others: Codes, column: str | None) -> Inputs:
         """Returns the encoder's arguments for ``rows``, in which a column is that of the rows
@@ -219,4 +227,6 @@ class Features:
         mixed = [each.clone() for each in self.inputs(rows)]
         for mine, their, at in zip(mixed, theirs, place, strict=False):
             mine[:, at] = their[:, at]
+        if self.noted is not None:
+            self.noted.note(mixed, Made(rows, others, column))
         return tuple(mixed)

@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from vfl_party.data import checks
 from vfl_party.data.cells.texts import MISSING
-from vfl_party.data.ids import LOOKED_AT, short_look
+from vfl_party.data.ids import LOOKED_AT, let_go, short_look
+from vfl_party.data.row_arrays import parts
 
 # What a spreadsheet makes of long numbers.
 _ROUNDED = r"^\s*[0-9](?:[.,][0-9]+)?[eE]\+[0-9]+\s*$"
@@ -24,6 +25,8 @@ _QUOTED = r"""^\s*(?:="|')"""
 # Zero bytes, spaces without width, marks of the byte order.
 _UNSEEN = r"[\p{Cc}\p{Cf}]"
 _ALMOST_ALL = 0.99
+# Rows that are looked at at once.
+_AT_ONCE = 1 << 16
 # Rows in which most look alike.
 _FEWEST = 20
 
@@ -109,8 +112,12 @@ def _rounded(texts: Any) -> Any:
         if isinstance(texts, pa.Array | pa.ChunkedArray)
         else pa.array(texts, pa.large_string())
     )
-    some = pc.or_(pc.match_substring(texts, "E+"), pc.match_substring(texts, "e+"))
-    return _matching(texts.filter(pc.fill_null(some, False)), _ROUNDED)
+    found = []
+    for part in parts(len(texts), _AT_ONCE):
+        some = pc.match_substring(texts[part], "e+", ignore_case=True)
+        found.append(texts[part].filter(pc.fill_null(some, False)))
+        let_go(texts)
+    return _matching(pa.chunked_array(found, texts.type), _ROUNDED)
 
 
 def _last_is_odd(ids: pa.LargeStringArray) -> bool:

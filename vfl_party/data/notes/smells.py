@@ -164,7 +164,7 @@ def _first_row(codes_N: npt.NDArray[np.int32], code: int) -> int:
 def _ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
     rules = settings.id_rules or ()
     alike = [normalised(rows.ids, each) for each in (rules, (*rules, "trim", "casefold"))]
-    kept = [IdCounts.of(ids, len(in_order(ids, "first"))).kept for ids in alike]
+    kept = [IdCounts.of(ids, len(in_order(ids, "first").rows)).kept for ids in alike]
     if kept[1] < kept[0]:
         count = kept[0] - kept[1]
         found = "1 id differs from another" if count == 1 else f"{count:,} ids differ from others"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as arrow_parquet
@@ -15,6 +17,8 @@ from vfl_party.data.sources.unchanged import state_of, unchanged
 from vfl_party.data.stream import Stream
 
 PARQUET = ".parquet"
+# The first bytes of a file.
+_MAGIC = b"PAR1"
 BLOCK_BYTES = 1 << 24
 # Of a block.
 MOST_ROWS = 1 << 16
@@ -43,19 +47,18 @@ def open_parquet(settings: DataSettings) -> Stream:
         advice = "write it without them, or read it with duckdb:SELECT * FROM 'FOLDER/**/*.parquet'"
         raise checks.unreadable(source, f"{text} be lost; {advice}")
     before = {file: state_of(str(file)) for file in files}
-    schema = _schema(source, files[0])
-    for file in files[1:]:
-        other = _schema(source, file)
-        if [(each.name, each.type) for each in other] != [
-            (each.name, each.type) for each in schema
-        ]:
-            raise checks.unreadable(
-                source, _difference(schema, other, files[0].name, str(file.relative_to(path)))
-            )
+    names = [str(file.relative_to(path)) if path.is_dir() else "" for file in files]
+    schemas = [_schema(source, file, name) for file, name in zip(files, names, strict=True)]
+    schema, types = schemas[0], [_types(each) for each in schemas]
+    for other, name in zip(types[1:], names[1:], strict=True):
+        # In the same order, too.
+        if other != types[0]:
+            what = difference(dict(types[0]), dict(other), names[0], name)
+            raise checks.unreadable(source, what)
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        for file in files:
-            with unchanged(str(file), before[file]), _reading(source):
+        for file, name in zip(files, names, strict=True):
+            with unchanged(str(file), before[file]), _reading(source, name):
                 yield from _parquet_blocks(file, list(wanted))
 
     return Stream(source, tuple(schema.names), False, blocks)
@@ -66,49 +69,71 @@ def holds_parquet(folder: Path) -> bool:
     return next(_files(folder), None) is not None
 
 
+def is_hidden(parts: Sequence[str]) -> bool:
+    """Returns whether a path is hidden or temporary: a name in it begins with . or _."""
+    return any(part.startswith((".", "_")) for part in parts)
+
+
 def _files(folder: Path) -> Iterator[Path]:
-    """Yields the Parquet files of a folder, without those that are hidden or temporary: names with
-    . or _ in front.
+    """Yields the Parquet files of a folder, without those that are hidden or temporary. Those of
+    Trino have no ending.
     """
-    for file in folder.rglob(f"*{PARQUET}"):
-        if file.is_file() and not any(
-            each.startswith((".", "_")) for each in file.relative_to(folder).parts
-        ):
+    for file in folder.rglob("*"):
+        ending = file.suffix.lower()
+        if ending not in ("", PARQUET) or is_hidden(file.relative_to(folder).parts):
+            continue
+        if file.is_file() and (ending or _begins_as_parquet(file)):
             yield file
+
+
+def _begins_as_parquet(file: Path) -> bool:
+    with contextlib.suppress(OSError), file.open("rb") as opened:
+        return opened.read(len(_MAGIC)) == _MAGIC
+    return False
 
 
 def _parquet_blocks(file: Path, wanted: list[str]) -> Iterator[pa.RecordBatch]:
     rows = min(MOST_ROWS, max(1, BLOCK_BYTES // (8 * max(1, len(wanted)))))
-    with arrow_parquet.ParquetFile(file, pre_buffer=False, buffer_size=_BUFFER) as opened:
+    with _opened(file, pre_buffer=False, buffer_size=_BUFFER) as opened:
         for batch in opened.iter_batches(batch_size=rows, columns=wanted, use_threads=False):
             batch.validate(full=True)
             yield batch.select(wanted)
 
 
-def _schema(source: str, file: Path) -> pa.Schema:
-    with _reading(source), arrow_parquet.ParquetFile(file) as opened:
+def _opened(file: Path, **options: Any) -> arrow_parquet.ParquetFile:
+    # In nanoseconds, as is the default, those of before 1677 become others.
+    return arrow_parquet.ParquetFile(file, coerce_int96_timestamp_unit="us", **options)
+
+
+def _schema(source: str, file: Path, name: str) -> pa.Schema:
+    with _reading(source, name), _opened(file) as opened:
         return opened.schema_arrow
 
 
-def _difference(one: pa.Schema, other: pa.Schema, first: str, file: str) -> str:
-    for name in dict.fromkeys([*one.names, *other.names]):
-        if name not in other.names or name not in one.names:
-            without, with_ = (file, first) if name in one.names else (first, file)
+def _types(schema: pa.Schema) -> list[tuple[str, str]]:
+    return [(each.name, str(each.type)) for each in schema]
+
+
+def difference(one: Mapping[str, str], other: Mapping[str, str], first: str, file: str) -> str:
+    """Words in what two files differ, ``first`` and ``file``; of each {column: its type}."""
+    for name in dict.fromkeys([*one, *other]):
+        if name not in other or name not in one:
+            without, with_ = (file, first) if name in one else (first, file)
             return (
                 f"has files with other columns: {with_} has {name!r}, {without} does not; "
                 "write them alike"
             )
-        if one.field(name).type != other.field(name).type:
-            kinds = f"{one.field(name).type} in {first} and {other.field(name).type} in {file}"
+        if one[name] != other[name]:
+            kinds = f"{one[name]} in {first} and {other[name]} in {file}"
             return f"has files with other columns: {name!r} is {kinds}; write them alike"
     return f"has files whose columns are in another order: {first} and {file}; write them alike"
 
 
 @contextmanager
-def _reading(source: str) -> Iterator[None]:
+def _reading(source: str, name: str) -> Iterator[None]:
+    """``name``: of a file in the folder ``source``; '' if that is the file."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError):
-        raise checks.unreadable(
-            source, "is not a Parquet file that can be read; write it again"
-        ) from None
+        what = "is not a Parquet file that can be read; write it again"
+        raise checks.unreadable(source, f"{name} {what}" if name else what) from None

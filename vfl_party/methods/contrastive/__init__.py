@@ -82,6 +82,10 @@ class ContrastiveLearning(Method[ContrastiveSettings]):
         _ = settings
         return True
 
+    def one_process(self, settings: ContrastiveSettings) -> str:
+        _ = settings
+        return ""
+
     def traffic(self, party: Party, phase: str, settings: ContrastiveSettings) -> Traffic:
         _ = party, phase, settings
         return Traffic()

@@ -31,6 +31,10 @@ class FedHSSLMethod(Method[FedHSSLSettings]):
     def part(self, encoder: nn.Module, name: str) -> nn.Module:
         return part_of(encoder, name)
 
+    def one_process(self, settings: FedHSSLSettings) -> str:
+        _ = settings
+        return ""
+
     def traffic(self, party: Party, phase: str, settings: FedHSSLSettings) -> Traffic:
         return traffic(party, phase, settings)
 

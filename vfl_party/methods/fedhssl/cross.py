@@ -101,7 +101,7 @@ class CrossStep:
         first: Tensor | None = None
         for _ in range(self._settings.local_updates):
             if first is not None:
-                z_BP = self.tower.project(inputs)
+                (z_BP,) = self.tower.project(self._party, inputs)
             p_BP = self.tower.predict(z_BP)
             terms = [
                 loss_against(self._plan, p_BP, z, self._keys.get(peer))
@@ -138,7 +138,7 @@ class ActiveCross(CrossStep):
 
     def _step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
         # Line 6.
-        z_BP = self.tower.project(inputs)
+        (z_BP,) = self.tower.project(self._party, inputs)
         received = self._projection.collect(step)
         # Line 8.
         self._projection.reply_all(step, received, {"z": z_BP}, rows)
@@ -156,7 +156,7 @@ class PassiveCross(CrossStep):
 
     def _step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
         # Line 6.
-        z_BP = self.tower.project(inputs)
+        (z_BP,) = self.tower.project(self._party, inputs)
         # Line 10.
         self._projection.send(step, {"z": z_BP}, rows)
         reply = self._projection.receive(step)

@@ -41,6 +41,9 @@ class FedOnceMethod(Method[FedOnceSettings]):
     def encoder(self, settings: FedOnceSettings, make: MakeEncoder) -> nn.Module | None:
         return learnt_encoder(settings, make)
 
+    def one_process(self, settings: FedOnceSettings) -> str:
+        return "" if settings.dp is None else "with dp clips the gradient of each row by itself"
+
     def traffic(self, party: Party, phase: str, settings: FedOnceSettings) -> Traffic:
         _ = party, phase, settings
         return Traffic()

@@ -75,7 +75,7 @@ class Nat:
 
         def loss(batch: Rows) -> Tensor:
             nonlocal moved
-            z_BD = self._encoder(*features.inputs(self._rows[batch]))
+            (z_BD,) = party.through(self._encoder, features.inputs(self._rows[batch]))
             c_BD = party.take(self.targets, batch)
             if matching:
                 # Line 5.

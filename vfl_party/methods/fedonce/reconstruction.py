@@ -48,7 +48,8 @@ class Reconstruction:
 
         def loss(batch: Rows) -> Tensor:
             inputs = features.inputs(self._rows[batch])
-            return F.mse_loss(self._decoder(self._encoder(*inputs)), self._given(inputs))
+            (z_BD,) = self._party.through(self._encoder, inputs)
+            return F.mse_loss(self._decoder(z_BD), self._given(inputs))
 
         return self._training.run_epoch(epoch, loss)
 

@@ -12,20 +12,11 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, PeerError
+from vfl_party.base.devices import threads
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.phase import Tree as State
 from vfl_party.base.seeds import Rows, derive_seed
-from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
-from vfl_party.methods.secureboost.common import (
-    begin,
-    made,
-    note_constant,
-    note_importance,
-    opened,
-    routed,
-)
-from vfl_party.methods.secureboost.exchanges import BEST, STOP
-from vfl_party.methods.secureboost.homomorphic import (
+from vfl_party.homomorphic import (
     CipherError,
     Integers,
     Keys,
@@ -36,10 +27,23 @@ from vfl_party.methods.secureboost.homomorphic import (
     make_keys,
     together,
 )
+from vfl_party.homomorphic.none import PlainAdder
+from vfl_party.homomorphic.shards import Shards, shared_keys, summing
+from vfl_party.homomorphic.sums import Summing
+from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
+from vfl_party.methods.secureboost.common import (
+    begin,
+    made,
+    note_constant,
+    note_importance,
+    opened,
+    routed,
+)
+from vfl_party.methods.secureboost.exchanges import BEST, STOP
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
 from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.tree.entries import Layout, Plan
+from vfl_party.methods.secureboost.tree.entries import Layout, plan_of
 from vfl_party.methods.secureboost.tree.forest import Tree
 from vfl_party.methods.secureboost.tree.gains import BestSplit, Gains, Sums
 from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
@@ -85,6 +89,7 @@ class ActiveSecureBoost(Phase):
         self._walk = Walk(party, name, settings, "after the last tree")
         self._passives = [each.name for each in party.recipe.passives]
         self._keys: Keys | None = None
+        self._shards = Shards(threads())
         self._offers: dict[str, Offer] = {}
         self._scores_NK: Doubles | None = None
         self._best, self._least, self._batch = 0, np.inf, 0
@@ -215,7 +220,8 @@ class ActiveSecureBoost(Phase):
         for party, tensors in received.items():
             self._declared(party, tensors["facts"].tolist()[1:])
         with_heu = has_heu() and all(int(tensors["facts"][0]) for tensors in received.values())
-        self._keys, public = make_keys(settings.encryption, settings.key_bits, with_heu=with_heu)
+        keys, public = make_keys(settings.encryption, settings.key_bits, with_heu=with_heu)
+        self._keys = shared_keys(keys, self._shards)
         room = key_room(settings.encryption, settings.key_bits)
         written = len(public).to_bytes(4, "little") + public.ljust(room - 4, b"\0")
         key = torch.frombuffer(bytearray(written), dtype=torch.uint8)
@@ -257,10 +263,16 @@ class ActiveSecureBoost(Phase):
             np.zeros(count, np.uint8),
             np.zeros(count),
             layout,
-            Plan.of(self._columns, layout),
+            self._summing(g, h, rows, layout),
             sizes,
             in_sample,
         )
+
+    def _summing(self, g_R: Integers, h_R: Integers, rows: Rows, layout: Layout) -> Summing:
+        """Takes a tree's gradients for the sums of this party's own entries."""
+        own, plan = PlainAdder(), plan_of(self._columns, layout)
+        wire_R = own.raw(np.stack([g_R, h_R], axis=1))
+        return summing(self._shards, own, wire_R, self._codes_NF[rows], plan)
 
     def _send(self, round_: int, g_N: Integers, h_N: Integers) -> dict[str, list[int]]:
         """Sends the encrypted gradients of a tree; returns the sizes of each party's entries."""
@@ -304,7 +316,7 @@ class ActiveSecureBoost(Phase):
         """Returns {party: {node: the sums of its entries}}, this party first; brothers' by
         subtraction.
         """
-        found = {self._party.name: of.own_sums(present, self._codes_NF)}
+        found = {self._party.name: of.own_sums(present)}
         if not of.sizes:
             return found
         wanted = to_sum(of.nodes, of.in_sample)
@@ -424,6 +436,9 @@ class ActiveSecureBoost(Phase):
 
     def _wrong(self, party: str, what: str) -> PeerError:
         return PeerError(Code.MALFORMED_MESSAGE, f"phase {self.name}: {party} {what}", party=party)
+
+    def close(self) -> None:
+        self._shards.close()
 
     def state(self) -> State:
         assert self._scores_NK is not None  # noqa: S101 - a round has run

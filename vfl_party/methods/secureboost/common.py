@@ -13,6 +13,7 @@ import numpy as np
 
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
+from vfl_party.homomorphic import check, cipher_bytes, key_room
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
 from vfl_party.methods.secureboost.exchanges import (
     KEY,
@@ -24,7 +25,6 @@ from vfl_party.methods.secureboost.exchanges import (
     sums,
 )
 from vfl_party.methods.secureboost.guard import check_asked
-from vfl_party.methods.secureboost.homomorphic import check, cipher_bytes, key_room
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout
 from vfl_party.methods.secureboost.tree.forest import Split

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vfl_party.homomorphic import Integers
 from vfl_party.methods.secureboost.columns import Column
 from vfl_party.methods.secureboost.exchanges import FACTS, MOST_ENTRIES
-from vfl_party.methods.secureboost.homomorphic import Integers
 from vfl_party.methods.secureboost.settings import MOST_CODES, SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout
 

@@ -14,10 +14,21 @@ import torch
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, PeerError
+from vfl_party.base.devices import threads
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.phase import Tree as State
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
+from vfl_party.homomorphic import (
+    Adder,
+    CipherError,
+    Wire,
+    adder,
+    cipher_bytes,
+    has_heu,
+)
+from vfl_party.homomorphic.shards import Shards, shared_adder, summing
+from vfl_party.homomorphic.sums import Summing
+from vfl_party.methods.secureboost.columns import Column, coded, learn, sampled
 from vfl_party.methods.secureboost.common import (
     begin,
     check_offered,
@@ -32,19 +43,10 @@ from vfl_party.methods.secureboost.exchanges import (
     STOP,
 )
 from vfl_party.methods.secureboost.guard import LOST, Answered, fewest_rows, wrong_children
-from vfl_party.methods.secureboost.homomorphic import (
-    Adder,
-    CipherError,
-    Wire,
-    adder,
-    cipher_bytes,
-    has_heu,
-)
-from vfl_party.methods.secureboost.homomorphic.scheme import Held
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
 from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.tree.entries import Layout, Plan, summed
+from vfl_party.methods.secureboost.tree.entries import Layout, plan_of
 from vfl_party.methods.secureboost.tree.forest import Tree
 from vfl_party.methods.secureboost.tree.positions import (
     Bools,
@@ -65,7 +67,7 @@ class Shuffled:
     """
 
     def __init__(self, layout: Layout, columns: list[Column]) -> None:
-        self.layout, self.plan = layout, Plan.of(columns, layout)
+        self.layout, self.plan = layout, plan_of(columns, layout)
         draw = secrets.SystemRandom()
         ends = np.cumsum([0, *layout.sizes]).tolist()
         blocks = [list(range(begin, end)) for begin, end in itertools.pairwise(ends)]
@@ -100,6 +102,7 @@ class PassiveSecureBoost(Phase):
         # That each row's sides have told.
         self._bits_N = np.zeros(len(self._routed), np.int64)
         self._adder: Adder | None = None
+        self._shards = Shards(threads())
         # Of the tree that grows.
         self.offered: Shuffled | None = None
         self._best = 0
@@ -162,13 +165,12 @@ class PassiveSecureBoost(Phase):
         try:
             if length > max(0, len(written) - 4):
                 raise CipherError("its public key is longer than its message")
-            self._adder = adder(
-                self._settings.encryption, self._settings.key_bits, written[4 : 4 + length]
-            )
+            own = adder(self._settings.encryption, self._settings.key_bits, written[4 : 4 + length])
         except CipherError as error:
             raise self._wrong(
                 f"the message with the key of {self._peer} cannot be used: {error}"
             ) from None
+        self._adder = shared_adder(own, self._shards)
         return self._adder
 
     def _grow(self, tree: Tree, own: Adder, entries: Shuffled, rows: Rows, round_: int) -> None:
@@ -178,19 +180,19 @@ class PassiveSecureBoost(Phase):
         sizes = torch.tensor(entries.sizes)
         reply = self._swaps.gradients.swap(self._step(round_), {"sizes": sizes}, rows=len(rows))
         (ciphers,) = reply.values()
+        codes_RF, in_sample = self._codes_NF[rows], np.zeros(count, bool)
         try:
-            held = own.held(ciphers.cpu().numpy())
+            summed = summing(self._shards, own, ciphers.cpu().numpy(), codes_RF, entries.plan)
         except CipherError as error:
             raise self._wrong(
                 f"a ciphertext of {self._peer} in {self.name} cannot be used: {error}"
             ) from None
-        codes_RF, in_sample = self._codes_NF[rows], np.zeros(count, bool)
         in_sample[rows] = True
         nodes_N: Nodes = np.zeros(count, np.uint8)
         for level in range(depth):
             present, wanted = open_nodes(nodes_N), to_sum(nodes_N, in_sample)
             members = [np.flatnonzero(nodes_N[rows] == node) for node in wanted]
-            wire = torch.from_numpy(self._summed(own, held, members, codes_RF, entries))
+            wire = torch.from_numpy(self._summed(own, summed, members, entries))
             (name,) = self._swaps.sums.exchange.up.tensors
             step = self._step(round_)
             told_ = self._swaps.sums.swap(
@@ -219,9 +221,7 @@ class PassiveSecureBoost(Phase):
             if not open_nodes(nodes_N):
                 return
 
-    def _summed(
-        self, own: Adder, held: Held, members: list[Rows], codes_RF: Codes, entries: Shuffled
-    ) -> Wire:
+    def _summed(self, own: Adder, of: Summing, members: list[Rows], entries: Shuffled) -> Wire:
         """Returns the sums of a level's nodes for the wire, in the secret order. Raises PeerError
         if that fails.
 
@@ -232,10 +232,7 @@ class PassiveSecureBoost(Phase):
                 (0, cipher_bytes(self._settings.encryption, self._settings.key_bits)), np.uint8
             )
         try:
-            parts = [
-                own.take(summed(own, held, rows, codes_RF, entries.plan), entries.order)
-                for rows in members
-            ]
+            parts = [own.take(each, entries.order) for each in of.sums(members)]
             return own.wire(own.joined(parts))
         except CipherError as error:
             raise self._wrong(
@@ -316,6 +313,9 @@ class PassiveSecureBoost(Phase):
     def _step(self, round_: int) -> StepKey:
         self._batch += 1
         return StepKey(self.name, round_, self._batch - 1)
+
+    def close(self) -> None:
+        self._shards.close()
 
     def keep(self, folder: Path) -> None:
         self._answered.keep(folder)

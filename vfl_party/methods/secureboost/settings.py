@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import Section
-from vfl_party.methods.secureboost.homomorphic import SCHEMES, Encryption
+from vfl_party.homomorphic import SCHEMES, Encryption
 
 # Bins or categories of a column, with the missing one: HEU numbers them in seven bits.
 MOST_CODES = 120

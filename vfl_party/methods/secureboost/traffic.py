@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from vfl_common.bundle import StepKey
+from vfl_party.homomorphic import cipher_bytes, ciphers_for, key_room, together
 from vfl_party.methods.secureboost.columns import Column, learn, sampled
 from vfl_party.methods.secureboost.common import routed
 from vfl_party.methods.secureboost.exchanges import (
@@ -23,7 +24,6 @@ from vfl_party.methods.secureboost.exchanges import (
     sums,
     walk,
 )
-from vfl_party.methods.secureboost.homomorphic import cipher_bytes, ciphers_for, key_room, together
 from vfl_party.methods.secureboost.joint_walk import rows_at_once
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout

@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import Rows, batches
+from vfl_party.base.seeds import Rows, batch_sizes, batches
 from vfl_party.methods.splitnn.exchanges import embedding
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.phases.context import Party
@@ -60,7 +60,7 @@ class Batches:
         ]
         row_bytes = sum(spec.payload_bytes for spec in crosses)
         # The same in every epoch.
-        self._sizes = [len(batch) for batch in self._epoch(0)]
+        self._sizes = batch_sizes(rows, settings.batch_size)
         self._bytes = [row_bytes * size for size in self._sizes]
         self.epochs = settings.epochs_over(rows)
         if settings.max_bytes is not None:

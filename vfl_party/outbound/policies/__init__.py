@@ -32,13 +32,15 @@ class Policy(Protocol):
         ...
 
 
-def load(policy: str | PolicySettings, where: str) -> Policy:
+def load(policy: str | PolicySettings, where: str, after: Policy | None = None) -> Policy:
     """Makes a policy from its words, or by its name. Raises InputError that names ``where`` if
     there is none of that name.
+
+    ``after``: the one that this party has made for what leaves before the first phase.
     """
     if isinstance(policy, PolicySettings):
         beside = load(policy.plugin, f"{where}.plugin") if policy.plugin is not None else None
-        return Worded(policy, beside)
+        return Worded(policy, beside, after if isinstance(after, Worded) else None)
     made: Policy = REGISTRY.make(policy, where, Callable)  # type: ignore[arg-type]
     return made
 
@@ -49,8 +51,8 @@ def named_in_trial(recipe: Recipe, name: str) -> str | PolicySettings:
     return named.get(name, "allow_all")
 
 
-def of_trial(recipe: Recipe, name: str) -> Policy:
-    """Makes the policy of a party in a trial on one machine, as ``simulate.policies`` says. Raises
-    InputError if there is none of that name.
+def of_trial(recipe: Recipe, name: str, after: Policy | None = None) -> Policy:
+    """Makes the policy of a party in a trial on one machine, as ``simulate.policies`` says; see
+    ``load``. Raises InputError if there is none of that name.
     """
-    return load(named_in_trial(recipe, name), f"recipe: simulate.policies: {name}")
+    return load(named_in_trial(recipe, name), f"recipe: simulate.policies: {name}", after)

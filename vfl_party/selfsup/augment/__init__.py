@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from vfl_party.data.inputs.features import Features
+from vfl_party.data.inputs.made import DrawnView, Made, Noted, Views
 from vfl_party.selfsup.augment.images import ImageAugment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 from vfl_party.selfsup.augment.tables import TableAugment
@@ -38,6 +39,33 @@ class Augment(Protocol):
         """Returns one view, as ``two_views``; whole images (``crop_scale`` = [1, 1]) stay whole."""
 
 
+class _Noting:
+    """Makes views as ``augment`` does, and notes how: for the party's other processes."""
+
+    def __init__(self, augment: Augment, noted: Noted, views: Views) -> None:
+        self._augment, self._noted, self._views = augment, noted, views
+
+    def two_views(self, inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Inputs]:
+        drawn = generator.get_state()
+        first, second = self._augment.two_views(inputs, generator)
+        self._note(inputs, drawn, first, second)
+        return first, second
+
+    def one_view(self, inputs: Inputs, generator: torch.Generator) -> Inputs:
+        drawn = generator.get_state()
+        view = self._augment.one_view(inputs, generator)
+        self._note(inputs, drawn, view)
+        return view
+
+    def _note(self, inputs: Inputs, drawn: Tensor, *views: Inputs) -> None:
+        made = self._noted.of(inputs)
+        for which, view in enumerate(views):
+            # One of two may be the rows as they are.
+            if made is not None and view[0] is not inputs[0]:
+                of = DrawnView(self._views, drawn, which, len(views))
+                self._noted.note(view, Made(made.rows, view=of))
+
+
 def make_augment(
     settings: AugmentSettings, features: Features, pool_rows: Tensor | npt.NDArray[np.int64]
 ) -> Augment:
@@ -47,6 +75,12 @@ def make_augment(
     ``pool_rows``: the party's own training rows, from which corruption takes its replacement
     values.
     """
+    found: Augment
     if len(features.spec.shape) == 3:
-        return ImageAugment(settings)
-    return TableAugment(settings, features, torch.as_tensor(pool_rows))
+        found = ImageAugment(settings)
+    else:
+        found = TableAugment(settings, features, torch.as_tensor(pool_rows))
+    if features.noted is None:
+        return found
+    views = Views(settings.model_dump_json(), np.asarray(pool_rows))
+    return _Noting(found, features.noted, views)

@@ -29,6 +29,7 @@ from tests.harness.account_runs import WIDTH, Run, die, in_process
 from tests.harness.sentences import raises
 from vfl_common.config.account import AccountLimits
 from vfl_common.errors import Code, InputError
+from vfl_common.rpc.serving.answered import Outgoing
 from vfl_party.account import sums as sums_of
 from vfl_party.account.limits import AccountGuard
 from vfl_party.account.spent import Spent, spent, table
@@ -37,6 +38,7 @@ from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy import accountant
 from vfl_party.record.book import LINES
 from vfl_party.record.history import RecordHistory, summed
+from vfl_party.record.recorder import ServingRecord
 
 DELTA = 1e-5
 NOISE, LABELS = Mechanism("gaussian", 4.0), Mechanism("laplace", 20.0, times=2)
@@ -272,6 +274,37 @@ def test_what_another_program_sends_meanwhile_counts(tmp_path: Path) -> None:
         other.send([0])
     for run in (one, other):
         run.close()
+
+
+def test_what_is_counted_as_it_is_written_is_what_the_record_gives(tmp_path: Path) -> None:
+    """Questions of a served model, about people that are known or not, while another program
+    writes.
+    """
+    chance = random.Random(3)  # noqa: S311 - of a test
+    Run(tmp_path, "before", IDS).close()
+    guard = held(tmp_path, AccountLimits(predictions=10**6))
+    one, other = (
+        Run(tmp_path, "served", (), job="serve", generation=0, allows=guard),
+        Run(tmp_path, "other", IDS),
+    )
+    tells = ServingRecord(one.recorder, ("embedding", "up", "z", "chain", "", ""))
+    for number in range(120):
+        count, peer = chance.randrange(4), chance.choice(["p0", "p2"])
+        ids = [f"K-{chance.randrange(2 * len(IDS))}" for _ in range(count)]
+        times = [chance.randrange(1, 4) for _ in ids] if chance.random() < 0.3 else None
+        data = bytes(4 * WIDTH * count)
+        size = WIDTH * count, data, len(data), len(data) + 9
+        place = chance.choice([0, 0, 1])
+        assert guard.may_predict(ids, peer, "served").all()
+        tells(Outgoing(peer, "serve", "embedding", number, place, ids, times, *size))
+        if chance.random() < 0.2:
+            other.send([number % len(IDS)], to=peer)
+        if chance.random() < 0.1:
+            one.send([])
+    for run in (one, other):
+        run.close()
+    guard._standing.catch_up()
+    assert [*spent(guard._standing.sums, DELTA)] == anew(tmp_path)
 
 
 def test_kills_lose_nothing_that_was_spent(tmp_path: Path) -> None:

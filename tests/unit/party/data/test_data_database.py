@@ -34,6 +34,7 @@ from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.passwords import hidden, secrets
 from vfl_party.data import load_table
 from vfl_party.data.sources.cells_as_text import MarkedError, written
+from vfl_party.data.sources.databases.query import SORTED, UNSORTED, has_order
 from vfl_party.data.sources.databases.reader import open_database
 from vfl_party.data.stream import NUMBER, Stream
 
@@ -346,6 +347,49 @@ def test_passes_that_differ_are_told(people: str) -> None:
     read(fewer)
     with raises(InputError, Code.FILE_INVALID):
         read(fewer)
+    # Nobody reads more of them.
+    first = opened(people, f"{series} ORDER BY random()", limit=100)
+    assert next(first.blocks(("pid",))).num_rows == 100
+    with raises(InputError, Code.FILE_INVALID):
+        next(first.blocks(("pid",)))
+
+
+@pytest.mark.parametrize(
+    ("query", "ordered"),
+    [
+        ("SELECT 1", False),
+        ("SELECT pid FROM people ORDER  BY\npid, age DESC LIMIT 5", True),
+        ("SELECT row_number() OVER (PARTITION BY a ORDER BY (b)) FROM people", False),
+        ("SELECT * FROM (SELECT * FROM people ORDER BY pid) x", False),
+        ("SELECT 'order by' AS \"order by\", `order by`, $a$order by$a$ FROM people", False),
+        ("SELECT * FROM people -- order by pid", False),
+        ("SELECT * FROM people /* ( */ ORDER BY pid /* ) */", True),
+        ("SELECT '(' FROM a UNION SELECT ')' FROM b ORDER BY 1", True),
+        ("SELECT border, byte FROM people", False),
+    ],
+)
+def test_an_order_of_a_query_is_found(query: str, ordered: bool) -> None:
+    assert has_order(query) is ordered
+
+
+def notes_of(source: str, query: str, **more: Any) -> tuple[str, ...]:
+    found = DataSettings(source=source, query=query, **({"id": "pid", "missing": "zero"} | more))
+    return load_table(found, with_label=False).notes
+
+
+def test_first_rows_without_an_order_are_told(people: str) -> None:
+    query = "SELECT pid, age FROM people"
+    by_place: list[dict[str, Any]] = [
+        {"limit": 2},
+        {"duplicates": "first", "id_rules": ("zeros",)},
+    ]
+    for more in by_place:
+        assert notes_of(people, query, **more) == (UNSORTED,)
+        assert notes_of(people, f"{query} ORDER BY age", **more) == ()
+    # These take all rows, whatever the order is.
+    at_random = {"limit": 2, "limit_by": "random"}
+    for every in ({}, {"limit": 4}, {"duplicates": "first"}, at_random):
+        assert notes_of(people, query, **every) == ()
 
 
 def test_sqlite_is_never_written(people: str, tmp_path: Path) -> None:
@@ -495,6 +539,14 @@ def test_columns_of_postgresql_have_their_types(server: Postgres) -> None:
         "pid": ["007", "02", "7"],
     }
     assert read(opened(server.url(), limit=2)).num_rows == 2
+    # Sorted, by the id and then by the others.
+    unsorted = "SELECT 6 - i AS pid, i AS x FROM generate_series(1, 5) i"
+    first = opened(server.url(), unsorted, limit=2)
+    assert read(first, "x", "pid").to_pydict() == {"x": [5, 4], "pid": [1, 2]}
+    assert notes_of(server.url(), unsorted, limit=2) == (SORTED,)
+    ordered = opened(server.url(), f"{unsorted} ORDER BY x", limit=2)
+    assert read(ordered, "x").to_pydict() == {"x": [1, 2]}
+    assert notes_of(server.url(), f"{unsorted} ORDER BY x", limit=2) == ()
     assert list(opened(server.url(), "SELECT pid FROM people WHERE false").blocks(("pid",))) == []
 
 

@@ -4,20 +4,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 import pytest
 
 from tests.harness.sentences import raises
 from vfl_common.config.data import DataSettings, reader_of, resolved, shown
 from vfl_common.errors import Code, InputError
+from vfl_common.process.signals import Stopped
 from vfl_party.data import load_table
 from vfl_party.data.load import open_table
-from vfl_party.data.sources.databases import spill
+from vfl_party.data.sources.databases import duck, spill
+from vfl_party.data.sources.databases.query import SORTED, awaited
 from vfl_party.data.sources.databases.spill import Spill
 from vfl_party.data.stream import Stream
 
@@ -114,12 +118,15 @@ def test_what_takes_the_first_rows_has_an_order(folder: Path) -> None:
     for query in (QUERY, f"FROM ({QUERY} ORDER BY pid DESC)"):
         stream = opened(folder, query, limit=2)
         assert read(stream, "x", "pid").to_pydict() == {"x": [1.0, 2.0], "pid": ["a", "b"]}
-        assert "ORDER BY" in stream.notes[0]
+        assert stream.unsorted == SORTED
     table = load_table(settings(folder, QUERY, limit=2), with_label=False)
-    assert table.notes == stream.notes
+    assert table.notes == (SORTED,)
+    # No row is left out.
+    for more in ({"limit": 4}, {"duplicates": "first"}):
+        assert load_table(settings(folder, QUERY, **more), with_label=False).notes == ()
     twice = opened(folder, "SELECT 'a' AS pid, x FROM 'in/*.parquet'", duplicates="first")
     assert read(twice, "x").to_pydict() == {"x": [1.0, 2.0, 3.0]}
-    assert opened(folder, f"{QUERY} ORDER BY pid", duplicates="first").notes == ()
+    assert opened(folder, f"{QUERY} ORDER BY pid", duplicates="first").unsorted == ""
     rows = read(opened(folder, f"{QUERY} ORDER BY pid", limit=2), "pid")
     assert rows.to_pydict() == {"pid": ["a", "b"]}
     row_numbers = settings(folder, QUERY, id="row")
@@ -138,6 +145,8 @@ def test_a_query_that_does_more_than_read_is_refused(folder: Path) -> None:
     assert "no.parquet" in refused(folder, "SELECT * FROM 'no.parquet'")
     assert "httpfs" in refused(folder, "SELECT * FROM 'https://127.0.0.1:9/x.parquet'")
     assert "two columns 'a'" in refused(folder, "SELECT 1 AS a, 2 AS a")
+    # DuckDB would read the first one twice.
+    assert "'a' and 'A'" in refused(folder, 'SELECT 1 AS a, 2 AS "A"')
     assert not out.exists()
 
 
@@ -145,6 +154,13 @@ def test_a_value_that_fails_is_not_shown(folder: Path) -> None:
     said = refused(folder, "SELECT pid, town::INTEGER AS t FROM 'in/*.parquet'")
     assert "Bonn" not in said
     assert "after 0 rows" in said
+    said = refused(folder, "SELECT pid, (x + 9000)::TINYINT AS t FROM 'in/*.parquet'")
+    assert "900" not in said.partition("failed")[2]
+    assert "INT8" in said
+    (folder / "x.csv").write_text("pid,x\n" + "a,1\n" * 30_000 + "b,secret\n")
+    said = refused(folder, "FROM 'x.csv'")
+    assert "Line: 30002" in said
+    assert "secret" not in said
 
 
 def test_a_file_of_the_working_folder_is_not_taken(
@@ -157,6 +173,81 @@ def test_a_file_of_the_working_folder_is_not_taken(
     odd = folder / "a,b"
     odd.mkdir()
     assert "','" in refused(odd, "SELECT * FROM 'rows.parquet'")
+
+
+def test_a_pass_may_end_early(folder: Path) -> None:
+    stream = opened(folder, "SELECT range AS pid FROM range(200000)")
+    first = stream.blocks(("pid",))
+    assert next(first).num_rows < 200_000
+    del first
+    assert read(stream).num_rows == 200_000
+
+
+BIG = "SELECT range AS pid, hash(range)::DOUBLE AS x, md5(range::VARCHAR) AS t FROM range(400000)"
+LISTS = "SELECT 'a' AS pid, len(list(md5(range::VARCHAR))) AS x FROM range(400000)"
+
+
+@pytest.mark.parametrize(
+    ("query", "more", "says"),
+    [
+        (LISTS, (), "16 MiB"),
+        (f"{BIG} ORDER BY t", ("max_temp_directory_size = '1MiB'",), "data.scratch"),
+    ],
+    ids=["memory", "disk"],
+)
+def test_a_query_for_which_there_is_no_room_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, query: str, more: tuple[str, ...], says: str
+) -> None:
+    monkeypatch.setattr(duck, "_LEAST_MIB", 16)
+    monkeypatch.setattr(duck, "_SET", (*more, *duck._SET))
+    assert says in refused(folder, query, memory_mib=0)
+    assert list((folder / "scratch").iterdir()) == []
+
+
+def test_a_query_that_needs_the_disk_uses_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(duck, "_LEAST_MIB", 16)
+    rows = read(opened(folder, f"{BIG} ORDER BY t", memory_mib=0), "t")["t"]
+    assert len(rows) == 400_000
+    assert pc.all(pc.less(rows.combine_chunks()[:-1], rows.combine_chunks()[1:])).as_py()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_query_and_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def stop(_number: int, _frame: Any) -> None:
+        raise Stopped
+
+    stream = opened(
+        folder, "SELECT 'a' AS pid, count(*) AS x FROM range(10000000) a, range(10000000)"
+    )
+    asked = threading.Event()
+
+    def asking(*given: Any) -> Any:
+        asked.set()
+        return awaited(*given)
+
+    def send() -> None:
+        asked.wait()
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(duck, "awaited", asking)
+    before, sender = signal.signal(signal.SIGTERM, stop), threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Stopped):
+            read(stream)
+    finally:
+        sender.join()
+        signal.signal(signal.SIGTERM, before)
+    assert list((folder / "scratch").iterdir()) == []
+
+
+def test_without_duckdb_a_sentence_names_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    with raises(InputError, Code.CONFIG_INVALID) as caught:
+        opened(folder, QUERY)
+    assert "pip install duckdb" in str(caught.value)
 
 
 def test_files_that_change_between_two_passes_are_refused(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from vfl_party.data.ids import (
     normalised,
     shapes_of,
 )
+from vfl_party.data.row_arrays import IN_MEMORY, Space
 
 SIMPLE = ("trim", "casefold", "nfkc", "digits", "zeros", "email")
 TEXTS = st.lists(st.none() | st.text(max_size=8), max_size=12)
@@ -222,7 +224,15 @@ def test_rows_are_in_the_order_of_the_utf_8_bytes_of_their_ids(ids: list[str | N
             row for row, each in enumerate(texts) if each is not None and each not in texts[:row]
         ]
         wanted = sorted(first, key=lambda row: str(texts[row]).encode())
-        assert in_order(given_ids, "first").tolist() == wanted
+        for space in (IN_MEMORY, Space(gettempdir(), 0)):
+            found = in_order(given_ids, "first", space)
+            assert found.rows.tolist() == wanted
+            assert found.ids.to_pylist() == [texts[row] for row in wanted]
+            later = [
+                row for row, each in enumerate(texts) if each is not None and each in texts[:row]
+            ]
+            again = (texts.index(texts[later[0]]), later[0]) if later else None
+            assert found.repeated == again
 
 
 CSV = "who,at,x\n A,1,1\nb,2,2\na,1,3\n,3,4\nC,1,5\n"

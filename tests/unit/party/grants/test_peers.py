@@ -49,7 +49,8 @@ def look(
 ) -> dict[str, KeptGrant]:
     """What p0 finds in what p1 says. ``before``: for how many other runs it was shown."""
     joined = Joined(DIGEST, RUN, trains)
-    return checked({"p0": {}, "p1": said}, joined, members["p0"], lambda *_: before, now_s)
+    others = [f"run {number}" for number in range(before)]
+    return checked({"p0": {}, "p1": said}, joined, members["p0"], lambda *_: others, now_s)
 
 
 def own(members: dict[str, Credentials]) -> dict[str, str]:
@@ -189,8 +190,16 @@ def test_a_run_that_all_have_shown_is_counted_by_its_peers(
     with closing(GrantStore(folder_of(tmp_path, "p0"), "p0")) as store:
         grant = made(peers=own(members))
         said = {"p1": says(grant, members["p1"])}
-        for run in ("a", "b", "a"):
-            checked(said, Joined(DIGEST, run, True), members["p0"], store.shown_for, NOON_S)
+        seen = store.shown_in
+
+        def joins(run: str, *, goes_on: bool = False) -> None:
+            checked(said, Joined(DIGEST, run, True, goes_on), members["p0"], seen, NOON_S)
             store.see(grant, run)
-        with raises(PeerError, Code.REFUSED):
-            checked(said, Joined(DIGEST, "c", True), members["p0"], store.shown_for, NOON_S)
+
+        joins("a")
+        joins("b")
+        joins("a", goes_on=True)
+        # Under an id that was used, by a server that helps p1, and under another one.
+        for run in ("a", "c"):
+            with raises(PeerError, Code.REFUSED):
+                joins(run)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,12 +17,16 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.models import NETWORKS, CnnSettings, MlpSettings, NetworkSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
+from vfl_party.align.aligned import Aligning
 from vfl_party.align.own_rows import _read
 from vfl_party.assembly.party import expected_rows, open_party
-from vfl_party.data import load_table
+from vfl_party.data import Table, load_table
 from vfl_party.models import seeded
 from vfl_party.models.blocks import StandardisedConv, group_norm
 from vfl_party.models.halves import Bottleneck, Halves
+
+TABLE = Table("file.csv", ("1",))
+ALIGNING = Aligning("p3", "run", TABLE, Path(), cast("Any", None), peer_rows_at_most=100)
 
 CNN = CnnSettings(kind="cnn", channels=(8, 12, 16, 20))
 RESNET = NetworkSettings(kind="resnet18")
@@ -183,12 +188,20 @@ def test_the_active_party_has_labels_alone() -> None:
         Recipe.model_validate(tables)
 
 
-@pytest.mark.parametrize(
-    "counts", [[0, 1, 1], [-1, 5, 5], [5, -5, 1], [1 << 50, 0, 0], [(1 << 31) + 1, 0, 0]]
-)
+@pytest.mark.parametrize("counts", [[0, 1, 1], [-1, 5, 5], [5, -5, 1]])
 def test_a_number_of_rows_that_makes_no_sense(counts: list[int]) -> None:
     with raises(PeerError, Code.MALFORMED_MESSAGE):
-        _read("p1", "p2", counts)
+        _read(ALIGNING, "p1", "p2", counts)
+
+
+@pytest.mark.parametrize("sender", ["p1", "p2"])
+@pytest.mark.parametrize("counts", [[101, 0, 0], [40, 40, 21], [1 << 31] * 3])
+def test_more_rows_than_a_party_takes(counts: list[int], sender: str) -> None:
+    with raises(PeerError, Code.REFUSED):
+        _read(ALIGNING, sender, "p2", counts)
+    # Its own are known to it.
+    assert _read(ALIGNING, sender, "p3", counts)["local"] == counts[0]
+    assert _read(ALIGNING, sender, "p2", [40, 40, 20])["test"] == 20
 
 
 def test_every_nth_row(tmp_path: Any) -> None:

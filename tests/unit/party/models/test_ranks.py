@@ -5,8 +5,10 @@ rank.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,9 +18,11 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from tests.harness.sentences import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.base.devices import launched, resolve_device
+from vfl_party.data import Features
+from vfl_party.data.inputs.made import Noted
 from vfl_party.models import InputSpec
-from vfl_party.ranks import check_spread, reduce
-from vfl_party.ranks.group import RankLost, shares, together
+from vfl_party.ranks import SpreadEncoder, check_spread, reduce, spread
+from vfl_party.ranks.group import RankLost, Ranks, Word, packed, shares, together, unpacked
 from vfl_party.ranks.leader import _seed
 
 CPU, SPEC = torch.device("cpu"), InputSpec((6,))
@@ -204,3 +208,45 @@ def test_a_sum_that_fails_is_no_gradient(
     monkeypatch.setattr(dist, "reduce", lambda tensor, **how: Failed())
     with raises(RankLost), together():
         _step(wrapped)
+
+
+def test_rank_0_tells_positions_and_never_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it sends beside weights and gradients is whole numbers: none of the inputs."""
+    told: list[tuple[Word, list[Any]]] = []
+    floats: list[Tensor] = []
+
+    class Told(Ranks):
+        def tell(self, word: Word, facts: Any = None, arrays: Any = ()) -> None:
+            body = packed(facts or {}, arrays)
+            told.append((word, unpacked(body)[1]))
+
+        def spread(self, module: nn.Module) -> None:
+            floats.extend(module.parameters())
+
+        def send(self, parts: Any, to: Any) -> None:
+            floats.extend(parts)
+
+        def receive(self, parts: Any, of: Any) -> None:
+            for part in parts:
+                part.zero_()
+
+    monkeypatch.setattr(spread, "parallel", lambda module, device, group: module)
+    group: Any = None
+    x_NF = torch.arange(60.0).reshape(10, 6)
+    features = replace(Features.of(x_NF.numpy()), noted=Noted())
+    assert features.noted is not None
+    encoder = nn.Linear(6, 4)
+    shared = SpreadEncoder(Told(0, 2, CPU, group, group), encoder, SPEC, "float32", features.noted)
+    rows = np.array([7, 2, 5], np.int64)
+    z_BD = shared(*features.inputs(rows))
+    assert torch.equal(z_BD[:2], encoder(x_NF[[7, 2]]))
+    z_BD.sum().backward()
+    assert [word for word, _ in told] == [Word.ENCODER, Word.FORWARD, Word.BACKWARD]
+    assert [each.tolist() for _, arrays in told for each in arrays] == [rows.tolist()]
+    # The weights, and the gradient of the other rank's one row.
+    assert [tuple(each.shape) for each in floats] == [(4, 6), (4,), (1, 4)]
+    with pytest.raises(TypeError):
+        packed({}, [x_NF.numpy()])
+    # Made by the phase itself, so no other process could.
+    with raises(InputError, Code.CONFIG_INVALID):
+        shared(x_NF[:2] + 1)

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -24,14 +25,23 @@ from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.rpc.confer import ShownHead
+from vfl_common.wire.frames import measure
 from vfl_party.record import book as book_of
 from vfl_party.record.book import Book
 from vfl_party.record.heads import OWN, Heads
 from vfl_party.record.history import RecordHistory
-from vfl_party.record.lines import ALL, NOBODY, TOGETHER, digest_of, packed, unpacked
+from vfl_party.record.lines import (
+    ALL,
+    NOBODY,
+    SMALL_BYTES,
+    TOGETHER,
+    digest_of,
+    packed,
+    unpacked,
+)
 from vfl_party.record.note import Head, SignedNote
 from vfl_party.record.recorder import Recorder
-from vfl_party.record.verify import verify
+from vfl_party.record.verify import require, verify
 
 # ``VFL_RECORD_CHANGES=10000`` tries that many.
 CHANGES = int(os.environ.get("VFL_RECORD_CHANGES", "200"))
@@ -119,6 +129,39 @@ def test_a_digest_tells_bundles_apart_and_says_if_it_is_of_a_sample() -> None:
 # -- notes
 
 
+def test_lines_of_one_way_have_the_digest_and_sizes_of_their_own_bundle(
+    tmp_path: Path, members: dict[str, Credentials]
+) -> None:
+    """Whatever form the bundle before had."""
+    chance, one = random.Random(5), recorder(tmp_path, members["p1"])  # noqa: S311 - of a test
+    sent = []
+    for number in range(60):
+        tensors = {}
+        for name in chance.sample("abc", chance.choice([0, 1, 1, 2, 3])):
+            size = chance.choice([0, 4, 5000])
+            dtype, width = chance.choice([(DType.UINT8, 1), (DType.FLOAT16, 2)])
+            data = memoryview(chance.randbytes(size * width))
+            tensors[name] = Buffer(dtype, (size,), data)
+        step, bundle = StepKey("splitnn", 0, number * number), Bundle(Kind.WEIGHTS, tensors)
+        one.leaves(("w", "up", "w", "c", "", ""), step, bundle, ["p0"], numbers=0, rows=None)
+        expected, size_ = sha256(), measure(step, bundle)
+        sampled = False
+        for name, each in tensors.items():
+            expected.update(f"{name} {each.dtype.name} {each.shape} ".encode())
+            first, sampled_ = 0, each.data.nbytes > SMALL_BYTES
+            if sampled_:
+                first = number * number * 104_729 % (each.data.nbytes - 1023)
+            expected.update(each.data[first : first + (1024 if sampled_ else SMALL_BYTES)])
+            sampled |= sampled_
+        word = "sample" if sampled else "sha256"
+        sizes = size_.payload_bytes, size_.message_bytes, size_.messages
+        sent.append((f"{word}:{expected.hexdigest()}", *sizes))
+    one.book.close()
+    found = RecordHistory(one.book.folder).disclosures()
+    said = [(each.digest, each.payload_bytes, each.message_bytes, each.messages) for each in found]
+    assert said == sent
+
+
 def test_a_note_is_read_as_it_was_written(members: dict[str, Credentials]) -> None:
     note = SignedNote(Head("vfl-record/p1/00", 3, bytes(32), 17)).signed(members["p1"])
     both = note.signed(members["p0"])
@@ -198,6 +241,23 @@ def test_every_change_of_what_was_signed_is_found(
             continue
         path.write_bytes(b"".join(found))
         assert verify(one.book.folder, members["p1"]).wrong, (number, changes[number % 5].__name__)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_heads_that_are_missing_are_said(
+    kept: int, tmp_path: Path, members: dict[str, Credentials]
+) -> None:
+    one, other = recorder(tmp_path / "1", members["p1"]), recorder(tmp_path / "0", members["p0"])
+    for step in range(2):
+        send(one, step, [step])
+        confer(one, other)
+    for each, name in ((one, "p1"), (other, "p0")):
+        each.book.close()
+        path = each.book.folder / OWN
+        assert not verify(each.book.folder, members[name]).wrong
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]))
+        with raises(InputError, Code.FILE_INVALID):
+            require(each.book.folder, members[name])
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])

@@ -22,9 +22,11 @@ from vfl_common.errors import InputError
 from vfl_party.data import checks
 from vfl_party.data.sources.cells_as_text import MarkedError, written
 from vfl_party.data.sources.databases.query import (
+    UNSORTED,
     Pass,
     Passes,
     encoding_hint,
+    has_order,
     missing_package,
     query_of,
     words,
@@ -55,7 +57,7 @@ def open_alchemy(settings: DataSettings) -> Stream:
     source, query = shown(settings.source), query_of(settings)
     engine = engine_of(settings.source)
     connection = connected(engine, settings.source)
-    reading = _Reading(settings, query, connection, Passes(source))
+    reading = _Reading(settings, query, connection, Passes(settings))
     weakref.finalize(reading, _close, connection, engine)
     begin = _BEGIN.get(engine.dialect.name)
     if begin is not None:
@@ -69,7 +71,8 @@ def open_alchemy(settings: DataSettings) -> Stream:
         raise checks.unusable(
             source, f"column {place} of data.query has no name; give it one with AS"
         )
-    return Stream(source, reading.names, True, reading.blocks, ordered=False)
+    unsorted = "" if has_order(query) else UNSORTED
+    return Stream(source, reading.names, True, reading.blocks, ordered=False, unsorted=unsorted)
 
 
 def connected(engine: Engine, source: str) -> Connection:
@@ -128,7 +131,7 @@ class _Reading:
         result = self.execute() if self.first is None else self.first
         self.first = None
         with contextlib.closing(result):
-            while rows := self._next(result, seen.rows):
+            while rows := self._next(result, seen.rows)[: _left(self.settings, seen)]:
                 texts = {
                     name: pa.array(
                         texts_of(source, name, self.names.index(name), rows, seen.rows), pa.string()
@@ -136,6 +139,7 @@ class _Reading:
                     for name in dict.fromkeys([*wanted, *ids])
                 }
                 seen.add(len(rows), [texts[name] for name in ids])
+                self.passes.compare_full(seen)
                 yield pa.RecordBatch.from_arrays([texts[name] for name in wanted], schema=schema)
         self.passes.compare(seen)
 
@@ -150,6 +154,11 @@ class _Reading:
             raise checks.unreadable(
                 shown(self.settings.source), f"was lost after {before:,} rows; start again"
             ) from None
+
+
+def _left(settings: DataSettings, seen: Pass) -> int | None:
+    """Returns how many rows are still wanted; None: all."""
+    return None if settings.first is None else settings.first - seen.rows
 
 
 def texts_of(
@@ -239,6 +248,9 @@ def failed(source: str, error: Any, rows: int | None) -> InputError:
         return checks.unreadable(
             shown(source), "is not a file of SQLite that can be read; correct data.source"
         )
+    if "is locked" in text:
+        what = "is locked by another program, which writes into it"
+        return checks.unreadable(shown(source), f"{what}; start again when that has ended")
     names = type(error).__name__
     said = words(
         text, source, quoted=rows is None and names in ("ProgrammingError", "OperationalError")

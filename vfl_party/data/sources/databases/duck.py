@@ -7,15 +7,15 @@ nothing is installed, and one SELECT cannot write.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
@@ -23,11 +23,15 @@ from vfl_common.config.data import DataSettings, shown
 from vfl_common.config.sources import folder_and_query
 from vfl_common.errors import InputError
 from vfl_party.data import checks
+from vfl_party.data.sources.databases.duck_files import check_files
 from vfl_party.data.sources.databases.query import (
+    SORTED,
     Pass,
     Passes,
+    awaited,
     missing_package,
     require_dates,
+    takes_first,
     words,
 )
 from vfl_party.data.sources.databases.spill import Spill
@@ -35,6 +39,8 @@ from vfl_party.data.stream import Stream
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
+
+T = TypeVar("T")
 
 _BLOCK_ROWS = 1 << 16
 # DuckDB's share of ``memory_mib``, and the least with which it sorts. 5 million rows of 80 bytes
@@ -50,11 +56,13 @@ _CASTS = (
     (re.compile(r"TIMESTAMP_(S|MS|NS)"), "TIMESTAMP"),
 )
 _SET = ("TimeZone = 'UTC'", "enable_progress_bar = false", "lock_configuration = true")
+_NO_PARQUET = re.compile("too small to be a Parquet file|No magic bytes found")
+_NO_SPACE = re.compile("max_temp_directory_size|No space left on device")
+# In a CSV file.
+_LINE = re.compile(r"Error on Line: \d+")
+# A value, but not in the name of a type.
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])-?\d[\d.,:e+-]*")
 _EXTENSION = re.compile(r"INSTALL (\w+);")
-_NO_ORDER = (
-    "the query has no ORDER BY, so the first rows are those in the order of the id's columns, and "
-    "then of the others; end the query with ORDER BY to choose"
-)
 # In the name of a folder: file_search_path and patterns of files have meanings for them.
 _SIGNS = ",*?["
 
@@ -67,42 +75,68 @@ def open_duckdb(settings: DataSettings) -> Stream:
         raise missing_package(settings.source, "duckdb") from None
     source = shown(settings.source)
     folder, query = folder_and_query(settings.source)
-    config = _config(settings, source, folder)
+    memory = max(_SHARE * settings.memory_mib, _LEAST_MIB)
+    config = _config(memory, source, folder)
     spill = Spill(settings.scratch or tempfile.gettempdir())
     config |= {"temp_directory": str(spill.folder)}
-    reading = _Reading(settings, query, duckdb.connect(":memory:", config=config), Passes(source))
-    weakref.finalize(reading, _close, reading.connection, spill)
-    try:
+    connection = duckdb.connect(":memory:", config=config)
+    reading = _Reading(settings, query, connection, Passes(settings), memory)
+    reading.close = weakref.finalize(reading, _close, connection, spill)
+
+    def look() -> tuple[bool, list[tuple[str, ...]]]:
         for setting in _SET:
-            reading.connection.execute(f"SET {setting}")
-        ordered = _parsed(reading.connection, source, folder, query)
-        described = reading.connection.execute(f"DESCRIBE {query}").fetchall()
+            connection.execute(f"SET {setting}")
+        ordered = _parsed(connection, source, folder, query)
+        return ordered, connection.execute(f"DESCRIBE {query}").fetchall()
+
+    try:
+        ordered, described = reading.awaited(look)
     except duckdb.Error as error:
-        raise _refused(settings, error, None) from None
+        raise reading.refused(error, None) from None
+    # Of names in any case: to DuckDB they are one.
+    before: dict[str, str] = {}
     for name, kind, *_ in described:
-        if name in reading.types:
-            raise checks.unusable(source, f"has two columns {name!r}; rename one with AS")
+        other = before.setdefault(name.lower(), name)
+        if name in reading.types or other != name:
+            both = f"two columns {name!r}" if name == other else f"columns {other!r} and {name!r}"
+            raise checks.unusable(source, f"has {both}; rename one with AS")
         reading.types[name] = kind
     # Else the order does not matter: a table is put in order of its ids.
-    takes_first = settings.first is not None or settings.duplicates == "first"
-    reading.sorts = takes_first and not ordered
-    notes = (_NO_ORDER,) if reading.sorts else ()
-    return Stream(source, tuple(reading.types), False, reading.blocks, notes=notes, ordered=False)
+    reading.sorts = takes_first(settings) and not ordered
+    names, unsorted = tuple(reading.types), "" if ordered else SORTED
+    return Stream(source, names, False, reading.blocks, ordered=False, unsorted=unsorted)
+
+
+def _nothing() -> None:
+    pass
 
 
 @dataclass(eq=False)
 class _Reading:
     """A query on a connection, which is open as long as this is used; ``types``: of its columns.
 
-    ``sorts``: whether its rows are put in the order of the id's columns, and then of the others.
+    ``memory``: of DuckDB, in MiB; ``sorts``: whether its rows are put in the order of the id's
+    columns, and then of the others; ``close``: closes it before its end.
     """
 
     settings: DataSettings
     query: str
     connection: DuckDBPyConnection
     passes: Passes
+    memory: int
     types: dict[str, str] = field(default_factory=dict)
     sorts: bool = False
+    close: Callable[[], Any] = _nothing
+
+    def awaited(self, call: Callable[[], T]) -> T:
+        """Has a thread wait for DuckDB, which leaves nothing behind if that fails, or a signal
+        ends it.
+        """
+        try:
+            return awaited(call, self.connection.interrupt)
+        except BaseException:
+            self.close()
+            raise
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Reads the wanted columns. Raises InputError."""
@@ -111,24 +145,28 @@ class _Reading:
         ids = [name for name in self.settings.id if name in self.types]
         names = list(dict.fromkeys([*ids, *wanted]))
         seen = Pass(len(ids))
-        for batch in self._batches(self._select(names)):
+        for batch in self._batches(names):
             columns = dict(zip(names, batch.columns, strict=True))
             for name in wanted:
                 require_dates(source, name, columns[name])
             seen.add(batch.num_rows, [columns[name] for name in ids])
+            self.passes.compare_full(seen)
             yield pa.RecordBatch.from_arrays([columns[name] for name in wanted], list(wanted))
         self.passes.compare(seen)
 
-    def _batches(self, select: str) -> Iterator[pa.RecordBatch]:
+    def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         import duckdb
 
-        rows = 0
+        rows, select = 0, self._select(names)
         try:
-            for batch in self.connection.sql(select).to_arrow_reader(_BLOCK_ROWS):
-                rows += batch.num_rows
-                yield batch
+            reader = self.awaited(lambda: self.connection.sql(select).to_arrow_reader(_BLOCK_ROWS))
+            # Two passes at once would take turns.
+            with contextlib.closing(reader):
+                while (batch := self.awaited(lambda: next(reader, None))) is not None:
+                    rows += batch.num_rows
+                    yield batch
         except (duckdb.Error, pa.ArrowException, OSError) as error:
-            raise _refused(self.settings, error, rows) from None
+            raise self.refused(error, rows) from None
 
     def _select(self, names: Sequence[str]) -> str:
         """Writes the query for some of its columns, in types that a table has. Raises
@@ -153,10 +191,44 @@ class _Reading:
         cast = "VARCHAR" if cast == "DOUBLE" and name in self.settings.id else cast
         return f"{quoted}::{cast} AS {quoted}"
 
+    def refused(self, error: Exception, rows: int | None) -> InputError:
+        """Says why a query has failed: before it has run (None), or after how many rows. Values are
+        not shown.
+        """
+        source, text = shown(self.settings.source), str(error)
+        said = text.partition("Error: ")[2] or text
+        unread = text.startswith("IO Error") and rows in (None, 0)
+        extension = _EXTENSION.search(text)
+        if extension is not None:
+            what = f"needs the extension {extension[1]} of DuckDB, and none is loaded"
+            return checks.unusable(source, f"{what}; copy the files here, and read them as Parquet")
+        if _NO_SPACE.search(text):
+            what = "the query writes more to data.scratch than there is room"
+            return checks.unreadable(source, f"{what}; make room, or set it to another folder")
+        if "Out of Memory Error" in text:
+            what = f"the query needs more memory than the {self.memory} MiB that DuckDB may take"
+            more = 2 * self.memory // _SHARE
+            return checks.unreadable(source, f"{what}; set data.memory_mib to {more} or more")
+        # Its words name files, and no values.
+        if unread or _NO_PARQUET.search(text):
+            said = words(said, self.settings.source, quoted=True)
+            return checks.unreadable(source, f"DuckDB cannot read ({said}); correct data.source")
+        if rows is None:
+            said = words(said, self.settings.source, quoted=True)
+            return checks.unusable(
+                source, f"DuckDB refuses the query ({said}); correct data.source"
+            )
+        line = _LINE.search(text)
+        said = line[0] if line else _NUMBER.sub("…", said)
+        said = words(said, self.settings.source, quoted=False)
+        what = f"the query has failed after {rows:,} rows ({said})"
+        return checks.unusable(source, f"{what}; run it in DuckDB to see the value, and correct it")
 
-def _config(settings: DataSettings, source: str, folder: str | None) -> dict[str, Any]:
-    """Returns the settings of DuckDB. Raises InputError for a folder that it would misread."""
-    memory = max(_SHARE * settings.memory_mib, _LEAST_MIB)
+
+def _config(memory: int, source: str, folder: str | None) -> dict[str, Any]:
+    """Returns the settings of DuckDB, with ``memory`` in MiB. Raises InputError for a folder that
+    it would misread.
+    """
     config = {
         "memory_limit": f"{memory}MiB",
         "threads": str(max(1, min(os.cpu_count() or 1, memory // _THREAD_MIB))),
@@ -176,8 +248,8 @@ def _config(settings: DataSettings, source: str, folder: str | None) -> dict[str
 
 
 def _parsed(connection: DuckDBPyConnection, source: str, folder: str | None, query: str) -> bool:
-    """Returns whether the query has an order. Raises InputError if it is not one SELECT, or names a
-    file that DuckDB would take from the working folder.
+    """Returns whether the query has an order. Raises InputError if it is not one SELECT, or for its
+    files.
     """
     row = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
     parsed: dict[str, Any] = json.loads(row[0] if row else "{}")
@@ -187,49 +259,13 @@ def _parsed(connection: DuckDBPyConnection, source: str, folder: str | None, que
     statements = parsed.get("statements", [])
     if len(statements) != 1:
         raise checks.unusable(source, "must read and nothing else; write one SELECT")
-    # DuckDB looks in the working folder, too, if a file is not in the one that it was given.
-    base = Path(folder or ".")
-    for text in set(_texts(statements)):
-        if re.search(r"[./]", text) and not (base / text).exists() and Path(text).is_file():
-            what = f"{text} is in the folder where this program runs, and not in {base}"
-            raise checks.unreadable(source, f"{what}; move it, or write its full path")
+    check_files(connection, source, folder, statements)
     modifiers = statements[0]["node"].get("modifiers", [])
     return any(each["type"] == "ORDER_MODIFIER" for each in modifiers)
 
 
-def _texts(node: Any) -> Iterator[str]:
-    """Yields the texts of a parsed query that may be names of files."""
-    if isinstance(node, str) and 0 < len(node) < 256 and "\0" not in node:
-        yield node
-    values = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    for value in values:
-        yield from _texts(value)
-
-
-def _refused(settings: DataSettings, error: Exception, rows: int | None) -> InputError:
-    """Says why a query has failed: before it has run (None), or after how many rows. Values are not
-    shown.
-    """
-    source, text = shown(settings.source), str(error)
-    said = text.partition("Error: ")[2] or text
-    extension = _EXTENSION.search(text)
-    if extension is not None:
-        what = f"needs the extension {extension[1]} of DuckDB, and none is loaded"
-        return checks.unusable(source, f"{what}; copy the files here, and read them as Parquet")
-    if "Out of Memory Error" in text:
-        what = "the query needs more memory or disk than it has"
-        advice = f"raise data.memory_mib, which is {settings.memory_mib}, or make room in"
-        return checks.unreadable(source, f"{what}; {advice} data.scratch")
-    if text.startswith("IO Error") and rows in (None, 0):
-        said = words(said, settings.source, quoted=True)
-        return checks.unreadable(source, f"DuckDB cannot read ({said}); correct data.source")
-    said = words(said, settings.source, quoted=rows is None)
-    if rows is None:
-        return checks.unusable(source, f"DuckDB refuses the query ({said}); correct data.source")
-    what = f"the query has failed after {rows:,} rows ({said})"
-    return checks.unusable(source, f"{what}; run it in DuckDB to see the value, and correct it")
-
-
 def _close(connection: DuckDBPyConnection, spill: Spill) -> None:
-    connection.close()
+    # One that a second signal has not let end its query.
+    with contextlib.suppress(Exception):
+        connection.close()
     spill.close()

@@ -7,7 +7,6 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,19 +16,22 @@ from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import InputError, InternalError
 from vfl_party.data import checks
 from vfl_party.data.sources.databases.query import (
+    SORTED,
     Pass,
     Passes,
+    awaited,
     encoding_hint,
+    has_order,
     missing_package,
     query_of,
     require_dates,
+    takes_first,
     words,
 )
 from vfl_party.data.stream import Stream
 
 T = TypeVar("T")
 
-_TICK_S = 0.2
 # To wait for a server that does not answer, unless the URL or PGCONNECT_TIMEOUT says otherwise.
 _CONNECT_S = 20
 _BEGIN = (
@@ -113,15 +115,20 @@ def open_postgres(settings: DataSettings) -> Stream:
             connection.close()
             raise refused_query(settings.source, error) from None
         raise refused_connection(settings.source, str(error)) from None
-    reading = _Reading(settings, query, schema, connection, Passes(source))
+    unsorted = "" if has_order(query) else SORTED
+    sorts = bool(unsorted) and takes_first(settings)
+    reading = _Reading(settings, query, schema, connection, Passes(settings), sorts)
     weakref.finalize(reading, _close, connection)
-    return Stream(source, tuple(schema.names), False, reading.blocks, ordered=False)
+    names = tuple(schema.names)
+    return Stream(source, names, False, reading.blocks, ordered=False, unsorted=unsorted)
 
 
 @dataclass(eq=False)
 class _Reading:
-    """A query in a transaction, which lasts as long as this is used. ``turn``: of the pass that has
-    the connection.
+    """A query in a transaction, which lasts as long as this is used.
+
+    ``sorts``: whether its rows are put in the order of the id's columns, and then of the others;
+    ``turn``: of the pass that has the connection.
     """
 
     settings: DataSettings
@@ -129,23 +136,24 @@ class _Reading:
     schema: pa.Schema
     connection: Any
     passes: Passes
+    sorts: bool = False
     turn: int = 0
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Reads the wanted columns. Raises InputError."""
-        source, ids = shown(self.settings.source), self.settings.id
+        source = shown(self.settings.source)
         checks.require_names(source, "columns", wanted, self.schema.names)
-        fetched = list(
-            dict.fromkeys([*wanted, *(name for name in ids if name in self.schema.names)])
-        )
+        ids = [name for name in self.settings.id if name in self.schema.names]
+        fetched = list(dict.fromkeys([*ids, *wanted]))
         self.turn = turn = self.turn + 1
-        seen = Pass(sum(name in fetched for name in ids))
+        seen = Pass(len(ids))
         with contextlib.closing(self._batches(self._select(fetched))) as batches:
             for batch in batches:
                 columns = dict(zip(fetched, batch.columns, strict=True))
                 for name in wanted:
                     require_dates(source, name, columns[name])
-                seen.add(batch.num_rows, [columns[name] for name in ids if name in columns])
+                seen.add(batch.num_rows, [columns[name] for name in ids])
+                self.passes.compare_full(seen)
                 yield pa.RecordBatch.from_arrays(
                     [columns[name] for name in wanted], names=list(wanted)
                 )
@@ -179,8 +187,9 @@ class _Reading:
         """Writes the query for some of its columns, cast to types that a table has. Raises
         InputError.
         """
+        order = f"\nORDER BY {', '.join(map(str, range(1, len(names) + 1)))}" if self.sorts else ""
         limit = "" if self.settings.first is None else f"\nLIMIT {self.settings.first}"
-        return select_of(self.query, self.schema, names, self.settings) + limit
+        return select_of(self.query, self.schema, names, self.settings) + order + limit
 
 
 def select_of(query: str, schema: pa.Schema, names: Sequence[str], settings: DataSettings) -> str:
@@ -217,23 +226,8 @@ def _column(field: pa.Field, settings: DataSettings) -> str:
 
 
 def _awaited(cursor: Any, call: Callable[[], T]) -> T:
-    """Has a thread wait for the server. Raises KeyboardInterrupt after Ctrl-C, when the server has
-    ended the query.
-
-    In the main thread ADBC takes Ctrl-C for itself, and leaves the error of an ended query.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(call)
-        try:
-            # The signal alone does not always end a wait.
-            while not wait([waiting], _TICK_S).done:
-                pass
-            return waiting.result()
-        except KeyboardInterrupt:
-            # It has ended already.
-            with contextlib.suppress(Exception):
-                cursor.adbc_cancel()
-            raise
+    # In the main thread ADBC takes Ctrl-C for itself, and leaves the error of an ended query.
+    return awaited(call, cursor.adbc_cancel)
 
 
 def _select(columns: str, query: str) -> str:

@@ -4,9 +4,12 @@ compared.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,9 +20,25 @@ from vfl_common.passwords import hidden
 from vfl_common.text import clean
 from vfl_party.data import checks
 
+T = TypeVar("T")
+
+_TICK_S = 0.2
 _READS = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*+(?:select|with|values|table|from)\b",
     re.IGNORECASE | re.DOTALL,
+)
+# Texts, names and comments; what stands in parentheses; an order of what is left.
+_TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$", re.DOTALL)
+_INNER = re.compile(r"\([^()]*\)")
+_ORDER = re.compile(r"\border\s+by\b", re.IGNORECASE)
+# What is said if settings take the first rows of a query without an order.
+SORTED = (
+    "the query has no ORDER BY at its end, so the first rows are those in the order of the id's "
+    "columns, and then of the others; end the query with ORDER BY to choose"
+)
+UNSORTED = (
+    "the query has no ORDER BY at its end, so the database chooses which rows are the first, and "
+    "may choose others next time; end the query with ORDER BY"
 )
 _QUOTED = re.compile("\"[^\"]*\"|'[^']*'|`[^`]*`|»[^«]*«|«[^»]*»|„[^“]*“")
 # And password, to the last @.
@@ -43,6 +62,22 @@ def query_of(settings: DataSettings) -> str:
     if not _READS.match(query):
         raise checks.unusable(source, "data.query must read and nothing else; write one SELECT")
     return query
+
+
+def takes_first(settings: DataSettings) -> bool:
+    """Returns whether settings take some rows by their place."""
+    return settings.first is not None or settings.duplicates == "first"
+
+
+def has_order(query: str) -> bool:
+    """Returns whether a query ends with an order: an ORDER BY that stands in no parentheses.
+
+    It reads no dialect: this is for a note to a person, and for sorting what is not sorted.
+    """
+    left, n = _TEXTS.sub(" ", query), 1
+    while n:
+        left, n = _INNER.subn(" ", left)
+    return _ORDER.search(left) is not None
 
 
 def missing_package(source: str, package: str) -> InputError:
@@ -70,6 +105,42 @@ def words(text: str, source: str, *, quoted: bool) -> str:
     return clean(line if quoted else _QUOTED.sub("…", line), _LONGEST)
 
 
+def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
+    """Has a thread wait for a database. After SIGINT or SIGTERM it cancels the query, and raises
+    KeyboardInterrupt or Stopped when that has ended.
+    """
+    begun, stopped, ended = (threading.Event() for _ in range(3))
+    found: list[T] = []
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        begun.set()
+        # A signal may come before the thread runs.
+        if not stopped.is_set():
+            try:
+                found.append(call())
+            except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
+                failed.append(error)
+        ended.set()
+
+    try:
+        threading.Thread(target=ask, name="query", daemon=True).start()
+        # The signal alone does not always end a wait.
+        while not ended.wait(_TICK_S):
+            pass
+    except BaseException:
+        stopped.set()
+        # To cancel what has not quite begun is in vain.
+        while begun.is_set() and not ended.wait(_TICK_S):
+            with contextlib.suppress(Exception):
+                cancel()
+        raise
+    if failed:
+        # An error keeps this frame, which must not keep the error.
+        raise failed.pop()
+    return found.pop()
+
+
 def require_dates(source: str, name: str, column: pa.Array) -> None:
     """Raises InputError for a database's infinite dates, and others that are no date elsewhere."""
     kind = column.type
@@ -93,9 +164,16 @@ class Passes:
     without ORDER BY.
     """
 
-    def __init__(self, source: str) -> None:
-        self._source = source
+    def __init__(self, settings: DataSettings) -> None:
+        self._source, self._most = shown(settings.source), settings.first
         self._first: tuple[int, bytes] | None = None
+
+    def compare_full(self, found: Pass) -> None:
+        """Takes a pass of which nobody reads more, if it has the first rows that are wanted. Raises
+        InputError.
+        """
+        if found.rows == self._most:
+            self.compare(found)
 
     def compare(self, found: Pass) -> None:
         """Takes a pass that has reached its end. Raises InputError if it differs from the first

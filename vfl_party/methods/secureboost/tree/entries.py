@@ -13,10 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.base.seeds import Rows
-from vfl_party.methods.secureboost.columns import Codes, Column
-from vfl_party.methods.secureboost.homomorphic import Adder, bucket_sums
-from vfl_party.methods.secureboost.homomorphic.scheme import Held
+from vfl_party.homomorphic.sums import BELOW, BELOW_AND_LAST, SINGLE, Plan
+from vfl_party.methods.secureboost.columns import Column
 
 
 @dataclass(frozen=True)
@@ -95,82 +93,19 @@ class Layout:
         raise ValueError("no entry is chosen")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How sums of buckets become sums of entries, for one layout: places, as ``Adder.take`` wants
-    them.
-
-    ``used``: the columns that have entries, with ``size`` buckets each. ``firsts``: for each code
-    that a number's entry reaches, the buckets of all columns. ``plain``, ``missing``: places among
-    the running sums; ``ends``: the buckets of missing cells. ``single``: the buckets of categories.
-    ``order``: the places of the entries among all these.
-    """
-
-    used: tuple[int, ...]
-    size: int
-    firsts: tuple[list[int], ...]
-    plain: list[int]
-    missing: list[int]
-    ends: list[int]
-    single: list[int]
-    order: list[int]
-
-    @classmethod
-    def of(cls, columns: list[Column], layout: Layout) -> Plan:
-        """Returns the plan; without entries, an empty one."""
-        entries = layout.entries
-        used = sorted({entry.column for entry in entries})
-        place = {column: at for at, column in enumerate(used)}
-        size, width = max((columns[column].size for column in used), default=0), len(used)
-        with_missing = [at for at, entry in enumerate(layout.numbers) if entry.missing]
-        without = [at for at, entry in enumerate(layout.numbers) if not entry.missing]
-        order = [*without, *with_missing, *range(len(layout.numbers), len(entries))]
-        back = [0] * len(entries)
-        for at, entry in enumerate(order):
-            back[entry] = at
-
-        def running(at: int) -> int:
-            entry = layout.numbers[at]
-            return (entry.below - 1) * width + place[entry.column]
-
-        def bucket(column: int, code: int) -> int:
-            return place[column] * size + code
-
-        codes = max((entry.below for entry in layout.numbers), default=0)
-        return cls(
-            tuple(used),
-            size,
-            tuple([column * size + code for column in range(width)] for code in range(codes)),
-            [running(at) for at in without],
-            [running(at) for at in with_missing],
-            [
-                bucket(column, columns[column].size - 1)
-                for column in (layout.numbers[at].column for at in with_missing)
-            ],
-            [bucket(entry.column, entry.below) for each in layout.sets for entry in each],
-            back,
+def plan_of(columns: list[Column], layout: Layout) -> Plan:
+    """Returns how the sums of a layout's entries are made."""
+    found = [
+        (
+            entry.column,
+            BELOW_AND_LAST if entry.missing else BELOW,
+            entry.below,
+            columns[entry.column].size - 1,
         )
-
-
-def summed(adder: Adder, held: Held, rows: Rows, codes_NF: Codes, plan: Plan) -> Held:
-    """Returns the sums over ``rows`` of each entry, in order; there is at least one.
-
-    ``codes_NF``: of the rows that ``held`` has, all columns.
-    """
-    used_NF = codes_NF if len(plan.used) == codes_NF.shape[1] else codes_NF[:, list(plan.used)]
-    # By column, then by code.
-    buckets = bucket_sums(adder, held, rows, used_NF, plan.size)
-    parts = []
-    if plan.firsts:
-        prefixes = [adder.take(buckets, plan.firsts[0])]
-        for of_code in plan.firsts[1:]:
-            prefixes.append(adder.add(prefixes[-1], adder.take(buckets, of_code)))
-        running = adder.joined(prefixes)
-        parts.append(adder.take(running, plan.plain))
-        if plan.missing:
-            parts.append(
-                adder.add(adder.take(running, plan.missing), adder.take(buckets, plan.ends))
-            )
-    if plan.single:
-        parts.append(adder.take(buckets, plan.single))
-    return adder.take(adder.joined(parts), plan.order)
+        for entry in layout.numbers
+    ] + [
+        (entry.column, SINGLE, entry.below, columns[entry.column].size - 1)
+        for each in layout.sets
+        for entry in each
+    ]
+    return Plan.of(np.array(found, np.int32).reshape(-1, 4))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.methods.secureboost.homomorphic import Integers
+from vfl_party.homomorphic import Integers
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.objective import Doubles, Fixed
 

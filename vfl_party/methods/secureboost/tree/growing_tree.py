@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.secureboost.columns import Codes
-from vfl_party.methods.secureboost.homomorphic import Integers
-from vfl_party.methods.secureboost.homomorphic.none import PlainAdder
+from vfl_party.homomorphic import Integers
+from vfl_party.homomorphic.sums import Summing
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.tree.entries import Layout, Plan, summed
+from vfl_party.methods.secureboost.tree.entries import Layout
 from vfl_party.methods.secureboost.tree.forest import Tree
 from vfl_party.methods.secureboost.tree.gains import BestSplit, Gains, Sums
 from vfl_party.methods.secureboost.tree.objective import Doubles
@@ -25,8 +24,9 @@ class GrowingTree:
     """One tree while it grows.
 
     ``nodes``: of the routed rows; ``values``: of the leaf that each has reached. ``pairs``: g and h
-    of the sampled rows, [R, 2]. ``layout``, ``plan``: of this party's entries; ``sizes``: of each
-    passive party's. ``sums``: {party: {node: the sums of its entries}} of the level before.
+    of the sampled rows, [R, 2]. ``layout``: of this party's entries, which ``summing`` sums up;
+    ``sizes``: of each passive party's. ``sums``: {party: {node: the sums of its entries}} of the
+    level before.
     """
 
     tree: Tree
@@ -37,7 +37,7 @@ class GrowingTree:
     nodes: Nodes
     values: Doubles
     layout: Layout
-    plan: Plan
+    summing: Summing
     sizes: dict[str, list[int]]
     in_sample: Bools
     sums: dict[str, dict[int, Sums]] = field(default_factory=dict)
@@ -89,20 +89,16 @@ class GrowingTree:
             ]
         return any((found == each).all() for each in told)
 
-    def own_sums(self, present: Sequence[int], codes_NF: Codes) -> dict[int, Sums]:
-        """Returns {node: the sums of this party's own entries}. ``codes_NF``: the bins of its
-        columns, of the routed rows.
-        """
+    def own_sums(self, present: Sequence[int]) -> dict[int, Sums]:
+        """Returns {node: the sums of this party's own entries}."""
         none = np.empty(0, np.int64)
         if not self.layout.entries:
             return {node: Sums(none, none) for node in present}
-        codes_RF, nodes_R = codes_NF[self.rows], self.nodes[self.rows]
-        found = {}
-        for node in present:
-            own = np.flatnonzero(nodes_R == node)
-            pairs = summed(PlainAdder(), self.pairs, own, codes_RF, self.plan)
-            found[node] = Sums(pairs[:, 0], pairs[:, 1])
-        return found
+        nodes_R = self.nodes[self.rows]
+        found = self.summing.sums([np.flatnonzero(nodes_R == node) for node in present])
+        return {
+            node: Sums(pairs[:, 0], pairs[:, 1]) for node, pairs in zip(present, found, strict=True)
+        }
 
     def best_splits(
         self, present: Sequence[int], entries: Mapping[str, Mapping[int, Sums]]

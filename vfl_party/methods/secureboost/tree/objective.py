@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.config.models import TaskSettings
-from vfl_party.methods.secureboost.homomorphic import Integers
+from vfl_party.homomorphic import Integers
 
 Doubles = npt.NDArray[np.float64]
 # Bits after the point.

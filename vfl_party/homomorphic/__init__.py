@@ -2,11 +2,11 @@
 others have added up.
 
 A scheme is chosen by name: ``ou`` (Okamoto-Uchiyama) and ``paillier`` encrypt; ``none`` does not,
-for trials.
+for trials. The workers stay small: no torch, no grpc.
 """
 
-from vfl_party.methods.secureboost.homomorphic.buckets import bucket_sums
-from vfl_party.methods.secureboost.homomorphic.choice import (
+from vfl_party.homomorphic.buckets import bucket_sums
+from vfl_party.homomorphic.choice import (
     SCHEMES,
     Encryption,
     adder,
@@ -17,8 +17,8 @@ from vfl_party.methods.secureboost.homomorphic.choice import (
     make_keys,
     together,
 )
-from vfl_party.methods.secureboost.homomorphic.packing import ciphers_for
-from vfl_party.methods.secureboost.homomorphic.scheme import (
+from vfl_party.homomorphic.packing import ciphers_for
+from vfl_party.homomorphic.scheme import (
     Adder,
     CipherError,
     Integers,

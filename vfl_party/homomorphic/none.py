@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vfl_party.methods.secureboost.homomorphic.packing import LIMIT
-from vfl_party.methods.secureboost.homomorphic.scheme import CipherError, Integers, Wire
+from vfl_party.homomorphic.packing import LIMIT
+from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 CIPHER_BYTES = 16
 
@@ -37,6 +37,12 @@ class PlainKeys:
 class PlainAdder:
     """Adds pairs as they are: exact, in int64."""
 
+    pays_from = 1 << 21
+
+    def check(self, wire_N: Wire) -> None:
+        """See ``Adder``."""
+        _pairs(wire_N)
+
     def held(self, wire_N: Wire) -> Integers:
         """See ``Adder``."""
         return _pairs(wire_N)
@@ -63,6 +69,10 @@ class PlainAdder:
 
     def wire(self, held: Integers) -> Wire:
         """See ``Adder``; there is nothing to mask or to pack."""
+        return self.raw(held)
+
+    def raw(self, held: Integers) -> Wire:
+        """See ``Adder``."""
         return held.astype("<i8").view(np.uint8).reshape(len(held), CIPHER_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""``vfl study``: methods, seeds and label counts, compared."""
+"""``vfl study``: methods, seeds and label counts, compared; or a search of settings."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from vfl.report.run_argument import out_option
+from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES
 
 
@@ -23,8 +24,8 @@ from vfl_common.process.program import EXIT_CODES
 @click.option(
     "--backend",
     metavar="NAME",
-    help="Let a backend of joblib make the runs, each with all parties in one process: loky, or "
-    "dask with the address of its scheduler in DASK_SCHEDULER_ADDRESS.",
+    help="Let a backend of joblib make the runs, each with all parties in one process: loky, ray, "
+    "spark, or dask with the address of its scheduler in DASK_SCHEDULER_ADDRESS.",
 )
 @click.option(
     "--folds",
@@ -38,21 +39,35 @@ from vfl_common.process.program import EXIT_CODES
 def study(
     study: Path, out: Path, jobs: int, backend: str | None, folds: int | None, as_json: bool
 ) -> None:
-    """Run methods x seeds x label counts, and compare them.
+    """Run methods x seeds x label counts, and compare them; or search the settings of a recipe.
 
     STUDY is a TOML file that names a recipe, seeds, label counts, and methods with their phases
-    (docs/how-to/results/study.md). Each run is a federation like those of `vfl simulate`. One
+    (docs/how-to/results/study.md); or a recipe and a table [search] with what its keys may be
+    (docs/how-to/python/search.md). Each run is a federation like those of `vfl simulate`. One
     pretraining serves all label counts. If the study is stopped or killed, the same command resumes
     it: finished runs are not repeated. A run that fails does not stop the others. With three seeds
     or folds, every method is compared with the first one, seed by seed and fold by fold.
 
-    \b
-    In OUT/<study>/: a folder for each run; results and differences, as .csv and as .png
+    A search chooses by the validation rows. Several commands, also on several machines that share
+    OUT, work on one search together.
 
     \b
-    Example:
+    In OUT/<study>/: a folder for each run; results and differences, as .csv and as .png;
+    of a search: trials.csv, parallel.png and importance.png. `vfl report OUT/<study>` makes a page.
+
+    \b
+    Examples:
       vfl study examples/study/digits.toml
+      vfl study examples/study/search.toml --jobs 2
     """
+    from vfl.searching.file import is_search
+    from vfl.searching.show import show_search
     from vfl.studies.show import show_study
 
+    if is_search(study):
+        if folds is not None:
+            text = "--folds is for a study of methods; set rows.folds and rows.fold in the recipe"
+            raise InputError(Code.CONFIG_INVALID, f"{study}: a search has no folds: {text}")
+        show_search(study, out, jobs=jobs, backend=backend, as_json=as_json)
+        return
     show_study(study, out, jobs=jobs, folds=folds, backend=backend, as_json=as_json)

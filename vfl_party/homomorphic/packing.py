@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from vfl_party.methods.secureboost.homomorphic.scheme import CipherError, Integers
+from vfl_party.homomorphic.scheme import CipherError, Integers
 
 # Of a packed pair, with its sign.
 BITS = 128

@@ -44,6 +44,17 @@ class Keys(Protocol):
 class Adder(Protocol):
     """The public key's side: it adds what it cannot read."""
 
+    @property
+    def pays_from(self) -> int | None:
+        """Returns how many rows times columns are worth several processes; None if the scheme's
+        library has threads of its own.
+        """
+        ...
+
+    def check(self, wire_N: Wire) -> None:
+        """Raises CipherError if a ciphertext is out of range."""
+        ...
+
     def held(self, wire_N: Wire) -> Held:
         """Returns ciphertexts to compute with. Raises CipherError if one is out of range."""
         ...
@@ -68,6 +79,10 @@ class Adder(Protocol):
 
     def joined(self, parts: Sequence[Held]) -> Held:
         """Returns the ciphertexts of at least one part, one after the other."""
+        ...
+
+    def raw(self, held: Held) -> Wire:
+        """Returns ciphertexts for ``held`` in another process of this party: nothing is masked."""
         ...
 
     def wire(self, held: Held) -> Wire:

@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 from vfl_common.errors import Code, InputError
 from vfl_common.text import LINE, clean
-from vfl_party.methods.secureboost.homomorphic.none import CIPHER_BYTES, PlainAdder, PlainKeys
-from vfl_party.methods.secureboost.homomorphic.packing import BITS
-from vfl_party.methods.secureboost.homomorphic.scheme import Adder, CipherError, Keys
+from vfl_party.homomorphic.none import CIPHER_BYTES, PlainAdder, PlainKeys
+from vfl_party.homomorphic.packing import BITS
+from vfl_party.homomorphic.scheme import Adder, CipherError, Keys
 
 log = logging.getLogger(__name__)
 
@@ -125,13 +125,13 @@ def make_keys(scheme: Encryption, bits: int, *, with_heu: bool) -> tuple[Keys, b
         return PlainKeys(), b""
     library = heu()
     if with_heu and library is not None:
-        from vfl_party.methods.secureboost.homomorphic.heu import HeuKeys
+        from vfl_party.homomorphic.heu import HeuKeys
 
         keys = HeuKeys(library, scheme, bits, cipher_bytes(scheme, bits))
         return keys, _WITH_HEU + keys.public
-    from vfl_party.methods.secureboost.homomorphic.paillier import PaillierKeys
+    from vfl_party.homomorphic.paillier import PaillierKeys
 
-    made = PaillierKeys(bits)
+    made = PaillierKeys.made(bits)
     return made, _WITH_GMPY2 + made.public
 
 
@@ -143,13 +143,13 @@ def adder(scheme: Encryption, bits: int, public: bytes) -> Adder:
         return PlainAdder()
     by, key, library = public[:1], public[1:], heu()
     if by == _WITH_HEU and library is not None:
-        from vfl_party.methods.secureboost.homomorphic.heu import HeuAdder
+        from vfl_party.homomorphic.heu import HeuAdder
 
         return HeuAdder(
             library, scheme, key, bits, cipher_bytes(scheme, bits), together(scheme, bits)
         )
     if by == _WITH_GMPY2 and scheme == "paillier":
-        from vfl_party.methods.secureboost.homomorphic.paillier import PaillierAdder
+        from vfl_party.homomorphic.paillier import PaillierAdder
 
         return PaillierAdder(key, bits, together(scheme, bits))
     raise CipherError("its public key is of no scheme that can be used here")

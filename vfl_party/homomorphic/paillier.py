@@ -16,9 +16,9 @@ import gmpy2
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.methods.secureboost.homomorphic.modulus import check_modulus
-from vfl_party.methods.secureboost.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
-from vfl_party.methods.secureboost.homomorphic.scheme import CipherError, Integers, Wire
+from vfl_party.homomorphic.modulus import check_modulus, check_range
+from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
+from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 # Bits of an exponent that one look into a table covers.
 WINDOW = 8
@@ -52,13 +52,13 @@ class Powers:
 
 
 class PaillierKeys:
-    """A private key of ``bits`` bits, and its public key, n."""
+    """A private key, two primes of the same length, and its public key, n. ``width``: the bytes of
+    a ciphertext.
+    """
 
-    def __init__(self, bits: int) -> None:
-        self._bits, self._width = bits, bits // 4
-        p, q = _prime(bits // 2), _prime(bits // 2)
-        while p == q:
-            q = _prime(bits // 2)
+    def __init__(self, p: gmpy2.mpz, q: gmpy2.mpz) -> None:
+        bits = 2 * p.bit_length()
+        self._bits, self.width = bits, bits // 4
         self._p, self._q, n = p, q, p * q
         base = _base(n)
         self.public = _bytes(n, bits // 8)
@@ -69,10 +69,23 @@ class PaillierKeys:
         self._h_p = gmpy2.invert((gmpy2.powmod(n + 1, p - 1, self._p2) - 1) // p, p)
         self._h_q = gmpy2.invert((gmpy2.powmod(n + 1, q - 1, self._q2) - 1) // q, q)
 
+    @classmethod
+    def made(cls, bits: int) -> PaillierKeys:
+        """Makes a new key of ``bits`` bits."""
+        p, q = _prime(bits // 2), _prime(bits // 2)
+        while p == q:
+            q = _prime(bits // 2)
+        return cls(p, q)
+
+    @property
+    def primes(self) -> tuple[gmpy2.mpz, gmpy2.mpz]:
+        """Returns the secret that makes the key."""
+        return self._p, self._q
+
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """See ``Keys``."""
-        out = b"".join(_bytes(self._encrypted(each), self._width) for each in pack(g_N, h_N))
-        return np.frombuffer(bytearray(out), np.uint8).reshape(len(g_N), self._width)
+        out = b"".join(_bytes(self._encrypted(each), self.width) for each in pack(g_N, h_N))
+        return np.frombuffer(bytearray(out), np.uint8).reshape(len(g_N), self.width)
 
     def _encrypted(self, plain: int) -> gmpy2.mpz:
         exponent, whole = secrets.randbits(self._bits // 2), 1 + plain * self._n
@@ -82,9 +95,11 @@ class PaillierKeys:
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """See ``Keys``."""
-        return unpack(
-            apart((self._decrypted(each) for each in numbers(wire, self._n * self._n)), count)
-        )
+        return unpack(apart(self.plain(wire), count))
+
+    def plain(self, wire: Wire) -> list[int]:
+        """Returns what each ciphertext holds. Raises CipherError if one is out of range."""
+        return [self._decrypted(each) for each in numbers(wire, self._n * self._n)]
 
     def _decrypted(self, cipher: gmpy2.mpz) -> int:
         p, q = self._p, self._q
@@ -95,10 +110,16 @@ class PaillierKeys:
 
 
 class PaillierAdder:
-    """Multiplies ciphertexts modulo n², which adds what they hold."""
+    """Multiplies ciphertexts modulo n², which adds what they hold.
+
+    ``public``: n; ``bits``: its length; ``together``: how many sums a ciphertext carries on the
+    wire; ``width``: its bytes.
+    """
+
+    pays_from = 1 << 10
 
     def __init__(self, public: bytes, bits: int, together: int) -> None:
-        self._bits, self._width, self._together = bits, bits // 4, together
+        self.public, self.bits, self.together, self.width = public, bits, together, bits // 4
         if len(public) != bits // 8:
             raise CipherError(f"its public key has {len(public)} bytes, and {bits // 8} are wanted")
         n = gmpy2.mpz(int.from_bytes(public, "little"))
@@ -107,7 +128,11 @@ class PaillierAdder:
 
     @cached_property
     def _powers(self) -> Powers:
-        return Powers(_base(self._n), self._n2, self._bits // 2)
+        return Powers(_base(self._n), self._n2, self.bits // 2)
+
+    def check(self, wire_N: Wire) -> None:
+        """See ``Adder``."""
+        check_range(wire_N, int(self._n2))
 
     def held(self, wire_N: Wire) -> Numbers:
         """See ``Adder``."""
@@ -140,30 +165,38 @@ class PaillierAdder:
         """See ``Adder``."""
         return np.concatenate(list(parts))
 
+    def raw(self, held: Numbers) -> Wire:
+        """See ``Adder``."""
+        return self._written(held.tolist())
+
     def wire(self, held: Numbers) -> Wire:
         """See ``Adder``."""
-        packed, modulus, shift = list[gmpy2.mpz](), self._n2, gmpy2.mpz(1) << BITS
-        count = ciphers_for(len(held), self._together)
+        return self.packed(held, ciphers_for(len(held), self.together))
+
+    def packed(self, held: Numbers, count: int) -> Wire:
+        """Returns sums for the wire, as ``wire``, in ``count`` ciphertexts."""
+        found, modulus, shift = list[gmpy2.mpz](), self._n2, gmpy2.mpz(1) << BITS
         for first in range(count):
             *rest, total = held[first::count].tolist()
             for cipher in reversed(rest):
                 total = gmpy2.powmod(total, shift, modulus) * cipher % modulus
-            packed.append(total)
-        masked = (
-            each * self._powers.of(secrets.randbits(self._bits // 2)) % modulus for each in packed
-        )
-        out = b"".join(_bytes(each, self._width) for each in masked)
-        return np.frombuffer(bytearray(out), np.uint8).reshape(count, self._width)
+            mask = self._powers.of(secrets.randbits(self.bits // 2))
+            found.append(total * mask % modulus)
+        return self._written(found)
+
+    def _written(self, values: Sequence[gmpy2.mpz]) -> Wire:
+        out = b"".join(_bytes(each, self.width) for each in values)
+        return np.frombuffer(bytearray(out), np.uint8).reshape(len(values), self.width)
 
 
 def numbers(wire_N: Wire, modulus: gmpy2.mpz) -> Numbers:
     """Returns ciphertexts as numbers. Raises CipherError if one is zero, or not below
     ``modulus``.
     """
-    found = [gmpy2.mpz(int.from_bytes(each, "little")) for each in np.ascontiguousarray(wire_N)]
-    if not all(0 < each < modulus for each in found):
-        raise CipherError("it is not a number between zero and the key's modulus")
-    return _array(found)
+    check_range(wire_N, int(modulus))
+    return _array(
+        [gmpy2.mpz(int.from_bytes(each, "little")) for each in np.ascontiguousarray(wire_N)]
+    )
 
 
 def _base(n: gmpy2.mpz) -> gmpy2.mpz:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.methods.secureboost.homomorphic.scheme import Adder, Held, Integers
+from vfl_party.homomorphic.scheme import Adder, Held, Integers
 
 # Places in the groups of one call: their numbers fit into memory.
 _AT_ONCE = 1 << 21

@@ -16,11 +16,11 @@ from typing import Any
 import gmpy2
 import numpy as np
 
-from vfl_party.methods.secureboost.homomorphic import worker
-from vfl_party.methods.secureboost.homomorphic.modulus import check_modulus
-from vfl_party.methods.secureboost.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
-from vfl_party.methods.secureboost.homomorphic.pieces import FAST, SLOW, Pace
-from vfl_party.methods.secureboost.homomorphic.scheme import CipherError, Integers, Wire
+from vfl_party.homomorphic import worker
+from vfl_party.homomorphic.modulus import check_modulus, check_range
+from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
+from vfl_party.homomorphic.pieces import FAST, SLOW, Pace
+from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
 # The product of OU's primes may be a little longer than its name says.
@@ -142,7 +142,11 @@ class HeuKeys:
 
 
 class HeuAdder:
-    """HEU with a public key. Long work is cut into pieces."""
+    """HEU with a public key. Long work is cut into pieces. Each piece is divided among threads of
+    HEU's own, on all cores.
+    """
+
+    pays_from = None
 
     def __init__(
         self, library: Any, scheme: str, public: bytes, bits: int, width: int, together: int
@@ -162,6 +166,10 @@ class HeuAdder:
             Pace(SLOW),
             Pace(SLOW),
         )
+
+    def check(self, wire_N: Wire) -> None:
+        """See ``Adder``."""
+        check_range(wire_N, self._modulus)
 
     def held(self, wire_N: Wire) -> Any:
         """See ``Adder``."""
@@ -228,6 +236,10 @@ class HeuAdder:
             whole[end - part.shape[0] : end] = part
         return whole
 
+    def raw(self, held: Any) -> Wire:
+        """See ``Adder``."""
+        return to_wire(held.serialize(), held.shape[0], self._width)
+
     def wire(self, held: Any) -> Wire:
         """See ``Adder``."""
         packed = self._packed(held)
@@ -287,10 +299,7 @@ def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
     if not n:
         # HEU crashes on an array of nothing.
         raise CipherError("there is none")
-    limit = modulus.to_bytes(width, "big")
-    big_endian = np.ascontiguousarray(wire_N[:, ::-1])
-    if any(not each.tobytes() < limit for each in big_endian) or not wire_N.any(axis=1).all():
-        raise CipherError("it is not a number between zero and the key's modulus")
+    check_range(wire_N, modulus)
     # The sign.
     tail = b"\0" + tail
     head = bytes(

@@ -1,5 +1,5 @@
 """A process that makes a private key of HEU: ``python -m
-vfl_party.methods.secureboost.homomorphic.worker SCHEME BITS``.
+vfl_party.homomorphic.worker SCHEME BITS``.
 
 To make one takes seconds in which HEU holds Python's lock, so the party's own process cannot do it
 between heartbeats. The keys go to the standard output: the length of the public key in 4 bytes,

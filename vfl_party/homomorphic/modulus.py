@@ -1,12 +1,13 @@
-"""What can be seen of a public key's n without its factors."""
+"""What can be seen of a public key's n, and of ciphertexts, without its factors."""
 
 from __future__ import annotations
 
 from functools import cache
 
 import gmpy2
+import numpy as np
 
-from vfl_party.methods.secureboost.homomorphic.scheme import CipherError
+from vfl_party.homomorphic.scheme import CipherError, Wire
 
 # N has no prime factor below it: those of a true key are far larger.
 SMALL = 1 << 16
@@ -31,3 +32,11 @@ def check_modulus(n: int, bits: int, extra: int = 0) -> None:
 def _small() -> gmpy2.mpz:
     """Returns the product of all small primes."""
     return gmpy2.primorial(SMALL)
+
+
+def check_range(wire_N: Wire, modulus: int) -> None:
+    """Raises CipherError if a ciphertext is zero, or not below ``modulus``."""
+    limit = modulus.to_bytes(wire_N.shape[1], "big")
+    big_endian = np.ascontiguousarray(wire_N[:, ::-1])
+    if any(not each.tobytes() < limit for each in big_endian) or not wire_N.any(axis=1).all():
+        raise CipherError("it is not a number between zero and the key's modulus")

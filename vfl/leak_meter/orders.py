@@ -1,0 +1,111 @@
+"""Rehearsals as orders for other processes: what one has found comes back as a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vfl.jobs.pool import Pool
+from vfl.leak_meter.part import Asked, Found, Part, played_on
+from vfl.leak_meter.rehearsal import Played
+from vfl.leak_meter.scene.scene import Figure, Shown
+from vfl.leak_meter.wiretap.sizes import MessageSizes
+from vfl.leak_meter.wiretap.times import Times
+from vfl.library.orders import emptied
+from vfl.library.plugins import imported, named_now
+from vfl.library.recipe import Recipe
+from vfl.library.simulate import Order, carry_out
+from vfl_common.config.base import parse
+from vfl_common.config.division import divide
+from vfl_common.config.recipe import Recipe as Settings
+from vfl_party.base.plugins import using
+
+MAKES = "vfl.leak_meter.orders:make"
+# In the run's folder, until it is read.
+_FILE = "rehearsal.json"
+
+
+def made_by(workers: Pool, recipe: Recipe, data: Any, out: Path, asked: Asked) -> Part:
+    """Has a process of ``workers``, which carries out ``MAKES``, make a run and play the attacks
+    on it. The arguments are those of ``made_here``. Raises VflError.
+    """
+
+    def send(order: Order) -> None:
+        workers.run(
+            {
+                "recipe": order.in_files("jobs=1"),
+                "base": str(order.base.resolve()),
+                "folder": str(order.folder.resolve()),
+                "plugins": named_now("jobs=1"),
+                "asked": asdict(asked),
+                # What an attack finds may depend on it.
+                "threads": torch.get_num_threads(),
+            }
+        )
+
+    run = carry_out(recipe, data, send, baseline=None, out=out)
+    path = run.folder / _FILE
+    found = read(json.loads(path.read_bytes()))
+    path.unlink()
+    return Part(run, *found)
+
+
+def make(order: dict[str, Any]) -> None:
+    """Makes a run in this process, and plays the attacks. Raises whatever it raises."""
+    folder, base = emptied(order["folder"]), Path(order["base"])
+    asked, before = Asked(**order["asked"]), torch.get_num_threads()
+    torch.set_num_threads(order["threads"])
+    try:
+        with using(imported(order["plugins"])):
+            settings = parse(Settings, order["recipe"], "recipe")
+            parts = settings, divide(settings, base), base, folder
+            found = played_on(Order(order["recipe"], *parts, order["recipe"], None, {}), asked)
+    finally:
+        torch.set_num_threads(before)
+    (folder / _FILE).write_text(json.dumps(plain(found)))
+
+
+def plain(found: Found) -> list[list[Any]]:
+    """Returns what was found as JSON holds it, whole."""
+    return [
+        [
+            each if isinstance(each, str) else asdict(each, dict_factory=_plain_fields)
+            for each in part
+        ]
+        for part in found
+    ]
+
+
+def _plain_fields(named: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Tensors become lists: the numbers of JSON hold those of float32 whole."""
+    return {
+        name: [(of, images.tolist()) for of, images in value] if name == "rows" else value
+        for name, value in named
+    }
+
+
+def read(found: list[list[Any]]) -> Found:
+    """Returns what ``plain`` was given."""
+    played, sizes, times, gaps = found
+    return (
+        [Played(**each | {"figures": tuple(map(_figure, each["figures"]))}) for each in played],
+        tuple(MessageSizes(**each | {"sizes": _pairs(each["sizes"])}) for each in sizes),
+        tuple(Times(**each) for each in times),
+        tuple(gaps),
+    )
+
+
+def _figure(given: dict[str, Any]) -> Figure:
+    shown = given["shown"]
+    if shown is not None:
+        rows = tuple((name, torch.tensor(images)) for name, images in shown["rows"])
+        shown = Shown(shown["party"], rows, shown["says"])
+    return Figure(**given | {"shown": shown})
+
+
+def _pairs(given: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((size, number) for size, number in given)

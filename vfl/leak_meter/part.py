@@ -1,0 +1,102 @@
+"""One run of a rehearsal, and what the attacks have found on it."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vfl.leak_meter.rehearsal import Played, Rehearsal
+from vfl.leak_meter.wiretap.sizes import MessageSizes
+from vfl.leak_meter.wiretap.times import Times
+from vfl.library.recipe import Recipe
+from vfl.library.run import Run
+from vfl.library.simulate import Order, carry_out, in_process
+from vfl_common.config.party import Init
+from vfl_party.assembly.trial import modules_of
+
+Found = tuple[list[Played], tuple[MessageSizes, ...], tuple[Times, ...], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What ``leaks`` was asked for; ``attacks`` are names."""
+
+    attacks: Sequence[str]
+    every: int
+    init: Init
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the run of one seed gives away; see ``Rehearsed``."""
+
+    run: Run
+    played: list[Played]
+    sizes: tuple[MessageSizes, ...]
+    times: tuple[Times, ...]
+    gaps: tuple[str, ...]
+
+
+def made_here(
+    recipe: Recipe,
+    data: Mapping[str, Any],
+    out: Path,
+    asked: Asked,
+    *,
+    quiet: bool,
+    tell: Callable[[str], None],
+) -> Part:
+    """Makes a run in this process, and plays the attacks on it.
+
+    Args:
+        recipe: the recipe, whose seed is also that of the attacks.
+        data: as in ``simulate``.
+        out: the folder of runs.
+        asked: the attacks, and what is recorded.
+        quiet: whether to show nothing of the run while it goes on.
+        tell: called before each attack, with a sentence.
+
+    Raises VflError.
+    """
+    found: list[Found] = []
+
+    def how(order: Order) -> None:
+        found.append(played_on(order, asked, quiet=quiet, tell=tell))
+
+    run = carry_out(recipe, data, how, baseline=None, out=out)
+    return Part(run, *found[0])
+
+
+def played_on(
+    order: Order,
+    asked: Asked,
+    *,
+    quiet: bool = True,
+    tell: Callable[[str], None] = lambda _text: None,
+) -> Found:
+    """Carries out an order in this process, and plays the attacks on the run. Raises VflError."""
+    with tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
+        rehearsal = Rehearsal(Path(record), asked.every)
+        secrets = _secrets(order) if asked.init == "secret" else None
+        in_process(quiet, None, order, attach=rehearsal.attach, secrets=secrets)
+        # An attacker makes encoders as the recipe names them.
+        with modules_of(order.base):
+            played = rehearsal.play(asked.attacks, order.settings.seed, tell=tell)
+        gaps = (*rehearsal.gaps(), *rehearsal.unknown(asked.attacks))
+        return played, tuple(rehearsal.sizes()), tuple(rehearsal.times()), gaps
+
+
+def _secrets(order: Order) -> dict[str, bytes]:
+    """Returns {party: a secret} that attacks do not know, the same in each rehearsal of a recipe
+    and seed.
+    """
+    settings = order.settings
+    names = [party.name for party in settings.parties]
+    return {
+        name: hashlib.sha256(f"rehearsal {settings.seed} {name}".encode()).digest()
+        for name in names
+    }

@@ -1,0 +1,114 @@
+"""The page of a search, from what it has written into its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from vfl.report.page.draw import picture
+from vfl.report.page.render import Page
+from vfl.report.page.search_draw import importance, parallel, width_of
+from vfl.report.page.tables import Part, Table, Tile, name_of, value
+from vfl_common.errors import Code, InputError
+from vfl_common.run_folder import SEARCH
+
+_MOST_KEYS = 8
+_BY = {
+    "tpe": "a tree-structured Parzen estimator, which learns from the runs before it",
+    "random": "random choice",
+    "grid": "every combination",
+}
+
+
+def is_search(folder: Path) -> bool:
+    """Whether a folder holds what a search has found."""
+    return (folder / SEARCH).is_file()
+
+
+def search_page(folder: Path) -> Page:
+    """Returns the page of a search. Raises InputError if its file cannot be read."""
+    path = folder / SEARCH
+    try:
+        noted = json.loads(path.read_bytes())
+        return _page(noted)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        text = f"{path}: cannot be read; make the same search again"
+        raise InputError(
+            Code.FILE_INVALID, f"{text}, which writes it anew and repeats no run"
+        ) from None
+
+
+def _page(noted: Mapping[str, Any]) -> Page:
+    trials, name, objective = noted["trials"], noted["name"], noted["objective"]
+    metric = objective.partition(" ")[2]
+    counts = {s: sum(t["state"] == s for t in trials) for s in ("finished", "pruned", "failed")}
+    best = ", ".join(f"{key} = {_worded(each)}" for key, each in noted["best"].items())
+    page = Page(
+        f"{name}: settings searched",
+        f"Search of {len(noted['spaces'])} settings by {_BY[noted['by']]}: {len(trials)} runs.",
+        lead=[
+            f"The best {objective} is {value(noted['value'])}, with {best}.",
+            "It was chosen from many runs, so it looks better than it is. Judge it by the test "
+            "rows, and compare it with your own settings over seeds that the search has not seen.",
+        ],
+        tiles=[
+            Tile(f"validation {name_of(metric)}", value(noted["value"]), "of the best run"),
+            *(
+                Tile(f"test {name_of(key)}", value(each), "of the best run")
+                for key, each in noted["test"].items()
+                if key == metric
+            ),
+            *(Tile(state, f"{number}", "runs") for state, number in counts.items() if number),
+        ],
+        made=f"Made by vfl report of a search of {name}. The best run is {noted['run']}.",
+    )
+    page.parts = [_keys(noted), _trials(noted, metric)]
+    return page
+
+
+def _keys(noted: Mapping[str, Any]) -> Part:
+    """Returns the pictures of what the settings do."""
+    part = Part("keys", "What do the settings do?")
+    tried = [(t["values"], t["value"]) for t in noted["trials"] if t["value"] is not None]
+    spaces = dict(list(noted["spaces"].items())[:_MOST_KEYS])
+    if tried:
+        alt = f"A line for each finished run over {', '.join(spaces)}, by {noted['objective']}"
+        drawn = partial(parallel, spaces=spaces, tried=tried, objective=noted["objective"])
+        size = (width_of(spaces), 4.2)
+        part.pictures.append(picture("parallel", "The finished runs", alt, drawn, size=size))
+    shares = noted["importance"]
+    if shares:
+        words = ", ".join(f"{key} {share:.2f}" for key, share in shares.items())
+        drawn, size = partial(importance, shares=shares), (4.6, 1.1 + 0.32 * len(shares))
+        title = "How much each setting matters"
+        part.pictures.append(picture("importance", title, f"{title}: {words}", drawn, size=size))
+        part.text.append(
+            "How much each setting matters is its share in the variance of the objective (fANOVA). "
+            "It says how these runs differ, not why."
+        )
+    return part
+
+
+def _trials(noted: Mapping[str, Any], metric: str) -> Part:
+    """Returns the table of all runs, in the order of the search."""
+    part, keys = Part("runs", "Runs"), list(noted["spaces"])
+    rows = [
+        [
+            f"{number}",
+            *(_worded(trial["values"].get(key)) for key in keys),
+            trial["state"] + (f": {trial['error']}" if trial["error"] else ""),
+            "–" if trial["value"] is None else value(trial["value"]),
+        ]
+        for number, trial in enumerate(noted["trials"], start=1)
+    ]
+    heads = ["run", *keys, "end", f"validation {name_of(metric)}"]
+    words = frozenset({0, *range(1, len(keys) + 2)})
+    part.tables.append(Table("All runs, in the order of the search", heads, rows, words))
+    return part
+
+
+def _worded(given: Any) -> str:
+    return f"{given:.4g}" if isinstance(given, float) else "–" if given is None else str(given)

@@ -1,0 +1,28 @@
+"""Makes ids comparable: spells them by rules, joins several columns to one id, sorts them, counts
+missing and repeated ones.
+"""
+
+from vfl_party.data.ids.looks import ASK, LOOKED_AT, about_zeros, choices, shapes_of, short_look
+from vfl_party.data.ids.order import IdCounts, in_order, kept_rows
+from vfl_party.data.ids.packed import GrowingTexts, Positions, let_go, texts_of
+from vfl_party.data.ids.spelling import SEPARATOR, normalised
+from vfl_party.data.ids.texts import Ids
+
+__all__ = [
+    "ASK",
+    "LOOKED_AT",
+    "SEPARATOR",
+    "GrowingTexts",
+    "IdCounts",
+    "Ids",
+    "Positions",
+    "about_zeros",
+    "choices",
+    "in_order",
+    "kept_rows",
+    "let_go",
+    "normalised",
+    "shapes_of",
+    "short_look",
+    "texts_of",
+]

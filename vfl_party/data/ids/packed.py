@@ -1,0 +1,183 @@
+"""Texts of many rows: small ones in memory, large ones in files without a name.
+
+They are Arrow's large strings, in one piece: the bytes of all, and where each ends. In files, these
+are mapped, so that all of Arrow works on them; ``let_go`` unmaps what has been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vfl_party.data.row_arrays import (
+    GrowingMatrix,
+    MappedArray,
+    Space,
+    is_ascending,
+    parts,
+    places_of,
+    release,
+    size_of_piece,
+)
+
+Positions = npt.NDArray[np.int64]
+# Rows that are worked on at once.
+CHUNK = 1 << 16
+# Rows that are read from anywhere in a file, and stay in memory.
+FEW = 1 << 12
+# Bytes, in memory, of a row that is put in order.
+_ROW_BYTES = 64
+# By their first byte: where texts lie in files.
+_FILES: WeakValueDictionary[int, MappedArray] = WeakValueDictionary()
+
+
+class GrowingTexts:
+    """Texts that grow by blocks: in memory at first, in files once they are too large."""
+
+    def __init__(self, space: Space) -> None:
+        share = space.share()
+        self._data, self._ends = share.growing((), np.uint8), share.growing((), np.int64)
+        self._ends.append(np.zeros(1, np.int64))
+        self._nulls: list[Positions] = []
+        self._rows = self._bytes = 0
+
+    def append(self, texts: pa.Array) -> None:
+        """Adds rows, of which some may be null. Raises InputError if the disk is full."""
+        offsets, data = offsets_and_bytes(pc.cast(texts, pa.large_string()))
+        if texts.null_count:
+            self._nulls.append(np.flatnonzero(texts.is_null().to_numpy(False)) + self._rows)
+        self._ends.append(offsets[1:] + (self._bytes - offsets[0]))
+        self._data.append(data[offsets[0] : offsets[-1]])
+        self._rows += len(texts)
+        self._bytes += int(offsets[-1] - offsets[0])
+
+    def finish(self) -> pa.LargeStringArray:
+        """Returns all rows. Raises InputError if the disk is full."""
+        ends, data = _buffer(self._ends.finish()), _buffer(self._data.finish())
+        if not self._nulls:
+            return pa.LargeStringArray.from_buffers(self._rows, ends, data, None, 0)
+        valid_N = np.ones(self._rows, bool)
+        for rows in self._nulls:
+            valid_N[rows] = False
+        valid = pa.py_buffer(np.packbits(valid_N, bitorder="little"))
+        return pa.LargeStringArray.from_buffers(self._rows, ends, data, valid)
+
+
+class Dealt:
+    """Rows and their texts, dealt into files, each of which is to be read at once.
+
+    Args:
+        space: of the files.
+        count: of files.
+    """
+
+    def __init__(self, space: Space, count: int) -> None:
+        files = replace(space, most_bytes=0)
+        self._all: list[tuple[GrowingMatrix, GrowingTexts]] = [
+            (files.growing((), np.int64), GrowingTexts(files)) for _ in range(count)
+        ]
+
+    def deal(self, to_B: npt.NDArray[Any], rows_B: Positions, texts_B: pa.Array) -> None:
+        """Adds each row to its file; those beyond the last file are left out. Raises InputError if
+        the disk is full.
+        """
+        order_B = np.argsort(to_B, kind="stable")
+        ends = np.searchsorted(to_B[order_B], np.arange(len(self._all) + 1)).tolist()
+        rows_B, texts_B = rows_B[order_B], texts_B.take(pa.array(order_B))
+        for (rows, texts), first, end in zip(self._all, ends[:-1], ends[1:], strict=True):
+            if end > first:
+                rows.append(rows_B[first:end])
+                texts.append(texts_B.slice(first, end - first))
+
+    def __iter__(self) -> Iterator[tuple[Positions, pa.LargeStringArray]]:
+        """Yields the rows of each file, in the order in which they came, and removes it."""
+        self._all.reverse()
+        while self._all:
+            rows, texts = self._all.pop()
+            yield rows.finish(), texts.finish()
+
+
+def texts_of(
+    values: pa.Array, space: Space, change: Callable[[slice, pa.Array], pa.Array]
+) -> pa.LargeStringArray:
+    """Returns ``change(rows, texts)`` of all rows, a part after the other. Raises InputError if the
+    disk is full.
+    """
+    found = GrowingTexts(space)
+    for part in parts(len(values), CHUNK):
+        found.append(change(part, values[part]))
+        let_go(values)
+    return found.finish()
+
+
+def taken(
+    values: pa.LargeStringArray, rows: npt.NDArray[np.integer[Any]], space: Space
+) -> pa.LargeStringArray:
+    """Returns the texts of the given rows, in their order; each is there once, if ``values`` lie in
+    files. Raises InputError if the disk is full.
+    """
+    if not in_files(values) or len(rows) <= FEW:
+        few = values.take(pa.array(rows))
+        let_go(values)
+        return few
+    found = GrowingTexts(space)
+    if is_ascending(rows):
+        for part in parts(len(rows), CHUNK):
+            found.append(values.take(pa.array(rows[part])))
+            let_go(values)
+            release(rows)
+        return found.finish()
+    size = size_of_piece(space, _ROW_BYTES, len(rows))
+    places_N, dealt = places_of(rows, len(values)), Dealt(space, -(-len(rows) // size))
+    for part in parts(len(values), CHUNK):
+        places_B = places_N[part].astype(np.int64)
+        dealt.deal(places_B // size, places_B, values[part])
+        let_go(values)
+    for places, texts in dealt:
+        found.append(texts.take(pa.array(np.argsort(places))))
+    return found.finish()
+
+
+def in_files(values: pa.Array) -> bool:
+    """Whether texts lie in files."""
+    return next(_files(values), None) is not None
+
+
+def let_go(*texts: pa.Array) -> None:
+    """Unmaps what has been read of texts that lie in files; they stay as they are."""
+    for each in texts:
+        release(*_files(each))
+
+
+def _files(values: pa.Array) -> Iterator[MappedArray]:
+    for buffer in values.buffers() if isinstance(values, pa.Array) else ():
+        found = None if buffer is None else _FILES.get(buffer.address)
+        if found is not None:
+            yield found
+
+
+def _buffer(array: npt.NDArray[Any]) -> pa.Buffer:
+    buffer = pa.py_buffer(array)
+    if isinstance(array, MappedArray):
+        _FILES[buffer.address] = array
+    return buffer
+
+
+def offsets_and_bytes(
+    texts: pa.LargeStringArray,
+) -> tuple[Positions, npt.NDArray[np.uint8]]:
+    """Returns where each text begins in the bytes of all, and the last one ends, [N + 1], and the
+    bytes.
+    """
+    _, offsets, data = texts.buffers()
+    if offsets is None:
+        return np.zeros(len(texts) + 1, np.int64), np.empty(0, np.uint8)
+    found = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return found, np.frombuffer(data if data is not None else b"", np.uint8)

@@ -1,0 +1,73 @@
+"""Ids in order, in little more memory than their text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vfl_party.data.ids.packed import CHUNK, let_go, taken
+from vfl_party.data.row_arrays import IN_MEMORY, Space
+
+
+class Ids(Sequence[str]):
+    """Ids in order, in little more memory than their text: a sequence of str.
+
+    ``values``: Arrow's large strings, without nulls. ``space``: where many of them lie.
+    """
+
+    def __init__(self, values: pa.LargeStringArray, space: Space = IN_MEMORY) -> None:
+        self.values, self.space = values, space
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> Ids:
+        """Returns the same ids; those of an ``Ids`` are not copied."""
+        return texts if isinstance(texts, Ids) else cls(pa.array(texts, pa.large_string()))
+
+    def taken(self, rows: npt.NDArray[np.integer[Any]]) -> Ids:
+        """Returns the ids of the given rows, in their order. Raises InputError if the disk has no
+        room for them.
+        """
+        return Ids(taken(self.values, rows, self.space), self.space)
+
+    def among(self, others: Sequence[str]) -> npt.NDArray[np.bool_]:
+        """Returns for each id whether it is among ``others``."""
+        found: npt.NDArray[np.bool_] = pc.is_in(
+            self.values, value_set=Ids.of(others).values
+        ).to_numpy(False)
+        return found
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Ids: ...
+    def __getitem__(self, at: int | slice) -> str | Ids:
+        if isinstance(at, slice):
+            return Ids(self.values[at], self.space)
+        text: str = self.values[at].as_py()
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), CHUNK):
+            texts = self.values.slice(start, CHUNK).to_pylist()
+            let_go(self.values)
+            yield from texts
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Ids):
+            return bool(self.values.equals(other.values))
+        return (
+            isinstance(other, Sequence)
+            and len(self) == len(other)
+            and all(map(str.__eq__, self, other))
+        )
+
+    def __repr__(self) -> str:
+        return f"Ids({len(self)})"

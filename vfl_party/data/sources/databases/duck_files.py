@@ -1,0 +1,129 @@
+"""The files that a query of DuckDB names: what DuckDB would take, leave out or round without a
+word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os.path import commonpath, relpath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vfl_party.data import checks
+from vfl_party.data.sources.parquet import PARQUET, difference, is_hidden
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_READS_FILES = re.compile(r"read_\w+|\w+_scan|glob")
+_PARQUET = ("read_parquet", "parquet_scan")
+# Of a call that reads files: by its own schema, and not by that of the first one.
+_OWN_SCHEMA = ("union_by_name", "schema")
+_PATTERN = re.compile(r"[*?\[]")
+_SCHEMAS = """
+SELECT file_name, list({'name': lower(name), 'type': duckdb_type} ORDER BY name)
+FROM parquet_schema(?) WHERE duckdb_type IS NOT NULL GROUP BY file_name ORDER BY file_name
+"""
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Names and patterns of files in one place of a query; ``alike``: Parquet files, of which the
+    first one says what columns all have.
+    """
+
+    names: tuple[str, ...]
+    alike: bool
+
+
+def check_files(
+    connection: DuckDBPyConnection, source: str, folder: str | None, statements: Any
+) -> None:
+    """Raises InputError if a query names a file that DuckDB would take from the working folder, a
+    pattern takes files that are hidden or temporary, or Parquet files differ in their columns.
+
+    ``folder``: in which DuckDB looks; ``statements``: the query, as DuckDB has parsed it.
+    """
+    # DuckDB looks in the working folder, too, if a file is not in the one that it was given.
+    base = Path(folder or ".")
+    for text in set(_texts(statements)):
+        if re.search(r"[./]", text) and not (base / text).exists() and Path(text).is_file():
+            what = f"{text} is in the folder where this program runs, and not in {base}"
+            raise checks.unreadable(source, f"{what}; move it, or write its full path")
+    for files in _files(statements):
+        for name in filter(_PATTERN.search, files.names):
+            _refuse_hidden(connection, source, base, name)
+        if files.alike:
+            _require_alike(connection, source, files.names)
+
+
+def _refuse_hidden(connection: DuckDBPyConnection, source: str, base: Path, pattern: str) -> None:
+    """Spark keeps what it has not finished in folders such as ``_temporary``."""
+    parts = Path(pattern).parts
+    fixed = next(place for place, part in enumerate(parts) if _PATTERN.search(part))
+    if is_hidden(parts[fixed:]):
+        return
+    # The folder that the pattern names may be called as it likes.
+    above = base.joinpath(*parts[:fixed])
+    for (name,) in connection.execute("SELECT file FROM glob(?)", [pattern]).fetchall():
+        file = Path(name)
+        below = file.relative_to(above) if file.is_relative_to(above) else Path(file.name)
+        if is_hidden(below.parts):
+            what = f"{pattern} takes {below}, too, which is hidden or temporary by its name"
+            advice = "delete it, or write a pattern that does not take it"
+            raise checks.unreadable(source, f"{what}; {advice}")
+
+
+def _require_alike(connection: DuckDBPyConnection, source: str, names: tuple[str, ...]) -> None:
+    """DuckDB leaves out columns that the first file does not have, and rounds to its types."""
+    schemas = [
+        (name, {each["name"]: each["type"] for each in columns})
+        for name, columns in connection.execute(_SCHEMAS, [list(names)]).fetchall()
+    ]
+    for name, schema in schemas[1:]:
+        first, other = schemas[0]
+        if schema != other:
+            # In folders of partitions, files may have the same name.
+            above = commonpath([first, name])
+            what = difference(other, schema, relpath(first, above), relpath(name, above))
+            listed = f"'{names[0]}'" if len(names) == 1 else "[…]"
+            advice = f"or read them with read_parquet({listed}, union_by_name = true)"
+            raise checks.unreadable(source, f"{what}, {advice}")
+
+
+def _files(node: Any) -> Iterator[_Files]:
+    """Yields the files that a parsed query names."""
+    if isinstance(node, dict) and node.get("type") == "BASE_TABLE":
+        name = str(node.get("table_name"))
+        yield _Files((name,), name.lower().endswith(PARQUET))
+    if isinstance(node, dict) and node.get("type") == "TABLE_FUNCTION":
+        call = node.get("function", {})
+        kind, given = str(call.get("function_name")), call.get("arguments", [])
+        if _READS_FILES.fullmatch(kind) and given:
+            own = not {*_texts(given[1:])}.isdisjoint(_OWN_SCHEMA)
+            yield _Files(tuple(_literals(given[0])), kind in _PARQUET and not own)
+    for child in _children(node):
+        yield from _files(child)
+
+
+def _literals(node: Any) -> Iterator[str]:
+    if isinstance(node, dict) and node.get("kind") == "STRING":
+        yield str(node.get("text"))
+    for child in _children(node):
+        yield from _literals(child)
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """Yields the texts of a parsed query that may be names of files."""
+    if isinstance(node, str) and 0 < len(node) < 256 and "\0" not in node:
+        yield node
+    for child in _children(node):
+        yield from _texts(child)
+
+
+def _children(node: Any) -> list[Any]:
+    if isinstance(node, dict):
+        return list(node.values())
+    return node if isinstance(node, list) else []

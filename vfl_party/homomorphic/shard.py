@@ -1,0 +1,119 @@
+"""A process that computes with ciphertexts for ``shards``: ``python -m vfl_party.homomorphic.shard
+FILE``, the descriptor of a board.
+
+It answers messages, see ``vfl_common.process.workers``. First, without an answer: ``keys`` and the
+primes of a private key; ``add``, its bits, how many sums a ciphertext carries, and a public key; or
+``none``. Then
+
+- ``encrypt`` and g and h, ``decrypt`` and ciphertexts, ``pack``, how many ciphertexts are wanted,
+  and the sums to pack: see ``PaillierKeys`` and ``PaillierAdder``;
+- ``sum``: whether the gradients are plain, the number of the tree, the places of its ciphertexts,
+  codes and rows, where each node's rows end, and the wanted entries.
+
+The answer is ``done`` and bytes, or ``refused`` and the text of a CipherError.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import gmpy2
+import numpy as np
+
+from vfl_common.process.workers import work
+from vfl_party.homomorphic.board import Board, Place
+from vfl_party.homomorphic.none import PlainAdder
+from vfl_party.homomorphic.paillier import PaillierAdder, PaillierKeys
+from vfl_party.homomorphic.scheme import Adder, CipherError, Held, Wire
+from vfl_party.homomorphic.sums import Plan, summed
+
+KEYS, ADD, NONE = b"keys", b"add", b"none"
+ENCRYPT, DECRYPT, PACK, SUM = b"encrypt", b"decrypt", b"pack", b"sum"
+DONE, REFUSED = b"done", b"refused"
+
+
+class Shard:
+    """What one process has: a key, the board, and the gradients of the tree that grows."""
+
+    def __init__(self, board: Board, first: list[bytes]) -> None:
+        self._board, (role, *rest) = board, first
+        self._tree, self._held = b"", None
+        self._adder: Adder = PlainAdder()
+        self._keys: PaillierKeys | None = None
+        if role == KEYS:
+            self._keys = PaillierKeys(*(gmpy2.mpz(int.from_bytes(each, "little")) for each in rest))
+        elif role == ADD:
+            bits, together, public = rest
+            self._adder = PaillierAdder(public, int(bits), int(together))
+
+    def answer(self, request: list[bytes]) -> list[bytes]:
+        """Returns the answer to a request."""
+        kind, *rest = request
+        try:
+            return [DONE, _DO[kind](self, *rest)]
+        except CipherError as error:
+            return [REFUSED, str(error).encode()]
+
+    def encrypt(self, g: bytes, h: bytes) -> bytes:
+        """Returns the ciphertexts of pairs."""
+        assert self._keys is not None  # noqa: S101 - asked of those that have keys
+        pairs = np.frombuffer(g, np.int64), np.frombuffer(h, np.int64)
+        return self._keys.encrypt(*pairs).tobytes()
+
+    def decrypt(self, wire: bytes) -> bytes:
+        """Returns the plaintexts, each with as many bytes as half a ciphertext."""
+        assert self._keys is not None  # noqa: S101 - asked of those that have keys
+        width = self._keys.width
+        found = self._keys.plain(_ciphers(wire, width))
+        return b"".join(each.to_bytes(width // 2, "little", signed=True) for each in found)
+
+    def pack(self, count: bytes, raw: bytes) -> bytes:
+        """Returns sums for the wire, in ``count`` ciphertexts."""
+        own = self._adder
+        assert isinstance(own, PaillierAdder)  # noqa: S101 - asked of those alone
+        return own.packed(own.held(_ciphers(raw, own.width)), int(count)).tobytes()
+
+    def sum(self, plain: bytes, tree: bytes, *rest: bytes) -> bytes:
+        """Returns the sums of each node's entries, one node after the other."""
+        ciphers, codes, rows = (Place.read(each) for each in rest[:3])
+        ends, plan = np.frombuffer(rest[3], np.int64).tolist(), _plan(rest[4])
+        own: Adder = PlainAdder() if plain == b"1" else self._adder
+        if tree != self._tree:
+            # The last tree's make room first.
+            self._held = None
+            self._held, self._tree = own.held(self._board.get(ciphers, np.uint8)), tree
+        codes_RF, all_rows = self._board.get(codes, np.int8).T, self._board.get(rows, np.int64)
+        parts: list[Held] = [
+            summed(own, self._held, all_rows[begin:end], codes_RF, plan)
+            for begin, end in pairwise([0, *ends])
+        ]
+        return own.raw(own.joined(parts)).tobytes()
+
+
+_DO: dict[bytes, Any] = {
+    ENCRYPT: Shard.encrypt,
+    DECRYPT: Shard.decrypt,
+    PACK: Shard.pack,
+    SUM: Shard.sum,
+}
+
+
+@lru_cache(maxsize=2)
+def _plan(entries: bytes) -> Plan:
+    return Plan.of(np.frombuffer(entries, np.int32).reshape(-1, 4))
+
+
+def _ciphers(written: bytes, width: int) -> Wire:
+    return np.frombuffer(written, np.uint8).reshape(-1, width)
+
+
+def main() -> None:
+    board = Board(int(sys.argv[1]))
+    work(lambda first: Shard(board, first).answer)
+
+
+if __name__ == "__main__":
+    main()

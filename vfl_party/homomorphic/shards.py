@@ -1,0 +1,204 @@
+"""Divides a party's work with ciphertexts among worker processes: see ``shard``.
+
+Columns are divided, because each process then adds up its own. All of them map the codes and the
+ciphertexts of a tree, see ``board``; each reads the ciphertexts once a tree into numbers. The
+results are those of one process bit for bit: sums are exact in any order, and masks are random in
+either case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from itertools import pairwise
+
+import numpy as np
+
+from vfl_common.process.workers import Workers
+from vfl_party.homomorphic import shard
+from vfl_party.homomorphic.board import Board
+from vfl_party.homomorphic.buckets import Codes
+from vfl_party.homomorphic.none import PlainAdder
+from vfl_party.homomorphic.packing import apart, ciphers_for, unpack
+from vfl_party.homomorphic.paillier import Numbers, PaillierAdder, PaillierKeys
+from vfl_party.homomorphic.scheme import Adder, CipherError, Held, Integers, Keys, Wire
+from vfl_party.homomorphic.sums import Plan, Summing, SummingHere
+
+# Pieces of work for each process: the last one to end keeps the others waiting for less.
+_PIECES = 2
+
+
+class Shards:
+    """Worker processes, which start with the first work, and ``close``.
+
+    ``first``: what they are told first, see ``shard``. Futures raise CipherError, and InternalError
+    if a process has ended.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.first = [shard.NONE]
+        self._trees = 0
+        self._board: Board | None = None
+        self._started: Workers | None = None
+
+    @property
+    def board(self) -> Board:
+        """Returns the arrays that all share."""
+        self._board = self._board or Board()
+        return self._board
+
+    def submit(self, *request: bytes) -> Future[bytes]:
+        """Has the next process that is idle answer a request."""
+        if self._started is None:
+            task = "computed with the gradients of trees"
+            workers = Workers(
+                shard.__name__, self.workers, task, self.first, file=self.board.number
+            )
+            self._started = workers.__enter__()
+        return self._started.submit(_read, *request)
+
+    def next_tree(self) -> bytes:
+        """Returns a number that no tree before had."""
+        self._trees += 1
+        return str(self._trees).encode()
+
+    def pieces(self, count: int) -> list[slice]:
+        """Divides ``count`` items into pieces for the processes; none is empty."""
+        parts = max(1, min(count, _PIECES * self.workers))
+        ends = [count * part // parts for part in range(parts + 1)]
+        return [slice(begin, end) for begin, end in pairwise(ends)]
+
+    def close(self) -> None:
+        """Ends the processes at once."""
+        if self._started is not None:
+            self._started.__exit__()
+        if self._board is not None:
+            self._board.close()
+        self._started = self._board = None
+
+
+class SharedKeys:
+    """A private key of gmpy2's Paillier that all processes have."""
+
+    def __init__(self, keys: PaillierKeys, shards: Shards) -> None:
+        self._keys, self._shards, self.public = keys, shards, keys.public
+        shards.first = [shard.KEYS, *(_number(each, keys.width) for each in keys.primes)]
+
+    def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
+        """See ``Keys``."""
+        parts = [
+            self._shards.submit(shard.ENCRYPT, g_N[piece].tobytes(), h_N[piece].tobytes())
+            for piece in self._shards.pieces(len(g_N))
+        ]
+        return _joined(parts, self._keys.width)
+
+    def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
+        """See ``Keys``."""
+        parts = [
+            self._shards.submit(shard.DECRYPT, wire[piece].tobytes())
+            for piece in self._shards.pieces(len(wire))
+        ]
+        plain = _joined(parts, self._keys.width // 2)
+        found = (int.from_bytes(each.tobytes(), "little", signed=True) for each in plain)
+        return unpack(apart(found, count))
+
+
+class SharedAdder(PaillierAdder):
+    """A public key of gmpy2's Paillier that all processes have."""
+
+    def __init__(self, of: PaillierAdder, shards: Shards) -> None:
+        super().__init__(of.public, of.bits, of.together)
+        self._shards = shards
+        numbers = (str(each).encode() for each in (of.bits, of.together))
+        shards.first = [shard.ADD, *numbers, of.public]
+
+    def wire(self, held: Numbers) -> Wire:
+        """See ``Adder``."""
+        count = ciphers_for(len(held), self.together)
+        firsts = np.arange(0, len(held), count)
+        parts = []
+        for piece in self._shards.pieces(count):
+            # The sums of these ciphertexts, in the order in which ``packed`` looks for them.
+            places = (firsts[:, None] + np.arange(count)[piece]).reshape(-1)
+            raw = self.raw(held[places[places < len(held)]])
+            wanted = str(piece.stop - piece.start).encode()
+            parts.append(self._shards.submit(shard.PACK, wanted, raw.tobytes()))
+        return _joined(parts, self.width)
+
+
+class SummingInShards:
+    """Sums of which each process has the entries of some columns."""
+
+    def __init__(
+        self, shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: Plan
+    ) -> None:
+        """Raises CipherError if a ciphertext is out of range."""
+        adder.check(wire_R)
+        self._shards, self._adder, self._width = shards, adder, wire_R.shape[1]
+        self._tree, board = shards.next_tree(), shards.board
+        self._ciphers = board.put(wire_R)
+        # Each column in one piece.
+        self._codes = board.put(codes_RF.T, self._ciphers)
+        self._entries = plan.entries
+        # An even number of columns for each, which are added up in pairs.
+        step = 2 * -(-len(plan.used) // (2 * shards.workers))
+        own = np.searchsorted(plan.used, plan.entries[:, 0]) // step
+        self._parts = [np.flatnonzero(own == part) for part in np.unique(own)]
+
+    def sums(self, members: Sequence[Integers]) -> list[Held]:
+        """See ``Summing``."""
+        rows = self._shards.board.put(np.concatenate(list(members)), self._codes)
+        ends = np.cumsum([len(each) for each in members]).astype(np.int64)
+        places = (each.written() for each in (self._ciphers, self._codes, rows))
+        plain = b"1" if isinstance(self._adder, PlainAdder) else b"0"
+        about = plain, self._tree, *places, ends.tobytes()
+        parts = [
+            self._shards.submit(shard.SUM, *about, self._entries[part].tobytes())
+            for part in self._parts
+        ]
+        found = np.empty((len(members), len(self._entries), self._width), np.uint8)
+        for part, future in zip(self._parts, parts, strict=True):
+            shape = len(members), len(part), self._width
+            found[:, part] = np.frombuffer(future.result(), np.uint8).reshape(shape)
+        return [self._adder.held(each) for each in found]
+
+
+def shared_keys(keys: Keys, shards: Shards) -> Keys:
+    """Lets all processes work with a private key, if there are several and its scheme has no
+    threads of its own.
+    """
+    several = shards.workers > 1
+    return SharedKeys(keys, shards) if several and isinstance(keys, PaillierKeys) else keys
+
+
+def shared_adder(adder: Adder, shards: Shards) -> Adder:
+    """Lets all processes work with a public key, as ``shared_keys``."""
+    several = shards.workers > 1
+    return SharedAdder(adder, shards) if several and isinstance(adder, PaillierAdder) else adder
+
+
+def summing(shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: Plan) -> Summing:
+    """Takes the gradients of a tree and the codes of their rows, of all columns: to processes if
+    there are several, and it pays. Raises CipherError if a ciphertext is out of range.
+    """
+    pays = adder.pays_from is not None and codes_RF.size >= adder.pays_from
+    if shards.workers > 1 and pays and plan.used:
+        return SummingInShards(shards, adder, wire_R, codes_RF, plan)
+    return SummingHere(adder, wire_R, codes_RF, plan)
+
+
+def _read(answer: list[bytes]) -> bytes:
+    kind, content = answer
+    if kind == shard.REFUSED:
+        raise CipherError(content.decode())
+    return content
+
+
+def _joined(parts: Sequence[Future[bytes]], width: int) -> Wire:
+    found = bytearray().join(each.result() for each in parts)
+    return np.frombuffer(found, np.uint8).reshape(-1, width)
+
+
+def _number(value: int, width: int) -> bytes:
+    return int(value).to_bytes(width, "little")

@@ -1,0 +1,115 @@
+"""From rows to the sums of a tree's entries: by code, then over prefixes of codes.
+
+An entry is a set of codes of one column: the codes below one of them, or a single code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from vfl_party.homomorphic.buckets import Codes, bucket_sums
+from vfl_party.homomorphic.scheme import Adder, Held, Integers, Wire
+
+# What an entry sums: the codes below its code, those and the column's last, or its code alone.
+BELOW, BELOW_AND_LAST, SINGLE = range(3)
+# [E, 4]: column, kind, code, the column's last code.
+Entries = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How sums of buckets become sums of entries: places, as ``Adder.take`` wants them.
+
+    ``entries``: what is wanted, in order. ``used``: the columns that have entries, with ``size``
+    buckets each. ``firsts``: for each code that a prefix reaches, the buckets of all columns.
+    ``plain``, ``with_last``: places among the running sums; ``ends``: the buckets of last codes.
+    ``single``: the buckets of single codes. ``order``: the places of the entries among all these.
+    """
+
+    entries: Entries
+    used: tuple[int, ...]
+    size: int
+    firsts: tuple[list[int], ...]
+    plain: list[int]
+    with_last: list[int]
+    ends: list[int]
+    single: list[int]
+    order: list[int]
+
+    @classmethod
+    def of(cls, entries: Entries) -> Plan:
+        """Returns the plan; without entries, an empty one."""
+        column_E, kind_E, code_E, last_E = entries.T.astype(np.int64)
+        used, place_E = np.unique(column_E, return_inverse=True)
+        width, size = len(used), int(last_E.max(initial=-1)) + 1
+        of_kind = [np.flatnonzero(kind_E == kind) for kind in (BELOW, BELOW_AND_LAST, SINGLE)]
+        order = np.empty(len(entries), np.int64)
+        order[np.concatenate(of_kind)] = np.arange(len(entries))
+        codes = int(code_E[kind_E != SINGLE].max(initial=0))
+        running_E, bucket_E = (code_E - 1) * width + place_E, place_E * size
+        below, with_last, single = of_kind
+        return cls(
+            entries,
+            tuple(used.tolist()),
+            size,
+            tuple([column * size + code for column in range(width)] for code in range(codes)),
+            running_E[below].tolist(),
+            running_E[with_last].tolist(),
+            (bucket_E + last_E)[with_last].tolist(),
+            (bucket_E + code_E)[single].tolist(),
+            order.tolist(),
+        )
+
+
+def summed(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: Plan) -> Held:
+    """Returns the sums over ``rows`` of each entry, in order; there is at least one.
+
+    ``codes_NF``: of the rows that ``held`` has, all columns.
+    """
+    used_NF = codes_NF if len(plan.used) == codes_NF.shape[1] else codes_NF[:, list(plan.used)]
+    # By column, then by code.
+    buckets = bucket_sums(adder, held, rows, used_NF, plan.size)
+    parts = []
+    if plan.firsts:
+        prefixes = [adder.take(buckets, plan.firsts[0])]
+        for of_code in plan.firsts[1:]:
+            prefixes.append(adder.add(prefixes[-1], adder.take(buckets, of_code)))
+        running = adder.joined(prefixes)
+        parts.append(adder.take(running, plan.plain))
+        if plan.with_last:
+            parts.append(
+                adder.add(adder.take(running, plan.with_last), adder.take(buckets, plan.ends))
+            )
+    if plan.single:
+        parts.append(adder.take(buckets, plan.single))
+    return adder.take(adder.joined(parts), plan.order)
+
+
+class Summing(Protocol):
+    """The gradients of a tree, and the codes of their rows."""
+
+    def sums(self, members: Sequence[Integers]) -> list[Held]:
+        """Returns for the rows of each node the sums of the plan's entries, of which there is at
+        least one.
+        """
+        ...
+
+
+class SummingHere:
+    """Sums in this process."""
+
+    def __init__(self, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: Plan) -> None:
+        """Raises CipherError if a ciphertext is out of range."""
+        self._adder, self._held = adder, adder.held(wire_R)
+        self._codes_RF, self._plan = codes_RF, plan
+
+    def sums(self, members: Sequence[Integers]) -> list[Held]:
+        """See ``Summing``."""
+        return [
+            summed(self._adder, self._held, rows, self._codes_RF, self._plan) for rows in members
+        ]

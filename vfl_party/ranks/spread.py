@@ -1,0 +1,64 @@
+"""One encoder on all ranks: the same at rank 0 and at the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from vfl_party.models import InputSpec, forward
+from vfl_party.models.precision import Precision
+from vfl_party.ranks.group import Ranks
+from vfl_party.ranks.reduce import Several, parallel
+
+
+class OnRanks:
+    """This rank's side of an encoder; all ranks make it together.
+
+    ``trains``: whether its weights may get gradients, which are then summed at rank 0.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        encoder: nn.Module,
+        spec: InputSpec,
+        precision: Precision,
+        *,
+        trains: bool,
+    ) -> None:
+        self.encoder = synchronised(ranks, encoder)
+        self._precision = precision
+        self._alone = Several(self.encoder, 2 if spec.cardinalities else 1)
+        self._parallel = parallel(self._alone, ranks.device, ranks.tensors) if trains else None
+
+    def __call__(self, batches: Sequence[tuple[Tensor, ...]]) -> Tensor:
+        """Embeds this rank's rows of each batch, [K B, D]."""
+        inputs = [x for batch in batches for x in batch]
+        learns = torch.is_grad_enabled() and self._parallel is not None
+        model = self._parallel if learns and self._parallel is not None else self._alone
+        return forward(model, *inputs, precision=self._precision)
+
+
+def synchronised(ranks: Ranks, encoder: nn.Module) -> nn.Module:
+    """Returns the same encoder, with batch normalisation over the rows of all ranks; its state
+    keeps its names.
+    """
+    found: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(encoder, ranks.tensors)  # type: ignore[no-untyped-call]
+    return found
+
+
+def trains(encoder: nn.Module) -> bool:
+    """Whether any of an encoder's weights may get a gradient."""
+    return any(parameter.requires_grad for parameter in encoder.parameters())
+
+
+def structure(encoder: nn.Module) -> str:
+    """Returns an encoder's layers and the shapes of its state: equal if the weights of one fit the
+    other.
+    """
+    layers = re.sub(r"(Sync)?BatchNorm(\dd)?", "BatchNorm", repr(encoder))
+    shapes = [(name, tuple(each.shape)) for name, each in encoder.state_dict().items()]
+    return f"{layers}\n{shapes}"

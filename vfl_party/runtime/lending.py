@@ -1,0 +1,103 @@
+"""The processes of a party that torchrun has started beside its first: they lend it their GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vfl_common.process.logs import version
+from vfl_party.assembly.files import OwnFiles, read_own
+from vfl_party.assembly.party import Opened, PutOnRanks, open_party
+from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
+from vfl_party.data import Table
+from vfl_party.data.inputs.made import Noted
+from vfl_party.data.rows import Prepared
+from vfl_party.models import InputSpec
+from vfl_party.phases.context import MakeEncoder
+from vfl_party.predict.prediction import Prediction, load_joint, prediction_data
+from vfl_party.predict.results import id_names
+from vfl_party.ranks import (
+    OwnRows,
+    Part,
+    Ranks,
+    SpreadEncoder,
+    begin,
+    follow,
+    started_by_torchrun,
+)
+
+
+def alike(files: OwnFiles) -> dict[str, str]:
+    """Returns what all processes of a party must have, beside the table: {its name: its value}."""
+    return {
+        "the release of this system": version(),
+        "the release of torch": torch.__version__,
+        "the recipe": files.recipe.digest(),
+        "the encoder": files.encoder.model_dump_json(),
+    }
+
+
+def spreading(ranks: Ranks, files: OwnFiles) -> PutOnRanks:
+    """Returns what puts the encoder of a generation on all processes, at the first."""
+    precision = files.recipe.model.precision
+
+    def spread(
+        encoder: nn.Module, prepared: Prepared, parts: Sequence[Part], noted: Noted
+    ) -> SpreadEncoder:
+        begin(ranks, alike(files), parts, prepared)
+        assert prepared.features is not None  # noqa: S101 - it has an encoder
+        return SpreadEncoder(ranks, encoder, prepared.features.spec, precision, noted)
+
+    return spread
+
+
+def lend_to_train(path: Path, device: str | None) -> None:
+    """Computes for the first process, which trains, until that one ends. Raises InputError."""
+    files = read_own(path, device=device)
+    _lend(files, files.open)
+
+
+def lend_to_predict(
+    path: Path,
+    device: str | None,
+    name: str,
+    run: Path,
+    without: Collection[str],
+    data: str | None,
+    query: str | None,
+) -> None:
+    """Computes for the first process, which predicts with the same arguments, until that one ends.
+    Raises InputError.
+    """
+    trained = load_joint(run, name, without)
+    files = read_own(path, device=device, recipe=trained.recipe)
+    rows = prediction_data(files.file.data, data, trained.state, query)
+    work = Prediction(trained, files.settings, id_names(rows), ())
+
+    def opened() -> Opened:
+        return open_party(files.recipe, files.name, rows, files.encoder, work=work)
+
+    _lend(files, opened)
+
+
+def _lend(files: OwnFiles, opened: Callable[[], Opened]) -> None:
+    """``opened``: reads the party's data, as the first process does."""
+    set_threads(files.file.threads)
+    plain_arithmetic()
+    keep_freed_memory()
+
+    def tables() -> list[Table]:
+        found = opened()
+        return [found.table, *([] if found.unaligned is None else [found.unaligned])]
+
+    def make_encoder(spec: InputSpec, own: bool) -> nn.Module:
+        make = MakeEncoder(files.recipe, files.name, files.encoder, spec)
+        return files.course.encoder(make) if own else make("encoder")
+
+    with started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks:
+        assert ranks is not None  # noqa: S101 - it is not the first
+        rows = OwnRows(ranks, alike(files), tables)
+        follow(ranks, rows, make_encoder, files.recipe.model.precision)
