@@ -32,8 +32,8 @@ _PEER_S = 600.0
 
 
 def align(ids: int, *, memory: int = 256, kill: str = "", at: float = 0.0) -> Cost:
-    """Aligns once, with ``memory`` MiB as data.memory_mib; with ``kill``, that party is killed when the share ``at`` of its masking is
-    done.
+    """Aligns once, with ``memory`` MiB as data.memory_mib; with ``kill``, that party is killed when
+    the share ``at`` of its masking is done.
     """
     with tempfile.TemporaryDirectory(prefix="vfl-psi-") as place:
         folder = Path(place)

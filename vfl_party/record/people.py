@@ -6,6 +6,7 @@ about somebody even after all files with ids are gone.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import private_file
+from vfl_common.files import fsync_folder, private_file, unwritable
 
 FOLDER = "people"
 TAG_BYTES = 16
@@ -29,16 +30,27 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
     """Writes the tags of ids, in their order, unless they are there. Returns the file's SHA-256,
     which names it, and how many there are. Raises InputError.
     """
-    data = bytearray()
-    for each in ids:
-        data += tag(secret, each)
-    digest = sha256(data).hexdigest()
-    path = folder / FOLDER / digest
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True, mode=0o700)
-        with private_file(path) as file:
-            file.write(data)
-    return digest, len(data) // TAG_BYTES
+    place = folder / FOLDER
+    unnamed = place / f"unnamed-{os.getpid()}"
+    digest, count = sha256(), 0
+    try:
+        place.mkdir(exist_ok=True, mode=0o700)
+        # Piece by piece: all tags of a large table would take its memory.
+        with private_file(unnamed) as file:
+            for each in ids:
+                data = tag(secret, each)
+                digest.update(data)
+                file.write(data)
+                count += 1
+        path = place / digest.hexdigest()
+        if path.exists():
+            unnamed.unlink()
+        else:
+            unnamed.replace(path)
+            fsync_folder(place)
+    except OSError as error:
+        raise unwritable(place, error) from None
+    return digest.hexdigest(), count
 
 
 def rows_of(folder: Path, digest: str, wanted: bytes) -> npt.NDArray[np.int64]:
