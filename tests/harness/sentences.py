@@ -53,6 +53,7 @@ _VARIABLE = [
     (re.compile(r"\bpid \d+|\bprocess \d{3,}"), "<process>"),
     (re.compile(r"0x[0-9a-f]{8,}"), "<address>"),
     (re.compile(r", line \d+"), ", line <n>"),
+    (re.compile(r"(\w\.py):\d+"), r"\1:<n>"),
     # Tests that want a time of their own take one before this project.
     (re.compile(r"\b20(2[6-9]|[3-9]\d)-\d\d-\d\d \d\d:\d\d UTC"), "<time>"),
 ]
