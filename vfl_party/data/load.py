@@ -28,7 +28,7 @@ from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, let_go, normalised, texts_of
 from vfl_party.data.notes.odd_ids import refuse_rounded
 from vfl_party.data.pixels import fitted, in_numbers, to_unit
-from vfl_party.data.row_arrays import Space, is_ascending, parts
+from vfl_party.data.row_arrays import Space, is_ascending, parts, release
 from vfl_party.data.sources.arrays import read_npz
 from vfl_party.data.sources.databases.reader import open_database
 from vfl_party.data.sources.excel.reader import open_excel
@@ -219,7 +219,10 @@ def _with_own_rows(
     own = InputRows(
         own_ids, left_out, separator, table.style[0] if table.style is not None else None
     )
-    places_N = np.arange(len(left_out), dtype=np.int64)
+    places_N = table.space.empty((len(left_out),), np.int64)
+    for part in parts(len(places_N)):
+        places_N[part] = np.arange(part.start, part.start + len(places_N[part]))
+        release(places_N)
     # The other rows of the file are those of other parties.
     if len(order) < len(kept):
         listed = np.sort(order)

@@ -134,7 +134,7 @@ class Table:
             images_NCHW=pick(self.images_NCHW),
             labels=pick(self.labels),
             splits=pick(self.splits),
-            places_N=None if self.places_N is None else self.places_N[rows],
+            places_N=pick(self.places_N),
             beside={name: self.space.taken(values, rows) for name, values in self.beside.items()},
         )
 

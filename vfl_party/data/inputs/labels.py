@@ -11,6 +11,7 @@ import torch
 
 from vfl_common.config.task import TaskSettings, class_text
 from vfl_party.data import checks
+from vfl_party.data.row_arrays import parts, release
 
 # Each is a number that float32 has.
 _MOST_QUERIES = 1 << 24
@@ -80,7 +81,7 @@ class Labels:
                     "its labels are too large or too small to be scaled; give them in another unit",
                 )
             return cls(task.kind, source, mean=float(mean), std=float(std))
-        classes = tuple(_plain(value) for value in np.unique(raw).tolist())
+        classes = tuple(_plain(value) for value in _different(raw).tolist())
         if task.kind == "binary" and len(classes) != 2:
             raise checks.unusable(
                 source, f"its label has {len(classes)} different values, but a binary task has two"
@@ -115,15 +116,19 @@ class Labels:
             ]
             return torch.from_numpy(np.stack(columns, axis=1))
         places = {name: code for code, name in enumerate(self.classes)}
-        values, inverse_N = np.unique(raw, return_inverse=True)
-        codes = np.array([places.get(_plain(value), -1) for value in values.tolist()], np.int64)
-        codes_N = torch.from_numpy(codes[inverse_N])
+        dtype = torch.float32 if self.kind == "binary" else torch.int64
+        codes_N = torch.empty(len(raw), dtype=dtype)
+        for part in parts(len(raw)):
+            values, inverse_B = np.unique(raw[part], return_inverse=True)
+            codes = [places.get(_plain(value), -1) for value in values.tolist()]
+            codes_N[part] = torch.tensor(codes, dtype=dtype)[torch.from_numpy(inverse_B)]
+        release(raw)
         unknown = int((codes_N < 0).sum())
         if unknown:
             raise checks.unusable(
                 self.source, f"{unknown} rows have a label that the training data did not have"
             )
-        return codes_N.to(torch.float32)[:, None] if self.kind == "binary" else codes_N
+        return codes_N[:, None] if self.kind == "binary" else codes_N
 
     def decode(self, codes: torch.Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Returns the labels, [N], of codes [N] or [N, 1]; for a regression, of scaled
@@ -256,6 +261,15 @@ def _numbers(raw: npt.NDArray[Any], source: str) -> npt.NDArray[np.float64]:
             "its labels are text, but a regression needs numbers; correct data.label or the task",
         )
     return raw.astype(np.float64)
+
+
+def _different(raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Returns the different values, sorted, part by part: to sort all at once takes several times
+    their memory.
+    """
+    found = [np.unique(raw[part]) for part in parts(len(raw))]
+    release(raw)
+    return np.unique(np.concatenate(found)) if found else np.unique(raw)
 
 
 def _plain(value: Any) -> str | int | float:
