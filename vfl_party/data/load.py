@@ -219,7 +219,7 @@ def _with_own_rows(
     own = InputRows(
         own_ids, left_out, separator, table.style[0] if table.style is not None else None
     )
-    places_N = table.space.empty((len(left_out),), np.int64)
+    places_N = table.space.share().empty((len(left_out),), np.int64)
     for part in parts(len(places_N)):
         places_N[part] = np.arange(part.start, part.start + len(places_N[part]))
         release(places_N)

@@ -120,9 +120,12 @@ class Table:
         known.
         """
 
-        def pick(values: npt.NDArray[Any] | None) -> npt.NDArray[Any] | None:
-            return None if values is None else self.space.taken(values, rows)
+        def pick(
+            values: npt.NDArray[Any] | None, space: Space = self.space
+        ) -> npt.NDArray[Any] | None:
+            return None if values is None else space.taken(values, rows)
 
+        share = self.space.share()
         words = self.categorical
         return replace(
             self,
@@ -132,9 +135,9 @@ class Table:
             if words is None
             else replace(words, codes_NK=self.space.taken(words.codes_NK, rows)),
             images_NCHW=pick(self.images_NCHW),
-            labels=pick(self.labels),
-            splits=pick(self.splits),
-            places_N=pick(self.places_N),
+            labels=pick(self.labels, share),
+            splits=pick(self.splits, share),
+            places_N=pick(self.places_N, share),
             beside={name: self.space.taken(values, rows) for name, values in self.beside.items()},
         )
 
