@@ -174,7 +174,9 @@ def show_runs(runs: list[Listed], others: list[Path], console: Console | None = 
         table.add_row(*_row(each, shown))
     parts: list[Any] = [table] if runs else [Text("no runs")]
     if any(each.state == "unfinished" for each in runs):
-        parts += [Text("unfinished: it runs now, was killed, or a search has pruned it", "dim")]
+        parts += [
+            Text("unfinished: it runs now, was killed, or was pruned or failed in a search", "dim")
+        ]
     if others:
         names = ", ".join(clean(path.name, _MOST) for path in others)
         parts += [Text(f"no run in {names}", "dim")]
