@@ -23,7 +23,6 @@ from tests.integration.test_library import RECIPE
 from tests.integration.test_library_jobs import DATA, SLOW
 from vfl.library.simulate import run_files
 from vfl.studies.run import run_study
-from vfl.studies.show import show_study
 from vfl_common.errors import Code
 
 pytest.importorskip("joblib")
@@ -267,9 +266,7 @@ methods = [{ name = "SplitNN" }]
 """
 
 
-def test_vfl_study_has_a_backend_make_its_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vfl_study_has_a_backend_make_its_runs(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "own-files" / "recipe.toml"
     recipe = vfl.Recipe.load(example)
     parties = {
@@ -278,8 +275,12 @@ def test_vfl_study_has_a_backend_make_its_runs(
     }
     recipe.replace({"simulate.parties": parties}).save(tmp_path / "recipe.toml")
     (tmp_path / "study.toml").write_text(STUDY)
-    show_study(tmp_path / "study.toml", tmp_path / "a", jobs=2, backend="loky", as_json=True)
-    assert capsys.readouterr().out.count('"done"') == 2
+    command = [sys.executable, "-m", "vfl", "study", str(tmp_path / "study.toml"), "--json"]
+    command += ["--out", str(tmp_path / "a"), "--jobs", "2", "--backend", "loky"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.count('"done"') == 2
+    # Also what a process says that joblib leaves behind.
+    assert done.stderr == ""
     there = run_study(tmp_path / "study.toml", tmp_path / "a")
     here = run_study(tmp_path / "study.toml", tmp_path / "b", make=run_files)
     assert [each.metrics for each in there] == [each.metrics for each in here]

@@ -149,7 +149,7 @@ def test_every_folder_is_one_line(runs: Path) -> None:
     assert "2 runs" in lines["sweep/"]
     assert "finished" in lines["of-a-passive-party"]
     assert "no run in charts" in done.output
-    assert "unfinished: it runs now, or was killed" in done.output
+    assert "unfinished: it runs now, was killed, or was pruned or failed in a search" in done.output
 
 
 def test_a_long_name_cuts_no_number(runs: Path) -> None:

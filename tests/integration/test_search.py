@@ -54,13 +54,14 @@ def test_the_best_of_the_validation_rows_is_chosen_and_its_run_is_as_by_itself(
 
 
 def test_a_grid_tries_every_combination_once_and_a_failed_one_is_told(tmp_path: Path) -> None:
-    spaces = {"model.combine": ["concat", "sum"], LR: [0.01, -1]}
+    # Only the rows tell that so many labels cannot be had.
+    spaces = {"model.combine": ["concat", "sum"], "rows.labelled": [60, 1_000_000]}
     found = vfl.search(RECIPE, spaces, DATA, runs=9, out=tmp_path, by="grid", **CALL)
     columns = found.columns()
-    tried = set(zip(columns["model.combine"], columns[LR], strict=True))
+    tried = set(zip(columns["model.combine"], columns["rows.labelled"], strict=True))
     assert len(found.trials) == len(tried) == 4
     assert columns["state"] == ["finished", "failed"] * 2
-    assert all(("lr" in str(each.error)) == (each.state == "failed") for each in found.trials)
+    assert all(("labelled" in str(each.error)) == (each.state == "failed") for each in found.trials)
 
 
 def test_a_run_that_goes_badly_is_pruned(tmp_path: Path) -> None:
@@ -124,6 +125,9 @@ def test_what_cannot_be_searched_is_said_before_the_first_run(tmp_path: Path) ->
         ({LR: {"from": 0, "to": 1, "log": True}}, {}),
         ({LR: {"from": 1, "to": 2, "step": 1}}, {}),
         ({"nowhere.at.all": [1]}, {}),
+        # A phase's keys are its method's.
+        ({"phases.splitnn.lr": [0.1]}, {}),
+        ({LR: [0.1, -1]}, {}),
     ]
     for spaces, given in wrong:
         with raises(vfl.VflError, Code.CONFIG_INVALID):
@@ -132,6 +136,6 @@ def test_what_cannot_be_searched_is_said_before_the_first_run(tmp_path: Path) ->
 
 
 def test_if_no_run_finishes_the_first_error_is_raised(tmp_path: Path) -> None:
-    spaces = {LR: [-1]}
+    spaces = {"rows.labelled": [1_000_000]}
     with raises(vfl.VflError, Code.CONFIG_INVALID):
         vfl.search(RECIPE, spaces, DATA, runs=1, out=tmp_path, by="grid", **CALL)

@@ -147,11 +147,11 @@ def test_a_trial_whose_values_were_not_all_chosen_is_chosen_again(
 
 
 def test_a_command_shows_the_best_runs_and_draws_a_page(file: Path) -> None:
-    file.write_text(FILE.replace("runs = 6", "runs = 2"))
+    file.write_text(FILE.replace("runs = 6", "runs = 1"))
     command = ["study", str(file), "--out", str(file.parent)]
     done = CliRunner().invoke(cli, command, catch_exceptions=False)
     assert done.exit_code == 0
-    assert "2 runs finished, 0 pruned, 0 failed" in done.output
+    assert "1 run finished, 0 pruned, 0 failed" in done.output
     folder = file.parent / "found"
     assert "its test rows, which nothing was chosen by: " in done.output
     assert all(str(folder / name) in done.output for name in ("trials.csv", "parallel.png"))
@@ -159,12 +159,15 @@ def test_a_command_shows_the_best_runs_and_draws_a_page(file: Path) -> None:
     file.write_text(FILE.replace("runs = 6", "runs = 3"))
     done = CliRunner().invoke(cli, command, catch_exceptions=False)
     assert "run 3 of 3" in done.output
-    assert "run 2 of 3" not in done.output
+    assert "run 1 of 3" not in done.output
     done = CliRunner().invoke(cli, ["report", str(folder)], catch_exceptions=False)
     html = (folder / "report.html").read_text()
     assert done.output.split() == [str(folder / "report.html")]
     for words in ("settings searched", "The finished runs", LR, "finished"):
         assert words in html, words
+    listed = CliRunner().invoke(cli, ["runs", "--out", str(file.parent)], catch_exceptions=False)
+    (line,) = (each for each in listed.output.splitlines() if each.startswith("found/"))
+    assert line.split()[-2:] == ["3", "runs"]
     (folder / "search.json").write_text("{}")
     with raises(vfl.VflError, Code.FILE_INVALID):
         CliRunner().invoke(cli, ["report", str(folder)], catch_exceptions=False)

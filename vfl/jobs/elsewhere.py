@@ -4,6 +4,7 @@ that is registered.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import os
@@ -14,6 +15,7 @@ from typing import Self
 
 from vfl.jobs.answers import Order, answer, answer_child, check, lost
 from vfl_common.errors import Code, InputError, VflError
+from vfl_common.process.program import do_last
 
 INSTALL = 'pip install "vfl[studies]"'
 # Backends that another package registers with joblib: {name: (package, module, function)}.
@@ -37,7 +39,11 @@ class Elsewhere:
         self._does, self._jobs, self._backend = does, max(jobs, _LEAST), backend
         self._whose, self._closed = f"the backend {backend!r}", False
         self._open = contextlib.ExitStack()
-        if backend == "dask":
+        if backend == "loky":
+            # Our programs leave out what Python does at its end. joblib then warns of folders that
+            # it was to remove.
+            do_last(atexit._run_exitfuncs)
+        elif backend == "dask":
             self._connect()
         elif backend in _OTHERS:
             self._register(*_OTHERS[backend])

@@ -270,8 +270,9 @@ def prune(out: Path, runs_days: float | None, log_days: float | None, dry_run: b
 
     A run stays if it is in production or was before that, so that it can come back; if it is the
     newest trained run of its recipe's name; if a younger run has started from it; or if it is not
-    over: unfinished, stopped, or a training that has failed. A prediction that has failed may go. A
-    study's folder stays. Try it with --dry-run first: a run that was removed cannot be restored.
+    over: unfinished, stopped, or a training that has failed. A prediction that has failed may go.
+    The folder of a study or search stays. Try it with --dry-run first: a run that was removed
+    cannot be restored.
 
     \b
     Examples:

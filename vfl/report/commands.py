@@ -126,7 +126,8 @@ def runs(out: Path, as_json: bool) -> None:
     """List the runs in OUT, the newest first.
 
     A run is finished; or failed or stopped, if the log of one of its processes ends so; else
-    unfinished: it runs now, or was killed. A study's runs are listed with --out OUT/STUDY.
+    unfinished: it runs now, was killed, or was pruned or failed in a search. A study's runs are
+    listed with --out OUT/STUDY, a search's with --out OUT/SEARCH/runs.
 
     \b
     Examples:

@@ -32,8 +32,9 @@ class Listed:
     """One folder in a folder of runs.
 
     ``state``: ``finished``; ``failed`` or ``stopped``, if a process's log ends so; ``set aside``:
-    nobody resumes it; ``unfinished``: it runs now, or was killed; ``damaged``: its summary cannot
-    be read; ``study``: it is a folder of ``runs`` more runs. ``began``: see ``when_began``.
+    nobody resumes it; ``unfinished``: it runs now, was killed, or was pruned; ``damaged``: its
+    summary cannot be read; ``study``: it is a folder of ``runs`` more runs, of a study or of a
+    search. ``began``: see ``when_began``.
     ``model``: the trained run, of a prediction. ``summary``: of a finished run, if it is here.
     """
 
@@ -107,7 +108,12 @@ def listed(folder: Path) -> Listed | None:
     """Returns what a folder says of its run; None if it holds none."""
     processes = [Source(path.parent) for path in sorted(folder.glob("*/run.json"))]
     if not processes and not (folder / "summary.json").is_file():
-        runs = {path.parents[1] for path in folder.glob("*/*/run.json")}
+        # A study has them in its folder, and a search in one below it.
+        runs = {
+            path.parents[1]
+            for below in ("*/*/run.json", "runs/*/*/run.json")
+            for path in folder.glob(below)
+        }
         if not runs and not (folder / "results.csv").is_file():
             return None
         return Listed(folder, "study", when_began(folder.name, _time(folder)), runs=len(runs))
@@ -168,7 +174,9 @@ def show_runs(runs: list[Listed], others: list[Path], console: Console | None = 
         table.add_row(*_row(each, shown))
     parts: list[Any] = [table] if runs else [Text("no runs")]
     if any(each.state == "unfinished" for each in runs):
-        parts += [Text("unfinished: it runs now, or was killed", "dim")]
+        parts += [
+            Text("unfinished: it runs now, was killed, or was pruned or failed in a search", "dim")
+        ]
     if others:
         names = ", ".join(clean(path.name, _MOST) for path in others)
         parts += [Text(f"no run in {names}", "dim")]

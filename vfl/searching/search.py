@@ -109,7 +109,9 @@ def plan_of(
         points(where)
     for key, each in where.items():
         for value in (each.low, each.high) if isinstance(each, Between) else each.values:
-            recipe.replace({key: value})
+            changed = recipe.replace({key: value})
+            if key.startswith("phases."):
+                _check_phases(changed)
     _check_metric(recipe, objective.partition(" ")[2])
     asked = _digest(recipe, data, written(where), [objective, by, prune, seed])
     return Plan(recipe, where, objective, runs, out.absolute(), by, bool(prune), seed, asked)
@@ -153,6 +155,14 @@ def _check(objective: Any, runs: Any, by: Any, seed: Any) -> None:
     if by not in get_args(journal.By):
         known = ", ".join(get_args(journal.By))
         raise InputError(Code.CONFIG_INVALID, f"by: give one of {known}, not {by!r}")
+
+
+def _check_phases(recipe: Recipe) -> None:
+    """Reads the keys of all phases, which a recipe leaves to their methods."""
+    from vfl_party.phases.course import Course
+
+    for phase in Course(recipe.settings).phases:
+        _ = phase.settings
 
 
 def _check_metric(recipe: Recipe, name: str) -> None:

@@ -15,7 +15,7 @@ from vfl.searching.progress import sentence, short
 from vfl.searching.search import run_search
 from vfl.studies.show import PIPE_WIDTH
 from vfl.studies.show import sentence as of_study
-from vfl_common.text import to_json
+from vfl_common.text import count, to_json
 from vfl_party.models.metrics import lower_is_better
 
 # Finished trials in the table.
@@ -70,7 +70,7 @@ def _table(made: Search, *, lower: bool) -> Table:
     whole = [each for each in made.trials if each.value is not None]
     whole.sort(key=lambda each: (each.value or 0.0) * (1 if lower else -1))
     counts = [sum(t.state == state for t in made.trials) for state in ("pruned", "failed")]
-    title = f"{len(whole)} runs finished, {counts[0]} pruned, {counts[1]} failed"
+    title = f"{count(len(whole), 'run')} finished, {counts[0]} pruned, {counts[1]} failed"
     table = Table(title=title, title_justify="left")
     for key in made.best:
         table.add_column(key, overflow="fold")

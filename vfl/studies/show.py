@@ -15,7 +15,7 @@ from vfl.studies.comparison import differences, table_of_differences
 from vfl.studies.plan import Pipeline, StudyFile, load_study
 from vfl.studies.report import FineTuned, table
 from vfl.studies.run import StudyFailed, run_study
-from vfl_common.text import to_json
+from vfl_common.text import count, to_json
 
 # If there is no terminal.
 PIPE_WIDTH = 120
@@ -37,7 +37,7 @@ def sentence(event: dict[str, Any], metric: str = "accuracy") -> str:
     kind = event["event"]
     if kind == "study":
         done = event["runs"] - event["left"]
-        return f"{event['runs']} runs, {done} already finished: {event['folder']}"
+        return f"{count(event['runs'], 'run')}, {done} already finished: {event['folder']}"
     head = f"[{event['number']}/{event['of']}] {event['title']}"
     if kind == "begin":
         return head

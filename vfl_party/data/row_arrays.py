@@ -158,12 +158,12 @@ class Space:
             raise self._full(size, error) from None
 
     def _full(self, size: int, error: OSError) -> InputError:
-        text = (
-            f"{self.folder}: has no room for {size / 2**20:,.0f} MiB of the table's rows "
-            f"({error.strerror})"
-        )
+        # Also if nobody may write there, or it cannot be made.
+        what = f"cannot hold {math.ceil(size / 2**20):,} MiB of the table's rows"
+        text = f"{self.folder}: {what} ({error.strerror})"
         return InputError(
-            Code.FILE_INVALID, f"{text}; make room, or set data.scratch to a folder on another disk"
+            Code.FILE_INVALID,
+            f"{text}; set data.scratch to a folder that can be written and has room",
         )
 
 

@@ -5,8 +5,9 @@ under which defences, and what was measured of such exchanges.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from vfl_common.errors import InputError
@@ -27,6 +28,8 @@ from vfl_party.predict.prediction import predicted
 
 _HEAD = ("phase", "to", "kind", "people", "bundles", "bytes", "carries", "defences")
 _RIGHT = frozenset({"people", "bundles", "bytes"})
+# Between what one peer gets of a kind.
+_JOINED = "; "
 _PAGES = "docs/results"
 # What shapes call a number of rows, or of bits or points that are one for each row.
 _OF_ROWS = re.compile(r"\[(rows|own|packed|up|down|tags|bits)\b")
@@ -51,11 +54,17 @@ class Leaving:
     defences: str
 
     @property
-    def cells(self) -> tuple[str, ...]:
-        """The cells of a line for people."""
+    def lines(self) -> Iterator[tuple[str, ...]]:
+        """The cells of its lines for people: one, and one more for each further thing that it
+        carries.
+        """
         numbers = (self.people, self.bundles, self.payload_bytes)
         known = ("?" if each is None else f"{each:,}" for each in numbers)
-        return (self.phase, self.to, self.kind, *known, self.carries, self.defences)
+        start: tuple[str, ...] = (self.phase, self.to, self.kind, *known)
+        cells = (self.carries.split(_JOINED), self.defences.split(_JOINED))
+        for ends in zip_longest(*cells, fillvalue=""):
+            yield (*start, *ends)
+            start = ("",) * len(start)
 
 
 @dataclass(frozen=True)
@@ -144,8 +153,8 @@ def _leaves(
             rows if told else 0,
             link.messages,
             link.payload_bytes,
-            "; ".join(dict.fromkeys(each.carries for each in of)),
-            "; ".join(dict.fromkeys(each.chain for each in of)),
+            _JOINED.join(dict.fromkeys(each.carries for each in of)),
+            _JOINED.join(dict.fromkeys(each.chain for each in of)),
         )
 
 
@@ -200,7 +209,7 @@ def described(grant: Grant, files: PartyFiles, found: Outlook) -> Iterator[str]:
         yield ""
         size = f", at most {found.payload_bytes:,} bytes in all" if not found.uncounted else ""
         yield f"in each run would leave{size}:"
-        yield from aligned([_HEAD, *(each.cells for each in found.leaves)], _RIGHT)
+        yield from _table(found.leaves)
         for peer, most in found.numbers.items():
             yield f"about one person {peer} would get at most {count(most, 'number')} in a run"
         if found.uncounted:
@@ -208,14 +217,17 @@ def described(grant: Grant, files: PartyFiles, found: Outlook) -> Iterator[str]:
     if grant.predictions:
         yield ""
         yield f"of each predicted row, for at most {grant.predictions:,} rows:"
-        cells = [each.cells for each in found.of_prediction]
         nothing = ["nothing but the ids that are asked for"]
-        yield from aligned([_HEAD, *cells], _RIGHT) if cells else nothing
+        yield from _table(found.of_prediction) if found.of_prediction else nothing
     yield ""
     yield "measured of such exchanges, on public data:"
     yield from _measured(found, grant)
     yield ""
     yield from _spent(grant, found, files)
+
+
+def _table(leaves: Sequence[Leaving]) -> list[str]:
+    return aligned([_HEAD, *(line for each in leaves for line in each.lines)], _RIGHT)
 
 
 def _measured(found: Outlook, grant: Grant) -> Iterator[str]:

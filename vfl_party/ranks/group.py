@@ -102,12 +102,13 @@ def packed(facts: dict[str, Any], arrays: Sequence[Whole]) -> Tensor:
 def unpacked(body: Tensor) -> tuple[dict[str, Any], list[Whole]]:
     """Returns what ``packed`` was given."""
     data = body.numpy()
+    # The arrays are of their own, and may be written to: torch warns of others.
     at = 8 + int.from_bytes(data[:8].tobytes(), "little")
     facts, kinds = json.loads(data[8:at].tobytes())
     arrays: list[Whole] = []
     for kind, count in kinds:
         end = at + count * np.dtype(kind).itemsize
-        arrays.append(np.frombuffer(data[at:end].tobytes(), kind))
+        arrays.append(np.frombuffer(bytearray(data[at:end]), kind))
         at = end
     return facts, arrays
 

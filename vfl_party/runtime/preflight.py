@@ -189,7 +189,11 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
                     note=True,
                 )
             )
-        return tabulate(rows, data, with_label)
+        table = tabulate(rows, data, with_label)
+        # The rest is known once rows are chosen: a query may have no order.
+        rest = [text for text in table.notes if text not in rows.notes]
+        notes.extend(Finding("guessed", True, text, note=True) for text in rest)
+        return table
 
     try:
         try:

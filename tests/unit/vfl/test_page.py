@@ -330,9 +330,9 @@ def test_several_runs_are_compared_in_one_page(tmp_path: Path) -> None:
 
 
 def test_a_study_has_its_page(tmp_path: Path) -> None:
-    head = "study,method,seed,group,labels,test_loss,test_auc,pretrain_bytes,finetune_bytes,pretrain_s,finetune_s"
+    head = "study,method,seed,group,labels,test_loss,test_auc,test_rmse,pretrain_bytes,finetune_bytes,pretrain_s,finetune_s"
     lines = [
-        f"s,{method},{seed},{group},,0.4,0.{8 + seed},0,1000,0,2.5"
+        f"s,{method},{seed},{group},,0.4,0.{8 + seed},{54.33 + 7.173 * seed},0,1000,0,2.5"
         for method, group in (("together", "federated"), ("alone", "alone"))
         for seed in range(2)
     ]
@@ -345,7 +345,15 @@ def test_a_study_has_its_page(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["report", str(tmp_path)], catch_exceptions=False)
     assert done.output.split() == [str(tmp_path / "report.html")]
     html = (tmp_path / "report.html").read_text()
-    for words in ("0.8500 ± 0.0707", "-0.1000", "-0.2000 to -0.0500", "worse", "1 kB"):
+    # A deviation has as many digits as its mean.
+    for words in (
+        "0.8500 ± 0.0707",
+        "57.92 ± 5.072",
+        "-0.1000",
+        "-0.2000 to -0.0500",
+        "worse",
+        "1 kB",
+    ):
         assert words in html, words
     (tmp_path / "results.csv").write_text("a,b\n1,2\n")
     with raises(InputError, Code.FILE_INVALID):

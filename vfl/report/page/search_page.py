@@ -14,6 +14,7 @@ from vfl.report.page.search_draw import importance, parallel, width_of
 from vfl.report.page.tables import Part, Table, Tile, name_of, value
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import SEARCH
+from vfl_common.text import count
 
 _MOST_KEYS = 8
 _BY = {
@@ -48,7 +49,8 @@ def _page(noted: Mapping[str, Any]) -> Page:
     best = ", ".join(f"{key} = {_worded(each)}" for key, each in noted["best"].items())
     page = Page(
         f"{name}: settings searched",
-        f"Search of {len(noted['spaces'])} settings by {_BY[noted['by']]}: {len(trials)} runs.",
+        f"Search of {count(len(noted['spaces']), 'setting')} by {_BY[noted['by']]}: "
+        f"{count(len(trials), 'run')}.",
         lead=[
             f"The best {objective} is {value(noted['value'])}, with {best}.",
             "It was chosen from many runs, so it looks better than it is. Judge it by the test "
@@ -61,7 +63,11 @@ def _page(noted: Mapping[str, Any]) -> Page:
                 for key, each in noted["test"].items()
                 if key == metric
             ),
-            *(Tile(state, f"{number}", "runs") for state, number in counts.items() if number),
+            *(
+                Tile(state, *count(number, "run").split())
+                for state, number in counts.items()
+                if number
+            ),
         ],
         made=f"Made by vfl report of a search of {name}. The best run is {noted['run']}.",
     )

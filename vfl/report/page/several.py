@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from statistics import mean, stdev
+from statistics import mean
 
 from matplotlib.axes import Axes
 
@@ -15,7 +15,7 @@ from vfl.report.page.draw import intervals, picture, square
 from vfl.report.page.facts import Facts
 from vfl.report.page.render import Page
 from vfl.report.page.svg import BLUE, COLORS, GREEN, GREY, ORANGE, short
-from vfl.report.page.tables import Part, Table, Tile, between, name_of, value
+from vfl.report.page.tables import Part, Table, Tile, between, mean_and_sd, name_of, value
 from vfl.report.quality.curves import roc, thinned
 from vfl.report.quality.measures import FIRST, LOWER, Estimate, differences, measured
 from vfl.report.table import size
@@ -80,7 +80,7 @@ def several_page(found: Sequence[Facts]) -> Page:
         f"{listed([each.run_id for each in runs])}.",
         lead=_lead(groups, metric),
         tiles=[
-            Tile(name, _mean_and_sd([run.estimates[metric].value for run in own]), _seeds(own))
+            Tile(name, mean_and_sd([run.estimates[metric].value for run in own]), _seeds(own))
             for name, own in groups.items()
             if all(metric in run.estimates for run in own)
         ],
@@ -109,10 +109,6 @@ def _seeds(own: Sequence[One]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {listed([str(seed) for seed in seeds])}"
 
 
-def _mean_and_sd(values: Sequence[float]) -> str:
-    return value(mean(values)) + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")
-
-
 def _groups(groups: dict[str, list[One]]) -> Part:
     part = Part("groups", "By recipe")
     names = list(dict.fromkeys(n for own in groups.values() for run in own for n in run.estimates))
@@ -121,7 +117,7 @@ def _groups(groups: dict[str, list[One]]) -> Part:
         values = {n: [run.estimates[n].value for run in own if n in run.estimates] for n in names}
         bytes_ = mean(run.facts.run.summary.bytes.total.message_bytes for run in own)
         seconds = mean(run.facts.run.summary.wall_s for run in own)
-        cells = [_mean_and_sd(values[n]) if values[n] else "" for n in names]
+        cells = [mean_and_sd(values[n]) if values[n] else "" for n in names]
         rows.append([group, f"{len(own)}", *cells, size(round(bytes_)), f"{seconds:.1f}"])
     heads = ["recipe", "runs", *map(name_of, names), "bytes", "seconds"]
     part.tables.append(Table("Mean ± standard deviation over the seeds", heads, rows))

@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from vfl.report.page.draw import intervals
 from vfl.report.page.render import Page
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
-from vfl.report.page.tables import Part, Table, Tile, name_of, value
+from vfl.report.page.tables import Part, Table, Tile, mean_and_sd, name_of
 from vfl.report.quality.measures import FIRST
 from vfl.report.table import size
 from vfl_common.errors import Code, InputError
@@ -57,9 +57,9 @@ def study_page(folder: Path) -> Page:
 
 
 def _tile(key: tuple[str, str], values: Sequence[float], metric: str) -> Tile:
-    middle = value(mean(values)) if values else "–"
-    sd = f"± {stdev(values):.4f}, " if len(values) > 1 else ""
-    return Tile(_called(key), middle, f"{sd}{name_of(metric)} of {len(values)} runs")
+    middle, _, sd = mean_and_sd(values).partition(" ± ")
+    of = f"{name_of(metric)} of {len(values)} runs"
+    return Tile(_called(key), middle, f"± {sd}, {of}" if sd else of)
 
 
 def _methods(
@@ -81,7 +81,7 @@ def _methods(
             ]
             for what in ("bytes", "s")
         )
-        cells = [_words(_values(own, each)) for each in metrics]
+        cells = [mean_and_sd(_values(own, each)) for each in metrics]
         rows.append(
             [
                 _called(key),
@@ -169,9 +169,3 @@ def _numbers(line: Line, keys: Sequence[str]) -> list[float]:
         except ValueError:
             continue
     return found
-
-
-def _words(values: Sequence[float]) -> str:
-    if not values:
-        return "–"
-    return value(mean(values)) + (f" ± {stdev(values):.4f}" if len(values) > 1 else "")

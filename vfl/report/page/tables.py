@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import mean, stdev
 
 from vfl.report.quality.curves import Decisions, Tenth, confusion
 from vfl.report.quality.kept import KeptRows
@@ -81,6 +82,17 @@ def value(number: float) -> str:
     if number != number:
         return "–"
     return f"{number:.4f}" if abs(number) < 10 else f"{number:,.4g}"
+
+
+def mean_and_sd(values: Sequence[float]) -> str:
+    """Writes the mean of a metric, and its standard deviation in the same way; – if there is no
+    value.
+    """
+    if not values:
+        return "–"
+    middle = mean(values)
+    form = ".4f" if abs(middle) < 10 else ",.4g"
+    return value(middle) + (f" ± {stdev(values):{form}}" if len(values) > 1 else "")
 
 
 def share(part: float) -> str:

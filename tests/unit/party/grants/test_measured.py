@@ -1,4 +1,4 @@
-"""What a person reads before signing has the figures of the pages of results."""
+"""What a person reads before signing has the figures of the pages of results, and fits a screen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import vfl_party
 from vfl_common.bundle import LABELS
 from vfl_party.grants.measured import MEASURED, Measured, measured
+from vfl_party.grants.shown import Leaving
 from vfl_party.phases.course import REGISTRY
 
 PAGES = Path(vfl_party.__file__).parent.parent / "docs" / "results"
@@ -37,3 +38,12 @@ def test_what_was_not_measured_has_no_line() -> None:
     assert found is not None
     assert found.page == "leaks-labels.md"
     assert {each.kind.label for each in MEASURED} <= {*LABELS.values()}
+
+
+def test_each_thing_that_a_peer_gets_of_a_kind_has_a_line() -> None:
+    carried, chain = "sizes int64 [2]; tags uint8 [tags]", "policy: careful -> identity"
+    leaving = Leaving("align", "align", "server", "rows", 2_000, None, 24_080, carried, chain)
+    assert list(leaving.lines) == [
+        ("align", "server", "rows", "2,000", "?", "24,080", "sizes int64 [2]", chain),
+        ("", "", "", "", "", "", "tags uint8 [tags]", ""),
+    ]

@@ -15,6 +15,7 @@ from tests.harness.sentences import raises, worded_as_before
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError
 from vfl_party.cli import cli
+from vfl_party.data.sources.databases.query import SORTED
 from vfl_party.forecast.count import read_outlook
 from vfl_party.runtime.preflight import Finding, check
 
@@ -181,6 +182,16 @@ def test_how_ids_look_is_said_before_and_after_the_rules(tmp_path: Path) -> None
         "every party: ask the others",
     ]
     assert [text for text in found if text.startswith("shapes")] == looks
+
+
+def test_the_first_rows_of_a_query_without_an_order_are_a_note(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    path = federation(tmp_path) / "p1.toml"
+    (tmp_path / "own.csv").write_text("who,x\n" + "".join(f"k{row},{row}\n" for row in range(100)))
+    query = "duckdb:SELECT who, x FROM 'own.csv'"
+    for more, notes in (({"limit": 60}, [SORTED]), ({}, [])):
+        found = checked(path, data={"source": query, "id": "who", **more})
+        assert [each.text for each in found if each.about == "guessed"] == notes
 
 
 def test_zeros_that_another_party_may_have_lost_are_a_note(tmp_path: Path) -> None:
