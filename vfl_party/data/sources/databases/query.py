@@ -40,8 +40,8 @@ UNSORTED = (
     "the query has no ORDER BY at its end, so the database chooses which rows are the first, and "
     "may choose others next time; end the query with ORDER BY"
 )
-# Values may hold quotes, and ends of lines: from the first quote, not an apostrophe, to the last one
-# or to the end.
+# A value may hold quotes and ends of lines: from the first quote, which is no apostrophe, to the
+# last one, or to the end.
 _QUOTED = re.compile("(?<!\\w)[\"'`»«„](?:.*[\"'`»«“]|.*)")
 # And password, to the last @.
 _USER = re.compile(r"[^:]+://([^?]*)@", re.DOTALL)
