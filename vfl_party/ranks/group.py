@@ -107,7 +107,7 @@ def unpacked(body: Tensor) -> tuple[dict[str, Any], list[Whole]]:
     arrays: list[Whole] = []
     for kind, count in kinds:
         end = at + count * np.dtype(kind).itemsize
-        arrays.append(np.frombuffer(data[at:end].tobytes(), kind))
+        arrays.append(np.frombuffer(bytearray(data[at:end]), kind))
         at = end
     return facts, arrays
 
