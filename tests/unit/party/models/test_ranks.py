@@ -247,6 +247,9 @@ def test_rank_0_tells_positions_and_never_rows(monkeypatch: pytest.MonkeyPatch) 
     assert [tuple(each.shape) for each in floats] == [(4, 6), (4,), (1, 4)]
     with pytest.raises(TypeError):
         packed({}, [x_NF.numpy()])
+    # Made by the phase itself, so no other process could.
+    with raises(InputError, Code.CONFIG_INVALID):
+        shared(x_NF[:2] + 1)
 
 
 def test_positions_are_heard_as_torch_can_use_them_without_a_warning() -> None:
@@ -254,6 +257,3 @@ def test_positions_are_heard_as_torch_can_use_them_without_a_warning() -> None:
     assert (facts, rows.tolist(), drawn.tolist()) == ({"a": 1}, [0, 1, 2], [0, 1, 2, 3, 4])
     assert rows.flags.writeable
     assert drawn.flags.writeable
-    # Made by the phase itself, so no other process could.
-    with raises(InputError, Code.CONFIG_INVALID):
-        shared(x_NF[:2] + 1)
