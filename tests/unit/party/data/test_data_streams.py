@@ -266,6 +266,14 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
+def test_a_scratch_that_is_no_folder_is_not_called_full(tmp_path: Path) -> None:
+    (tmp_path / "scratch").touch()
+    settings = settings_of(csv(tmp_path), memory_mib=0, scratch=str(tmp_path / "scratch"))
+    with raises(InputError, Code.FILE_INVALID) as caught:
+        load_table(settings, with_label=False)
+    assert "room" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("source", "reader"), [(csv, "text._text_blocks"), (one_parquet, "parquet._parquet_blocks")]
 )
