@@ -31,13 +31,18 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+def is_full(error: OSError) -> bool:
+    """Whether a write has failed because there was no room for it."""
+    return error.errno in _FULL
+
+
 def unwritable(
     path: Path, error: OSError, what: str = "cannot be written", code: Code = Code.FILE_INVALID
 ) -> InputError:
     """Words a failed write in one sentence, with what to do if the disk is full. Peers do not learn
     the path.
     """
-    if error.errno not in _FULL:
+    if not is_full(error):
         return InputError(code, f"{path}: {what} ({error.strerror})")
     text = (
         f"{path}: {what} ({error.strerror}); free some disk space, then restart the processes "

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 
 import vfl
@@ -137,9 +137,7 @@ def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyP
 
     def noting(function: Any) -> Any:
         def call(*args: Any) -> Any:
-            # Loky's is told our process's id first.
-            made = getattr(function, "func", function)
-            sent.append([made.__module__, made.__qualname__, *args])
+            sent.append([function.__module__, function.__qualname__, *args])
             return delayed(function)(*args)
 
         return call
@@ -149,7 +147,7 @@ def test_a_backend_is_sent_nothing_but_texts_of_json(monkeypatch: pytest.MonkeyP
     ((module, function, does, order),) = sent
     assert (module, function, does) == (
         "vfl.jobs.answers",
-        "answer_child",
+        "answer",
         "vfl.library.orders:make",
     )
     assert json.loads(json.dumps(order)) == order
@@ -228,13 +226,13 @@ def test_the_processes_of_loky_end_with_a_killed_driver(
     )
     assert driver.stderr is not None
     number = next(int(line.split()[-1]) for line in driver.stderr if line.startswith("run by"))
-    made = os.pidfd_open(number)
+    made = psutil.Process(driver.pid).children(recursive=True)
+    assert number in [each.pid for each in made]
     driver.send_signal(signal.SIGKILL)
     driver.wait(timeout=60)
-    # Readable when the process has ended.
-    ended, _, _ = select.select([made], [], [], 60)
-    assert ended
-    os.close(made)
+    # Also one that has had no order.
+    _, left = psutil.wait_procs(made, timeout=60)
+    assert left == []
     driver.stderr.close()
 
 

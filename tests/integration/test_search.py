@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import vfl
@@ -124,6 +125,12 @@ def test_what_cannot_be_searched_is_said_before_the_first_run(tmp_path: Path) ->
         ({LR: {"from": 1, "to": 1}}, {}),
         ({LR: {"from": 0, "to": 1, "log": True}}, {}),
         ({LR: {"from": 1, "to": 2, "step": 1}}, {}),
+        ({LR: {"from": -1.7e308, "to": 1.7e308}}, {}),
+        ({LR: [float("nan"), 0.1]}, {}),
+        ({LR: {0.1, 0.2}}, {}),
+        ({LR: np.array(0.1)}, {}),
+        ({LR: [0.1], LR.rpartition(".")[0]: [{"lr": 0.2}]}, {}),
+        ({1: [1]}, {}),
         ({"nowhere.at.all": [1]}, {}),
         # A phase's keys are its method's.
         ({"phases.splitnn.lr": [0.1]}, {}),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import optuna
 import pytest
@@ -18,8 +22,10 @@ from tests.harness.sentences import raises, worded_as_before
 from tests.integration.test_library import BANK, RECIPE, SHOP
 from tests.integration.test_library_jobs import DATA
 from vfl.cli import cli
+from vfl.searching import trying
 from vfl.searching.file import load_search
-from vfl_common.errors import Code
+from vfl_common.errors import Code, UnwritableError
+from vfl_common.files import unwritable
 
 pytest.importorskip("optuna")
 
@@ -144,6 +150,52 @@ def test_a_trial_whose_values_were_not_all_chosen_is_chosen_again(
     found = vfl.search(RECIPE, SPACES, DATA, runs=2, out=tmp_path / "a", **CALL)
     undisturbed = vfl.search(RECIPE, SPACES, DATA, runs=2, out=tmp_path / "b", **CALL)
     assert found.columns() == undisturbed.columns()
+
+
+def test_a_line_of_the_journal_that_was_cut_short_is_written_again(tmp_path: Path) -> None:
+    before = vfl.search(RECIPE, SPACES, DATA, runs=2, out=tmp_path, **CALL)
+    journal = tmp_path / "journal.log"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:-30])
+    for _ in range(2):
+        found = vfl.search(RECIPE, SPACES, DATA, runs=2, out=tmp_path, **CALL)
+        assert found.columns() == before.columns()
+    assert len(made(tmp_path)) == 2
+    journal.write_bytes(b"no line of ours\n" + whole)
+    with raises(vfl.VflError, Code.FILE_INVALID):
+        vfl.search(RECIPE, SPACES, DATA, runs=2, out=tmp_path, **CALL)
+
+
+def test_a_full_disk_fails_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    # A run's files, and the journal.
+    places = {
+        "vfl.searching.trying.carry_out": unwritable(Path("run.json"), full),
+        "os.fsync": full,
+    }
+    for place, error in places.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(place, Mock(side_effect=error))
+            with raises(UnwritableError, Code.FILE_INVALID):
+                vfl.search(RECIPE, SPACES, DATA, runs=1, out=tmp_path, **CALL)
+    found = vfl.search(RECIPE, SPACES, DATA, runs=1, out=tmp_path, **CALL)
+    assert [each.state for each in found.trials] == ["finished"]
+
+
+def test_a_journal_has_nothing_removed_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(trying, "in_process", killed)
+        with pytest.raises(KilledError):
+            vfl.search(RECIPE, SPACES, DATA, runs=1, out=tmp_path / "a", **CALL)
+    journal = tmp_path / "a" / "journal.log"
+    text = re.sub(r'"run":"[^"]*"', '"run":"../../own"', journal.read_text())
+    journal.write_text(text)
+    (tmp_path / "own" / "file").touch()
+    vfl.search(RECIPE, SPACES, DATA, runs=1, out=tmp_path / "a", **CALL)
+    assert (tmp_path / "own" / "file").exists()
 
 
 def test_a_command_shows_the_best_runs_and_draws_a_page(file: Path) -> None:

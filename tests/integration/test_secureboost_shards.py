@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -22,6 +24,7 @@ from tests.harness.waiting import wait_until
 from tests.integration.test_psi_pool import runs
 from tests.integration.test_resume import held, kill
 from tests.integration.test_secureboost import forest, made_table, recipe
+from vfl_common.errors import Code, InputError
 from vfl_party.homomorphic import CipherError, adder, make_keys
 from vfl_party.homomorphic.board import Board
 from vfl_party.homomorphic.none import PlainAdder
@@ -171,6 +174,52 @@ def test_a_worker_that_is_killed_within_a_tree_is_replaced(shards: Shards) -> No
     (found,) = of.sums([rows])
     assert (many.raw(found) == many.raw(want)).all()
     assert not set(killed) & set(children(os.getpid()))
+
+
+def first_of(start: Any, error: OSError) -> Any:
+    """Starts one process, and no more."""
+    left = [start]
+
+    def started(*args: Any, **options: Any) -> Any:
+        if not left:
+            raise error
+        return left.pop()(*args, **options)
+
+    return started
+
+
+def test_a_machine_without_room_for_workers_is_one_sentence(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = shared_keys(make_keys("paillier", BITS, with_heu=False)[0], shards)
+    before, ones = children(os.getpid()), np.ones(4, np.int64)
+    start, full = subprocess.Popen, BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    of_ours = "vfl_common.process.workers.subprocess.Popen"
+    with monkeypatch.context() as patched:
+        patched.setattr(of_ours, first_of(start, full))
+        with raises(InputError, Code.CONFIG_INVALID):
+            keys.encrypt(ones, ones)
+    assert children(os.getpid()) == before
+    keys.encrypt(ones, ones)
+    # Nor may one take the place of another. As soon as there is room, the work goes on.
+    for each in children(os.getpid()):
+        if each not in before:
+            each.kill()
+    with monkeypatch.context() as patched:
+        patched.setattr(of_ours, Mock(side_effect=full))
+        for _ in range(3):
+            with raises(InputError, Code.CONFIG_INVALID):
+                keys.encrypt(ones, ones)
+    keys.encrypt(ones, ones)
+
+
+def test_a_message_has_no_more_bytes_than_it_can_count(shards: Shards) -> None:
+    rows = 100_000_000
+    pieces = shards.pieces(rows)
+    assert [*pieces[0:1], pieces[-1].stop] == [slice(0, pieces[0].stop), rows]
+    assert all(before.stop == each.start for before, each in pairwise(pieces))
+    # A ciphertext of the longest key has 1 KiB.
+    assert max(each.stop - each.start for each in pieces) << 10 < 1 << 32
 
 
 def test_workers_end_with_a_parent_that_is_killed() -> None:

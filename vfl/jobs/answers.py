@@ -17,8 +17,8 @@ Answer = dict[str, Any]
 
 # Of a process that is given several orders at a time, such as one of Dask with several threads.
 _ONE = threading.Lock()
-# Whether this process looks after its parent, and how often.
-_WATCHED, _TICK_S = threading.Event(), 0.5
+# After which a process looks whether its parent is there.
+_TICK_S = 0.5
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - it says what it is
@@ -49,14 +49,9 @@ def answer(does: str, order: Order) -> Answer:
     return {}
 
 
-def answer_child(parent: int, does: str, order: Order) -> Answer:
-    """Does as ``answer``, in a process that ends when the one that started it does. ``parent``:
-    that one's id.
-    """
-    if not _WATCHED.is_set():
-        _WATCHED.set()
-        threading.Thread(target=_end_with, args=[parent], daemon=True).start()
-    return answer(does, order)
+def watch(parent: int) -> None:
+    """Lets this process end when the one that started it does. ``parent``: that one's id."""
+    threading.Thread(target=_end_with, args=[parent], daemon=True).start()
 
 
 def _end_with(parent: int) -> None:

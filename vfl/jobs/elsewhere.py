@@ -9,11 +9,10 @@ import contextlib
 import importlib
 import os
 from collections.abc import Iterator
-from functools import partial
 from pickle import PicklingError
-from typing import Self
+from typing import Any, Self
 
-from vfl.jobs.answers import Order, answer, answer_child, check, lost
+from vfl.jobs.answers import Order, answer, check, lost, watch
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.program import do_last
 
@@ -57,10 +56,8 @@ class Elsewhere:
             raise lost("was ended", self._whose)
         with self._chosen():
             parallel = self._joblib.Parallel(n_jobs=self._jobs, batch_size=1)
-        # Loky's processes are ours, but do not see our end.
-        ours = partial(answer_child, os.getpid()) if self._backend == "loky" else answer
         try:
-            (answered,) = parallel([self._joblib.delayed(ours)(self._does, order)])
+            (answered,) = parallel([self._joblib.delayed(answer)(self._does, order)])
         except PicklingError as error:
             raise InputError(Code.CONFIG_INVALID, f"backend: {self._backend}: {error}") from error
         # A backend has errors of its own.
@@ -116,7 +113,8 @@ class Elsewhere:
     @contextlib.contextmanager
     def _chosen(self) -> Iterator[None]:
         try:
-            with self._joblib.parallel_config(backend=self._backend):
+            backend = _loky(self._joblib) if self._backend == "loky" else self._backend
+            with self._joblib.parallel_config(backend=backend):
                 yield
         except VflError:
             raise
@@ -133,3 +131,15 @@ class Elsewhere:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _loky(joblib: Any) -> Any:
+    """Returns joblib's loky, whose processes are ours, but do not see our end: also of one that has
+    had no order yet.
+    """
+
+    class Watched(joblib.parallel.LokyBackend):  # type: ignore[misc]
+        def configure(self, *args: Any, **options: Any) -> Any:
+            return super().configure(*args, initializer=watch, initargs=(os.getpid(),), **options)
+
+    return Watched(nesting_level=0)

@@ -21,6 +21,8 @@ from vfl_common.files import unwritable
 _FOLDER = ".drivers"
 # Held while a trial is chosen, and while the journal is written.
 _CHOOSING, _WRITING = "choosing", "writing"
+# Bytes of the journal that are looked at for the end of its last line.
+_BLOCK = 1 << 12
 
 
 class Claims:
@@ -81,22 +83,41 @@ class Claims:
 class Writing:
     """The lock of a search's journal, as Optuna wants it. Optuna's own outlive a program that is
     killed, and then everybody waits.
+
+    ``journal``: its file. A line that a full disk or a power failure has cut short is removed
+    before the next one is written: Optuna reads over it only as long as it is the last one.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, journal: Path) -> None:
+        self._journal = journal
         self._file: IO[str] | None = None
 
     def acquire(self) -> bool:
         """Waits for the lock."""
-        self._file = _opened(self._folder, _WRITING)
+        self._file = _opened(self._journal.parent, _WRITING)
         fcntl.flock(self._file, fcntl.LOCK_EX)
+        with self._journal.open("r+b") as lines:
+            _end_with_a_line(lines)
         return True
 
     def release(self) -> None:
         """Gives it up."""
         if self._file is not None:
             self._file.close()
+
+
+def _end_with_a_line(file: IO[bytes]) -> None:
+    """Cuts what stands behind the last end of a line."""
+    end = size = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - _BLOCK)
+        file.seek(begin)
+        found = file.read(end - begin).rfind(b"\n") + 1
+        end = begin + found
+        if found:
+            break
+    if end < size:
+        file.truncate(end)
 
 
 def _opened(folder: Path, name: str) -> IO[str]:

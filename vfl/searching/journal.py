@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vfl.searching.claims import Writing
 from vfl_common.errors import Code, InputError
+from vfl_common.files import unwritable
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.storages.journal import JournalFileBackend
     from optuna.trial import FrozenTrial
 
 INSTALL = 'pip install "vfl[studies]"'
@@ -21,6 +23,8 @@ By = Literal["tpe", "random", "grid"]
 # Attributes of a trial: why it failed, the folder of its run, its place among all trials, and the
 # driver that makes it. Of the search: what was asked for.
 ERROR, RUN, PLACE, DRIVER, ASKED = "error", "run", "place", "driver", "asked"
+JOURNAL = "journal.log"
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError)
 # Trials that end before any is pruned, and rounds of each before it is.
 _FIRST_TRIALS, _FIRST_ROUNDS = 5, 1
 # Apart from each other, so that two searches share no seed.
@@ -45,26 +49,29 @@ def quiet() -> Iterator[None]:
 
 def opened(folder: Path, asked: str, *, lower: bool, prune: bool) -> optuna.Study:
     """Opens the journal in a search's folder. ``asked``: a digest of what decides its trials.
-    Raises InputError if the journal is of another search.
+    Raises InputError if the journal is of another search, damaged, or cannot be written.
     """
     import optuna
     from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
 
     pruner = (
         optuna.pruners.MedianPruner(n_startup_trials=_FIRST_TRIALS, n_warmup_steps=_FIRST_ROUNDS)
         if prune
         else optuna.pruners.NopPruner()
     )
-    study = optuna.create_study(
-        study_name="search",
-        direction="minimize" if lower else "maximize",
-        pruner=pruner,
-        storage=JournalStorage(
-            JournalFileBackend(str(folder / "journal.log"), cast("Any", Writing(folder)))
-        ),
-        load_if_exists=True,
-    )
+    path = folder / JOURNAL
+    try:
+        study = optuna.create_study(
+            study_name="search",
+            direction="minimize" if lower else "maximize",
+            pruner=pruner,
+            storage=JournalStorage(_lines_of(path)),
+            load_if_exists=True,
+        )
+    # What Optuna raises about lines that it has not written.
+    except _DAMAGED:
+        text = f"{path}: has a line that no search has written"
+        raise InputError(Code.FILE_INVALID, f"{text}; restore it, or give another out") from None
     before = study.user_attrs.get(ASKED)
     if before not in (None, asked):
         text = "has a search of another recipe, other rows, or other arguments"
@@ -72,6 +79,20 @@ def opened(folder: Path, asked: str, *, lower: bool, prune: bool) -> optuna.Stud
     if before is None:
         study.set_user_attr(ASKED, asked)
     return study
+
+
+def _lines_of(path: Path) -> JournalFileBackend:
+    """Returns the lines of a journal. To add one raises InputError if the disk is full."""
+    from optuna.storages.journal import JournalFileBackend
+
+    class Lines(JournalFileBackend):
+        def append_logs(self, logs: list[dict[str, Any]]) -> None:
+            try:
+                super().append_logs(logs)
+            except OSError as error:
+                raise unwritable(path, error) from None
+
+    return Lines(str(path), cast("Any", Writing(path)))
 
 
 def ended(study: optuna.Study) -> list[FrozenTrial]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,14 @@ def spaces_of(given: Mapping[str, Any]) -> dict[str, Space]:
     if not isinstance(given, Mapping) or not given:
         text = "spaces: give {key: [values]}, or {key: {'from': low, 'to': high}}"
         raise InputError(Code.CONFIG_INVALID, text)
+    for key in given:
+        if not isinstance(key, str) or not key:
+            text = f"spaces: a key is a text such as 'model.embedding_size', not {key!r}"
+            raise InputError(Code.CONFIG_INVALID, text)
+        above = next((other for other in given if key.startswith(f"{other}.")), None)
+        if above is not None:
+            text = f"spaces: {above} has {key} in it; give a space for one of them"
+            raise InputError(Code.CONFIG_INVALID, text)
     return {key: _space(key, each) for key, each in given.items()}
 
 
@@ -81,15 +90,17 @@ def _space(key: str, given: Any) -> Space:
     where = f"spaces: {key}"
     if isinstance(given, Mapping):
         return _between(where, given)
-    if not isinstance(given, Iterable) or isinstance(given, str):
+    given = given.tolist() if hasattr(given, "tolist") else given
+    # A set has no order, which what is tried depends on.
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Set):
         text = f"{where}: give a list of values, or {{'from': low, 'to': high}}, not {given!r}"
         raise InputError(Code.CONFIG_INVALID, text)
-    values = tuple(given.tolist() if hasattr(given, "tolist") else given)
+    values = tuple(given)
     if not values:
         raise InputError(Code.CONFIG_INVALID, f"{where}: give at least one value")
     try:
-        labels = [json.dumps(each) for each in values]
-    except TypeError:
+        labels = [json.dumps(each, allow_nan=False) for each in values]
+    except (TypeError, ValueError):
         text = f"{where}: give values that a recipe's file can hold"
         raise InputError(Code.CONFIG_INVALID, text) from None
     if len(set(labels)) < len(labels):
@@ -114,6 +125,9 @@ def _between(where: str, given: Mapping[str, Any]) -> Between:
     if not -float("inf") < low < high < float("inf"):
         text = f"{where}: from must be below to, not {low!r} and {high!r}"
         raise InputError(Code.CONFIG_INVALID, text)
+    # Whose distance is a number, too.
+    if max(-low, high) > sys.float_info.max / 2:
+        raise InputError(Code.CONFIG_INVALID, f"{where}: from and to are too far apart")
     if log and low <= 0:
         raise InputError(Code.CONFIG_INVALID, f"{where}: log needs a from above 0, not {low!r}")
     return Between(low, high, log)

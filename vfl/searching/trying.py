@@ -18,7 +18,8 @@ from vfl.library.simulate import Order, carry_out, in_process
 from vfl.searching import journal
 from vfl.searching.claims import Claims
 from vfl.searching.spaces import Space, points
-from vfl_common.errors import Code, InputError, VflError
+from vfl_common.errors import Code, InputError, UnwritableError, VflError
+from vfl_common.files import PLAIN_NAME
 
 if TYPE_CHECKING:
     import optuna
@@ -119,7 +120,8 @@ class _Driver:
         removes a run that is not finished.
         """
         name = trial.user_attrs.get(journal.RUN)
-        if name is None:
+        # The journal's word alone removes nothing elsewhere.
+        if name is None or not PLAIN_NAME.fullmatch(name):
             return None
         folder = self._plan.folder / RUNS / name
         if (folder / "summary.json").exists():
@@ -151,6 +153,9 @@ class _Driver:
                 raise InputError(Code.CONFIG_INVALID, text)
         except optuna.TrialPruned:
             self._study.tell(trial, state=TrialState.PRUNED)
+        except UnwritableError:
+            # It begins again, once there is room.
+            raise
         except VflError as error:
             trial.set_user_attr(journal.ERROR, str(error))
             self._study.tell(trial, state=TrialState.FAIL)

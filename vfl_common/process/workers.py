@@ -29,7 +29,7 @@ from itertools import accumulate, pairwise
 from queue import SimpleQueue
 from typing import Self, TypeVar
 
-from vfl_common.errors import InternalError
+from vfl_common.errors import Code, InputError, InternalError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -68,8 +68,12 @@ class Workers:
         self._threads = ThreadPoolExecutor(count, module)
 
     def __enter__(self) -> Self:
-        for _ in range(self._count):
-            self._idle.put(self._start())
+        try:
+            for _ in range(self._count):
+                self._idle.put(self._start())
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -110,24 +114,32 @@ class Workers:
             self._idle.put(asked)
 
     def _start(self) -> _Worker:
-        self._all.append(started := _Worker(self._module, self._file))
+        """Raises InputError if the system has no room for another process."""
+        try:
+            started = _Worker(self._module, self._file)
+        except OSError as error:
+            text = f"cannot start another process on this machine ({error.strerror})"
+            advice = 'end other programs, or set "threads = 1" in the party file'
+            raise InputError(Code.CONFIG_INVALID, f"{text}; {advice}") from None
+        self._all.append(started)
         # If it has ended already, its first request says so.
         with suppress(OSError):
             send(started.stream, *self._first)
         return started
 
     def _instead_of(self, gone: _Worker) -> _Worker:
-        """Raises EOFError if all workers are being ended."""
+        """Raises EOFError if all workers are being ended, InputError as ``_start``."""
         with self._lock:
             if self._ended:
                 raise EOFError
-            self._all.remove(gone)
             gone.process.kill()
             gone.process.wait()
+            started = self._start()
+            self._all.remove(gone)
             log.warning(
                 "%s: another one takes its place", self._gone(gone), extra={"event": "replaced"}
             )
-            return self._start()
+            return started
 
     def _gone(self, worker: _Worker) -> str:
         return f"process {worker.process.pid}, which {self._task}, has ended"

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
+from vfl_common.files import is_full
 
 # Rows that are worked on at once, and bytes of them: an image is many.
 PART, PART_BYTES = 1 << 14, 1 << 26
@@ -158,12 +159,13 @@ class Space:
             raise self._full(size, error) from None
 
     def _full(self, size: int, error: OSError) -> InputError:
-        # Also if nobody may write there, or it cannot be made.
-        what = f"cannot hold {math.ceil(size / 2**20):,} MiB of the table's rows"
-        text = f"{self.folder}: {what} ({error.strerror})"
+        if not is_full(error):
+            text = f"{self.folder}: cannot hold the table's rows ({error.strerror})"
+            return InputError(Code.FILE_INVALID, f"{text}; set data.scratch to another folder")
+        mib = math.ceil(size / 2**20)
+        text = f"{self.folder}: has no room for {mib:,} MiB of the table's rows ({error.strerror})"
         return InputError(
-            Code.FILE_INVALID,
-            f"{text}; set data.scratch to a folder that can be written and has room",
+            Code.FILE_INVALID, f"{text}; make room, or set data.scratch to a folder on another disk"
         )
 
 

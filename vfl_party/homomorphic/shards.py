@@ -24,8 +24,9 @@ from vfl_party.homomorphic.paillier import Numbers, PaillierAdder, PaillierKeys
 from vfl_party.homomorphic.scheme import Adder, CipherError, Held, Integers, Keys, Wire
 from vfl_party.homomorphic.sums import Plan, Summing, SummingHere
 
-# Pieces of work for each process: the last one to end keeps the others waiting for less.
-_PIECES = 2
+# Pieces of work for each process: the last one to end keeps the others waiting for less. Items of a
+# piece at most: a message counts the bytes of each part in 32 bits.
+_PIECES, _MOST = 2, 1 << 19
 
 
 class Shards:
@@ -65,7 +66,7 @@ class Shards:
 
     def pieces(self, count: int) -> list[slice]:
         """Divides ``count`` items into pieces for the processes; none is empty."""
-        parts = max(1, min(count, _PIECES * self.workers))
+        parts = max(1, min(count, _PIECES * self.workers), -(-count // _MOST))
         ends = [count * part // parts for part in range(parts + 1)]
         return [slice(begin, end) for begin, end in pairwise(ends)]
 

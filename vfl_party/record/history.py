@@ -157,7 +157,7 @@ class Reader:
 
     def read(self, number: int, text: bytes) -> Disclosure | Private | None:
         """Returns what a line tells of; None if it only says what later ones refer to. Raises
-        ValueError, KeyError, TypeError or AttributeError if it is none of a record.
+        ValueError, KeyError, TypeError, AttributeError or RecursionError if it is none of a record.
         """
         line = json.loads(text)
         if not isinstance(line, dict):
@@ -182,7 +182,8 @@ class Reader:
             self.known["way", line["way"]] = line
         elif "people" in line:
             of = _word(line["run"]), _number(line["generation"])
-            self._whose[of] = _word(line["people"]), _number(line["rows"], _MOST_ROWS)
+            bytes.fromhex(line["people"])
+            self._whose[of] = line["people"], _number(line["rows"], _MOST_ROWS)
             self.known["people", f"{of[0]}/{of[1]}"] = line
         elif "head" in line:
             self._keys = {**self._keys, _word(line["head"]): _word(line["key"])}
@@ -298,7 +299,7 @@ class RecordHistory:
                 at += len(text) + 1
                 try:
                     found = reader.read(number_, text)
-                except (ValueError, KeyError, TypeError, AttributeError):
+                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     text_ = f"{self._path}: line {number_ + 1} is none of a record; restore it"
                     raise InputError(Code.FILE_INVALID, text_) from None
                 yield found, at

@@ -6,7 +6,6 @@ about somebody even after all files with ids are gone.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from hashlib import blake2b, sha256
 from pathlib import Path
@@ -15,10 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import fsync_folder, private_file, unwritable
+from vfl_common.files import fsync_folder, locked, private_file, unwritable
 
 FOLDER = "people"
 TAG_BYTES = 16
+# Of a file that is being written.
+_UNNAMED = "unnamed"
 
 
 def tag(secret: bytes, person: str) -> bytes:
@@ -31,23 +32,27 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
     which names it, and how many there are. Raises InputError.
     """
     place = folder / FOLDER
-    unnamed = place / f"unnamed-{os.getpid()}"
     digest, count = sha256(), 0
     try:
         place.mkdir(exist_ok=True, mode=0o700)
-        # Piece by piece: all tags of a large table would take its memory.
-        with private_file(unnamed) as file:
-            for each in ids:
-                data = tag(secret, each)
-                digest.update(data)
-                file.write(data)
-                count += 1
-        path = place / digest.hexdigest()
-        if path.exists():
-            unnamed.unlink()
-        else:
-            unnamed.replace(path)
-            fsync_folder(place)
+        # One program at a time, so that what is there was left by one that was killed.
+        with locked(place):
+            for left in place.glob(f"*{_UNNAMED}*"):
+                left.unlink()
+            unnamed = place / _UNNAMED
+            # Piece by piece: all tags of a large table would take its memory.
+            with private_file(unnamed) as file:
+                for each in ids:
+                    data = tag(secret, each)
+                    digest.update(data)
+                    file.write(data)
+                    count += 1
+            path = place / digest.hexdigest()
+            if path.exists():
+                unnamed.unlink()
+            else:
+                unnamed.replace(path)
+                fsync_folder(place)
     except OSError as error:
         raise unwritable(place, error) from None
     return digest.hexdigest(), count

@@ -128,7 +128,7 @@ def _peer(line: bytes) -> str:
     """Returns whose head a line notes; '' if the line was changed, which the tree tells."""
     try:
         return str(json.loads(line)["head"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 
@@ -151,7 +151,7 @@ def _names(held: Held) -> set[str]:
 def _origin(first: bytes, name: str) -> str:
     try:
         return f"vfl-record/{name}/{json.loads(first)['record']}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return ""
 
 
@@ -212,7 +212,7 @@ def evidence(path: Path, peer: str, credentials: Credentials) -> str:
     except OSError as error:
         text = f"{path}: cannot be read ({error.strerror})"
         raise InputError(Code.FILE_INVALID, text) from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         text = f"{path}: is no evidence about a record"
         raise InputError(Code.FILE_INVALID, text) from None
     for each in (held, shown):

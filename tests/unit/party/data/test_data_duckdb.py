@@ -150,6 +150,17 @@ def test_a_query_that_does_more_than_read_is_refused(folder: Path) -> None:
     assert not out.exists()
 
 
+@pytest.mark.parametrize("query", [QUERY, "SELECT * FROM read_parquet(['in/part-0.parquet'])"])
+def test_a_file_that_is_replaced_while_it_is_read_is_named(query: str, folder: Path) -> None:
+    stream = opened(folder, query)
+    assert read(stream, "pid").num_rows > 0
+    # The same ids with other values.
+    other = pa.table(ROWS | {"x": [9.0, 9.0, 9.0]}).slice(0, 2)
+    parquet.write_table(other, folder / "in" / "part-0.parquet")
+    with raises(InputError, Code.FILE_INVALID):
+        read(stream, "x")
+
+
 def test_a_value_that_fails_is_not_shown(folder: Path) -> None:
     said = refused(folder, "SELECT pid, town::INTEGER AS t FROM 'in/*.parquet'")
     assert "Bonn" not in said
@@ -157,6 +168,13 @@ def test_a_value_that_fails_is_not_shown(folder: Path) -> None:
     said = refused(folder, "SELECT pid, (x + 9000)::TINYINT AS t FROM 'in/*.parquet'")
     assert "900" not in said.partition("failed")[2]
     assert "INT8" in said
+    # Nor one with quotes, or with ends of lines.
+    for value in ("'secret' || chr(10)", "chr(34) || chr(39) || 'secret'"):
+        said = refused(folder, f"FROM (SELECT 'a' AS pid, ({value})::INTEGER AS n)").partition(
+            "has failed"
+        )[2]
+        assert "Could not convert string …" in said
+        assert "secret" not in said
     (folder / "x.csv").write_text("pid,x\n" + "a,1\n" * 30_000 + "b,secret\n")
     said = refused(folder, "FROM 'x.csv'")
     assert "Line: 30002" in said
@@ -250,10 +268,10 @@ def test_without_duckdb_a_sentence_names_it(folder: Path, monkeypatch: pytest.Mo
     assert "pip install duckdb" in str(caught.value)
 
 
-def test_files_that_change_between_two_passes_are_refused(folder: Path) -> None:
+def test_files_that_come_between_two_passes_are_refused(folder: Path) -> None:
     stream = opened(folder, "SELECT * FROM 'in/*.parquet' ORDER BY pid")
     read(stream)
-    parquet.write_table(pa.table(ROWS).slice(0, 1), folder / "in" / "part-1.parquet")
+    parquet.write_table(pa.table(ROWS).slice(0, 1), folder / "in" / "part-2.parquet")
     with raises(InputError, Code.FILE_INVALID) as caught:
         read(stream)
     assert "the query gives" in str(caught.value)

@@ -252,9 +252,7 @@ def refused(settings: DataSettings, code: Code = Code.FILE_INVALID) -> None:
     assert "\n" not in str(told.value)
 
 
-def test_a_full_disk_or_none_at_all_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of(csv(tmp_path), memory_mib=0, scratch=str(tmp_path / "scratch"))
 
     def full(*_args: Any, **_more: Any) -> None:
@@ -266,9 +264,14 @@ def test_a_full_disk_or_none_at_all_is_one_sentence(
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
     refused(settings)
     assert list((tmp_path / "scratch").iterdir()) == []
-    monkeypatch.undo()
-    (tmp_path / "file").touch()
-    refused(settings.model_copy(update={"scratch": str(tmp_path / "file" / "scratch")}))
+
+
+def test_a_scratch_that_is_no_folder_is_not_called_full(tmp_path: Path) -> None:
+    (tmp_path / "scratch").touch()
+    settings = settings_of(csv(tmp_path), memory_mib=0, scratch=str(tmp_path / "scratch"))
+    with raises(InputError, Code.FILE_INVALID) as caught:
+        load_table(settings, with_label=False)
+    assert "room" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

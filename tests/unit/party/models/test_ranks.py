@@ -253,3 +253,10 @@ def test_rank_0_tells_positions_and_never_rows(monkeypatch: pytest.MonkeyPatch) 
     # Made by the phase itself, so no other process could.
     with raises(InputError, Code.CONFIG_INVALID):
         shared(x_NF[:2] + 1)
+
+
+def test_positions_are_heard_as_torch_can_use_them_without_a_warning() -> None:
+    facts, (rows, drawn) = unpacked(packed({"a": 1}, [np.arange(3), np.arange(5, dtype=np.uint8)]))
+    assert (facts, rows.tolist(), drawn.tolist()) == ({"a": 1}, [0, 1, 2], [0, 1, 2, 3, 4])
+    assert rows.flags.writeable
+    assert drawn.flags.writeable

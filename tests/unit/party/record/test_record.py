@@ -27,7 +27,8 @@ from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.rpc.confer import ShownHead
 from vfl_common.wire.frames import measure
 from vfl_party.record import book as book_of
-from vfl_party.record.book import Book
+from vfl_party.record import people
+from vfl_party.record.book import LINES, Book
 from vfl_party.record.heads import OWN, Heads
 from vfl_party.record.history import RecordHistory
 from vfl_party.record.lines import (
@@ -428,6 +429,42 @@ def test_what_left_about_a_person_in_five_runs_is_what_was_sent(
             history.check_known(**{"peer": "p0", name: "other"})
     for path in tmp_path.rglob("*"):
         assert path.is_dir() or b"person-" not in path.read_bytes(), path
+
+
+KILLED_AT_TAGS = """
+import os, sys
+from pathlib import Path
+from vfl_party.record import people
+def ids():
+    yield "a"
+    os._exit(9)
+people.keep(Path(sys.argv[1]), b"secret", ids())
+"""
+
+
+def test_tags_that_a_killed_program_has_begun_to_write_are_removed(tmp_path: Path) -> None:
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED_AT_TAGS, str(tmp_path)], check=False, timeout=60
+    )
+    assert killed.returncode == 9
+    assert len([*(tmp_path / people.FOLDER).iterdir()]) == 1
+    for ids in (["a", "b"], ["a", "b"], ["c"]):
+        digest, count = people.keep(tmp_path, b"secret", ids)
+        assert count == len(ids)
+        assert people.rows_of(tmp_path, digest, people.tag(b"secret", ids[0])).tolist() == [0]
+    assert len([*(tmp_path / people.FOLDER).iterdir()]) == 2
+
+
+@pytest.mark.parametrize(
+    "line", ['{"sent":' + "[" * 100_000, '{"people":"\\ud800","rows":1,"run":"r","generation":1}']
+)
+def test_a_line_that_no_program_of_ours_writes_is_named(line: str, tmp_path: Path) -> None:
+    Book(tmp_path, "p1").close()
+    with (tmp_path / LINES).open("a") as file:
+        file.write(f"{line}\n")
+    with raises(InputError, Code.FILE_INVALID) as caught:
+        list(RecordHistory(tmp_path).disclosures())
+    assert "line 2" in str(caught.value)
 
 
 def test_a_line_that_is_none_is_named(tmp_path: Path, members: dict[str, Credentials]) -> None:

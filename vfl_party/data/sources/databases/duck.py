@@ -35,6 +35,7 @@ from vfl_party.data.sources.databases.query import (
     words,
 )
 from vfl_party.data.sources.databases.spill import Spill
+from vfl_party.data.sources.unchanged import State, require_same
 from vfl_party.data.stream import Stream
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
     def look() -> tuple[bool, list[tuple[str, ...]]]:
         for setting in _SET:
             connection.execute(f"SET {setting}")
-        ordered = _parsed(connection, source, folder, query)
+        ordered, reading.files = _parsed(connection, source, folder, query)
         return ordered, connection.execute(f"DESCRIBE {query}").fetchall()
 
     try:
@@ -115,8 +116,9 @@ def _nothing() -> None:
 class _Reading:
     """A query on a connection, which is open as long as this is used; ``types``: of its columns.
 
-    ``memory``: of DuckDB, in MiB; ``sorts``: whether its rows are put in the order of the id's
-    columns, and then of the others; ``close``: closes it before its end.
+    ``files``: their states when it was opened; ``memory``: of DuckDB, in MiB; ``sorts``: whether
+    its rows are put in the order of the id's columns, and then of the others; ``close``: closes it
+    before its end.
     """
 
     settings: DataSettings
@@ -125,6 +127,7 @@ class _Reading:
     passes: Passes
     memory: int
     types: dict[str, str] = field(default_factory=dict)
+    files: dict[str, State] = field(default_factory=dict)
     sorts: bool = False
     close: Callable[[], Any] = _nothing
 
@@ -145,6 +148,7 @@ class _Reading:
         ids = [name for name in self.settings.id if name in self.types]
         names = list(dict.fromkeys([*ids, *wanted]))
         seen = Pass(len(ids))
+        self._require_same()
         for batch in self._batches(names):
             columns = dict(zip(names, batch.columns, strict=True))
             for name in wanted:
@@ -152,7 +156,12 @@ class _Reading:
             seen.add(batch.num_rows, [columns[name] for name in ids])
             self.passes.compare_full(seen)
             yield pa.RecordBatch.from_arrays([columns[name] for name in wanted], list(wanted))
+        self._require_same()
         self.passes.compare(seen)
+
+    def _require_same(self) -> None:
+        for file, before in self.files.items():
+            require_same(file, before)
 
     def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         import duckdb
@@ -166,6 +175,7 @@ class _Reading:
                     rows += batch.num_rows
                     yield batch
         except (duckdb.Error, pa.ArrowException, OSError) as error:
+            self._require_same()
             raise self.refused(error, rows) from None
 
     def _select(self, names: Sequence[str]) -> str:
@@ -247,9 +257,11 @@ def _config(memory: int, source: str, folder: str | None) -> dict[str, Any]:
     return config | {"file_search_path": folder}
 
 
-def _parsed(connection: DuckDBPyConnection, source: str, folder: str | None, query: str) -> bool:
-    """Returns whether the query has an order. Raises InputError if it is not one SELECT, or for its
-    files.
+def _parsed(
+    connection: DuckDBPyConnection, source: str, folder: str | None, query: str
+) -> tuple[bool, dict[str, State]]:
+    """Returns whether the query has an order, and its files. Raises InputError if it is not one
+    SELECT, or for its files.
     """
     row = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
     parsed: dict[str, Any] = json.loads(row[0] if row else "{}")
@@ -259,9 +271,9 @@ def _parsed(connection: DuckDBPyConnection, source: str, folder: str | None, que
     statements = parsed.get("statements", [])
     if len(statements) != 1:
         raise checks.unusable(source, "must read and nothing else; write one SELECT")
-    check_files(connection, source, folder, statements)
+    files = check_files(connection, source, folder, statements)
     modifiers = statements[0]["node"].get("modifiers", [])
-    return any(each["type"] == "ORDER_MODIFIER" for each in modifiers)
+    return any(each["type"] == "ORDER_MODIFIER" for each in modifiers), files
 
 
 def _close(connection: DuckDBPyConnection, spill: Spill) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfl_party.data import checks
 from vfl_party.data.sources.parquet import PARQUET, difference, is_hidden
+from vfl_party.data.sources.unchanged import State, state_of
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -22,6 +23,7 @@ _PARQUET = ("read_parquet", "parquet_scan")
 # Of a call that reads files: by its own schema, and not by that of the first one.
 _OWN_SCHEMA = ("union_by_name", "schema")
 _PATTERN = re.compile(r"[*?\[]")
+_GLOB = "SELECT file FROM glob(?)"
 _SCHEMAS = """
 SELECT file_name, list({'name': lower(name), 'type': duckdb_type} ORDER BY name)
 FROM parquet_schema(?) WHERE duckdb_type IS NOT NULL GROUP BY file_name ORDER BY file_name
@@ -40,9 +42,10 @@ class _Files:
 
 def check_files(
     connection: DuckDBPyConnection, source: str, folder: str | None, statements: Any
-) -> None:
-    """Raises InputError if a query names a file that DuckDB would take from the working folder, a
-    pattern takes files that are hidden or temporary, or Parquet files differ in their columns.
+) -> dict[str, State]:
+    """Returns the states of the files that a query names. Raises InputError if it names one that
+    DuckDB would take from the working folder, a pattern takes files that are hidden or temporary,
+    or Parquet files differ in their columns.
 
     ``folder``: in which DuckDB looks; ``statements``: the query, as DuckDB has parsed it.
     """
@@ -52,11 +55,16 @@ def check_files(
         if re.search(r"[./]", text) and not (base / text).exists() and Path(text).is_file():
             what = f"{text} is in the folder where this program runs, and not in {base}"
             raise checks.unreadable(source, f"{what}; move it, or write its full path")
+    found: dict[str, State] = {}
     for files in _files(statements):
         for name in filter(_PATTERN.search, files.names):
             _refuse_hidden(connection, source, base, name)
         if files.alike:
             _require_alike(connection, source, files.names)
+        for name in files.names:
+            taken = connection.execute(_GLOB, [name]).fetchall()
+            found |= {file: state_of(file) for (file,) in taken if Path(file).is_file()}
+    return found
 
 
 def _refuse_hidden(connection: DuckDBPyConnection, source: str, base: Path, pattern: str) -> None:
@@ -67,7 +75,7 @@ def _refuse_hidden(connection: DuckDBPyConnection, source: str, base: Path, patt
         return
     # The folder that the pattern names may be called as it likes.
     above = base.joinpath(*parts[:fixed])
-    for (name,) in connection.execute("SELECT file FROM glob(?)", [pattern]).fetchall():
+    for (name,) in connection.execute(_GLOB, [pattern]).fetchall():
         file = Path(name)
         below = file.relative_to(above) if file.is_relative_to(above) else Path(file.name)
         if is_hidden(below.parts):

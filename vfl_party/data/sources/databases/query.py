@@ -40,7 +40,9 @@ UNSORTED = (
     "the query has no ORDER BY at its end, so the database chooses which rows are the first, and "
     "may choose others next time; end the query with ORDER BY"
 )
-_QUOTED = re.compile("\"[^\"]*\"|'[^']*'|`[^`]*`|»[^«]*«|«[^»]*»|„[^“]*“")
+# A value may hold quotes and ends of lines: from the first quote, which is no apostrophe, to the
+# last one, or to the end.
+_QUOTED = re.compile("(?<!\\w)[\"'`»«„](?:.*[\"'`»«“]|.*)")
 # And password, to the last @.
 _USER = re.compile(r"[^:]+://([^?]*)@", re.DOTALL)
 # Days of the years 1 and 9999, from 1970.
