@@ -260,3 +260,21 @@ def test_positions_are_heard_as_torch_can_use_them_without_a_warning() -> None:
     assert (facts, rows.tolist(), drawn.tolist()) == ({"a": 1}, [0, 1, 2], [0, 1, 2, 3, 4])
     assert rows.flags.writeable
     assert drawn.flags.writeable
+
+
+def test_inputs_that_a_phase_has_changed_are_of_no_rows() -> None:
+    """Rank 0 would compute with them, and the other ranks with the rows as they are."""
+    noted = Noted()
+    x, codes = np.ones((4, 3), np.float32), np.zeros((4, 2), np.int64)
+    features = replace(Features.of(x, codes, (5, 5)), noted=noted)
+    numbers, categories = features.inputs(np.array([2, 0], np.int64))
+    made = noted.of((numbers, categories))
+    assert made is not None
+    assert made.rows.tolist() == [2, 0]
+    assert noted.of((numbers, categories + 1)) is None
+    assert noted.of((numbers,)) is None
+    categories[0, 1] = 3
+    assert noted.of((numbers, categories)) is None
+    numbers, categories = features.inputs(np.array([1], np.int64))
+    numbers.mul_(2)
+    assert noted.of((numbers, categories)) is None
