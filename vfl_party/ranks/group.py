@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)
 # For all processes to start.
 _ALL_THERE_S = 120
+# From one word of a rank at work to the next.
+_BEAT_S = 5.0
 # In its errors, plain RuntimeErrors: its file, or an earlier timeout.
 _GLOO_SAYS = ("/gloo/", "pair closure")
 
@@ -117,8 +120,8 @@ def unpacked(body: Tensor) -> tuple[dict[str, Any], list[Whole]]:
 class Ranks:
     """This process within its party.
 
-    ``words`` (gloo) waits as long as it takes, ``tensors`` (NCCL between GPUs) as long as a step
-    may take.
+    ``words`` (gloo) waits as long as it takes, ``tensors`` (NCCL between GPUs) and ``replies``
+    (gloo) as long as a step may take. ``beat_s``: how often a rank says that it is at work.
     """
 
     rank: int
@@ -126,6 +129,8 @@ class Ranks:
     device: torch.device
     words: dist.ProcessGroup
     tensors: dist.ProcessGroup
+    replies: dist.ProcessGroup
+    beat_s: float
 
     def tell(
         self, word: Word, facts: dict[str, Any] | None = None, arrays: Sequence[Whole] = ()
@@ -144,15 +149,42 @@ class Ranks:
         dist.broadcast(message, src=0, group=self.words)
         return message
 
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Waits at its end until the blocks of all ranks have ended; all enter it together.
+
+        A block may take as long as it wants, since a thread says meanwhile that the rank lives.
+        Raises an error of torch if a rank is silent for as long as a step may take.
+        """
+        ended, failed = threading.Event(), list[RuntimeError]()
+
+        def say() -> None:
+            at_work = torch.ones(1)
+            try:
+                while at_work.item():
+                    at_work.fill_(not ended.wait(self.beat_s))
+                    dist.all_reduce(at_work, group=self.replies)
+            except RuntimeError as error:
+                failed.append(error)
+
+        # Not waited for if the block fails: the process then ends.
+        thread = threading.Thread(target=say, name="at work", daemon=True)
+        thread.start()
+        yield
+        ended.set()
+        thread.join()
+        if failed:
+            raise failed[0]
+
     def answers(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         """Shows all ranks the facts of each; all call it together. Returns them by rank."""
         body = packed(facts, ())
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(body)]), group=self.words)
+        dist.all_gather(sizes, torch.tensor([len(body)]), group=self.replies)
         longest = int(max(sizes))
         bodies = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
         own = torch.cat([body, torch.zeros(longest - len(body), dtype=torch.uint8)])
-        dist.all_gather(bodies, own, group=self.words)
+        dist.all_gather(bodies, own, group=self.replies)
         return [unpacked(each[: int(size)])[0] for each, size in zip(bodies, sizes, strict=True)]
 
     def send(self, parts: Sequence[Tensor], to: Sequence[int]) -> None:
@@ -211,10 +243,12 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
         backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        tensors = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
-    assert isinstance(words, dist.ProcessGroup)  # noqa: S101 - every rank is in it
-    assert isinstance(tensors, dist.ProcessGroup)  # noqa: S101
-    ranks = Ranks(rank, size, device, words, tensors)
+        step = timedelta(seconds=timeout_s)
+        tensors = dist.new_group(backend=backend, timeout=step)
+        replies = dist.new_group(backend="gloo", timeout=step)
+    for group in (words, tensors, replies):
+        assert isinstance(group, dist.ProcessGroup)  # noqa: S101 - every rank is in it
+    ranks = Ranks(rank, size, device, words, tensors, replies, min(_BEAT_S, timeout_s / 4))
     try:
         yield ranks
     except VflError:

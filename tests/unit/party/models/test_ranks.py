@@ -4,8 +4,16 @@ rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -236,7 +244,9 @@ def test_rank_0_tells_positions_and_never_rows(monkeypatch: pytest.MonkeyPatch) 
     features = replace(Features.of(x_NF.numpy()), noted=Noted())
     assert features.noted is not None
     encoder = nn.Linear(6, 4)
-    shared = SpreadEncoder(Told(0, 2, CPU, group, group), encoder, SPEC, "float32", features.noted)
+    shared = SpreadEncoder(
+        Told(0, 2, CPU, group, group, group, 1.0), encoder, SPEC, "float32", features.noted
+    )
     rows = np.array([7, 2, 5], np.int64)
     z_BD = shared(*features.inputs(rows))
     assert torch.equal(z_BD[:2], encoder(x_NF[[7, 2]]))
@@ -278,3 +288,61 @@ def test_inputs_that_a_phase_has_changed_are_of_no_rows() -> None:
     numbers, categories = features.inputs(np.array([1], np.int64))
     numbers.mul_(2)
     assert noted.of((numbers, categories)) is None
+
+
+def _second(store: str, work: Callable[[Ranks], None]) -> int:
+    """Forks a process that is rank 1 of two, and does ``work``; returns its number."""
+    if child := os.fork():
+        return child
+    try:
+        with _one_of_two(store, 1) as ranks, contextlib.suppress(RankLost), together():
+            work(ranks)
+    finally:
+        os._exit(0)
+
+
+@contextmanager
+def _one_of_two(store: str, rank: int) -> Iterator[Ranks]:
+    shared = dist.FileStore(store, 2)
+    dist.init_process_group("gloo", store=shared, rank=rank, world_size=2)
+    words = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+    short = dist.new_group(backend="gloo", timeout=timedelta(seconds=0.8))
+    assert isinstance(words, dist.ProcessGroup)
+    assert isinstance(short, dist.ProcessGroup)
+    yield Ranks(rank, 2, CPU, words, short, short, 0.2)
+    dist.destroy_process_group()
+
+
+def _reads(seconds: float) -> Callable[[Ranks], None]:
+    def work(ranks: Ranks) -> None:
+        with ranks.at_work():
+            if seconds == math.inf:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(seconds)
+        ranks.answers({"rank": ranks.rank})
+
+    return work
+
+
+@pytest.mark.parametrize("seconds", [2.0, math.inf], ids=["slow", "stopped"])
+def test_a_rank_may_read_for_long_and_one_that_is_silent_is_lost(
+    seconds: float, tmp_path: Path
+) -> None:
+    """Both for longer than a step may take, 0.8 s."""
+    store = str(tmp_path / "store")
+    child = _second(store, _reads(seconds))
+    try:
+        with _one_of_two(store, 0) as ranks:
+            begun_s = time.monotonic()
+            if seconds == math.inf:
+                with pytest.raises(RankLost), together(), ranks.at_work():
+                    pass
+                assert time.monotonic() - begun_s < 10
+            else:
+                with ranks.at_work():
+                    pass
+                assert time.monotonic() - begun_s > 1.0
+                assert [each["rank"] for each in ranks.answers({"rank": 0})] == [0, 1]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
