@@ -120,8 +120,8 @@ def unpacked(body: Tensor) -> tuple[dict[str, Any], list[Whole]]:
 class Ranks:
     """This process within its party.
 
-    ``words`` (gloo) waits as long as it takes, ``tensors`` (NCCL between GPUs) and ``replies``
-    (gloo) as long as a step may take. ``beat_s``: how often a rank says that it is at work.
+    ``words`` (gloo) and ``tensors`` (NCCL between GPUs) wait as long as a step may take, and for
+    the next word as long as it takes. ``beat_s``: how often a rank says that it is at work.
     """
 
     rank: int
@@ -129,7 +129,6 @@ class Ranks:
     device: torch.device
     words: dist.ProcessGroup
     tensors: dist.ProcessGroup
-    replies: dist.ProcessGroup
     beat_s: float
 
     def tell(
@@ -142,11 +141,16 @@ class Ranks:
 
     def hear(self) -> tuple[Word, dict[str, Any], list[Whole]]:
         """Waits for the next word, at the other ranks; returns it with its facts and arrays."""
-        word, size = self._broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
-        return Word(word), *unpacked(self._broadcast(torch.empty(size, dtype=torch.uint8)))
+        word, size = self._broadcast(torch.zeros(2, dtype=torch.int64), _AS_LONG_AS_IT_TAKES)
+        return Word(int(word)), *unpacked(
+            self._broadcast(torch.empty(int(size), dtype=torch.uint8))
+        )
 
-    def _broadcast(self, message: Tensor) -> Tensor:
-        dist.broadcast(message, src=0, group=self.words)
+    def _broadcast(self, message: Tensor, timeout: timedelta | None = None) -> Tensor:
+        how = dist.BroadcastOptions()
+        if timeout is not None:
+            how.timeout = timeout
+        self.words.broadcast([message], how).wait()
         return message
 
     @contextmanager
@@ -163,7 +167,7 @@ class Ranks:
             try:
                 while at_work.item():
                     at_work.fill_(not ended.wait(self.beat_s))
-                    dist.all_reduce(at_work, group=self.replies)
+                    dist.all_reduce(at_work, group=self.words)
             except RuntimeError as error:
                 failed.append(error)
 
@@ -180,11 +184,11 @@ class Ranks:
         """Shows all ranks the facts of each; all call it together. Returns them by rank."""
         body = packed(facts, ())
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(sizes, torch.tensor([len(body)]), group=self.replies)
+        dist.all_gather(sizes, torch.tensor([len(body)]), group=self.words)
         longest = int(max(sizes))
         bodies = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
         own = torch.cat([body, torch.zeros(longest - len(body), dtype=torch.uint8)])
-        dist.all_gather(bodies, own, group=self.replies)
+        dist.all_gather(bodies, own, group=self.words)
         return [unpacked(each[: int(size)])[0] for each, size in zip(bodies, sizes, strict=True)]
 
     def send(self, parts: Sequence[Tensor], to: Sequence[int]) -> None:
@@ -239,16 +243,15 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
         return
     with _endable(), together():
         dist.init_process_group("gloo", timeout=timedelta(seconds=_ALL_THERE_S))
-        words = dist.new_group(backend="gloo", timeout=_AS_LONG_AS_IT_TAKES)
+        step = timedelta(seconds=timeout_s)
+        words = dist.new_group(backend="gloo", timeout=step)
         backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        step = timedelta(seconds=timeout_s)
         tensors = dist.new_group(backend=backend, timeout=step)
-        replies = dist.new_group(backend="gloo", timeout=step)
-    for group in (words, tensors, replies):
-        assert isinstance(group, dist.ProcessGroup)  # noqa: S101 - every rank is in it
-    ranks = Ranks(rank, size, device, words, tensors, replies, min(_BEAT_S, timeout_s / 4))
+    assert isinstance(words, dist.ProcessGroup)  # noqa: S101 - every rank is in it
+    assert isinstance(tensors, dist.ProcessGroup)  # noqa: S101
+    ranks = Ranks(rank, size, device, words, tensors, min(_BEAT_S, timeout_s / 4))
     try:
         yield ranks
     except VflError:
