@@ -308,6 +308,21 @@ def test_the_next_word_may_be_long_in_coming(tmp_path: Path) -> None:
         os.waitpid(child, 0)
 
 
+def test_a_word_that_nobody_takes_ends_the_wait(tmp_path: Path) -> None:
+    """A rank has stopped, or a stranger has taken its place with the bytes of a new connection."""
+    store = str(tmp_path / "store")
+    child = _second(store, lambda ranks: os.kill(os.getpid(), signal.SIGSTOP))
+    try:
+        with _one_of_two(store, 0) as ranks:
+            # More than the system holds for it.
+            rows = np.zeros(1 << 21, np.int64)
+            with pytest.raises(RankLost), together():
+                ranks.tell(Word.FORWARD, {}, [rows])
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def _second(store: str, work: Callable[[Ranks], None]) -> int:
     """Forks a process that is rank 1 of two, and does ``work``; returns its number."""
     if child := os.fork():
