@@ -120,8 +120,8 @@ def unpacked(body: Tensor) -> tuple[dict[str, Any], list[Whole]]:
 class Ranks:
     """This process within its party.
 
-    ``words`` (gloo) and ``tensors`` (NCCL between GPUs) wait as long as a step may take, and for
-    the next word as long as it takes. ``beat_s``: how often a rank says that it is at work.
+    ``words`` (gloo) and ``tensors`` (NCCL between GPUs) wait half as long as a step may take, and
+    for the next word as long as it takes. ``beat_s``: how often a rank says that it is at work.
     """
 
     rank: int
@@ -158,7 +158,7 @@ class Ranks:
         """Waits at its end until the blocks of all ranks have ended; all enter it together.
 
         A block may take as long as it wants, since a thread says meanwhile that the rank lives.
-        Raises an error of torch if a rank is silent for as long as a step may take.
+        Raises an error of torch if a rank is silent for half as long as a step may take.
         """
         ended, failed = threading.Event(), list[RuntimeError]()
 
@@ -233,7 +233,8 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
     """Yields the processes that torchrun has started for this party; None if it has started only
     one, or none.
 
-    Waits for all of them, on however many machines. At the end, and when rank 0 fails with an error
+    Waits for all of them, on however many machines. ``timeout_s``: how long the other parties wait
+    for a step of this one. At the end, and when rank 0 fails with an error
     of ours, rank 0 ends the others with a word. If rank 0 ends otherwise, its connections close,
     and that ends them.
     """
@@ -243,15 +244,16 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
         return
     with _endable(), together():
         dist.init_process_group("gloo", timeout=timedelta(seconds=_ALL_THERE_S))
-        step = timedelta(seconds=timeout_s)
-        words = dist.new_group(backend="gloo", timeout=step)
+        # Before the other parties lose patience with this one, which ends the run.
+        silent = timedelta(seconds=timeout_s / 2)
+        words = dist.new_group(backend="gloo", timeout=silent)
         backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        tensors = dist.new_group(backend=backend, timeout=step)
+        tensors = dist.new_group(backend=backend, timeout=silent)
     assert isinstance(words, dist.ProcessGroup)  # noqa: S101 - every rank is in it
     assert isinstance(tensors, dist.ProcessGroup)  # noqa: S101
-    ranks = Ranks(rank, size, device, words, tensors, min(_BEAT_S, timeout_s / 4))
+    ranks = Ranks(rank, size, device, words, tensors, min(_BEAT_S, timeout_s / 8))
     try:
         yield ranks
     except VflError:

@@ -29,7 +29,7 @@ from vfl_party.base.devices import launched, resolve_device
 from vfl_party.data import Features
 from vfl_party.data.inputs.made import Noted
 from vfl_party.models import InputSpec
-from vfl_party.ranks import SpreadEncoder, check_spread, reduce, spread
+from vfl_party.ranks import SpreadEncoder, check_spread, reduce, spread, started_by_torchrun
 from vfl_party.ranks.group import RankLost, Ranks, Word, packed, shares, together, unpacked
 from vfl_party.ranks.leader import _seed
 
@@ -306,6 +306,26 @@ def test_the_next_word_may_be_long_in_coming(tmp_path: Path) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def test_a_rank_is_lost_before_the_other_parties_lose_patience(
+    alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait as long as a step may take, and then stop the run for good."""
+    asked: list[float] = []
+
+    def new_group(*, backend: str, timeout: timedelta) -> dist.ProcessGroup:
+        asked.append(timeout.total_seconds())
+        return alone
+
+    monkeypatch.setattr("vfl_party.ranks.group.launched", lambda: (0, 2, 0))
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **how: None)
+    monkeypatch.setattr(dist, "new_group", new_group)
+    with pytest.raises(KeyError), started_by_torchrun(CPU, 8.0) as ranks:
+        assert ranks is not None
+        assert ranks.beat_s < min(asked)
+        raise KeyError
+    assert asked == [4.0, 4.0]
 
 
 def test_a_word_that_nobody_takes_ends_the_wait(tmp_path: Path) -> None:
