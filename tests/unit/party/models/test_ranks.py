@@ -321,10 +321,10 @@ def test_a_rank_is_lost_before_the_other_parties_lose_patience(
     monkeypatch.setattr("vfl_party.ranks.group.launched", lambda: (0, 2, 0))
     monkeypatch.setattr(dist, "init_process_group", lambda *args, **how: None)
     monkeypatch.setattr(dist, "new_group", new_group)
-    with pytest.raises(KeyError), started_by_torchrun(CPU, 8.0) as ranks:
+    monkeypatch.setattr("vfl_party.ranks.group._end", lambda ranks: None)
+    with started_by_torchrun(CPU, 8.0) as ranks:
         assert ranks is not None
         assert ranks.beat_s < min(asked)
-        raise KeyError
     assert asked == [4.0, 4.0]
 
 
