@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -153,7 +154,18 @@ WITHOUT_LABELS: dict[str, tuple[dict[str, Any], dict[str, Any], list[dict[str, A
             {"kind": "contrastive", "ssl": "moco", **VIEWS},
             {"kind": "fedonce", "name": "rows", "objective": "reconstruction", "epochs": 2}
             | {"output": "tanh", "rows": "local", **SMALL},
-            {"kind": "fedhssl", "ssl": "moco", "keep": "cross", "local_updates": 2, **VIEWS},
+            {"kind": "fedhssl", "ssl": "moco", "keep": "cross", "local_updates": 2, **VIEWS}
+            # The encoder that counts names no layers for it.
+            | {"aggregate": False},
+        ],
+    ),
+    "estimates": (
+        cases.columns("sklearn:breast_cancer", 2, limit=100),
+        {"encoder": {"kind": "mlp", "hidden": [8], "batch_norm": False}},
+        [
+            {"kind": "fedcvt", "epochs": 2, "warmup": 0.5, "unlabelled_batch_size": 8}
+            | {"own_batch_size": 10, **SMALL, "batch_size": 16},
+            {"kind": "student", "epochs": 1, **SMALL},
         ],
     ),
     # Two encoders, of which later phases get the mean, and a view of each batch.
@@ -166,17 +178,49 @@ WITHOUT_LABELS: dict[str, tuple[dict[str, Any], dict[str, Any], list[dict[str, A
         ],
     ),
 }
+# Notes each batch, but not what is embedded to look at an encoder.
+COUNTED = """
+import os
+import torch
+class Counted(torch.nn.Module):
+    def __init__(self, spec, width):
+        super().__init__()
+        self.layer = torch.nn.Linear(spec.shape[0], width)
+    def forward(self, x):
+        if len(x) > 2:
+            with open("passes-" + os.environ.get("RANK", "alone"), "a") as file:
+                print(len(x), file=file)
+        return torch.tanh(self.layer(x))
+"""
+
+
+def passes(folder: Path, who: str) -> list[int]:
+    return [int(line) for line in (folder / f"passes-{who}").read_text().split()]
 
 
 @pytest.mark.parametrize("case", WITHOUT_LABELS)
 def test_phases_without_labels_get_the_parameters_of_one_process(
-    case: str, tmp_path: Path, record_property: Any
+    case: str, tmp_path: Path, record_property: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, model, phases = WITHOUT_LABELS[case]
-    classes = {"kind": "binary"} if case == "columns" else None
-    tables = cases.recipe(2, task=classes, model=model) | {"phases": phases}
+    of_images = case == "images"
+    tables = cases.recipe(
+        2,
+        task=None if of_images else {"kind": "binary"},
+        model=model,
+        rows={"aligned": 0.6, "labelled": 30} if case == "estimates" else None,
+    ) | {"phases": phases}
+    extra: dict[str, dict[str, Any]] = {}
+    if not of_images:
+        tables["parties"][1]["encoder"] = {"kind": "custom", "factory": "counted:Counted"}
+        extra = {name: {"allow_code": ["counted"]} for name in data}
+        for folder in (tmp_path, tmp_path / "ranks"):
+            folder.mkdir(exist_ok=True)
+            (folder / "counted.py").write_text(COUNTED)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "counted", raising=False)
     _, alone = run_here(tmp_path / "alone", tables, data)
-    federation = Federation(tmp_path / "ranks", tables, data)
+    federation = Federation(tmp_path / "ranks", tables, data, extra)
     with federation:
         federation.start_server()
         federation.start_party("p0")
@@ -187,7 +231,13 @@ def test_phases_without_labels_get_the_parameters_of_one_process(
     record_property("largest_deviation", worst)
     print(f"largest deviation {worst:.3g}")
     assert worst <= 1e-6
-    if case == "images":
+    if not of_images:
+        halves = [passes(federation.folder, rank) for rank in ("0", "1")]
+        whole = passes(alone.folder, "alone")
+        # Each rank has half of every batch, in all phases.
+        assert halves == [[(rows + 1) // 2 for rows in whole], [rows // 2 for rows in whole]]
+        assert len(whole) > 10
+    if of_images:
         scores_of_one_process(federation)
 
 

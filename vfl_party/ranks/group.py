@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)
 # For all processes to start.
 _ALL_THERE_S = 120
+# From one word of a rank at work to the next.
+_BEAT_S = 5.0
 # In its errors, plain RuntimeErrors: its file, or an earlier timeout.
 _GLOO_SAYS = ("/gloo/", "pair closure")
 
@@ -117,8 +120,8 @@ def unpacked(body: Tensor) -> tuple[dict[str, Any], list[Whole]]:
 class Ranks:
     """This process within its party.
 
-    ``words`` (gloo) waits as long as it takes, ``tensors`` (NCCL between GPUs) as long as a step
-    may take.
+    ``words`` (gloo) and ``tensors`` (NCCL between GPUs) wait half as long as a step may take, and
+    for the next word as long as it takes. ``beat_s``: how often a rank says that it is at work.
     """
 
     rank: int
@@ -126,6 +129,7 @@ class Ranks:
     device: torch.device
     words: dist.ProcessGroup
     tensors: dist.ProcessGroup
+    beat_s: float
 
     def tell(
         self, word: Word, facts: dict[str, Any] | None = None, arrays: Sequence[Whole] = ()
@@ -137,12 +141,44 @@ class Ranks:
 
     def hear(self) -> tuple[Word, dict[str, Any], list[Whole]]:
         """Waits for the next word, at the other ranks; returns it with its facts and arrays."""
-        word, size = self._broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
-        return Word(word), *unpacked(self._broadcast(torch.empty(size, dtype=torch.uint8)))
+        word, size = self._broadcast(torch.zeros(2, dtype=torch.int64), _AS_LONG_AS_IT_TAKES)
+        return Word(int(word)), *unpacked(
+            self._broadcast(torch.empty(int(size), dtype=torch.uint8))
+        )
 
-    def _broadcast(self, message: Tensor) -> Tensor:
-        dist.broadcast(message, src=0, group=self.words)
+    def _broadcast(self, message: Tensor, timeout: timedelta | None = None) -> Tensor:
+        how = dist.BroadcastOptions()
+        if timeout is not None:
+            how.timeout = timeout
+        self.words.broadcast([message], how).wait()
         return message
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Waits at its end until the blocks of all ranks have ended; all enter it together.
+
+        A block may take as long as it wants, since a thread says meanwhile that the rank lives.
+        Raises an error of torch if a rank is silent for half as long as a step may take.
+        """
+        ended, failed = threading.Event(), list[RuntimeError]()
+
+        def say() -> None:
+            at_work = torch.ones(1)
+            try:
+                while at_work.item():
+                    at_work.fill_(not ended.wait(self.beat_s))
+                    dist.all_reduce(at_work, group=self.words)
+            except RuntimeError as error:
+                failed.append(error)
+
+        # Not waited for if the block fails: the process then ends.
+        thread = threading.Thread(target=say, name="at work", daemon=True)
+        thread.start()
+        yield
+        ended.set()
+        thread.join()
+        if failed:
+            raise failed[0]
 
     def answers(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         """Shows all ranks the facts of each; all call it together. Returns them by rank."""
@@ -197,7 +233,8 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
     """Yields the processes that torchrun has started for this party; None if it has started only
     one, or none.
 
-    Waits for all of them, on however many machines. At the end, and when rank 0 fails with an error
+    Waits for all of them, on however many machines. ``timeout_s``: how long the other parties wait
+    for a step of this one. At the end, and when rank 0 fails with an error
     of ours, rank 0 ends the others with a word. If rank 0 ends otherwise, its connections close,
     and that ends them.
     """
@@ -207,14 +244,16 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
         return
     with _endable(), together():
         dist.init_process_group("gloo", timeout=timedelta(seconds=_ALL_THERE_S))
-        words = dist.new_group(backend="gloo", timeout=_AS_LONG_AS_IT_TAKES)
+        # Before the other parties lose patience with this one, which ends the run.
+        silent = timedelta(seconds=timeout_s / 2)
+        words = dist.new_group(backend="gloo", timeout=silent)
         backend = "nccl" if device.type == "cuda" else "gloo"
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        tensors = dist.new_group(backend=backend, timeout=timedelta(seconds=timeout_s))
+        tensors = dist.new_group(backend=backend, timeout=silent)
     assert isinstance(words, dist.ProcessGroup)  # noqa: S101 - every rank is in it
     assert isinstance(tensors, dist.ProcessGroup)  # noqa: S101
-    ranks = Ranks(rank, size, device, words, tensors)
+    ranks = Ranks(rank, size, device, words, tensors, min(_BEAT_S, timeout_s / 8))
     try:
         yield ranks
     except VflError:

@@ -52,7 +52,9 @@ def begin(ranks: Ranks, alike: dict[str, str], parts: Sequence[Part], prepared: 
     }
     with together():
         ranks.tell(Word.BEGIN, facts, arrays)
-        found = ranks.answers(_answer(prepared.inputs_digest))
+        with ranks.at_work():
+            digest = prepared.inputs_digest
+        found = ranks.answers(_answer(digest))
     mine, host = found[0]["digest"], found[0]["host"]
     for rank, each in enumerate(found):
         who = f"process {rank} of this party, on {each['host']}"
@@ -101,15 +103,16 @@ class OwnRows:
         """Makes the rows ready and answers; returns whether it could."""
         self._features, self._augments, self._drawn = None, [], ([], ())
         digest = error = ""
-        try:
-            prepared = self._prepared(facts, iter(arrays))
-            digest = prepared.inputs_digest
-            assert prepared.features is not None  # noqa: S101 - made there
-            self._features = prepared.features.to(self._ranks.device)
-        except InputError as problem:
-            error = str(problem)
-        except IndexError:
-            error = "its table has fewer rows; copy the same file to all hosts"
+        with self._ranks.at_work():
+            try:
+                prepared = self._prepared(facts, iter(arrays))
+                digest = prepared.inputs_digest
+                assert prepared.features is not None  # noqa: S101 - made there
+                self._features = prepared.features.to(self._ranks.device)
+            except InputError as problem:
+                error = str(problem)
+            except IndexError:
+                error = "its table has fewer rows; copy the same file to all hosts"
         self._ranks.answers(_answer(digest, error))
         return not error
 

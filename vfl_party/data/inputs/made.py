@@ -4,6 +4,7 @@ make them of its own copy of the rows.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,16 +62,25 @@ class Made:
 
 
 class Noted:
-    """Remembers of a batch's inputs how they were made, as long as they live."""
+    """Remembers of a batch's inputs how they were made, as long as they live and stay the same."""
 
     def __init__(self) -> None:
+        # With all but the first input, and how often each input had been written to.
         self._made = WeakTensorKeyDictionary()
 
     def note(self, inputs: Sequence[Tensor], made: Made) -> None:
-        """Remembers ``made`` for an encoder's arguments, of which the first is looked at alone."""
-        self._made[inputs[0]] = made
+        """Remembers ``made`` for an encoder's arguments."""
+        self._made[inputs[0]] = made, tuple(inputs[1:]), _writes(inputs)
 
     def of(self, inputs: Sequence[Tensor]) -> Made | None:
-        """Returns how the inputs were made; None if a phase has made them otherwise."""
-        found: Made | None = self._made.get(inputs[0])  # type: ignore[no-untyped-call]
-        return found
+        """Returns how the inputs were made; None if a phase has made or changed any of them."""
+        found = self._made.get(inputs[0])  # type: ignore[no-untyped-call]
+        if found is None:
+            return None
+        made, others, writes = found
+        same = len(inputs) == 1 + len(others) and all(map(operator.is_, inputs[1:], others))
+        return made if same and writes == _writes(inputs) else None
+
+
+def _writes(inputs: Sequence[Tensor]) -> list[int]:
+    return [each._version for each in inputs]

@@ -4,8 +4,16 @@ rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]
 
 from tests.harness.sentences import raises
 from vfl_common.errors import Code, InputError
@@ -21,7 +29,7 @@ from vfl_party.base.devices import launched, resolve_device
 from vfl_party.data import Features
 from vfl_party.data.inputs.made import Noted
 from vfl_party.models import InputSpec
-from vfl_party.ranks import SpreadEncoder, check_spread, reduce, spread
+from vfl_party.ranks import SpreadEncoder, check_spread, reduce, spread, started_by_torchrun
 from vfl_party.ranks.group import RankLost, Ranks, Word, packed, shares, together, unpacked
 from vfl_party.ranks.leader import _seed
 
@@ -236,7 +244,9 @@ def test_rank_0_tells_positions_and_never_rows(monkeypatch: pytest.MonkeyPatch) 
     features = replace(Features.of(x_NF.numpy()), noted=Noted())
     assert features.noted is not None
     encoder = nn.Linear(6, 4)
-    shared = SpreadEncoder(Told(0, 2, CPU, group, group), encoder, SPEC, "float32", features.noted)
+    shared = SpreadEncoder(
+        Told(0, 2, CPU, group, group, 1.0), encoder, SPEC, "float32", features.noted
+    )
     rows = np.array([7, 2, 5], np.int64)
     z_BD = shared(*features.inputs(rows))
     assert torch.equal(z_BD[:2], encoder(x_NF[[7, 2]]))
@@ -260,3 +270,130 @@ def test_positions_are_heard_as_torch_can_use_them_without_a_warning() -> None:
     assert (facts, rows.tolist(), drawn.tolist()) == ({"a": 1}, [0, 1, 2], [0, 1, 2, 3, 4])
     assert rows.flags.writeable
     assert drawn.flags.writeable
+
+
+def test_inputs_that_a_phase_has_changed_are_of_no_rows() -> None:
+    """Rank 0 would compute with them, and the other ranks with the rows as they are."""
+    noted = Noted()
+    x, codes = np.ones((4, 3), np.float32), np.zeros((4, 2), np.int64)
+    features = replace(Features.of(x, codes, (5, 5)), noted=noted)
+    numbers, categories = features.inputs(np.array([2, 0], np.int64))
+    made = noted.of((numbers, categories))
+    assert made is not None
+    assert made.rows.tolist() == [2, 0]
+    assert noted.of((numbers, categories + 1)) is None
+    assert noted.of((numbers,)) is None
+    categories[0, 1] = 3
+    assert noted.of((numbers, categories)) is None
+    numbers, categories = features.inputs(np.array([1], np.int64))
+    numbers.mul_(2)
+    assert noted.of((numbers, categories)) is None
+
+
+def test_the_next_word_may_be_long_in_coming(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> None:
+        word, facts, _ = ranks.hear()
+        ranks.answers({"word": word.name, **facts})
+
+    store = str(tmp_path / "store")
+    child = _second(store, work)
+    try:
+        with _one_of_two(store, 0) as ranks:
+            # Longer than a step may take.
+            time.sleep(1.0)
+            ranks.tell(Word.VIEWS, {"a": 1})
+            assert ranks.answers({})[1] == {"word": "VIEWS", "a": 1}
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_rank_is_lost_before_the_other_parties_lose_patience(
+    alone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait as long as a step may take, and then stop the run for good."""
+    asked: list[float] = []
+
+    def new_group(*, backend: str, timeout: timedelta) -> dist.ProcessGroup:
+        asked.append(timeout.total_seconds())
+        return alone
+
+    monkeypatch.setattr("vfl_party.ranks.group.launched", lambda: (0, 2, 0))
+    monkeypatch.setattr(dist, "init_process_group", lambda *args, **how: None)
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr("vfl_party.ranks.group._end", lambda ranks: None)
+    with started_by_torchrun(CPU, 8.0) as ranks:
+        assert ranks is not None
+        assert ranks.beat_s < min(asked)
+    assert asked == [4.0, 4.0]
+
+
+def test_a_word_that_nobody_takes_ends_the_wait(tmp_path: Path) -> None:
+    """A rank has stopped, or a stranger has taken its place with the bytes of a new connection."""
+    store = str(tmp_path / "store")
+    child = _second(store, lambda ranks: os.kill(os.getpid(), signal.SIGSTOP))
+    try:
+        with _one_of_two(store, 0) as ranks:
+            # More than the system holds for it.
+            rows = np.zeros(1 << 21, np.int64)
+            with pytest.raises(RankLost), together():
+                ranks.tell(Word.FORWARD, {}, [rows])
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _second(store: str, work: Callable[[Ranks], None]) -> int:
+    """Forks a process that is rank 1 of two, and does ``work``; returns its number."""
+    if child := os.fork():
+        return child
+    try:
+        with _one_of_two(store, 1) as ranks, contextlib.suppress(RankLost), together():
+            work(ranks)
+    finally:
+        os._exit(0)
+
+
+@contextmanager
+def _one_of_two(store: str, rank: int) -> Iterator[Ranks]:
+    shared = FileStore(store, 2)
+    dist.init_process_group("gloo", store=shared, rank=rank, world_size=2)
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=0.8))
+    assert isinstance(group, dist.ProcessGroup)
+    yield Ranks(rank, 2, CPU, group, group, 0.2)
+    dist.destroy_process_group()
+
+
+def _reads(seconds: float) -> Callable[[Ranks], None]:
+    def work(ranks: Ranks) -> None:
+        with ranks.at_work():
+            if seconds == math.inf:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(seconds)
+        ranks.answers({"rank": ranks.rank})
+
+    return work
+
+
+@pytest.mark.parametrize("seconds", [1.6, math.inf], ids=["slow", "stopped"])
+def test_a_rank_may_read_for_long_and_one_that_is_silent_is_lost(
+    seconds: float, tmp_path: Path
+) -> None:
+    """Both for longer than a step may take, 0.8 s."""
+    store = str(tmp_path / "store")
+    child = _second(store, _reads(seconds))
+    try:
+        with _one_of_two(store, 0) as ranks:
+            begun_s = time.monotonic()
+            if seconds == math.inf:
+                with pytest.raises(RankLost), together(), ranks.at_work():
+                    pass
+                assert time.monotonic() - begun_s < 10
+            else:
+                with ranks.at_work():
+                    pass
+                assert time.monotonic() - begun_s > 0.8
+                assert [each["rank"] for each in ranks.answers({"rank": 0})] == [0, 1]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
