@@ -290,7 +290,8 @@ def test_what_joblib_cannot_use_is_said_before_the_first_run(
     # As if they were not installed.
     monkeypatch.setitem(sys.modules, "ray.util.joblib", None)
     monkeypatch.setitem(sys.modules, "joblibspark", None)
-    for backend in ("none", "dask", "ray", "spark"):
+    wrong: tuple[Any, ...] = ("none", "dask", "ray", "spark", 5, ["loky"])
+    for backend in wrong:
         with raises(vfl.VflError, Code.CONFIG_INVALID):
             vfl.study(RECIPE, {"seed": [1]}, DATA, quiet=True, backend=backend)
 

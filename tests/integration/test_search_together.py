@@ -166,6 +166,27 @@ def test_a_line_of_the_journal_that_was_cut_short_is_written_again(tmp_path: Pat
         vfl.search(RECIPE, SPACES, DATA, runs=2, out=tmp_path, **CALL)
 
 
+def test_a_journal_that_was_altered_is_said(tmp_path: Path) -> None:
+    vfl.search(RECIPE, SPACES, DATA, runs=1, out=tmp_path, **CALL)
+    journal = tmp_path / "journal.log"
+    whole = journal.read_text()
+    lines = whole.splitlines(keepends=True)
+    removed = [
+        next(each for each in lines if what in each)
+        for what in ('"param_name":"model.combine"', '"place":0', '"run":')
+    ]
+    altered = [
+        re.sub(r'"param_value_internal":0\.[^,]*', '"param_value_internal":-1', whole),
+        re.sub(r'"values":\[[^]]*', '"values":["x"', whole),
+        whole.replace('"directions":[1]', '"directions":[2]'),
+    ]
+    for text in [whole.replace(each, "") for each in removed] + altered:
+        assert text != whole
+        journal.write_text(text)
+        with raises(vfl.VflError, Code.FILE_INVALID):
+            vfl.search(RECIPE, SPACES, DATA, runs=1, out=tmp_path, **CALL)
+
+
 def test_a_full_disk_fails_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     # A run's files, and the journal.

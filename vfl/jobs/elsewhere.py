@@ -35,6 +35,10 @@ class Elsewhere:
         except ImportError:
             text = f"backend: {backend!r} needs joblib: {INSTALL}"
             raise InputError(Code.CONFIG_INVALID, text) from None
+        # joblib takes objects of its own, too, which our programs do not send to threads.
+        if not isinstance(backend, str):
+            text = f"backend: give the name of a backend of joblib, such as 'loky', not {backend!r}"
+            raise InputError(Code.CONFIG_INVALID, text)
         self._does, self._jobs, self._backend = does, max(jobs, _LEAST), backend
         self._whose, self._closed = f"the backend {backend!r}", False
         self._open = contextlib.ExitStack()

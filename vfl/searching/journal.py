@@ -5,11 +5,13 @@ killed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from vfl.searching.claims import Writing
+from vfl.searching.spaces import Space
 from vfl_common.errors import Code, InputError
 from vfl_common.files import unwritable
 
@@ -23,6 +25,7 @@ By = Literal["tpe", "random", "grid"]
 # Attributes of a trial: why it failed, the folder of its run, its place among all trials, and the
 # driver that makes it. Of the search: what was asked for.
 ERROR, RUN, PLACE, DRIVER, ASKED = "error", "run", "place", "driver", "asked"
+_NOTED: dict[str, type] = {ERROR: str, RUN: str, PLACE: int, DRIVER: str}
 JOURNAL = "journal.log"
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError)
 # Trials that end before any is pruned, and rounds of each before it is.
@@ -47,9 +50,12 @@ def quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-def opened(folder: Path, asked: str, *, lower: bool, prune: bool) -> optuna.Study:
-    """Opens the journal in a search's folder. ``asked``: a digest of what decides its trials.
-    Raises InputError if the journal is of another search, damaged, or cannot be written.
+def opened(
+    folder: Path, asked: str, spaces: Mapping[str, Space], *, lower: bool, prune: bool
+) -> optuna.Study:
+    """Opens the journal in a search's folder. ``asked``: a digest of what decides its trials;
+    ``spaces``: what they may choose from. Raises InputError if the journal is of another search,
+    damaged, or cannot be written.
     """
     import optuna
     from optuna.storages import JournalStorage
@@ -60,25 +66,57 @@ def opened(folder: Path, asked: str, *, lower: bool, prune: bool) -> optuna.Stud
         else optuna.pruners.NopPruner()
     )
     path = folder / JOURNAL
+    directions = optuna.study.StudyDirection
+    direction = directions.MINIMIZE if lower else directions.MAXIMIZE
     try:
         study = optuna.create_study(
             study_name="search",
-            direction="minimize" if lower else "maximize",
+            direction=direction,
             pruner=pruner,
             storage=JournalStorage(_lines_of(path)),
             load_if_exists=True,
         )
+        before = study.user_attrs.get(ASKED)
+        whole = before != asked or (
+            study.direction == direction
+            and all(_is_whole(each, spaces) for each in study.get_trials(deepcopy=False))
+        )
     # What Optuna raises about lines that it has not written.
     except _DAMAGED:
-        text = f"{path}: has a line that no search has written"
-        raise InputError(Code.FILE_INVALID, f"{text}; restore it, or give another out") from None
-    before = study.user_attrs.get(ASKED)
+        whole, before = False, asked
     if before not in (None, asked):
         text = "has a search of another recipe, other rows, or other arguments"
         raise InputError(Code.CONFIG_INVALID, f"{folder}: {text}; give another out")
+    if not whole:
+        text = f"{path}: lacks a line, or has one that no search has written"
+        raise InputError(Code.FILE_INVALID, f"{text}; restore it, or give another out")
     if before is None:
         study.set_user_attr(ASKED, asked)
     return study
+
+
+def _is_whole(trial: FrozenTrial, spaces: Mapping[str, Space]) -> bool:
+    """Returns whether a trial has all that a search notes of one that has come so far. Raises one
+    of ``_DAMAGED`` if a value has another type.
+    """
+    from optuna.trial import TrialState
+
+    noted, state = trial.user_attrs, trial.state
+    if any(type(noted.get(key, kind())) is not kind for key, kind in _NOTED.items()):
+        return False
+    if not all(spaces[key].has(value) for key, value in trial.params.items()):
+        return False
+    # Raises TypeError.
+    _ = [math.isnan(each) for each in trial.intermediate_values.values()]
+    # Of a driver that works, or was killed.
+    if state == TrialState.RUNNING or (state == TrialState.FAIL and ERROR not in noted):
+        return True
+    if state == TrialState.WAITING:
+        return PLACE in noted
+    whole = PLACE in noted and trial.params.keys() == spaces.keys()
+    if state == TrialState.COMPLETE:
+        whole = whole and RUN in noted and math.isfinite(trial.values[0])
+    return whole
 
 
 def _lines_of(path: Path) -> JournalFileBackend:

@@ -32,6 +32,10 @@ class Choice:
             for each in self.values
         ]
 
+    def has(self, label: Any) -> bool:
+        """Returns whether a label of the journal is that of one of them."""
+        return label in self.labels
+
     def ask(self, trial: Trial, key: str) -> Any:
         """Returns the value that a trial tries."""
         return self.values[self.labels.index(trial.suggest_categorical(key, self.labels))]
@@ -44,6 +48,12 @@ class Between:
     low: float
     high: float
     log: bool = False
+
+    def has(self, number: Any) -> bool:
+        """Returns whether a number of the journal is between both, or one of them. Raises TypeError
+        if it is no number.
+        """
+        return bool(self.low <= number <= self.high)
 
     def ask(self, trial: Trial, key: str) -> Any:
         """Returns the value that a trial tries."""

@@ -61,7 +61,8 @@ class Plan:
         from vfl_party.models.metrics import lower_is_better
 
         lower = lower_is_better(self.recipe.settings.task, self.metric)
-        return journal.opened(self.folder, self.asked, lower=lower, prune=self.prune)
+        own = self.folder, self.asked, self.spaces
+        return journal.opened(*own, lower=lower, prune=self.prune)
 
 
 def drive(

@@ -26,7 +26,7 @@ from vfl_party.base.mechanism import Mechanism
 from vfl_party.phases.context import Party
 from vfl_party.policy.meeting import Proposed
 from vfl_party.predict.prediction import exchanges_of
-from vfl_party.record.book import LINES, SECRET, Book, folder_of
+from vfl_party.record.book import LINES, Book, folder_of, secret_of
 from vfl_party.record.history import Disclosure, Private, Reader
 
 _WHAT = {
@@ -70,7 +70,7 @@ def guards_without_run(file: PartyFile) -> list[AccountGuard]:
         return []
     if not (folder / LINES).is_file():
         return [AccountGuard(Standing(folder, Sums(Persons(folder)), Reader()), limits, b"")]
-    return [AccountGuard(standing(folder), limits, (folder / SECRET).read_bytes())]
+    return [AccountGuard(standing(folder), limits, secret_of(folder))]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.envelope import Envelope
-from vfl_party.record.heads import OWN, read
+from vfl_party.record.heads import signed
 from vfl_party.record.history import RecordHistory, summed
 
 PAYLOAD = "application/vnd.in-toto+json"
@@ -43,7 +43,7 @@ def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict
     if not checkpoints:
         text = f"{run}: has no checkpoint; give the folder of runs in which {name} was trained"
         raise InputError(Code.FILE_INVALID, text)
-    heads = read(folder / OWN) if (folder / OWN).is_file() else []
+    heads = signed(folder)
     lines = [
         {"to": to, **{key: each for key, each in way.fields.items() if key != "run"}, **one.fields}
         for (_, to, way), one in sums.items()

@@ -20,6 +20,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from vfl_party.record import tree
 from vfl_party.record.note import Head
 
 LINES, HASHES, STATE, SECRET = "lines.jsonl", "hashes", "hashes.json", "people.secret"
+_SECRET_BYTES = 32
 _SYNC_S = 1.0
 _WHAT = "cannot be written, and nothing leaves without it"
 # Read at once.
@@ -64,13 +66,15 @@ class Book:
         # Where this process knows the file to end, with a whole line.
         self._end, self._dirty, self._closed = -1, False, threading.Event()
         self._failed: OSError | None = None
-        self.secret = kept_secret(folder / SECRET, secrets.token_bytes(32))
         with self._locked():
             self.is_new = os.fstat(self._file).st_size == 0
             if self.is_new:
-                first = {"record": secrets.token_hex(16), "party": name, "at": now()}
-                self._write(f"{to_json(first, compact=True)}\n".encode())
+                # One program at a time: tags of people that another key has made are of nobody.
+                key = kept_secret(folder / SECRET, secrets.token_bytes(_SECRET_BYTES))
+                first = {"record": secrets.token_hex(16), "party": name, "key": _noted(key)}
+                self._write(f"{to_json({**first, 'at': now()}, compact=True)}\n".encode())
         self.origin = _origin(self.path, name)
+        self.secret = secret_of(folder)
         self._syncing = threading.Thread(target=self._keep_synced, name="record", daemon=True)
         self._syncing.start()
 
@@ -248,17 +252,46 @@ def lines_from(file: int, at: int, end: int) -> Iterator[bytes]:
         yield from lines
 
 
+def secret_of(folder: Path) -> bytes:
+    """Returns the key of the tags of people in a record. Raises InputError if it cannot be read, or
+    is another one than that of the record: nobody would be found.
+    """
+    path = folder / SECRET
+    try:
+        found = path.read_bytes()
+    except OSError as error:
+        text = f"{path}: cannot be read ({error.strerror}); restore it"
+        raise InputError(Code.FILE_INVALID, text) from None
+    # Records of earlier versions do not name it.
+    noted = _first(folder / LINES).get("key", _noted(found))
+    if len(found) != _SECRET_BYTES or noted != _noted(found):
+        text = f"{path}: is not the key with which this record was begun; restore it"
+        raise InputError(Code.FILE_INVALID, text)
+    return found
+
+
+def _noted(key: bytes) -> str:
+    """Returns what the first line names a key by; it does not tell the key."""
+    return sha256(key).hexdigest()[:32]
+
+
+def _first(path: Path) -> dict[str, Any]:
+    """Returns the first line of a record. Raises InputError if it is none."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.readline())
+        return {**found, "record": str(found["record"]), "party": str(found["party"])}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        text = f"{path}: is no record of what left; restore it, or move its folder away"
+        raise InputError(Code.FILE_INVALID, text) from None
+
+
 def _origin(path: Path, name: str) -> str:
     """Returns the name of a record in notes. Raises InputError if its first line is none, or of
     another party.
     """
-    try:
-        with path.open("rb") as file:
-            first = json.loads(file.readline())
-        identity, party = str(first["record"]), str(first["party"])
-    except (OSError, ValueError, KeyError, TypeError):
-        text = f"{path}: is no record of what left; restore it, or move its folder away"
-        raise InputError(Code.FILE_INVALID, text) from None
+    first = _first(path)
+    identity, party = first["record"], first["party"]
     if party != name:
         text = (
             f"{path}: is the record of {party}, not of {name}; give each party a folder of its own"

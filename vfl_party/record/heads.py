@@ -299,11 +299,17 @@ class Heads:
         return note
 
 
-def read(path: Path) -> list[Held]:
-    """Returns the heads in a file, without lines that a killed process has not finished. Raises
-    OSError, UnicodeDecodeError.
+def signed(folder: Path) -> list[Held]:
+    """Returns the heads of a party's own record that it and its peers have signed, the oldest
+    first, without lines that a killed process has not finished; none if there is no file. Raises
+    InputError if it cannot be read.
     """
-    return [*_newest_first(path)][::-1]
+    path = folder / OWN
+    try:
+        return [*_newest_first(path)][::-1] if path.is_file() else []
+    except (OSError, UnicodeDecodeError):
+        text = f"{path}: cannot be read as heads of a record; restore it"
+        raise InputError(Code.FILE_INVALID, text) from None
 
 
 def _newest_first(path: Path) -> Iterator[Held]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from vfl_common.errors import Code, InputError
 from vfl_common.text import listed
 from vfl_party.record import people
-from vfl_party.record.book import LINES, SECRET, lines_from
+from vfl_party.record.book import LINES, lines_from, secret_of
 from vfl_party.record.lines import ALL, TAG, TOGETHER, Rows, Way, unpacked, unpacked_tags
 
 # Of what the record knows, a sentence names as many: of runs, the newest.
@@ -251,11 +251,7 @@ class RecordHistory:
 
         ``spellings``: the person's id, as the runs have spelt it. Raises InputError.
         """
-        try:
-            secret = (self._folder / SECRET).read_bytes()
-        except OSError as error:
-            text = f"{self._folder / SECRET}: cannot be read ({error.strerror}); restore it"
-            raise InputError(Code.FILE_INVALID, text) from None
+        secret = secret_of(self._folder)
         tags = [people.tag(secret, each) for each in spellings]
         if not tags:
             return

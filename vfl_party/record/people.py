@@ -28,8 +28,8 @@ def tag(secret: bytes, person: str) -> bytes:
 
 
 def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
-    """Writes the tags of ids, in their order, unless they are there. Returns the file's SHA-256,
-    which names it, and how many there are. Raises InputError.
+    """Writes the tags of ids, in their order. Returns the file's SHA-256, which names it, and how
+    many there are. Raises InputError.
     """
     place = folder / FOLDER
     digest, count = sha256(), 0
@@ -47,12 +47,9 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
                     digest.update(data)
                     file.write(data)
                     count += 1
-            path = place / digest.hexdigest()
-            if path.exists():
-                unnamed.unlink()
-            else:
-                unnamed.replace(path)
-                fsync_folder(place)
+            # Also if there is one, which may have been damaged.
+            unnamed.replace(place / digest.hexdigest())
+            fsync_folder(place)
     except OSError as error:
         raise unwritable(place, error) from None
     return digest.hexdigest(), count

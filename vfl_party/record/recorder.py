@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, PeerError
+from vfl_common.files import locked
 from vfl_common.rpc.serving.answered import Outgoing
 from vfl_common.stages import Job
 from vfl_common.wire.frames import BundleSizes
@@ -117,7 +119,8 @@ class Recorder:
             text = f"{peer} has not shown the head of its record, and gets nothing before it does"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
         about = packed(rows, self._rows)
-        self._write(way, step, bundle, to, bundle.kind.label, numbers, about)
+        with self._alone():
+            self._write(way, step, bundle, to, bundle.kind.label, numbers, about)
 
     def tells(self, way: Sequence[str], told: Outgoing) -> None:
         """Writes what a program that serves is about to tell of ids. It takes any id, known before
@@ -129,7 +132,14 @@ class Recorder:
         content = Bundle(Kind.ROWS, {told.kind: Buffer(DType.UINT8, (len(data),), data)})
         size = BundleSizes(told.payload_bytes, told.message_bytes, 1)
         step = StepKey(told.phase, told.scoring, told.place)
-        self._write(way, step, content, (told.to,), told.kind, told.numbers, about, size)
+        with self._alone():
+            self._write(way, step, content, (told.to,), told.kind, told.numbers, about, size)
+
+    def _alone(self) -> AbstractContextManager[None]:
+        """Lets nobody else, in this program or another of the party, ask whether something may
+        leave, until what was asked about is written: two could not leave together.
+        """
+        return locked(self.book.folder) if self._allows is not None else nullcontext()
 
     def _write(
         self,
@@ -195,10 +205,11 @@ class Recorder:
             of: tells these keys from others.
             to: who learns what is computed with the model.
         """
-        if self._allows is not None:
-            spent = phase, cost, steps, of, tuple(to), self._people, self._rows
-            self._allows(Private(self._run["run"], self._run["generation"], *spent))
-        self.book.add(private=phase, cost=cost, steps=steps, of=of, to=[*to], **self._run)
+        with self._alone():
+            if self._allows is not None:
+                spent = phase, cost, steps, of, tuple(to), self._people, self._rows
+                self._allows(Private(self._run["run"], self._run["generation"], *spent))
+            self.book.add(private=phase, cost=cost, steps=steps, of=of, to=[*to], **self._run)
 
     def _declare(self, phase: str, kind: str, way: Sequence[str], form: Form) -> _Declared:
         words: dict[str, Any] = dict(zip(_WORDS, way, strict=False))

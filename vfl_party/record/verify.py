@@ -19,7 +19,7 @@ from vfl_common.identity import pem
 from vfl_common.identity.credentials import Credentials
 from vfl_party.record import tree
 from vfl_party.record.book import LINES
-from vfl_party.record.heads import OWN, Held, read
+from vfl_party.record.heads import OWN, Held, signed
 from vfl_party.record.note import Head
 
 # How a line begins that notes the head of a peer's record.
@@ -43,13 +43,13 @@ class Verified:
 
 def verify(folder: Path, credentials: Credentials) -> Verified:
     """Computes the tree of a record anew, and compares it with each head that was signed. Raises
-    InputError if there is no record.
+    InputError if there is no record, or if its heads cannot be read.
 
     ``credentials``: have the CA that certificates must come from, and the party's name.
     """
     wrong: list[str] = []
     # Before the lines: programs that run meanwhile add lines, and then heads of these.
-    heads = _heads(folder)
+    heads = signed(folder)
     try:
         grown = _grown(folder / LINES)
     except OSError as error:
@@ -70,14 +70,10 @@ def verify(folder: Path, credentials: Credentials) -> Verified:
             others = ", ".join(by) or "nobody"
             wrong.append(f"head {number}, signed by {others}: {problem}")
     # A head is kept before the line that notes it.
-    kept = Counter(name for each in _heads(folder) for name in _names(each))
+    kept = Counter(name for each in signed(folder) for name in _names(each))
     wrong += _missing(grown.shown, kept)
     covered = max((each.note.head.size for each in heads), default=0)
     return Verified(grown.lines, covered, len(heads), signers, tuple(wrong))
-
-
-def _heads(folder: Path) -> list[Held]:
-    return read(folder / OWN) if (folder / OWN).is_file() else []
 
 
 def require(folder: Path, credentials: Credentials) -> None:

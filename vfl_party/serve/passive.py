@@ -13,7 +13,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.answered import Keeping
 from vfl_common.rpc.serving.attendance import Attendance
-from vfl_party.serve.answering import DailyLimit, Limits, SentBefore
+from vfl_party.serve.answering import DailyLimit, Limit, Limits, SentBefore
 from vfl_party.serve.granted import GrantedRows, LeastRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
 from vfl_party.serve.opening import Opened, Opener
@@ -98,9 +98,7 @@ class Passive:
         granted = GrantedRows(approval, run_id) if approval is not None else None
         account = self._opener.predictions(run_id)
         # The account only looks: an answer counts there when it is written down.
-        every = (self._least, account, self._limit, granted)
-        limits = [each for each in every if each is not None]
-        limit = Limits(*limits) if limits else None
+        limit = together(self._least, account, self._limit, granted)
         answers = answers_of(opened.store, sent, limit)
         told = [""]
 
@@ -136,3 +134,11 @@ class Passive:
         found = PassiveRun(opened, answers, attendance)
         found.start(self._failed)
         return found
+
+
+def together(least: LeastRows | None, *others: Limit | None) -> Limits | None:
+    """Returns several limits as one; None if there are none. The least people are asked for once
+    more at the end: other limits may have refused some of them.
+    """
+    limits = [each for each in (least, *others, least) if each is not None]
+    return Limits(*limits) if limits else None

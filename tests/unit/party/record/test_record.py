@@ -455,6 +455,15 @@ def test_tags_that_a_killed_program_has_begun_to_write_are_removed(tmp_path: Pat
     assert len([*(tmp_path / people.FOLDER).iterdir()]) == 2
 
 
+def test_tags_that_were_damaged_are_mended_by_the_next_run(tmp_path: Path) -> None:
+    digest, _ = people.keep(tmp_path, b"secret", ["a", "b"])
+    (tmp_path / people.FOLDER / digest).write_bytes(b"damaged")
+    with raises(InputError, Code.FILE_INVALID):
+        people.rows_of(tmp_path, digest, people.tag(b"secret", "b"))
+    assert people.keep(tmp_path, b"secret", ["a", "b"]) == (digest, 2)
+    assert people.rows_of(tmp_path, digest, people.tag(b"secret", "b")).tolist() == [1]
+
+
 @pytest.mark.parametrize(
     "line", ['{"sent":' + "[" * 100_000, '{"people":"\\ud800","rows":1,"run":"r","generation":1}']
 )

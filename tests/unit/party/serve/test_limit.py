@@ -11,6 +11,8 @@ import pytest
 from tests.harness.sentences import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.serve.answering import DailyLimit, SentBefore
+from vfl_party.serve.granted import LeastRows
+from vfl_party.serve.passive import together
 
 
 def test_answers_about_one_id_are_counted_over_restarts(tmp_path: Path) -> None:
@@ -24,6 +26,18 @@ def test_answers_about_one_id_are_counted_over_restarts(tmp_path: Path) -> None:
     assert again.take(["a", "b", "c", "d"]).tolist() == [False, False, True, True]
     assert again.take(["e", "e", "e"]).tolist() == [True, True, False]
     again.close()
+
+
+def test_the_least_people_are_those_whom_the_other_limits_leave(tmp_path: Path) -> None:
+    daily = DailyLimit(tmp_path / "answers.sqlite", 1)
+    limit = together(LeastRows(2), daily)
+    assert limit is not None
+    assert limit.take(["a", "b"]).tolist() == [True, True]
+    # Of the two who are asked about, one would be answered alone.
+    assert limit.take(["a", "c"]).tolist() == [False, False]
+    assert limit.take(["d", "e", "a"]).tolist() == [True, True, False]
+    assert together(None, None) is None
+    daily.close()
 
 
 def test_a_file_that_cannot_count_is_refused(tmp_path: Path) -> None:
