@@ -104,6 +104,10 @@ class Proxy:
 
     def _connect(self, caller: socket.socket) -> None:
         host, _, port = self.target.rpartition(":")
+        if not port:
+            # A party that was started again knocks before the one behind the proxy has an address.
+            caller.close()
+            return
         try:
             callee = socket.create_connection((host, int(port)), timeout=5.0)
         except OSError:
