@@ -91,13 +91,18 @@ def test_a_mistake_would_be_found() -> None:
         validate(job, VERSIONS[0], strict=True)
 
 
-def test_rendered_by_kustomize() -> None:
+def rendered(folder: Path) -> list[Any]:
+    """Returns what kustomize makes of a folder; skips the test if there is no kustomize."""
     command = next((name for name in ("kustomize", "kubectl") if shutil.which(name)), None)
     if command is None:
         pytest.skip("neither kustomize nor kubectl is installed")
-    args = [command, "build" if command == "kustomize" else "kustomize", str(K8S)]
+    args = [command, "build" if command == "kustomize" else "kustomize", str(folder)]
     made = subprocess.run(args, check=True, capture_output=True, text=True, timeout=60).stdout
-    found = [each for each in yaml.safe_load_all(made) if each]
+    return [each for each in yaml.safe_load_all(made) if each]
+
+
+def test_rendered_by_kustomize() -> None:
+    found = rendered(K8S)
     for each in found:
         validate(each, VERSIONS[-1], strict=True)
     jobs = {

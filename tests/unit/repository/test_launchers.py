@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from kubernetes_validate import validate
 from torch.distributed.run import parse_args
 
-from tests.unit.repository.test_k8s import K8S, VERSIONS, documents
+from tests.unit.repository.test_k8s import K8S, VERSIONS, documents, rendered
 from vfl_common.config.party import load_party
 from vfl_party.cli import run
 
@@ -327,12 +327,7 @@ def test_ranks_reach_each_other_and_nobody_else() -> None:
 
 
 def test_rendered_by_kustomize() -> None:
-    command = next((name for name in ("kustomize", "kubectl") if shutil.which(name)), None)
-    if command is None:
-        pytest.skip("neither kustomize nor kubectl is installed")
-    args = [command, "build" if command == "kustomize" else "kustomize", str(KUBEFLOW)]
-    made = subprocess.run(args, check=True, capture_output=True, text=True, timeout=60).stdout
-    found = [each for each in yaml.safe_load_all(made) if each]
+    found = rendered(KUBEFLOW)
     party = load_party(K8S / "hospital" / "party.toml").name
     assert {each["metadata"].get("namespace", f"vfl-{party}") for each in found} == {f"vfl-{party}"}
     kinds = [each["kind"] for each in found]
