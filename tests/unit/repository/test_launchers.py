@@ -327,7 +327,8 @@ def test_ranks_reach_each_other_and_nobody_else() -> None:
 
 
 def test_rendered_by_kustomize() -> None:
-    found = rendered(KUBEFLOW)
+    made = rendered(KUBEFLOW)
+    found = [each for each in yaml.safe_load_all(made) if each]
     party = load_party(K8S / "hospital" / "party.toml").name
     assert {each["metadata"].get("namespace", f"vfl-{party}") for each in found} == {f"vfl-{party}"}
     kinds = [each["kind"] for each in found]
