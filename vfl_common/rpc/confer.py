@@ -35,6 +35,7 @@ class ShownHead:
     held_size: int = 0
     proof: tuple[bytes, ...] = ()
     cosigned: str = ""
+    proof_signature: bytes = b""
 
     def encoded(self) -> bytes:
         """Returns the message."""
@@ -45,6 +46,7 @@ class ShownHead:
             held_size=self.held_size,
             proof=self.proof,
             cosigned=self.cosigned,
+            proof_signature=self.proof_signature,
         ).SerializeToString()
 
     @classmethod
@@ -69,6 +71,7 @@ class ShownHead:
             found.held_size,
             tuple(found.proof),
             found.cosigned,
+            found.proof_signature,
         )
 
 

@@ -119,9 +119,13 @@ def verify(party: Path, evidence: tuple[Path, Path] | None, statement_: Path | N
     each head that does not fit. So do signed heads that are missing. A record that was rewritten as
     a whole, with its heads, is found by the peers: they hold the old heads, and ask at the next
     run.
+
+    --evidence ends with exit code 0 if PEER has signed two heads that contradict each other: other
+    roots of the same lines, fewer lines at a later time, or a proof between them that PEER has
+    signed and that does not hold. Otherwise it says "not shown", and ends with exit code 2.
     """
     from vfl_party.disclosures.statement import opened
-    from vfl_party.record.verify import evidence as shown
+    from vfl_party.record.evidence import evidence as shown
     from vfl_party.record.verify import verify as look
 
     files = _files(party)
@@ -139,6 +143,9 @@ def verify(party: Path, evidence: tuple[Path, Path] | None, statement_: Path | N
         click.echo(f"{name} has signed the first {count(lines, 'line')}")
     if found.covered < found.lines:
         click.echo(f"not signed yet: the last {count(found.lines - found.covered, 'line')}")
+    for name, records in found.records.items():
+        listing = ", ".join(records)
+        click.echo(f"{name} has shown {len(records)} records, not one: {listing}; ask it why")
     for problem in found.wrong:
         click.echo(f"wrong: {problem}")
     if found.wrong:

@@ -2,7 +2,7 @@
 anything.
 
 Each party hands the server one JSON text; the server passes all of them on, unread, when a
-generation begins. It is a table with a key for each guard: ``policy``, ``grant``.
+generation begins. It is a table with a key for each guard: ``policy``, ``grant``, ``head``.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def shown_by(guards: Sequence[Guard]) -> str:
     shown = {each.key: found for each in guards if (found := each.shows()) is not None}
     text = json.dumps(shown, sort_keys=True, separators=(",", ":")) if shown else ""
     if len(text.encode()) > MOST_SHOWN:
-        said = f"policy and grant take {len(text.encode()):,} bytes, and peers read {MOST_SHOWN:,}"
+        size = f"{len(text.encode()):,} bytes, and peers read {MOST_SHOWN:,}"
+        said = f"policy, grant and head of a record take {size}"
         raise InputError(Code.CONFIG_INVALID, f"{said}; shorten the lists in [policy]")
     return text
 

@@ -112,8 +112,8 @@ class Book:
             self._require_whole(os.fstat(self._file).st_size)
             # Of other programs of the party, too.
             os.fdatasync(self._file)
-            size = self._grown()
-            return Head(self.origin, size, tree.root(size, self._hash_at), int(now()))
+            size, at = self._grown()
+            return Head(self.origin, size, tree.root(size, self._hash_at), at)
 
     def consistency(self, old: int, new: int) -> list[bytes]:
         """Returns the proof that the tree of ``new`` lines goes on from that of ``old``; see
@@ -201,9 +201,11 @@ class Book:
     def _hash_at(self, place: int) -> bytes:
         return os.pread(self._hashes, tree.HASH_BYTES, place * tree.HASH_BYTES)
 
-    def _grown(self) -> int:
-        """Adds the hashes of the lines that are new; returns how many lines there are."""
-        lines, at = self._known()
+    def _grown(self) -> tuple[int, int]:
+        """Adds the hashes of the lines that are new. Returns how many lines there are, and the time
+        of their head.
+        """
+        lines, at, headed = self._known()
         kept = [tree.kept(lines)]
         os.ftruncate(self._hashes, kept[0] * tree.HASH_BYTES)
         new: list[bytes] = []
@@ -221,18 +223,24 @@ class Book:
             data, offset = data[written:], offset + written
         # Else a disk that loses power may keep how many there are, and not the hashes.
         os.fdatasync(self._hashes)
-        write_atomic(self.folder / STATE, to_json({"lines": lines, "bytes": at}))
-        return lines
+        # A clock that is set back must not make a smaller head look like a later one: peers take
+        # that for evidence.
+        headed = max(headed, int(now()))
+        write_atomic(self.folder / STATE, to_json({"lines": lines, "bytes": at, "at": headed}))
+        return lines, headed
 
-    def _known(self) -> tuple[int, int]:
-        """Returns how many lines have their hashes, and where these lines end."""
+    def _known(self) -> tuple[int, int, int]:
+        """Returns how many lines have their hashes, where these lines end, and the time of the last
+        head.
+        """
         try:
             known = json.loads((self.folder / STATE).read_text())
-            lines, at = int(known["lines"]), int(known["bytes"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0, 0
+            lines, at, headed = int(known["lines"]), int(known["bytes"]), int(known.get("at", 0))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return 0, 0, 0
         there = os.fstat(self._hashes).st_size // tree.HASH_BYTES
-        return (lines, at) if 0 <= at <= self._end and tree.kept(lines) <= there else (0, 0)
+        fits = 0 <= at <= self._end and tree.kept(lines) <= there
+        return (lines, at, headed) if fits else (0, 0, headed)
 
 
 def now() -> float:

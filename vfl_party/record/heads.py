@@ -7,34 +7,34 @@ for the active party, and the active party's note with a signature of the caller
 the caller's note, signed.
 
 A head that does not go on from the one that is held is kept beside it, with the peer's signatures
-on both: that is the evidence, which anybody can check who trusts the federation's CA.
+on both. If they contradict each other, that is evidence; see ``evidence``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.files import PLAIN_NAME, unwritable, write_atomic
+from vfl_common.files import PLAIN_NAME, unwritable
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.pem import MOST_INTERMEDIATES, pin_of
-from vfl_common.identity.signing import chain_pem, shown
+from vfl_common.identity.signing import chain_pem, shown, sign
 from vfl_common.rpc.confer import ShownHead
-from vfl_common.text import printable, to_json
+from vfl_common.text import printable
 from vfl_party.record import tree
 from vfl_party.record.book import Book, now
-from vfl_party.record.note import Head, SignedNote
+from vfl_party.record.evidence import Proof, goes_on, keep, proof_text
+from vfl_party.record.note import Head, Held, SignedNote
 
 PEERS, OWN = "peers", "heads.jsonl"
 # To show a head that is not older than one that another program of the party shows.
@@ -44,38 +44,17 @@ _MOST_CALLS = 2000
 
 
 @dataclass(frozen=True)
-class Held:
-    """A head of a record as it is kept: the note with its signatures, {signer: its certificates},
-    and when.
-    """
-
-    note: SignedNote
-    certificates: dict[str, str]
-    at: float = 0.0
-
-    @property
-    def line(self) -> str:
-        """The head on one line of JSON."""
-        fields = {"at": self.at, "note": str(self.note), "certificates": self.certificates}
-        return to_json(fields)
-
-    @classmethod
-    def read(cls, text: str) -> Held:
-        """Reads ``line``. Raises ValueError if it is none."""
-        try:
-            found = json.loads(text)
-            return cls(SignedNote.read(found["note"]), dict(found["certificates"]), found["at"])
-        except (KeyError, TypeError, AttributeError):
-            raise ValueError(text) from None
-
-
-@dataclass(frozen=True)
 class _Shown:
     """A head that a peer has shown and signed, with its certificate and its chain in PEM."""
 
     note: SignedNote
     certificate: x509.Certificate
     chain: str
+
+    def cosigned(self, peer: str, credentials: Credentials) -> SignedNote:
+        """Adds this party's cosignature, in the form that the peer's version reads."""
+        older = not self.note.is_cosigned_by(peer, self.certificate)
+        return self.note.signed(credentials, older=older)
 
 
 class Heads:
@@ -87,13 +66,15 @@ class Heads:
     """
 
     def __init__(self, book: Book, credentials: Callable[[], Credentials]) -> None:
-        self._book, self._credentials = book, credentials
+        self.book, self._credentials = book, credentials
         self._lock = threading.Lock()
         # {peer: (what it has shown, this party's note, the peer's head that was held)}, between its
         # two calls.
         self._between: dict[str, tuple[_Shown, SignedNote, Held | None]] = {}
         # {peer: the pin of its key}, of those that have shown their record in this process.
         self.met: dict[str, str] = {}
+        # {passive party: the active party's head that it holds}; see ``relay``.
+        self.relayed: dict[str, Held] = {}
         # Of the record, when its head was last cosigned by the active party.
         self._cosigned_size = -1
         self._calls: Counter[str] = Counter()
@@ -109,36 +90,56 @@ class Heads:
         """
         for left in reversed(range(_TRIES)):
             own, held = self._signed(), self.held(peer)
+            self._require_one_record(peer, own, held, ask)
             first = ask(self._shows(own, held))
             # Else another program of this party has shown a later head meanwhile.
             later = first.held_origin == own.head.origin and first.held_size > own.head.size
             if later and left:
                 continue
             seen = self._read(peer, first)
-            self._require_going_on(peer, held, seen, first.proof)
-            proof = self._proof(peer, first, own.head)
-            cosigned = str(seen.note.signed(self._credentials()))
-            last = ask(ShownHead(proof=proof, cosigned=cosigned))
+            self._require_going_on(peer, held, seen, _proof_in(first))
+            proof = self._proof(first, own.head)
+            cosigned = str(seen.cosigned(peer, self._credentials()))
+            shows = ShownHead(
+                proof=proof.hashes, cosigned=cosigned, proof_signature=proof.signature
+            )
+            last = ask(shows)
             # Else the same has happened between the two calls.
             if last.cosigned and self.held(peer) == held:
                 self._keep_own(peer, own, last.cosigned, seen)
                 self._keep(peer, seen)
                 self._cosigned_size = own.head.size
                 return
-        text = f"{peer} has not signed the head of the record of {self._book.name}"
+        text = f"{peer} has not signed the head of the record of {self.book.name}"
         raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+
+    def _require_one_record(
+        self, peer: str, own: SignedNote, held: Held | None, ask: Callable[[ShownHead], ShownHead]
+    ) -> None:
+        """Asks the active party for the proof from each head that another passive party holds.
+        Raises PeerError if there is none. ``ask``: as in ``confer``.
+        """
+        asked = {_state(held)} if held is not None else set()
+        for holder, other in self.relayed.items():
+            head = other.note.head
+            if _state(other) in asked or head.origin in _set_aside(self.book.folder, peer):
+                continue
+            asked.add(_state(other))
+            answer = ask(self._shows(own, other))
+            seen = self._read(peer, answer)
+            self._require_going_on(peer, other, seen, _proof_in(answer), holder)
 
     @property
     def has_news(self) -> bool:
         """Whether something has left since the active party last signed this party's head."""
-        return self._book.head().size > self._cosigned_size + 1
+        return self.book.head().size > self._cosigned_size + 1
 
     def seal(self) -> None:
         """Signs the head of the record at the end of a program, and keeps it beside those that
         peers have signed.
         """
-        certificates = {self._book.name: chain_pem(self._credentials()).decode()}
-        _append(self._book.folder / OWN, Held(self._signed(), certificates, now()).line)
+        certificates = {self.book.name: chain_pem(self._credentials()).decode()}
+        _append(self.book.folder / OWN, Held(self._signed(), certificates, now()).line)
 
     # -- the active party
     # ----------------------------------------------------------------------
@@ -156,10 +157,9 @@ class Heads:
                 seen = self._read(peer, call)
                 own, held = self._signed(), self.held(peer)
                 self._between[peer] = seen, own, held
-                proof = self._proof(peer, call, own.head)
-                answer = self._shows(own, held)
-                return ShownHead(
-                    answer.note, answer.certificates, answer.held_origin, answer.held_size, proof
+                proof = self._proof(call, own.head)
+                return replace(
+                    self._shows(own, held), proof=proof.hashes, proof_signature=proof.signature
                 )
             if peer not in self._between:
                 text = f"{peer} has not shown the head of its record"
@@ -169,7 +169,7 @@ class Heads:
                 # Other programs of both have met meanwhile: the proof is of an older head. An
                 # answer without a signature asks the peer to begin again.
                 return ShownHead()
-            self._require_going_on(peer, held, seen, call.proof)
+            self._require_going_on(peer, held, seen, _proof_in(call))
             self._keep_own(peer, own, call.cosigned, seen)
             return ShownHead(cosigned=str(self._keep(peer, seen)))
 
@@ -191,23 +191,24 @@ class Heads:
             raise InputError(Code.FILE_INVALID, text) from None
 
     def _path(self, peer: str) -> Path:
-        return self._book.folder / PEERS / f"{peer}.jsonl"
+        return self.book.folder / PEERS / f"{peer}.jsonl"
 
     def _signed(self) -> SignedNote:
-        return SignedNote(self._book.head()).signed(self._credentials())
+        return SignedNote(self.book.head()).signed(self._credentials())
 
     def _shows(self, own: SignedNote, held: Held | None) -> ShownHead:
         head = held.note.head if held is not None else Head("", 0, tree.EMPTY)
         return ShownHead(str(own), chain_pem(self._credentials()), head.origin, head.size)
 
-    def _proof(self, peer: str, call: ShownHead, own: Head) -> tuple[bytes, ...]:
-        """Returns the proof that a peer asks for. There is none of another record, or of more lines
-        than there are: the peer says what is wrong.
+    def _proof(self, call: ShownHead, own: Head) -> Proof:
+        """Returns the proof that a peer asks for, signed. There is none of another record, or of
+        more lines than there are; the peer reports that.
         """
-        _ = peer
         if call.held_origin != own.origin or not 0 < call.held_size <= own.size:
-            return ()
-        return tuple(self._book.consistency(call.held_size, own.size))
+            return Proof()
+        hashes = tuple(self.book.consistency(call.held_size, own.size))
+        said = proof_text(call.held_size, own, hashes)
+        return Proof(hashes, sign(self._credentials(), said))
 
     def _read(self, peer: str, call: ShownHead) -> _Shown:
         """Returns what a peer shows, with its own signature alone. Raises PeerError if it has not
@@ -220,6 +221,9 @@ class Heads:
         except ValueError:
             text = f"{what} of {peer} cannot be read; run the same version of this program at all"
             raise PeerError(Code.MALFORMED_MESSAGE, f"{text} parties", party=peer) from None
+        if note.head.owner != peer:
+            text = f"{peer} shows a head of another party's record ({note.head.origin})"
+            raise PeerError(Code.IDENTITY_MISMATCH, text, party=peer)
         note = note.signed_by(peer, certificate)
         if not note.signatures:
             text = f"{what} of {peer} is not signed with the key of its certificate"
@@ -228,38 +232,27 @@ class Heads:
         return _Shown(note, certificate, "".join(_pem(each) for each in chain))
 
     def _require_going_on(
-        self,
-        peer: str,
-        held: Held | None,
-        seen: _Shown,
-        proof: tuple[bytes, ...],
+        self, peer: str, held: Held | None, seen: _Shown, proof: Proof, of: str = ""
     ) -> None:
-        if held is None:
+        """Raises PeerError if a peer's record does not go on from a head that it has signed.
+
+        ``of``: the party that has passed the head on; '': this party holds it.
+        """
+        if held is None or goes_on(held.note.head, seen.note.head, proof):
             return
         old, new = held.note.head, seen.note.head
-        if old.origin == new.origin and tree.is_consistent(
-            old.size, new.size, old.root, new.root, proof
-        ):
-            return
-        name = f"{peer}.broken-{new.root.hex()[:12]}.json"
-        evidence = {
-            "held": json.loads(held.line),
-            "shown": {"note": str(seen.note), "certificates": {peer: seen.chain}},
-            "proof": [each.hex() for each in proof],
-            "at": now(),
-        }
-        # What is wrong is said even if the disk is full.
-        with contextlib.suppress(InputError):
-            write_atomic(self._book.folder / PEERS / name, to_json(evidence) + "\n")
-        what = (
-            f"does not go on from the {old.size:,} lines whose head it signed"
-            if old.origin == new.origin
-            else f"is another one than that of {old.size:,} lines whose head it signed"
-        )
-        text = f"the record of {peer} {what}: lines were changed or lost"
-        own = (
-            f"{text}; the evidence is {self._book.folder / PEERS / name}; ask {peer} for its record"
-        )
+        newer = Held(seen.note, {peer: seen.chain}, now())
+        path, why = keep(self.book.folder / PEERS, peer, held, newer, proof)
+        by = f", which {of} holds" if of else ""
+        lines = f"the {old.size:,} lines whose head it signed{by}"
+        if why:
+            text = f"the record of {peer} does not go on from {lines}: lines were changed or lost"
+        elif old.origin != new.origin:
+            text = f"the record of {peer} is another one than that of {lines}"
+        else:
+            text = f"{peer} has not shown that its record goes on from {lines}"
+        kept = "the evidence is" if why else "both heads, which are no evidence, are in"
+        own = f"{text}; {kept} {path}; ask {peer} for its record"
         own = f"{own}, or accept the new one: vfl-party disclosures accept PARTY {peer}"
         text = f"{text}; {peer} restores its record, or asks others to accept the new one"
         raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer).privately(own)
@@ -274,14 +267,14 @@ class Heads:
         except ValueError:
             note = SignedNote(Head("", 0, b""))
         if note.head != own.head or not note.signatures:
-            text = f"{peer} has not signed the head of the record of {self._book.name}"
+            text = f"{peer} has not signed the head of the record of {self.book.name}"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
         certificates = {
-            self._book.name: chain_pem(self._credentials()).decode(),
+            self.book.name: chain_pem(self._credentials()).decode(),
             peer: seen.chain,
         }
         found = Held(own.with_those_of(note), certificates, now())
-        _append(self._book.folder / OWN, found.line)
+        _append(self.book.folder / OWN, found.line)
 
     def _keep(self, peer: str, seen: _Shown) -> SignedNote:
         """Keeps a peer's head, and notes in this party's record that it was shown; returns it with
@@ -289,11 +282,11 @@ class Heads:
         """
         credentials = self._credentials()
         note, certificates = (
-            seen.note.signed(credentials),
-            {peer: seen.chain, self._book.name: chain_pem(credentials).decode()},
+            seen.cosigned(peer, credentials),
+            {peer: seen.chain, self.book.name: chain_pem(credentials).decode()},
         )
         head, pin = note.head, pin_of(seen.certificate)
-        self._book.add(head=peer, key=pin, origin=head.origin, size=head.size, root=head.root.hex())
+        self.book.add(head=peer, key=pin, origin=head.origin, size=head.size, root=head.root.hex())
         _append(self._path(peer), Held(note, certificates, now()).line)
         self.met[peer] = pin
         return note
@@ -333,6 +326,22 @@ def accept(folder: Path, peer: str) -> Path:
         text = f"{path}: cannot be set aside ({error.strerror}); no head of {peer} is held there"
         raise InputError(Code.FILE_INVALID, text) from None
     return aside
+
+
+def _set_aside(folder: Path, peer: str) -> set[str]:
+    """Returns the names of a peer's records in place of which a person has accepted another."""
+    files = (folder / PEERS).glob(f"{peer}.until-*.jsonl")
+    newest = (next(_newest_first(path), None) for path in files)
+    return {each.note.head.origin for each in newest if each is not None}
+
+
+def _state(held: Held) -> tuple[str, int, bytes]:
+    head = held.note.head
+    return head.origin, head.size, head.root
+
+
+def _proof_in(call: ShownHead) -> Proof:
+    return Proof(call.proof, call.proof_signature)
 
 
 def _pem(certificate: x509.Certificate) -> str:

@@ -1,17 +1,25 @@
-"""Heads of records as signed notes, in the formats of C2SP: tlog-checkpoint and signed-note.
+"""Heads of records as signed notes, in the formats of C2SP: tlog-checkpoint, signed-note and
+tlog-cosignature.
 
 A note is four lines (whose record it is, how many lines it has, the root of their tree in base64,
 and when that was), a blank line, and a line for each signature. Keys are those of the parties'
 certificates: ECDSA has the identifier that C2SP gives it (0x02); RSA-PSS, which has none there, a
 long one of ours (0xff).
+
+The owner of a record signs these four lines, and everybody, the owner too, signs a cosignature:
+``cosignature/v1``, the time, and the four lines. C2SP defines no cosignature for these keys, so
+their identifiers are long ones of ours. A cosignature under a head of another party's record is
+therefore never the signature of a record's owner. Versions before this one signed the four lines of
+whatever head a peer showed them, so a signature without a cosignature convicts nobody.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-import itertools
+import json
 import re
+import time
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Self
@@ -22,9 +30,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.signing import has_signed, sign
+from vfl_common.text import to_json
 from vfl_party.record.tree import HASH_BYTES
 
 _RSA = b"\xffvfl RSA-PSS SHA-256"
+_COSIGNATURE = b"\xffvfl cosignature/v1 SHA-256"
+_TIME_BYTES = 8
 _ID_BYTES = 4
 # Of a note, in characters; and of its numbers, as in the messages between parties.
 MOST = 16_384
@@ -46,8 +57,15 @@ class Head:
     at: int = 0
 
     @property
+    def owner(self) -> str:
+        """The party whose record this is; '' if the name of the record is not of our form."""
+        begin, _, rest = self.origin.partition("/")
+        party, _, identity = rest.partition("/")
+        return party if begin == "vfl-record" and identity else ""
+
+    @property
     def text(self) -> str:
-        """What is signed."""
+        """The lines that the owner of the record signs."""
         root = base64.b64encode(self.root).decode()
         return f"{self.origin}\n{self.size}\n{root}\nat {self.at}\n"
 
@@ -87,13 +105,19 @@ class SignedNote:
             raise ValueError(text)
         return cls(Head.read(f"{body}\n"), tuple(_signature(line) for line in lines))
 
-    def signed(self, credentials: Credentials) -> SignedNote:
-        """Adds the signature of the party of ``credentials``. Raises InputError if its key is
-        neither ECDSA nor RSA.
+    def signed(self, credentials: Credentials, *, older: bool = False) -> SignedNote:
+        """Adds the cosignature of the party of ``credentials``, and its signature as the owner to a
+        head of its own record. Raises InputError if its key is neither ECDSA nor RSA.
+
+        ``older``: the reader's version knows no cosignatures, so the head itself is signed too.
         """
-        name, said = credentials.name, self.head.text.encode()
-        own = (name, key_id(name, credentials.certificate), sign(credentials, said))
-        return SignedNote(self.head, (*(each for each in self.signatures if each[0] != name), own))
+        name, certificate = credentials.name, credentials.certificate
+        at, head = int(time.time()), self.head.text
+        signature = at.to_bytes(_TIME_BYTES, "big") + sign(credentials, _cosigned(at, head))
+        own = [(name, cosigner_id(name, certificate), signature)]
+        if older or self.head.owner == name:
+            own.insert(0, (name, key_id(name, certificate), sign(credentials, head.encode())))
+        return SignedNote(self.head, (*(each for each in self.signatures if each[0] != name), *own))
 
     def with_those_of(self, other: SignedNote) -> SignedNote:
         """Adds the signatures of another copy of the note."""
@@ -101,29 +125,86 @@ class SignedNote:
         return SignedNote(self.head, (*self.signatures, *new))
 
     def signed_by(self, name: str, certificate: x509.Certificate) -> SignedNote:
-        """Returns the note with one signature: that of the key of a certificate in this name; with
-        none, if it has not signed the head.
+        """Returns the note with the signatures of the key of a certificate in this name: one over
+        the head and one cosignature at most; with none, if it has signed neither.
         """
-        wanted, said = (name, key_id(name, certificate)), self.head.text.encode()
-        good = (
-            each
-            for each in self.signatures
-            if each[:2] == wanted and has_signed(certificate, said, each[2])
-        )
-        return SignedNote(self.head, tuple(itertools.islice(good, 1)))
+        good: dict[bytes, tuple[str, bytes, bytes]] = {}
+        for signer, key, signature in self.signatures:
+            said = self._said_by(name, certificate, key, signature)
+            if signer != name or key in good or said is None:
+                continue
+            if has_signed(certificate, said[0], said[1]):
+                good[key] = signer, key, signature
+        return SignedNote(self.head, tuple(good.values()))
+
+    def _said_by(
+        self, name: str, certificate: x509.Certificate, key: bytes, signature: bytes
+    ) -> tuple[bytes, bytes] | None:
+        """Returns what a signature is over, and its bytes; None if it has another key."""
+        if key == key_id(name, certificate):
+            return self.head.text.encode(), signature
+        if key != cosigner_id(name, certificate):
+            return None
+        at = int.from_bytes(signature[:_TIME_BYTES], "big")
+        return _cosigned(at, self.head.text), signature[_TIME_BYTES:]
 
     def is_signed_by(self, name: str, certificate: x509.Certificate) -> bool:
-        """Whether the key of a certificate has signed the head in this name."""
+        """Whether the key of a certificate has signed or cosigned the head in this name."""
         return bool(self.signed_by(name, certificate).signatures)
+
+    def is_cosigned_by(self, name: str, certificate: x509.Certificate) -> bool:
+        """Whether the key of a certificate has cosigned the head in this name."""
+        wanted = cosigner_id(name, certificate)
+        return any(key == wanted for _, key, _ in self.signed_by(name, certificate).signatures)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A head of a record as it is kept: the note with its signatures, {signer: its certificates},
+    and when.
+    """
+
+    note: SignedNote
+    certificates: dict[str, str]
+    at: float = 0.0
+
+    @property
+    def line(self) -> str:
+        """The head on one line of JSON."""
+        fields = {"at": self.at, "note": str(self.note), "certificates": self.certificates}
+        return to_json(fields)
+
+    @classmethod
+    def read(cls, text: str) -> Held:
+        """Reads ``line``. Raises ValueError if it is none."""
+        try:
+            fields = json.loads(text)
+            return cls(SignedNote.read(fields["note"]), dict(fields["certificates"]), fields["at"])
+        except (KeyError, TypeError, AttributeError, RecursionError):
+            raise ValueError(text) from None
 
 
 def key_id(name: str, certificate: x509.Certificate) -> bytes:
     """Returns the identifier of a certificate's key in notes, 4 bytes."""
-    key = certificate.public_key()
-    spki = key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    if isinstance(key, rsa.RSAPublicKey):
+    spki = _spki(certificate)
+    if isinstance(certificate.public_key(), rsa.RSAPublicKey):
         spki = name.encode() + b"\n" + _RSA + spki
     return sha256(spki).digest()[:_ID_BYTES]
+
+
+def cosigner_id(name: str, certificate: x509.Certificate) -> bytes:
+    """Returns the identifier of a certificate's key in cosignatures, 4 bytes."""
+    said = name.encode() + b"\n" + _COSIGNATURE + _spki(certificate)
+    return sha256(said).digest()[:_ID_BYTES]
+
+
+def _spki(certificate: x509.Certificate) -> bytes:
+    return certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _cosigned(at: int, head: str) -> bytes:
+    """Returns the message of a cosignature (C2SP tlog-cosignature)."""
+    return f"cosignature/v1\ntime {at}\n{head}".encode()
 
 
 def _line(name: str, key: bytes, signature: bytes) -> str:

@@ -37,6 +37,8 @@ from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
 from vfl_party.ranks import Guarded, Ranks, begin
 from vfl_party.record.book import Book, folder_of
+from vfl_party.record.heads import Heads
+from vfl_party.record.relay import HeadRelay
 from vfl_party.runtime import versions
 from vfl_party.runtime.folders import Folders, store_of
 from vfl_party.runtime.generation import Preparation, new_secret
@@ -234,7 +236,9 @@ class PartyApp:
 
         book = self._book()
         account = guard_of(book, limits_of(files.file), resumes=folders.resume is not None)
-        guards = guards_of(files.file, recipe)
+        heads = Heads(book, files.keyring.current)
+        relay = HeadRelay(heads, files.name, recipe.active.name, files.keyring.current)
+        guards = [*guards_of(files.file, recipe), grants, relay]
         trains, plugins = opened.work.job == "train", versions.shared(opened)
         prepared = Preparation(
             opened,
@@ -249,11 +253,11 @@ class PartyApp:
             secret=new_secret() if trains and files.file.init == "secret" else None,
             complete=partial(self._aligning, opened.work.job),
             when_aligned=grants.aligned,
-            guards=[*guards, grants, *([account] if account is not None else [])],
+            guards=[*guards, *([account] if account is not None else [])],
         )
         ledger, meter = Ledger(), TcpMeter()
         joining = joining_of(opened.course, files.settings.role, plugins)
-        about = joining, book, opened.work.job, account
+        about = joining, heads, opened.work.job, account
         transports = Transports(files, self.console, ledger, meter, *about)
         stack.callback(transports.close)
         session = Session(

@@ -37,7 +37,6 @@ from vfl_common.rpc.messages import Joining, Start
 from vfl_common.stages import Job
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.base.step_timing import Clock
-from vfl_party.record.book import Book
 from vfl_party.record.heads import Heads
 from vfl_party.record.recorder import Allows, Recorder
 
@@ -134,7 +133,7 @@ class Transports:
         console: reports missing parties to a person.
         joining: what this party says when it joins; the active party answers with it whether a
             passive one fits.
-        book: this party's record.
+        heads: of this party's record.
         job: what is run.
         allows: see ``Recorder``.
     """
@@ -144,24 +143,20 @@ class Transports:
     ledger: Ledger
     meter: TcpMeter
     joining: Joining | None = None
-    book: Book | None = None
+    heads: Heads | None = None
     job: Job = "train"
     allows: Allows | None = None
 
-    def __post_init__(self) -> None:
-        book, keyring = self.book, self.files.keyring
-        self._heads = Heads(book, keyring.current) if book is not None else None
-
     def close(self) -> None:
         """Signs the head of the record, and closes it."""
-        if self.book is None or self._heads is None:
+        if self.heads is None:
             return
         try:
-            self._heads.seal()
+            self.heads.seal()
         except VflError as error:
             # Why the program ends says more.
             log.warning("%s", error, extra={"event": "record"})
-        self.book.close()
+        self.heads.book.close()
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[tuple[ExchangeService | None, str]]:
@@ -181,7 +176,7 @@ class Transports:
             phases=[phase.name for phase in recipe.phases],
             attach_timeout_s=recipe.run.rejoin_deadline_s,
             joining=self.joining,
-            confer=self._heads.answer if self._heads is not None else None,
+            confer=self.heads.answer if self.heads is not None else None,
         )
         health = Health(
             {EXCHANGE: lambda: True},
@@ -265,11 +260,11 @@ class Transports:
 
     def _recorder(self, start: Start, peers: Sequence[str]) -> Recorder | None:
         """Begins a generation in the party's record."""
-        book, heads, files = self.book, self._heads, self.files
-        if book is None or heads is None:
+        heads, files = self.heads, self.files
+        if heads is None:
             return None
         return Recorder(
-            book,
+            heads.book,
             heads,
             run_id=start.run_id,
             generation=start.generation,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import random
@@ -29,6 +30,7 @@ from vfl_common.wire.frames import measure
 from vfl_party.record import book as book_of
 from vfl_party.record import people
 from vfl_party.record.book import LINES, Book
+from vfl_party.record.evidence import evidence
 from vfl_party.record.heads import OWN, Heads
 from vfl_party.record.history import RecordHistory
 from vfl_party.record.lines import (
@@ -263,8 +265,11 @@ def test_heads_that_are_missing_are_said(
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_a_record_that_is_written_anew_is_found_by_the_peer(
-    steps: int, tmp_path: Path, members: dict[str, Credentials]
+    steps: int, tmp_path: Path, members: dict[str, Credentials], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Fewer, as many and more lines: whichever, the two heads are evidence."""
+    seconds = itertools.count(1_700_000_000)
+    monkeypatch.setattr(book_of, "now", lambda: float(next(seconds)))
     one, other = recorder(tmp_path / "1", members["p1"]), recorder(tmp_path / "0", members["p0"])
     for step in range(5):
         send(one, step, [step])
@@ -280,8 +285,8 @@ def test_a_record_that_is_written_anew_is_found_by_the_peer(
         send(again, step, [step + 1])
     with raises(PeerError, Code.MALFORMED_MESSAGE):
         confer(again, other)
-    evidence = [*(other.book.folder / "peers").glob("p1.broken-*.json")]
-    assert len(evidence) == 1
+    (path,) = (other.book.folder / "peers").glob("p1.*.json")
+    assert evidence(path, "p1", members["p0"]).startswith("p1 has signed ")
 
 
 def test_whatever_is_written_anew_the_peer_finds(

@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Heads(_message.Message):
-    __slots__ = ("note", "certificates", "held_origin", "held_size", "proof", "cosigned", "failure")
+    __slots__ = ("note", "certificates", "held_origin", "held_size", "proof", "cosigned", "failure", "proof_signature")
     NOTE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
     HELD_ORIGIN_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class Heads(_message.Message):
     PROOF_FIELD_NUMBER: _ClassVar[int]
     COSIGNED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     note: str
     certificates: bytes
     held_origin: str
@@ -25,7 +26,8 @@ class Heads(_message.Message):
     proof: _containers.RepeatedScalarFieldContainer[bytes]
     cosigned: str
     failure: _failure_pb2.Failure
-    def __init__(self, note: _Optional[str] = ..., certificates: _Optional[bytes] = ..., held_origin: _Optional[str] = ..., held_size: _Optional[int] = ..., proof: _Optional[_Iterable[bytes]] = ..., cosigned: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
+    proof_signature: bytes
+    def __init__(self, note: _Optional[str] = ..., certificates: _Optional[bytes] = ..., held_origin: _Optional[str] = ..., held_size: _Optional[int] = ..., proof: _Optional[_Iterable[bytes]] = ..., cosigned: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., proof_signature: _Optional[bytes] = ...) -> None: ...
 
 class StepKey(_message.Message):
     __slots__ = ("phase", "round", "batch")

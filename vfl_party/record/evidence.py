@@ -1,0 +1,199 @@
+"""Evidence that a party has changed its record: two heads of the record that contradict each other.
+
+Both heads must have the party's own cosignature; see ``note``. They contradict each other if they
+count the same lines with other roots, if the smaller one is later, or if the party has signed a
+proof from one to the other that does not hold. Nothing else convicts a party. A proof that is
+missing or spoilt may be lost on the way, and two records are what a lost disk leaves behind.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+
+from vfl_common.errors import Code, InputError
+from vfl_common.files import write_atomic
+from vfl_common.identity import pem
+from vfl_common.identity.credentials import Credentials
+from vfl_common.identity.signing import has_signed
+from vfl_common.text import to_json
+from vfl_party.record import tree
+from vfl_party.record.note import Head, Held
+
+# Of one peer, files of each kind: a peer can show any number of heads.
+MOST_FILES = 16
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A proof that a peer's record goes on from a head, with the peer's signature; b'' if it has
+    signed none.
+    """
+
+    hashes: tuple[bytes, ...] = ()
+    signature: bytes = b""
+
+
+def proof_text(old: int, new: Head, hashes: Sequence[bytes]) -> bytes:
+    """Returns what the owner of a record signs with a proof from its first ``old`` lines to
+    ``new``.
+    """
+    lines = (base64.b64encode(each).decode() for each in (new.root, *hashes))
+    return "\n".join(["vfl-record/proof/v1", new.origin, f"{old} {new.size}", *lines, ""]).encode()
+
+
+def goes_on(old: Head, new: Head, proof: Proof) -> bool:
+    """Whether a proof shows that the record of ``new`` begins with the lines of ``old``."""
+    same = old.origin == new.origin
+    return same and tree.is_consistent(old.size, new.size, old.root, new.root, proof.hashes)
+
+
+def contradiction(one: Held, other: Held, peer: str, proof: Proof) -> str:
+    """Returns how two heads of a peer's record contradict each other, or '' if it has not signed a
+    contradiction. The certificates of both have been checked.
+    """
+    small, large = sorted((one, other), key=lambda each: each.note.head.size)
+    for each in (small, large):
+        certificate = _first_certificate(each.certificates.get(peer, ""))
+        owned = each.note.head.owner == peer
+        if certificate is None or not owned or not each.note.is_cosigned_by(peer, certificate):
+            return ""
+    old, new = small.note.head, large.note.head
+    if old.origin != new.origin:
+        return ""
+    if old.size == new.size:
+        roots = f"two heads of {old.size:,} lines with different roots"
+        return f"{roots}, of {_when(old.at)} and {_when(new.at)}" if old.root != new.root else ""
+    if old.at > new.at:
+        return (
+            f"a head of {new.size:,} lines on {_when(new.at)}, and one of only {old.size:,} lines "
+            f"on {_when(old.at)}"
+        )
+    if goes_on(old, new, proof) or not proof.signature:
+        return ""
+    said = proof_text(old.size, new, proof.hashes)
+    if certificate is None or not has_signed(certificate, said, proof.signature):
+        return ""
+    return (
+        f"a head of {old.size:,} lines on {_when(old.at)}, one of {new.size:,} lines on "
+        f"{_when(new.at)}, and a proof from one to the other that does not hold"
+    )
+
+
+def keep(folder: Path, peer: str, held: Held, shown: Held, proof: Proof) -> tuple[Path, str]:
+    """Writes two heads of a peer that do not go on from one another. Returns the file and the
+    contradiction; '' if there is none. After ``MOST_FILES`` files of a kind no more are written.
+    """
+    why = contradiction(held, shown, peer, proof)
+    kind = "broken" if why else "not-shown"
+    path = folder / f"{peer}.{kind}-{shown.note.head.root.hex()[:12]}.json"
+    fields = {
+        "held": json.loads(held.line),
+        "shown": {"note": str(shown.note), "certificates": shown.certificates},
+        "proof": [each.hex() for each in proof.hashes],
+        "proof_signature": proof.signature.hex(),
+        "at": shown.at,
+    }
+    # The error is raised even if the disk is full.
+    with contextlib.suppress(InputError):
+        if path.exists() or len([*folder.glob(f"{peer}.{kind}-*.json")]) < MOST_FILES:
+            write_atomic(path, to_json(fields) + "\n")
+    return path, why
+
+
+def evidence(path: Path, peer: str, credentials: Credentials) -> str:
+    """Returns the contradiction that a file of evidence proves, in one sentence. Raises InputError
+    if it proves none.
+    """
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        held = Held.read(json.dumps(fields["held"]))
+        shown = Held.read(json.dumps({"at": 0, **fields["shown"]}))
+        hashes = tuple(bytes.fromhex(each) for each in fields["proof"])
+        proof = Proof(hashes, bytes.fromhex(fields.get("proof_signature", "")))
+    except OSError as error:
+        text = f"{path}: cannot be read ({error.strerror})"
+        raise InputError(Code.FILE_INVALID, text) from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        text = f"{path}: is no evidence about a record"
+        raise InputError(Code.FILE_INVALID, text) from None
+    for each in (held, shown):
+        if each.note.head.owner != peer:
+            why = f"one of its heads is of another party's record, {each.note.head.origin}"
+            raise _not_shown(path, peer, why)
+        if peer not in signers(each, credentials)[0]:
+            raise _not_shown(path, peer, f"one of its heads is not signed by {peer}")
+    if why := contradiction(held, shown, peer, proof):
+        return f"{peer} has signed {why}"
+    raise _not_shown(path, peer, _why_not(held, shown, peer, proof))
+
+
+def _why_not(held: Held, shown: Held, peer: str, proof: Proof) -> str:
+    """Returns why two heads that the peer has signed prove nothing."""
+    old, new = held.note.head, shown.note.head
+    if old.origin != new.origin:
+        return (
+            f"it has signed heads of two records, {old.origin} and {new.origin}, as after a lost "
+            "folder; ask it why"
+        )
+    if goes_on(old, new, proof):
+        return "its heads are consistent"
+    for each in (held, shown):
+        certificate = _first_certificate(each.certificates.get(peer, ""))
+        if certificate is None or not each.note.is_cosigned_by(peer, certificate):
+            return "a version before cosignatures signed one of its heads, and signed any head"
+    return f"its proof is not signed by {peer}; ask {peer} for its lines"
+
+
+def _not_shown(path: Path, peer: str, why: str) -> InputError:
+    text = f"{path}: not shown that {peer} changed its record: {why}"
+    return InputError(Code.FILE_INVALID, text)
+
+
+def signers(held: Held, credentials: Credentials) -> tuple[list[str], list[str]]:
+    """Returns the signers of a head, and what is wrong with signatures. Certificates may be out of
+    date by now.
+    """
+    good: list[str] = []
+    problems: list[str] = []
+    for name in dict.fromkeys(signer for signer, _, _ in held.note.signatures):
+        certificate = _certificate(held.certificates.get(name, ""), credentials)
+        if certificate is None:
+            problems.append(f"the certificate of {name} is missing, or not from this CA")
+        elif not credentials.members.stand_for(certificate, name):
+            problems.append(f"the certificate of {name} is not that of {name}")
+        elif held.note.is_signed_by(name, certificate):
+            good.append(name)
+        else:
+            problems.append(f"the signature of {name} is not good")
+    return good, problems
+
+
+def _certificate(chain: str, credentials: Credentials) -> x509.Certificate | None:
+    authorities = pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file))
+    try:
+        certificate, *others = x509.load_pem_x509_certificates(chain.encode())
+    except ValueError:
+        return None
+    if not pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities):
+        return None
+    return certificate
+
+
+def _first_certificate(chain: str) -> x509.Certificate | None:
+    try:
+        return x509.load_pem_x509_certificates(chain.encode())[0]
+    except ValueError:
+        return None
+
+
+def _when(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d at %H:%M:%S UTC", time.gmtime(at_s))

@@ -1,0 +1,76 @@
+"""Passes on what the active party's record was, from each passive party to the others.
+
+Passive parties do not call each other. An active party could keep a record for each of them, and
+each would be consistent for the one that it is shown to. So what a passive party shows when it
+joins has the active party's head that it holds, and the server passes that on unread. Each other
+passive party asks the active party for the proof from that head, too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from vfl_common.identity.credentials import Credentials
+from vfl_common.text import to_json
+from vfl_party.record.evidence import signers
+from vfl_party.record.heads import Heads
+from vfl_party.record.note import Held, SignedNote
+
+log = logging.getLogger(__name__)
+
+
+class HeadRelay:
+    """Shows the head of the active party's record that this party holds, and takes those of the
+    others; see ``vfl_party.policy.meeting.Guard``.
+
+    Args:
+        heads: this party's.
+        me: its name.
+        active: the name of the active party.
+    """
+
+    key = "head"
+
+    def __init__(
+        self, heads: Heads, me: str, active: str, credentials: Callable[[], Credentials]
+    ) -> None:
+        self._heads, self._me, self._active = heads, me, active
+        self._credentials = credentials
+
+    def before(self, asked: object) -> None:
+        """A run that is only planned has no heads."""
+
+    def shows(self) -> dict[str, Any] | None:
+        """Returns the newest head of the active party that this party holds, signed by it alone."""
+        held = self._heads.held(self._active) if self._me != self._active else None
+        if held is None or held.note.head.owner != self._active:
+            return None
+        own = tuple(each for each in held.note.signatures if each[0] == self._active)
+        chain = {self._active: held.certificates.get(self._active, "")}
+        shown: dict[str, Any] = json.loads(Held(SignedNote(held.note.head, own), chain).line)
+        return shown
+
+    def met(self, run_id: str, shown: Mapping[str, Any]) -> None:
+        """Keeps the heads that other passive parties show, for the next call to the active party.
+
+        A head that the active party has not signed proves nothing, and is left out with a warning.
+        """
+        _ = run_id
+        relayed = {}
+        for peer, value in shown.items():
+            if peer in (self._me, self._active) or value is None:
+                continue
+            try:
+                held = Held.read(to_json(value))
+                signed = self._active in signers(held, self._credentials())[0]
+            except ValueError:
+                signed = False
+            if signed and held.note.head.owner == self._active:
+                relayed[peer] = held
+                continue
+            text = "the head of the record of %s that %s passes on is not signed by %s; left out"
+            log.warning(text, self._active, peer, self._active, extra={"event": "record"})
+        self._heads.relayed = relayed
