@@ -171,7 +171,7 @@ def say_addresses(server: str, advertise: str | None, path: Path) -> None:
 
 def said_digest(recipe: Recipe) -> str:
     """Words a recipe's digest as `vfl-party check` does."""
-    return f"digest {recipe.digest()[:16]} (the same at every party)"
+    return f"digest {recipe.digest()} (the same at every party)"
 
 
 def is_here(address: str) -> bool:

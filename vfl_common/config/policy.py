@@ -15,8 +15,14 @@ Pin = Annotated[
     str,
     spelt(r"sha256:[0-9a-f]{64}", "a pin as `vfl certs show` prints it, 'sha256:' and 64 digits"),
 ]
+# The author of two recipes finds a pair with the same first 16 digits in minutes.
 Digest = Annotated[
-    str, spelt(r"[0-9a-f]{16,64}", "a digest as `vfl-party check` prints it, 16 to 64 digits")
+    str,
+    spelt(
+        r"[0-9a-f]{64}",
+        "all 64 digits of a digest as `vfl-party check` prints it: two recipes can share the first "
+        "16",
+    ),
 ]
 
 # What each level sets; the keys that it lacks have their own defaults.
@@ -86,8 +92,7 @@ class PolicySettings(Section):
     pinned: bool = False
     """Whether the server and each other party need a pin in ``pins``."""
     recipes: tuple[Digest, ...] | None = None
-    """The digests of the recipes that may be run, or their first 16 digits or more. Default: any.
-    """
+    """The digests of the recipes that may be run, all 64 digits. Default: any."""
     plugins: tuple[str, ...] | None = None
     """The plug-ins that a recipe may have this party use: ``vfl.codecs:mine = sha256:…`` with the
     digest of all files of the plug-in's package, as a refusal prints it; without a digest, whatever

@@ -325,7 +325,7 @@ def _found(store: GrantStore, files: PartyFiles, asked: Asked) -> Approval:
     if last is not None:
         raise _refused(store.name, *last)
     text = f"{store.name} has signed no grant for recipe {files.recipe.name}"
-    text = f'policy.approval is "each", and {text} with digest {asked.digest[:16]}'
+    text = f'policy.approval is "each", and {text} with digest {asked.digest}'
     raise InputError(Code.REFUSED, f"{text}; {_SIGN}")
 
 

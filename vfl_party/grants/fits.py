@@ -45,7 +45,7 @@ def over(grant: Grant, uses: Uses, now_s: float) -> str:
 def misfit(grant: Grant, asked: Asked, uses: Uses, now_s: float) -> str:
     """Returns why a grant does not allow what is asked, '' if it does."""
     if grant.digest != asked.digest:
-        return f"is for a recipe with digest {grant.digest[:16]}, and this is {asked.digest[:16]}"
+        return f"is for a recipe with digest {grant.digest}, and this is {asked.digest}"
     return (
         over(grant, uses, now_s)
         or _of_table(grant, asked)

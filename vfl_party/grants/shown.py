@@ -201,7 +201,7 @@ def _of_exchange(files: PartyFiles, each: ExchangeSummary, rows: int, phase_kind
 def described(grant: Grant, files: PartyFiles, found: Outlook) -> Iterator[str]:
     """Yields the lines that a person reads before signing."""
     yield f"{grant.party} would allow: {grant}"
-    yield f"recipe: {grant.recipe}, digest {grant.digest[:16]}, phases {', '.join(grant.phases)}"
+    yield f"recipe: {grant.recipe}, digest {grant.digest}, phases {', '.join(grant.phases)}"
     yield f"table: {found.rows:,} people, who may all be told of"
     for name, pin in grant.peers.items():
         yield f"to: {name}, key {pin}"

@@ -80,8 +80,8 @@ class WordsGuard:
 
     def _check_recipe(self, policy: PolicySettings) -> None:
         digest = self._recipe.digest()
-        if policy.recipes is not None and not any(map(digest.startswith, policy.recipes)):
-            given = f"the recipe {self._recipe.name} has the digest {digest[:16]}"
+        if policy.recipes is not None and digest not in policy.recipes:
+            given = f"the recipe {self._recipe.name} has the digest {digest}"
             ways = "read the recipe, and add its digest"
             raise refused("recipes", policy.recipes, given, ways)
 

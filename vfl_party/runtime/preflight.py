@@ -75,7 +75,7 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
         about = "recipe"
         recipe = load_recipe(Path(file.recipe))
         yield Finding(
-            about, True, f"{recipe.name}, digest {recipe.digest()[:16]} (the same at every party)"
+            about, True, f"{recipe.name}, digest {recipe.digest()} (the same at every party)"
         )
     except VflError as error:
         yield Finding(about, False, str(error))

@@ -18,6 +18,7 @@ from tests.harness.sentences import raises
 from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile
+from vfl_common.config.policy import PolicySettings
 from vfl_common.config.recipe import Recipe, recorded_recipe
 from vfl_common.config.recipe_tables import SimulateSettings
 from vfl_common.errors import Code, InputError
@@ -280,6 +281,16 @@ FULL: dict[str, Any] = PLAIN | {
 def test_the_digest_of_a_recipe_stays_what_it_was(tables: dict[str, Any], digest: str) -> None:
     """Never to be changed: runs on disks, and parties of other releases, have them."""
     assert parse(Recipe, tables, "x.toml").digest()[:16] == digest
+
+
+@pytest.mark.parametrize("digits", [16, 63, 65])
+def test_a_part_of_a_recipe_s_digest_allows_no_recipe(digits: int) -> None:
+    """The author of two recipes can give both the same first digits."""
+    digest = parse(Recipe, PLAIN, "x.toml").digest()
+    told(PartyFile, PARTY | {"policy": {"recipes": [(digest * 2)[:digits]]}})
+    found = parse(PartyFile, PARTY | {"policy": {"recipes": [digest]}}, "x.toml")
+    assert isinstance(found.policy, PolicySettings)
+    assert found.policy.recipes == (digest,)
 
 
 def test_a_key_of_a_later_release_changes_the_digest_only_if_it_is_set() -> None:
