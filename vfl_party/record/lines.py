@@ -34,6 +34,7 @@ Rows = npt.NDArray[np.int64]
 # A larger bundle is not hashed as a whole, unless the party wants it.
 SMALL_BYTES = 4096
 _SAMPLE_BYTES = 1024
+_KEY, _BLOCK_BYTES = b"vfl digest of a bundle", 64
 _TYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 TAG = np.dtype(f"V{TAG_BYTES}")
 # Before people that are told by their tags, where no line has said whose the rows are.
@@ -129,16 +130,22 @@ def unpacked_tags(text: str | None) -> tuple[npt.NDArray[np.void], Rows] | None:
 class Form:
     """What bundles have in common whose tensors have the same names, dtypes and shapes: mostly all
     of one way. It is worked out once: at every step, each call finds cold caches.
+
+    ``secret``: of the record, 32 bytes. Without it, a guess of a small bundle cannot be compared
+    with its digest.
     """
 
-    def __init__(self, bundle: Bundle) -> None:
+    def __init__(self, bundle: Bundle, secret: bytes) -> None:
         self._tensors = [
             (name, each.dtype, each.shape, each.data.nbytes)
             for name, each in bundle.tensors.items()
         ]
         heads = [_form(*each[:3]) for each in self._tensors]
-        # The first one is in the digest already.
-        self._begun, self._heads = sha256(b"".join(heads[:1])), [b"", *heads[1:]][: len(heads)]
+        # The key fills the first block of SHA-256, and the first head is in the digest already.
+        # Lengths follow from the heads, so that no digest continues another.
+        key = sha256(_KEY + secret).digest().ljust(_BLOCK_BYTES, b"\0")
+        self._begun = sha256(key + b"".join(heads[:1]))
+        self._heads = [b"", *heads[1:]][: len(heads)]
         # {bits of the step's round and batch: the sizes of a bundle}.
         self._sizes: dict[tuple[int, int], BundleSizes] = {}
 
@@ -168,10 +175,12 @@ class Form:
         return found
 
     def digest(self, step: StepKey, bundle: Bundle, *, whole: bool = False) -> str:
-        """Returns a digest of what crosses the wire: names, dtypes, shapes and bytes, by SHA-256.
+        """Returns a digest of what crosses the wire: names, dtypes, shapes and bytes, by SHA-256
+        with a key.
 
         Of a tensor of more than ``SMALL_BYTES`` it takes 1 KiB, from a place that follows from the
-        step, and says so: ``sample:`` in place of ``sha256:``. ``whole``: it takes all bytes.
+        step, and says so: ``keyed-sample:`` in place of ``keyed:``. ``whole``: it takes all bytes.
+        Records of earlier versions have ``sample:`` and ``sha256:``, without a key.
         """
         found, sampled = self._begun.copy(), False
         for head, buffer in zip(self._heads, bundle.tensors.values(), strict=True):
@@ -184,12 +193,12 @@ class Form:
                 first = (step.round * 7919 + step.batch * 104_729) % places
                 data = data[first : first + _SAMPLE_BYTES]
             found.update(data)
-        return f"{'sample' if sampled else 'sha256'}:{found.hexdigest()}"
+        return f"{'keyed-sample' if sampled else 'keyed'}:{found.hexdigest()}"
 
 
-def digest_of(bundle: Bundle, step: StepKey, *, whole: bool = False) -> str:
+def digest_of(bundle: Bundle, step: StepKey, secret: bytes, *, whole: bool = False) -> str:
     """Returns the digest of a bundle; see ``Form.digest``."""
-    return Form(bundle).digest(step, bundle, whole=whole)
+    return Form(bundle, secret).digest(step, bundle, whole=whole)
 
 
 @lru_cache(maxsize=1024)

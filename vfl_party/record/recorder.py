@@ -155,11 +155,11 @@ class Recorder:
         # All tensors of a bundle cost something, and there may be fewer than before.
         declared = self._ways.get((step.phase, kind, *way))
         if declared is None:
-            declared = self._declare(step.phase, kind, way, Form(bundle))
+            declared = self._declare(step.phase, kind, way, Form(bundle, self.book.secret))
         # Another thread may put another form there meanwhile.
         form, receivers = declared.form, '","'.join(to)
         if not form.is_of(bundle):
-            form = declared.form = Form(bundle)
+            form = declared.form = Form(bundle, self.book.secret)
         size = size or form.sizes(step, bundle)
         # In whole numbers: to word a float takes longer.
         at_s, at_ms = divmod(time.time_ns() // 1_000_000, 1000)

@@ -119,14 +119,31 @@ def test_words_in_place_of_rows_stay() -> None:
 
 
 def test_a_digest_tells_bundles_apart_and_says_if_it_is_of_a_sample() -> None:
-    small, large, step = bundle(100), bundle(5000), StepKey("splitnn", 3, 4)
-    assert digest_of(small, step).startswith("sha256:")
-    assert digest_of(large, step).startswith("sample:")
-    assert digest_of(large, step, whole=True).startswith("sha256:")
+    small, large, step, key = bundle(100), bundle(5000), StepKey("splitnn", 3, 4), bytes(32)
+    assert digest_of(small, step, key).startswith("keyed:")
+    assert digest_of(large, step, key).startswith("keyed-sample:")
+    assert digest_of(large, step, key, whole=True).startswith("keyed:")
     for whole in (False, True):
-        found = {digest_of(bundle(5000, n / 8), step, whole=whole) for n in range(8)}
+        found = {digest_of(bundle(5000, n / 8), step, key, whole=whole) for n in range(8)}
         assert len(found) == 8
-    assert digest_of(large, step) == digest_of(bundle(5000), step)
+    assert digest_of(large, step, key) == digest_of(bundle(5000), step, key)
+
+
+def test_nobody_without_the_key_compares_a_guess_with_a_digest(
+    tmp_path: Path, members: dict[str, Credentials]
+) -> None:
+    """A score of three digits has a thousand values; the record outlives the data."""
+    one = recorder(tmp_path, members["p1"])
+    send(one, 0, [0], width=1)
+    (told,) = (each.digest for each in RecordHistory(tmp_path).disclosures())
+    kind, _, digest = told.partition(":")
+    step, guess = StepKey("splitnn", 0, 0), bundle(1)
+    name, tensor = next(iter(guess.tensors.items()))
+    form = f"{name} {tensor.dtype.name} {tensor.shape} ".encode()
+    assert kind == "keyed"
+    assert sha256(form + bytes(tensor.data)).hexdigest() != digest
+    assert digest_of(guess, step, bytes(32)) != told
+    assert digest_of(guess, step, one.book.secret) == told
 
 
 # -- notes
@@ -147,7 +164,8 @@ def test_lines_of_one_way_have_the_digest_and_sizes_of_their_own_bundle(
             tensors[name] = Buffer(dtype, (size,), data)
         step, bundle = StepKey("splitnn", 0, number * number), Bundle(Kind.WEIGHTS, tensors)
         one.leaves(("w", "up", "w", "c", "", ""), step, bundle, ["p0"], numbers=0, rows=None)
-        expected, size_ = sha256(), measure(step, bundle)
+        key = sha256(b"vfl digest of a bundle" + one.book.secret).digest().ljust(64, b"\0")
+        expected, size_ = sha256(key), measure(step, bundle)
         sampled = False
         for name, each in tensors.items():
             expected.update(f"{name} {each.dtype.name} {each.shape} ".encode())
@@ -156,7 +174,7 @@ def test_lines_of_one_way_have_the_digest_and_sizes_of_their_own_bundle(
                 first = number * number * 104_729 % (each.data.nbytes - 1023)
             expected.update(each.data[first : first + (1024 if sampled_ else SMALL_BYTES)])
             sampled |= sampled_
-        word = "sample" if sampled else "sha256"
+        word = "keyed-sample" if sampled else "keyed"
         sizes = size_.payload_bytes, size_.message_bytes, size_.messages
         sent.append((f"{word}:{expected.hexdigest()}", *sizes))
     one.book.close()
