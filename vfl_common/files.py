@@ -92,6 +92,14 @@ def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
         raise unwritable(path, error) from None
 
 
+def write_private(path: Path, text: str) -> None:
+    """Replaces ``path`` with ``text``, which only its owner may read, also while it is written.
+    Raises InputError (FILE_INVALID) if that fails.
+    """
+    with private_file(path) as file:
+        file.write(text.encode())
+
+
 @contextlib.contextmanager
 def private_file(path: Path) -> Iterator[BinaryIO]:
     """Yields a new file, which only its owner may read; at the end of the block it replaces

@@ -209,9 +209,11 @@ class PartyFile(Section):
     """
     alignments_a_day: PositiveInt = 24
     """How often a day a table may be aligned by psi. Somebody who may ask often can guess ids."""
-    peer_rows_at_most: PositiveInt = 10_000_000
+    peer_rows_at_most: PositiveInt | None = None
     """The most rows of another party: with psi, for which this party masks ids; without alignment,
-    that the other party may announce.
+    that the other party may announce. Default: with psi, ten times the rows of this party's table,
+    from 100,000 to 10,000,000; without alignment, and for the rows that the active party has
+    predicted, 10,000,000.
     """
     predict: PredictionLimits = PredictionLimits()
     """What this party asks of a joint prediction."""

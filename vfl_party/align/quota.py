@@ -1,5 +1,5 @@
-"""Limits how often a day this party lets its rows be found: who may ask often can try out one id
-after another.
+"""Limits how many ids a peer can try out on this party's table: how often a day its rows are
+aligned, and with how many rows.
 """
 
 from __future__ import annotations
@@ -13,6 +13,20 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import unwritable, write_atomic
 
 _DAY_S = 86_400.0
+_FEWEST_PEER_ROWS, _MOST_PEER_ROWS, _TIMES = 100_000, 10_000_000, 10
+
+
+def peer_rows(asked: int | None, own: int | None) -> int:
+    """Returns how many rows a party takes of another one.
+
+    Args:
+        asked: as the party file has it; None: by default ten times its own with psi, so that nobody
+            tries out millions of ids on a small table.
+        own: the rows of its table; None: it masks no ids, or its table has only rows to predict,
+            which a large table of the other party has.
+    """
+    tied = max(_FEWEST_PEER_ROWS, _TIMES * own) if own is not None else _MOST_PEER_ROWS
+    return asked or min(_MOST_PEER_ROWS, tied)
 
 
 def count(path: Path, source: str, most: int, now_s: float) -> None:

@@ -312,7 +312,9 @@ class PartyApp:
 
     def _aligning(self, job: Job, at: Aligning) -> Aligning:
         """Adds what this party computes with, who it is, and what it asks of the others."""
-        file = self.files.file
+        file, predicts = self.files.file, job == "predict"
+        tied = self.files.recipe.rows.align == "psi" and not (predicts and self.files.is_active)
+        own = len(at.table) if tied else None
 
         def begins() -> None:
             path = Path(file.out) / f"alignments-{file.name}.json"
@@ -323,8 +325,8 @@ class PartyApp:
             workers=file.threads,
             credentials=self.files.keyring.current(),
             begins=begins,
-            at_least=file.predict.at_least if job == "predict" else 1,
-            peer_rows_at_most=file.peer_rows_at_most,
+            at_least=file.predict.at_least if predicts else 1,
+            peer_rows_at_most=quota.peer_rows(file.peer_rows_at_most, own),
         )
 
     def _spread(

@@ -160,7 +160,9 @@ class Serving:
         if (said := plain_words(settings)) is not None:
             log.warning("%s", said, extra={"event": "advice"})
             self.console.show("advice", said=said)
-        tokens = Tokens(Path(settings.tokens) if settings.tokens is not None else None)
+        path = Path(settings.tokens) if settings.tokens is not None else None
+        kept = Path(self.file.out) / f"tokens-{self.file.name}.json" if path is not None else None
+        tokens = Tokens(path, kept=kept)
         # Of each model that is followed: those that are kept, one that comes, one that goes.
         most = len(runs) + len(self.follows) * (settings.keep + 2)
         several = SeveralRuns(opener.keyring, opener.passives, most)

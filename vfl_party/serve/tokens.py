@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, ValidationError
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import write_atomic
+from vfl_common.files import write_private
 
 # For people who look through logs and repositories for secrets.
 _PREFIX = "vfl_"
@@ -53,16 +53,21 @@ _FILE = TypeAdapter(tuple[Token, ...])
 class Tokens:
     """The tokens of a file, read again when it changes; any thread may ask.
 
-    ``path``: None: everybody may ask. Raises InputError if the file cannot be used.
+    ``path``: None: everybody may ask. ``kept``: where rows of the day are counted beyond a restart;
+    None: nowhere. Raises InputError if a file cannot be used.
     """
 
     def __init__(
-        self, path: Path | None, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        path: Path | None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        kept: Path | None = None,
     ) -> None:
-        self._path, self._now, self._lock = path, now, threading.Lock()
-        self._day = ""
-        # {token's name: rows of this day}.
-        self._spent: dict[str, int] = {}
+        self._path, self._now, self._lock, self._kept = path, now, threading.Lock(), kept
+        self._day = now().date().isoformat()
+        # {token's name: rows of this day}; and how many a restart counts as asked for.
+        self._spent = self._read_kept()
+        self._reserved = dict(self._spent)
         self._read_as: tuple[int, int] | None = None
         self._known: dict[str, Token] = {}
         if path is not None:
@@ -110,12 +115,41 @@ class Tokens:
         with self._lock:
             day = self._now().date().isoformat()
             if day != self._day:
-                self._day, self._spent = day, {}
+                self._day, self._spent, self._reserved = day, {}, {}
             spent = self._spent.get(token.name, 0) + rows
             if spent > token.rows_a_day:
                 raise Denied(429, f"the token is for {token.rows_a_day} rows a day")
+            self._reserve(token.name, spent, token.rows_a_day)
             self._spent[token.name] = spent
             return day
+
+    def _reserve(self, name: str, spent: int, most: int) -> None:
+        """Writes that a restart counts so many rows as asked for. It writes a hundredth of the
+        limit ahead, so that not every request waits for a file.
+        """
+        if self._kept is None or spent <= self._reserved.get(name, 0):
+            return
+        others = self._read_kept()
+        names = others.keys() | self._reserved.keys()
+        reserved = {each: max(others.get(each, 0), self._reserved.get(each, 0)) for each in names}
+        reserved[name] = min(most, spent + most // 100)
+        try:
+            write_private(self._kept, json.dumps({"day": self._day, "rows": reserved}))
+        except InputError:
+            raise Denied(503, "the rows of the token cannot be counted") from None
+        self._reserved = reserved
+
+    def _read_kept(self) -> dict[str, int]:
+        """Returns the rows of this day that are kept. Raises InputError if the file is damaged."""
+        if self._kept is None or not self._kept.exists():
+            return {}
+        try:
+            fields = json.loads(self._kept.read_text(encoding="utf-8"))
+            rows = {str(name): int(each) for name, each in fields["rows"].items()}
+            return rows if fields["day"] == self._day else {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            text = f"{self._kept}: cannot be read as rows of tokens; restore it, or remove it"
+            raise InputError(Code.FILE_INVALID, f"{text} to count this day again") from None
 
     @contextlib.contextmanager
     def spending(self, token: Token | None, rows: int) -> Iterator[None]:
@@ -175,8 +209,7 @@ def remove_token(path: Path, name: str) -> None:
 
 def _write(path: Path, tokens: Sequence[Token]) -> None:
     lines = [each.model_dump(mode="json", exclude_none=True) for each in tokens]
-    write_atomic(path, json.dumps(lines, indent=1) + "\n")
-    path.chmod(0o600)
+    write_private(path, json.dumps(lines, indent=1) + "\n")
 
 
 def _digest(secret: str) -> str:

@@ -662,6 +662,23 @@ def test_a_party_with_more_rows_than_wanted_is_refused_before_anything_is_masked
     assert not [*(tmp_path / "run" / who).rglob("*.points")]
 
 
+def test_few_ids_are_tried_out_on_a_small_table(tmp_path: Path) -> None:
+    """By default: a list of millions of telephone numbers is refused before anything is masked."""
+    most = partial(quota.peer_rows, None)
+    assert [most(own) for own in (1, 10_000, 50_000, 10**6, 10**9)] == [
+        100_000,
+        100_000,
+        500_000,
+        10**7,
+        10**7,
+    ]
+    assert (quota.peer_rows(7, 10**6), most(None)) == (7, 10**7)
+    asks = {"p0": {"peer_rows_at_most": most(40)}}
+    error = disturbed(tmp_path, 2, "p1", "p0", HELLO, "rows", ints(5_000_000), asks=asks)
+    assert (error.code, error.party) == (Code.REFUSED, "p1")
+    worded_as_before(str(error))
+
+
 def test_rows_of_ones_own_are_as_many_as_one_likes(tmp_path: Path) -> None:
     sets = sets_of(many(0, 40), many(5, 20))
     parties = Parties(tmp_path, sets, asks={"p0": {"peer_rows_at_most": 20}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -37,6 +38,55 @@ def test_only_the_digest_is_kept(path: Path) -> None:
     found = Tokens(path).check(secret, MODEL)
     assert found is not None
     assert found.name == "shop"
+
+
+def test_nobody_else_may_read_a_file_of_tokens_while_it_is_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = []
+    replace = Path.replace
+
+    def watched(self: Path, target: Path) -> Path:
+        modes.append(stat.S_IMODE(self.stat().st_mode))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    before = os.umask(0o022)
+    try:
+        add_token(path, "shop")
+    finally:
+        os.umask(before)
+    assert modes == [0o600]
+
+
+def test_a_restart_gives_no_rows_again(path: Path, tmp_path: Path) -> None:
+    """At most a hundredth of the day's rows is lost by it."""
+    now = [datetime(2027, 1, 31, 12, 0, tzinfo=UTC)]
+    secret, kept = add_token(path, "shop", rows_a_day=1000), tmp_path / "kept.json"
+    for rows, allowed in ((600, True), (600, False), (390, True), (1, False)):
+        tokens = Tokens(path, lambda: now[0], kept)
+        token = tokens.check(secret, MODEL)
+        if allowed:
+            tokens.spend(token, rows)
+            continue
+        with pytest.raises(Denied) as caught:
+            tokens.spend(token, rows)
+        assert caught.value.status == 429
+    now[0] += timedelta(days=1)
+    tokens = Tokens(path, lambda: now[0], kept)
+    tokens.spend(tokens.check(secret, MODEL), 1000)
+
+
+def test_a_count_that_cannot_be_kept_lets_nobody_ask(path: Path, tmp_path: Path) -> None:
+    secret, kept = add_token(path, "shop", rows_a_day=10), tmp_path / "missing" / "kept.json"
+    tokens = Tokens(path, kept=kept)
+    with pytest.raises(Denied) as caught:
+        tokens.spend(tokens.check(secret, MODEL), 1)
+    assert caught.value.status == 503
+    (tmp_path / "missing").mkdir()
+    kept.write_text("{}")
+    with raises(InputError, Code.FILE_INVALID):
+        Tokens(path, kept=kept)
 
 
 def test_a_token_that_is_none_opens_nothing(path: Path) -> None:
