@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
+import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
@@ -26,6 +30,8 @@ requires-python = ">=3.11"
 [tool.setuptools]
 py-modules = ["small"]
 """
+HASH = "    --hash=sha256:" + "0" * 63
+LOCK = f"# Made.\nclick==8.1.8 ; python_version >= '3.11' \\\n{HASH}1 \\\n{HASH}2\n"
 Spoiling = Callable[[Path], None]
 CHANGELOG = "# Changelog\n\n## Unreleased\n\n- A first line.\n\n## 0.1.0 (2026-01-01)\n\n- Begun.\n"
 
@@ -34,6 +40,7 @@ CHANGELOG = "# Changelog\n\n## Unreleased\n\n- A first line.\n\n## 0.1.0 (2026-0
 def repository(tmp_path: Path) -> Path:
     root = tmp_path / "small"
     (root / "scripts").mkdir(parents=True)
+    (root / "deploy" / "locks").mkdir(parents=True)
     shutil.copy(SCRIPT, root / "scripts")
     texts = {
         "pyproject.toml": PYPROJECT,
@@ -42,6 +49,8 @@ def repository(tmp_path: Path) -> Path:
         "README.md": "A small package.\n",
         "small.py": "",
         ".gitignore": "dist/\n",
+        "deploy/locks/requirements-cpu.txt": LOCK,
+        "deploy/locks/requirements-cuda.txt": f"-r requirements-cpu.txt\nhip==2 \\\n{HASH}1\n",
     }
     for name, text in texts.items():
         (root / name).write_text(text)
@@ -81,7 +90,27 @@ def test_a_release_is_a_commit_a_tag_a_wheel_and_an_sdist(repository: Path) -> N
     message = git(repository, "tag", "--list", "--format=%(contents:body)", "v0.2.0")
     assert message == "- A first line."
     names = {path.name for path in (repository / "dist").iterdir()}
-    assert names == {"small-0.2.0-py3-none-any.whl", "small-0.2.0.tar.gz"}
+    made = {"small-0.2.0-py3-none-any.whl", "small-0.2.0.tar.gz"}
+    lists = {"small-0.2.0-cpu.cdx.json", "small-0.2.0-cuda.cdx.json"}
+    assert names == {*made, *lists, "SHA256SUMS"}
+    sums = dict(
+        line.split("  ")[::-1]
+        for line in (repository / "dist" / "SHA256SUMS").read_text().splitlines()
+    )
+    assert sums == {
+        name: hashlib.sha256((repository / "dist" / name).read_bytes()).hexdigest()
+        for name in made | lists
+    }
+    assert "twine upload dist/small-0.2.0-py3-none-any.whl dist/small-0.2.0.tar.gz" in done.stdout
+    found = json.loads((repository / "dist" / "small-0.2.0-cuda.cdx.json").read_text())
+    assert (found["bomFormat"], found["specVersion"]) == ("CycloneDX", "1.6")
+    assert found["metadata"]["component"]["purl"] == "pkg:pypi/small@0.2.0"
+    assert [each["purl"] for each in found["components"]] == [
+        "pkg:pypi/click@8.1.8",
+        "pkg:pypi/hip@2",
+    ]
+    facts = [each["value"] for each in found["components"][0]["properties"]]
+    assert facts == ["python_version >= '3.11'", *("0" * 63 + end for end in "12")]
     assert 'version = "0.2.0"' in (repository / "pyproject.toml").read_text()
     assert "version: 0.2.0\ndate-released: 20" in (repository / "CITATION.cff").read_text()
     changelog = (repository / "CHANGELOG.md").read_text()
@@ -89,6 +118,26 @@ def test_a_release_is_a_commit_a_tag_a_wheel_and_an_sdist(repository: Path) -> N
     assert changelog.endswith(")\n\n- A first line.\n\n## 0.1.0 (2026-01-01)\n\n- Begun.\n")
     # Nothing has changed since, so there is nothing to release.
     assert release(repository, "0.3.0").returncode == 2
+
+
+def test_the_lists_of_libraries_have_every_pin_of_the_locks() -> None:
+    loader = SourceFileLoader("release", str(SCRIPT))
+    spec = importlib.util.spec_from_loader("release", loader)
+    assert spec is not None
+    script = importlib.util.module_from_spec(spec)
+    loader.exec_module(script)
+    locks = [*(SCRIPT.parents[1] / "deploy" / "locks").glob("requirements-*.txt")]
+    assert len(locks) == 3
+    for lock in locks:
+        text = lock.read_text()
+        if "\n-r requirements-cpu.txt\n" in text:
+            text += lock.with_name("requirements-cpu.txt").read_text()
+        pins = [line for line in text.splitlines() if "==" in line and line[0] not in "# "]
+        hashes = text.count("--hash=sha256:")
+        found = json.loads(script.sbom(lock, {"name": "vfl", "version": "1.0.0"}, 0))
+        facts = [one for each in found["components"] for one in each["properties"]]
+        assert len({each["bom-ref"] for each in found["components"]}) == len(pins), lock.name
+        assert sum(one["name"] == "vfl:lock:sha256" for one in facts) == hashes, lock.name
 
 
 def test_a_dry_run_shows_a_release_on_any_branch_and_keeps_nothing(repository: Path) -> None:
