@@ -112,7 +112,20 @@ def show(
     metavar="FILE",
     help="Check a statement that a party has exported.",
 )
-def verify(party: Path, evidence: tuple[Path, Path] | None, statement_: Path | None) -> None:
+@click.option(
+    "--copy",
+    type=click.Path(path_type=Path),
+    nargs=2,
+    default=None,
+    metavar="PEER FOLDER",
+    help="Check a copy of PEER's record, as its copy wrote it.",
+)
+def verify(
+    party: Path,
+    evidence: tuple[Path, Path] | None,
+    statement_: Path | None,
+    copy: tuple[Path, Path] | None,
+) -> None:
     """Check this party's record against all heads that it and its peers have signed.
 
     A line that was altered, dropped, moved or cut off ends with exit code 2, and one sentence for
@@ -137,7 +150,8 @@ def verify(party: Path, evidence: tuple[Path, Path] | None, statement_: Path | N
         said, by = opened(statement_, credentials)
         click.echo(f"{statement_}: {by} has signed it, for run {said['predicate']['run']}")
         return
-    found = look(_folder(files), credentials)
+    folder, owner = (copy[1], str(copy[0])) if copy is not None else (_folder(files), files.name)
+    found = look(folder, credentials, owner)
     click.echo(f"{count(found.lines, 'line')}, {count(found.heads, 'signed head')}")
     for name, lines in found.signers.items():
         click.echo(f"{name} has signed the first {count(lines, 'line')}")
@@ -149,8 +163,24 @@ def verify(party: Path, evidence: tuple[Path, Path] | None, statement_: Path | N
     for problem in found.wrong:
         click.echo(f"wrong: {problem}")
     if found.wrong:
-        text = f"{_folder(files)}: the record is not as it was signed"
+        text = f"{folder}: the record is not as it was signed"
         raise InputError(Code.FILE_INVALID, f"{text}; restore it from a copy")
+
+
+@disclosures.command(epilog=EXIT_CODES)
+@_PARTY
+@click.argument("out", type=click.Path(path_type=Path))
+def copy(party: Path, out: Path) -> None:
+    """Copy the record for an auditor, into a new folder OUT, without its key.
+
+    The copy has the lines and the signed heads, which verify --copy checks at any party of the
+    federation. Nobody can look a person up in it: that takes the key, people.secret.
+    """
+    from vfl_party.record.verify import copy as copied
+
+    folder = _folder(_files(party))
+    copied(folder, out)
+    click.echo(f"{out}: a copy of {folder} without its key")
 
 
 @disclosures.command(epilog=EXIT_CODES)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vfl_common.errors import Code, InputError
+from vfl_common.files import unwritable
 from vfl_common.identity.credentials import Credentials
 from vfl_party.record import tree
 from vfl_party.record.book import LINES
@@ -37,11 +39,12 @@ class Verified:
     records: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def verify(folder: Path, credentials: Credentials) -> Verified:
+def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> Verified:
     """Computes the tree of a record anew, and compares it with each head that was signed. Raises
     InputError if there is no record, or if its heads cannot be read.
 
-    ``credentials``: have the CA that certificates must come from, and the party's name.
+    ``credentials``: have the CA that certificates must come from; ``owner``: the party whose record
+    it is, by default that of ``credentials``.
     """
     wrong: list[str] = []
     # Before the lines: programs that run meanwhile add lines, and then heads of these.
@@ -53,7 +56,7 @@ def verify(folder: Path, credentials: Credentials) -> Verified:
         raise InputError(Code.FILE_INVALID, text) from None
     if grown.rest:
         wrong.append(f"the last line has no end: {grown.rest} bytes; nothing was sent for it")
-    origin = _origin(grown.first, credentials.name)
+    origin = _origin(grown.first, owner or credentials.name)
     signers: dict[str, int] = {}
     for number, held in enumerate(heads, 1):
         head = held.note.head
@@ -71,6 +74,22 @@ def verify(folder: Path, credentials: Credentials) -> Verified:
     covered = max((each.note.head.size for each in heads), default=0)
     several = {peer: [*names] for peer, names in grown.origins.items() if len(names) > 1}
     return Verified(grown.lines, covered, len(heads), signers, tuple(wrong), several)
+
+
+def copy(folder: Path, out: Path) -> None:
+    """Copies a record for an auditor into a new folder: lines and signed heads, and not the key of
+    people, with which anybody can look an id up. Raises InputError.
+    """
+    try:
+        out.mkdir(mode=0o700)
+        # Heads first: programs that run meanwhile add lines, and then heads of these.
+        for name in (OWN, LINES):
+            if (folder / name).is_file():
+                shutil.copyfile(folder / name, out / name)
+    except OSError as error:
+        raise unwritable(out, error) from None
+    if not (out / LINES).is_file():
+        raise InputError(Code.FILE_INVALID, f"{folder}: has no record to copy")
 
 
 def require(folder: Path, credentials: Credentials) -> None:

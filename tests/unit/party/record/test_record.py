@@ -44,7 +44,7 @@ from vfl_party.record.lines import (
 )
 from vfl_party.record.note import Head, SignedNote
 from vfl_party.record.recorder import Recorder
-from vfl_party.record.verify import require, verify
+from vfl_party.record.verify import copy, require, verify
 
 # ``VFL_RECORD_CHANGES=10000`` tries that many.
 CHANGES = int(os.environ.get("VFL_RECORD_CHANGES", "200"))
@@ -262,6 +262,29 @@ def test_every_change_of_what_was_signed_is_found(
             continue
         path.write_bytes(b"".join(found))
         assert verify(one.book.folder, members["p1"]).wrong, (number, changes[number % 5].__name__)
+
+
+def test_a_copy_for_an_auditor_verifies_and_finds_nobody(
+    tmp_path: Path, members: dict[str, Credentials]
+) -> None:
+    one, other = recorder(tmp_path / "1", members["p1"]), recorder(tmp_path / "0", members["p0"])
+    one.people(["ann", "bob"], "aligned")
+    send(one, 0, [0])
+    confer(one, other)
+    folder, out = one.book.folder, tmp_path / "copy"
+    copy(folder, out)
+    found = verify(out, members["p0"], "p1")
+    assert (found.wrong, set(found.signers)) == ((), {"p0", "p1"})
+    assert verify(out, members["p0"]).wrong
+    secrets = [one.book.secret, people.tag(one.book.secret, "ann")]
+    assert any(secrets[0] in path.read_bytes() for path in folder.rglob("*") if path.is_file())
+    for path in out.rglob("*"):
+        assert not any(each in path.read_bytes() for each in secrets), path
+    with raises(InputError, Code.FILE_INVALID):
+        copy(folder, out)
+    lines = out / LINES
+    lines.write_text(lines.read_text().replace('"numbers":2', '"numbers":3'))
+    assert verify(out, members["p0"], "p1").wrong
 
 
 @pytest.mark.parametrize("kept", [0, 1])
