@@ -19,10 +19,12 @@ from tests.integration.test_ledger import table
 from vfl_common.errors import InputError
 from vfl_common.ledger import CONTROL
 from vfl_party.cli import cli
+from vfl_party.policy.meeting import SHOWN
 from vfl_party.record.book import LINES, folder_of
 from vfl_party.record.heads import OWN, PEERS
 from vfl_party.record.history import RecordHistory
 from vfl_party.record.lines import ALL
+from vfl_party.record.note import Held
 
 ROWS, EPOCHS = 60, 2
 
@@ -172,6 +174,23 @@ def test_the_peer_finds_a_record_that_was_rewritten(owner: str, tmp_path: Path) 
         )
         assert f"{owner} has signed a head of" in said
         assert kept
+
+
+def test_passive_parties_get_the_heads_that_others_hold(tmp_path: Path) -> None:
+    """The server passes them on, and the active party gives a proof from each."""
+    with Federation(tmp_path, recipe(2), table(tmp_path, ROWS, 2)) as federation:
+        for _ in range(2):
+            federation.start_all()
+            assert all(each.wait() == 0 for each in federation.programs.values())
+        last = max((tmp_path / "runs").glob(f"*/p2/{SHOWN}"))
+        shown = json.loads(last.read_text())
+        heads = {name: each.get("head") for name, each in shown.items()}
+        assert heads["p0"] is None
+        for name in ("p1", "p2"):
+            assert Held.read(json.dumps(heads[name])).note.head.owner == "p0"
+        assert heads["p1"] != heads["p2"]
+        for name in federation.names:
+            assert not [*(record_of(federation, name) / PEERS).glob("*.json")]
 
 
 def test_a_record_that_is_lost_is_accepted_by_hand(tmp_path: Path) -> None:

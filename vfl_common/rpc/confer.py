@@ -23,6 +23,8 @@ MAX_CONFERRING = 1
 MOST_BYTES = 1 << 17
 # A tree has no more levels.
 MOST_PROOF = 2 * 64
+# Of a message: heads that other parties hold, and proofs from them.
+MOST_ALSO = 16
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class ShownHead:
     proof: tuple[bytes, ...] = ()
     cosigned: str = ""
     proof_signature: bytes = b""
+    also: tuple[int, ...] = ()
+    proofs: tuple[tuple[tuple[bytes, ...], bytes], ...] = ()
 
     def encoded(self) -> bytes:
         """Returns the message."""
@@ -47,6 +51,11 @@ class ShownHead:
             proof=self.proof,
             cosigned=self.cosigned,
             proof_signature=self.proof_signature,
+            also=self.also,
+            proofs=[
+                exchange_pb2.HeadProof(hashes=hashes, signature=signature)
+                for hashes, signature in self.proofs
+            ],
         ).SerializeToString()
 
     @classmethod
@@ -61,8 +70,9 @@ class ShownHead:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
         if found.HasField("failure"):
             raise from_failure(found.failure, sender=party, me=me)
-        if len(found.proof) > MOST_PROOF:
-            text = f"{party} sent a proof of {len(found.proof)} hashes"
+        most = max(len(found.proof), *(len(each.hashes) for each in found.proofs), 0)
+        if most > MOST_PROOF or max(len(found.also), len(found.proofs)) > MOST_ALSO:
+            text = f"{party} sent {len(found.proofs)} proofs of up to {most} hashes"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
         return cls(
             found.note,
@@ -72,6 +82,8 @@ class ShownHead:
             tuple(found.proof),
             found.cosigned,
             found.proof_signature,
+            tuple(found.also),
+            tuple((tuple(each.hashes), each.signature) for each in found.proofs),
         )
 
 

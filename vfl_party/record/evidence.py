@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
@@ -158,6 +159,14 @@ def _not_shown(path: Path, peer: str, why: str) -> InputError:
     return InputError(Code.FILE_INVALID, text)
 
 
+def cosigned_by(held: Held, peer: str, credentials: Credentials) -> bool:
+    """Whether a peer has cosigned a head with a certificate of the CA."""
+    certificate = _certificate(held.certificates.get(peer, ""), credentials)
+    if certificate is None or not credentials.members.stand_for(certificate, peer):
+        return False
+    return held.note.is_cosigned_by(peer, certificate)
+
+
 def signers(held: Held, credentials: Credentials) -> tuple[list[str], list[str]]:
     """Returns the signers of a head, and what is wrong with signatures. Certificates may be out of
     date by now.
@@ -181,17 +190,17 @@ def _certificate(chain: str, credentials: Credentials) -> x509.Certificate | Non
     authorities = pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file))
     try:
         certificate, *others = x509.load_pem_x509_certificates(chain.encode())
-    except ValueError:
+        certificate.public_key()
+        trusted = pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities)
+    except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
         return None
-    if not pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities):
-        return None
-    return certificate
+    return certificate if trusted else None
 
 
 def _first_certificate(chain: str) -> x509.Certificate | None:
     try:
         return x509.load_pem_x509_certificates(chain.encode())[0]
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         return None
 
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 
 from cryptography import x509
@@ -29,7 +31,7 @@ from vfl_common.files import PLAIN_NAME, unwritable
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.pem import MOST_INTERMEDIATES, pin_of
 from vfl_common.identity.signing import chain_pem, shown, sign
-from vfl_common.rpc.confer import ShownHead
+from vfl_common.rpc.confer import MOST_ALSO, ShownHead
 from vfl_common.text import printable
 from vfl_party.record import tree
 from vfl_party.record.book import Book, now
@@ -90,14 +92,17 @@ class Heads:
         """
         for left in reversed(range(_TRIES)):
             own, held = self._signed(), self.held(peer)
-            self._require_one_record(peer, own, held, ask)
-            first = ask(self._shows(own, held))
+            others = self._of_others(peer, held)
+            also = tuple(other.note.head.size for _, other in others)
+            first = ask(replace(self._shows(own, held), also=also))
             # Else another program of this party has shown a later head meanwhile.
             later = first.held_origin == own.head.origin and first.held_size > own.head.size
             if later and left:
                 continue
             seen = self._read(peer, first)
             self._require_going_on(peer, held, seen, _proof_in(first))
+            for (holder, other), more in zip_longest(others, first.proofs[: len(others)]):
+                self._require_going_on(peer, other, seen, Proof(*(more or ())), holder)
             proof = self._proof(first, own.head)
             cosigned = str(seen.cosigned(peer, self._credentials()))
             shows = ShownHead(
@@ -113,21 +118,18 @@ class Heads:
         text = f"{peer} has not signed the head of the record of {self.book.name}"
         raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
 
-    def _require_one_record(
-        self, peer: str, own: SignedNote, held: Held | None, ask: Callable[[ShownHead], ShownHead]
-    ) -> None:
-        """Asks the active party for the proof from each head that another passive party holds.
-        Raises PeerError if there is none. ``ask``: as in ``confer``.
+    def _of_others(self, peer: str, held: Held | None) -> list[tuple[str, Held]]:
+        """Returns (holder, the active party's head that it holds) of other passive parties: as many
+        as one call asks about, by chance. Those are left out whose record a person has replaced.
         """
-        asked = {_state(held)} if held is not None else set()
-        for holder, other in self.relayed.items():
-            head = other.note.head
-            if _state(other) in asked or head.origin in _set_aside(self.book.folder, peer):
-                continue
-            asked.add(_state(other))
-            answer = ask(self._shows(own, other))
-            seen = self._read(peer, answer)
-            self._require_going_on(peer, other, seen, _proof_in(answer), holder)
+        known = {_state(held)} if held is not None else set()
+        aside = _set_aside(self.book.folder, peer)
+        new = [
+            (holder, other)
+            for holder, other in self.relayed.items()
+            if _state(other) not in known and other.note.head.origin not in aside
+        ]
+        return secrets.SystemRandom().sample(new, min(len(new), MOST_ALSO))
 
     @property
     def has_news(self) -> bool:
@@ -158,8 +160,12 @@ class Heads:
                 own, held = self._signed(), self.held(peer)
                 self._between[peer] = seen, own, held
                 proof = self._proof(call, own.head)
+                more = (self._proof_from(size, own.head) for size in call.also)
                 return replace(
-                    self._shows(own, held), proof=proof.hashes, proof_signature=proof.signature
+                    self._shows(own, held),
+                    proof=proof.hashes,
+                    proof_signature=proof.signature,
+                    proofs=tuple((each.hashes, each.signature) for each in more),
                 )
             if peer not in self._between:
                 text = f"{peer} has not shown the head of its record"
@@ -204,11 +210,13 @@ class Heads:
         """Returns the proof that a peer asks for, signed. There is none of another record, or of
         more lines than there are; the peer reports that.
         """
-        if call.held_origin != own.origin or not 0 < call.held_size <= own.size:
+        return self._proof_from(call.held_size, own) if call.held_origin == own.origin else Proof()
+
+    def _proof_from(self, size: int, own: Head) -> Proof:
+        if not 0 < size <= own.size:
             return Proof()
-        hashes = tuple(self.book.consistency(call.held_size, own.size))
-        said = proof_text(call.held_size, own, hashes)
-        return Proof(hashes, sign(self._credentials(), said))
+        hashes = tuple(self.book.consistency(size, own.size))
+        return Proof(hashes, sign(self._credentials(), proof_text(size, own, hashes)))
 
     def _read(self, peer: str, call: ShownHead) -> _Shown:
         """Returns what a peer shows, with its own signature alone. Raises PeerError if it has not

@@ -179,7 +179,10 @@ class Held:
         """Reads ``line``. Raises ValueError if it is none."""
         try:
             fields = json.loads(text)
-            return cls(SignedNote.read(fields["note"]), dict(fields["certificates"]), fields["at"])
+            certificates, at = dict(fields["certificates"]), float(fields["at"])
+            if not all(isinstance(each, str) for each in certificates.values()):
+                raise ValueError(text)
+            return cls(SignedNote.read(fields["note"]), certificates, at)
         except (KeyError, TypeError, AttributeError, RecursionError):
             raise ValueError(text) from None
 

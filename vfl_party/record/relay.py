@@ -3,7 +3,9 @@
 Passive parties do not call each other. An active party could keep a record for each of them, and
 each would be consistent for the one that it is shown to. So what a passive party shows when it
 joins has the active party's head that it holds, and the server passes that on unread. Each other
-passive party asks the active party for the proof from that head, too.
+passive party asks the active party for the proof from that head, too. It asks in the same call, so
+that all proofs are to one head. A head without a cosignature is of an active party of an older
+version, which gives no such proof, and is not passed on.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 from vfl_common.identity.credentials import Credentials
 from vfl_common.text import to_json
-from vfl_party.record.evidence import signers
+from vfl_party.record.evidence import cosigned_by
 from vfl_party.record.heads import Heads
 from vfl_party.record.note import Held, SignedNote
 
@@ -46,11 +48,9 @@ class HeadRelay:
     def shows(self) -> dict[str, Any] | None:
         """Returns the newest head of the active party that this party holds, signed by it alone."""
         held = self._heads.held(self._active) if self._me != self._active else None
-        if held is None or held.note.head.owner != self._active:
+        if held is None or not self._counts(held):
             return None
-        own = tuple(each for each in held.note.signatures if each[0] == self._active)
-        chain = {self._active: held.certificates.get(self._active, "")}
-        shown: dict[str, Any] = json.loads(Held(SignedNote(held.note.head, own), chain).line)
+        shown: dict[str, Any] = json.loads(self._bare(held).line)
         return shown
 
     def met(self, run_id: str, shown: Mapping[str, Any]) -> None:
@@ -64,13 +64,22 @@ class HeadRelay:
             if peer in (self._me, self._active) or value is None:
                 continue
             try:
-                held = Held.read(to_json(value))
-                signed = self._active in signers(held, self._credentials())[0]
+                held = self._bare(Held.read(to_json(value)))
+                if self._counts(held):
+                    relayed[peer] = held
+                    continue
             except ValueError:
-                signed = False
-            if signed and held.note.head.owner == self._active:
-                relayed[peer] = held
-                continue
+                pass
             text = "the head of the record of %s that %s passes on is not signed by %s; left out"
             log.warning(text, self._active, peer, self._active, extra={"event": "record"})
         self._heads.relayed = relayed
+
+    def _counts(self, held: Held) -> bool:
+        owned = held.note.head.owner == self._active
+        return owned and cosigned_by(held, self._active, self._credentials())
+
+    def _bare(self, held: Held) -> Held:
+        """Returns a head without the signatures of others."""
+        own = tuple(each for each in held.note.signatures if each[0] == self._active)
+        chain = {self._active: held.certificates.get(self._active, "")}
+        return Held(SignedNote(held.note.head, own), chain)

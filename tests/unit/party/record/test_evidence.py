@@ -275,7 +275,13 @@ class Three:
 
     def meet(self, name: str) -> None:
         view = self.views[name]
-        self.ends[name].heads.confer("p0", lambda call: view.heads.answer(name, call))
+
+        def ask(shows: ShownHead) -> ShownHead:
+            call = ShownHead.decoded(shows.encoded(), party=name, me="p0")
+            answer = view.heads.answer(name, call)
+            return ShownHead.decoded(answer.encoded(), party="p0", me=name)
+
+        self.ends[name].heads.confer("p0", ask)
 
     def sends(self, step: int) -> None:
         """What goes to one passive party is in the record for this party alone."""
@@ -320,6 +326,28 @@ def test_an_active_party_that_keeps_a_record_for_each_peer_is_caught(
                 evidence(path, "p0", members["p1"])
 
 
+def test_no_proof_for_another_passive_party_is_refused(tmp_path: Path, members: Members) -> None:
+    """Also if it is left out, or the active party claims an older version by then."""
+    three = Three(tmp_path, members)
+    three.views["p2"] = three.views["p1"]
+    for name in PASSIVES:
+        three.meet(name)
+    send(three.views["p1"], 0, [0], to="p1")
+    three.join()
+    view = three.views["p2"]
+
+    def ask(shows: ShownHead) -> ShownHead:
+        return replace(view.heads.answer("p2", shows), proofs=())
+
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
+        three.ends["p2"].heads.confer("p0", ask)
+    with raises(PeerError, Code.MALFORMED_MESSAGE):
+        three.ends["p2"].heads.confer(
+            "p0", lambda shows: without_cosignature(ask(shows), members["p0"])
+        )
+    three.meet("p2")
+
+
 def test_one_record_goes_on_for_all(tmp_path: Path, members: Members) -> None:
     """An honest active party has a proof from each head that it has shown to anybody."""
     three = Three(tmp_path, members)
@@ -352,7 +380,11 @@ def test_a_record_that_a_person_has_accepted_is_not_asked_for_the_old_one(
     three.meet("p2")
 
 
-@pytest.mark.parametrize("invented", ["text", {"note": 1}, "unsigned", "of another"])
+@pytest.mark.parametrize(
+    "invented",
+    ["text", {"note": 1}, "unsigned", "of another", "older", {"certificates": {"p0": 1}}],
+    ids=str,
+)
 def test_a_head_that_the_active_party_has_not_signed_counts_as_none(
     invented: object, tmp_path: Path, members: Members
 ) -> None:
@@ -361,6 +393,11 @@ def test_a_head_that_the_active_party_has_not_signed_counts_as_none(
     if isinstance(invented, str) and invented in of:
         signer, origin = of[invented]
         invented = json.loads(held(head(9, 1, 20, origin), members[signer]).line)
+    own = head(9, 1, 20, "vfl-record/p0/00")
+    if invented == "older":
+        invented = json.loads(Held(bare(own, members["p0"]), {"p0": ""}).line)
+    elif invented == {"certificates": {"p0": 1}}:
+        invented = json.loads(held(own, members["p0"]).line) | {"certificates": {"p0": 1}}
     three.relays["p2"].met("run", {"p1": invented, "p2": None, "p0": None})
     assert three.ends["p2"].heads.relayed == {}
     three.meet("p2")

@@ -27,7 +27,7 @@ from vfl_common.pb.vfl.v1 import failure_pb2 as vfl_dot_v1_dot_failure__pb2
 from vfl_common.pb.vfl.v1 import tensor_pb2 as vfl_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15vfl/v1/exchange.proto\x12\x06vfl.v1\x1a\x14vfl/v1/control.proto\x1a\x14vfl/v1/failure.proto\x1a\x13vfl/v1/tensor.proto\"\xaf\x01\n\x05Heads\x12\x0c\n\x04note\x18\x01 \x01(\t\x12\x14\n\x0c\x63\x65rtificates\x18\x02 \x01(\x0c\x12\x13\n\x0bheld_origin\x18\x03 \x01(\t\x12\x11\n\theld_size\x18\x04 \x01(\x04\x12\r\n\x05proof\x18\x05 \x03(\x0c\x12\x10\n\x08\x63osigned\x18\x06 \x01(\t\x12 \n\x07\x66\x61ilure\x18\x07 \x01(\x0b\x32\x0f.vfl.v1.Failure\x12\x17\n\x0fproof_signature\x18\x08 \x01(\x0c\"6\n\x07StepKey\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\r\"_\n\x06\x41ttach\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12\x1f\n\x06resume\x18\x04 \x01(\x0b\x32\x0f.vfl.v1.StepKey\"\'\n\x06Resume\x12\x0e\n\x06\x66rames\x18\x01 \x01(\r\x12\r\n\x05whole\x18\x02 \x01(\x08\"\xeb\x01\n\x05\x46rame\x12\x1e\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x0e.vfl.v1.Attach\x12\x1d\n\x04step\x18\x02 \x01(\x0b\x32\x0f.vfl.v1.StepKey\x12$\n\x06header\x18\x03 \x01(\x0b\x32\x14.vfl.v1.BundleHeader\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12 \n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x0f.vfl.v1.Failure\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x1e\n\x06resume\x18\x07 \x01(\x0b\x32\x0e.vfl.v1.Resume\x12\x1f\n\x06passed\x18\x08 \x01(\x0b\x32\x0f.vfl.v1.StepKey2\x82\x01\n\x08\x45xchange\x12(\n\x04Swap\x12\r.vfl.v1.Frame\x1a\r.vfl.v1.Frame(\x01\x30\x01\x12$\n\x03\x41sk\x12\x0c.vfl.v1.Join\x1a\x0f.vfl.v1.Failure\x12&\n\x06\x43onfer\x12\r.vfl.v1.Heads\x1a\r.vfl.v1.Headsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15vfl/v1/exchange.proto\x12\x06vfl.v1\x1a\x14vfl/v1/control.proto\x1a\x14vfl/v1/failure.proto\x1a\x13vfl/v1/tensor.proto\"\xe0\x01\n\x05Heads\x12\x0c\n\x04note\x18\x01 \x01(\t\x12\x14\n\x0c\x63\x65rtificates\x18\x02 \x01(\x0c\x12\x13\n\x0bheld_origin\x18\x03 \x01(\t\x12\x11\n\theld_size\x18\x04 \x01(\x04\x12\r\n\x05proof\x18\x05 \x03(\x0c\x12\x10\n\x08\x63osigned\x18\x06 \x01(\t\x12 \n\x07\x66\x61ilure\x18\x07 \x01(\x0b\x32\x0f.vfl.v1.Failure\x12\x17\n\x0fproof_signature\x18\x08 \x01(\x0c\x12\x0c\n\x04\x61lso\x18\t \x03(\x04\x12!\n\x06proofs\x18\n \x03(\x0b\x32\x11.vfl.v1.HeadProof\".\n\tHeadProof\x12\x0e\n\x06hashes\x18\x01 \x03(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\"6\n\x07StepKey\x12\r\n\x05phase\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\r\"_\n\x06\x41ttach\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12\x1f\n\x06resume\x18\x04 \x01(\x0b\x32\x0f.vfl.v1.StepKey\"\'\n\x06Resume\x12\x0e\n\x06\x66rames\x18\x01 \x01(\r\x12\r\n\x05whole\x18\x02 \x01(\x08\"\xeb\x01\n\x05\x46rame\x12\x1e\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x0e.vfl.v1.Attach\x12\x1d\n\x04step\x18\x02 \x01(\x0b\x32\x0f.vfl.v1.StepKey\x12$\n\x06header\x18\x03 \x01(\x0b\x32\x14.vfl.v1.BundleHeader\x12\x0c\n\x04last\x18\x04 \x01(\x08\x12 \n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x0f.vfl.v1.Failure\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x1e\n\x06resume\x18\x07 \x01(\x0b\x32\x0e.vfl.v1.Resume\x12\x1f\n\x06passed\x18\x08 \x01(\x0b\x32\x0f.vfl.v1.StepKey2\x82\x01\n\x08\x45xchange\x12(\n\x04Swap\x12\r.vfl.v1.Frame\x1a\r.vfl.v1.Frame(\x01\x30\x01\x12$\n\x03\x41sk\x12\x0c.vfl.v1.Join\x1a\x0f.vfl.v1.Failure\x12&\n\x06\x43onfer\x12\r.vfl.v1.Heads\x1a\r.vfl.v1.Headsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'vfl.v1.exchange_pb2', _glob
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HEADS']._serialized_start=99
-  _globals['_HEADS']._serialized_end=274
-  _globals['_STEPKEY']._serialized_start=276
-  _globals['_STEPKEY']._serialized_end=330
-  _globals['_ATTACH']._serialized_start=332
-  _globals['_ATTACH']._serialized_end=427
-  _globals['_RESUME']._serialized_start=429
-  _globals['_RESUME']._serialized_end=468
-  _globals['_FRAME']._serialized_start=471
-  _globals['_FRAME']._serialized_end=706
-  _globals['_EXCHANGE']._serialized_start=709
-  _globals['_EXCHANGE']._serialized_end=839
+  _globals['_HEADS']._serialized_end=323
+  _globals['_HEADPROOF']._serialized_start=325
+  _globals['_HEADPROOF']._serialized_end=371
+  _globals['_STEPKEY']._serialized_start=373
+  _globals['_STEPKEY']._serialized_end=427
+  _globals['_ATTACH']._serialized_start=429
+  _globals['_ATTACH']._serialized_end=524
+  _globals['_RESUME']._serialized_start=526
+  _globals['_RESUME']._serialized_end=565
+  _globals['_FRAME']._serialized_start=568
+  _globals['_FRAME']._serialized_end=803
+  _globals['_EXCHANGE']._serialized_start=806
+  _globals['_EXCHANGE']._serialized_end=936
 # @@protoc_insertion_point(module_scope)

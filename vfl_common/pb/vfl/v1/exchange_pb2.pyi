@@ -10,7 +10,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Heads(_message.Message):
-    __slots__ = ("note", "certificates", "held_origin", "held_size", "proof", "cosigned", "failure", "proof_signature")
+    __slots__ = ("note", "certificates", "held_origin", "held_size", "proof", "cosigned", "failure", "proof_signature", "also", "proofs")
     NOTE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATES_FIELD_NUMBER: _ClassVar[int]
     HELD_ORIGIN_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,8 @@ class Heads(_message.Message):
     COSIGNED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     PROOF_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    ALSO_FIELD_NUMBER: _ClassVar[int]
+    PROOFS_FIELD_NUMBER: _ClassVar[int]
     note: str
     certificates: bytes
     held_origin: str
@@ -27,7 +29,17 @@ class Heads(_message.Message):
     cosigned: str
     failure: _failure_pb2.Failure
     proof_signature: bytes
-    def __init__(self, note: _Optional[str] = ..., certificates: _Optional[bytes] = ..., held_origin: _Optional[str] = ..., held_size: _Optional[int] = ..., proof: _Optional[_Iterable[bytes]] = ..., cosigned: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., proof_signature: _Optional[bytes] = ...) -> None: ...
+    also: _containers.RepeatedScalarFieldContainer[int]
+    proofs: _containers.RepeatedCompositeFieldContainer[HeadProof]
+    def __init__(self, note: _Optional[str] = ..., certificates: _Optional[bytes] = ..., held_origin: _Optional[str] = ..., held_size: _Optional[int] = ..., proof: _Optional[_Iterable[bytes]] = ..., cosigned: _Optional[str] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ..., proof_signature: _Optional[bytes] = ..., also: _Optional[_Iterable[int]] = ..., proofs: _Optional[_Iterable[_Union[HeadProof, _Mapping]]] = ...) -> None: ...
+
+class HeadProof(_message.Message):
+    __slots__ = ("hashes", "signature")
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    signature: bytes
+    def __init__(self, hashes: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class StepKey(_message.Message):
     __slots__ = ("phase", "round", "batch")
