@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -215,7 +216,7 @@ def test_a_clock_that_is_set_back_makes_no_evidence(
     tmp_path: Path, members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = recorder(tmp_path / "1", members["p1"])
-    heads = []
+    heads: list[Head] = []
     for at in (1_700_000_100.0, 1_700_000_000.0, 1_700_000_050.0):
         monkeypatch.setattr(book_of, "now", lambda at=at: at)
         send(one, len(heads), [0])
@@ -262,7 +263,7 @@ class Three:
         self.views = {name: recorder(folder / f"p0-{name}", members["p0"]) for name in PASSIVES}
         self.ends = {name: recorder(folder / name, members[name]) for name in PASSIVES}
         self.relays = {
-            name: HeadRelay(self.ends[name].heads, name, "p0", lambda name=name: members[name])
+            name: HeadRelay(self.ends[name].heads, name, "p0", partial(members.__getitem__, name))
             for name in PASSIVES
         }
 
