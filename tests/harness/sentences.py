@@ -46,7 +46,9 @@ _VARIABLE = [
     (re.compile(r"\b\d{8}-\d{6}-[\w.-]*?-[0-9a-f]{4}\b"), "<run>"),
     # A digest may have digits alone; elsewhere these are a number.
     (
-        re.compile(r"(?:(?<=broken-)|(?<=not-shown-)|(?<=grant )|(?<=it has )|(?<=/))\d{12}(?=\.json|,| |$)"),
+        re.compile(
+            r"(?:(?<=broken-)|(?<=not-shown-)|(?<=grant )|(?<=it has )|(?<=/))\d{12}(?=\.json|,| |$)"
+        ),
         "<hex>",
     ),
     (re.compile(r"\b(?=[0-9a-f]*[a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}\b"), "<hex>"),
