@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.task import Task
+from vfl_party.base.arithmetic import arithmetic
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,7 @@ def to_json(scores: Sequence[Score], costs: Mapping[str, Any]) -> dict[str, Any]
             "cores": os.cpu_count(),
             "platform": platform.platform(),
             "python": platform.python_version(),
+            "computed_with": str(arithmetic(torch.device("cpu"))),
         },
         "scores": [
             {

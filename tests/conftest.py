@@ -47,9 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Lets workers share a launcher. In a process that runs tests, tables are read once."""
     fresh = "VFL_TEST_FRESH" in os.environ
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput") and not fresh:
-        from tests.harness.sharing import Shared
+        from tests.harness.sharing import MACHINES, Shared
 
-        config.add_cleanup(Shared().close)
+        for machine in MACHINES:
+            config.add_cleanup(Shared(machine).close)
     else:
         from tests.harness.preloaded.remembered import remember
 

@@ -46,6 +46,47 @@ class PhaseTimes(_Model):
         return self.encode_s + self.decode_s + self.compute_s
 
 
+class ArithmeticChange(_Model):
+    """A party's resume with other arithmetic than that of the process that wrote the checkpoint.
+
+    ``checkpoint``: its label. ``differs``: a text for each difference, such as
+    ``threads: 2, was 1``.
+    """
+
+    checkpoint: Words
+    differs: list[Words]
+
+
+class Arithmetic(_Model):
+    """What decides the last bits of a party's numbers; of its first process if it has several.
+
+    ``device``: ``cpu``, or the maker's name for a GPU. ``instructions``: the instruction set of
+    torch's own kernels on the CPU. ``threads``: inside an operation. ``libraries``: {name:
+    version}. ``settings``: {environment variable: value}, of those by which the libraries choose
+    instruction sets. ``digests``: {group of operations: digest of the bits of fixed results}.
+    ``changes``: the resumes at which any of these differed; from the first of them on the run
+    equals an undisturbed one to rounding, and before it bit for bit.
+    """
+
+    device: Words
+    processor: Words
+    instructions: Words
+    threads: int
+    libraries: dict[Words, Words]
+    settings: dict[Words, Words] = {}
+    digests: dict[Words, Words] = {}
+    changes: list[ArithmeticChange] = []
+
+    def __str__(self) -> str:
+        threads = f"{self.threads} thread{'' if self.threads == 1 else 's'}"
+        device = [self.device] if self.device != "cpu" else []
+        versions = [f"{name} {number}" for name, number in self.libraries.items()]
+        settings = [f"{name}={value}" for name, value in self.settings.items()]
+        return ", ".join(
+            [*device, self.processor, self.instructions, threads, *versions, *settings]
+        )
+
+
 class PartySummary(_Model):
     """One process of the run; the server is one of them.
 
@@ -56,7 +97,8 @@ class PartySummary(_Model):
     than it had, or because it came back while they went on; ``returns``: how often it did.
     ``rows``, ``common_rows``: how many rows it holds, in a baseline the party with the labels, and
     how many of them all parties hold; 0 if these were known. ``times``: what its steps took their
-    time for; empty in summaries of older versions.
+    time for; empty in summaries of older versions. ``arithmetic``: what decides the last bits of
+    its numbers; None for the server, and in summaries of older versions.
     """
 
     name: Words
@@ -73,6 +115,7 @@ class PartySummary(_Model):
     rows: int = 0
     common_rows: int = 0
     times: list[PhaseTimes] = []
+    arithmetic: Arithmetic | None = None
 
 
 class LinkBytes(_Model):

@@ -214,7 +214,7 @@ def _run(table: Table, result: Result) -> str:
     seeds = f"{len(result.seeds)} seeds" if len(result.seeds) > 1 else "1 seed"
     return (
         f"{how}, {seeds}, {result.day}, {result.seconds / 60:.1f} minutes of runs on "
-        f"{result.cores} cores."
+        f"{result.cores} cores{f' ({result.machine})' if result.machine else ''}."
     )
 
 

@@ -11,17 +11,22 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import torch
+
 from benchmarks.papers.describe import Column, Data, Line, Place, Scale, Table, digits_of, has
 from benchmarks.papers.rules import Cells, Claim, Finding, overall
 from benchmarks.papers.run import Filled
 from vfl_common.files import write_atomic
+from vfl_party.base.arithmetic import arithmetic
 
 RESULTS = Path(__file__).parents[1] / "results" / "papers"
 
 
 @dataclass(frozen=True)
 class Result:
-    """A table's results at a scale. ``seconds``: of all runs, one after the other."""
+    """A table's results at a scale. ``seconds``: of all runs, one after the other. ``machine``: the
+    processor, instruction set and versions of the process that wrote them; "" in older files.
+    """
 
     name: str
     scale: Scale
@@ -34,6 +39,7 @@ class Result:
     seconds: float = 0.0
     day: str = ""
     cores: int = 0
+    machine: str = ""
 
     def save(self, folder: Path) -> Path:
         """Writes ``NAME-SCALE.json``."""
@@ -51,6 +57,7 @@ class Result:
             "seconds": round(self.seconds, 1),
             "day": self.day,
             "cores": self.cores,
+            "machine": self.machine,
             "absent": dict(self.absent),
             "left_out": dict(self.left_out),
             "notes": dict(self.notes),
@@ -75,6 +82,7 @@ def result_of(name: str, scale: Scale, seeds: Sequence[int], filled: Filled) -> 
         filled.seconds,
         date.today().isoformat(),
         os.cpu_count() or 0,
+        str(arithmetic(torch.device("cpu"))),
     )
 
 
@@ -97,6 +105,7 @@ def load(name: str, scale: Scale, folder: Path = RESULTS) -> Result | None:
         kept["seconds"],
         kept["day"],
         kept["cores"],
+        kept.get("machine", ""),
     )
 
 

@@ -2,7 +2,8 @@
 asks for it.
 
 A test puts an empty file ``kill-<moment>-<name>`` into the federation's folder. The process of that
-name removes the file and sends itself SIGKILL when it comes to the moment. An empty file
+name removes the file and sends itself SIGKILL when it comes to the moment. With a text in the file,
+as the label of a checkpoint, it passes moments whose subject has another name. An empty file
 ``defect-<name>`` makes the process of that name fail in a stream's thread, as if the product had a
 defect there. With a file ``lie-returning`` the server tells the parties whose names are in it that
 the others are in the middle of the run. The product has no such hooks: ``crash_plugin`` wraps its
@@ -75,10 +76,10 @@ def name() -> str:
     return "server" if Path(sys.argv[0]).name == "vfl-server" else Path(sys.argv[2]).stem
 
 
-def point(moment: str) -> None:
-    """Ends this process if a test asks for it."""
+def point(moment: str, subject: str = "") -> None:
+    """Ends this process if a test asks for it. ``subject``: the name of what the moment is about."""
     asked = Path(f"kill-{moment}-{name()}")
-    if asked.exists():
+    if asked.exists() and asked.read_text() in subject:
         asked.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -136,9 +137,9 @@ def _renaming(path: Path, _target: Any) -> None:
         point("checkpoint-unnamed")
 
 
-def _renamed(_found: Any, path: Path, _target: Any) -> None:
+def _renamed(_found: Any, path: Path, target: Path) -> None:
     if path.name.startswith(".tmp-"):
-        point("checkpoint-named")
+        point("checkpoint-named", target.name)
 
 
 def _dropping_result(look: Callable[..., None]) -> Callable[..., None]:

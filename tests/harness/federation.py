@@ -28,7 +28,15 @@ from torch import Tensor
 
 from tests.harness import ports
 from tests.harness.sentences import error_as_before
-from tests.harness.sharing import ADDRESS, FRESH, Joined, preloaded, program_environment
+from tests.harness.sharing import (
+    ADDRESS,
+    FRESH,
+    HERE,
+    MACHINES,
+    Joined,
+    preloaded,
+    program_environment,
+)
 from vfl.certs.authority import create_authority, issue
 from vfl.launcher.child import PROGRAMS
 from vfl.launcher.forks import Forked, Launcher
@@ -43,9 +51,10 @@ FORKED = (*PROGRAMS, "ip", "torchrun", "vfl")
 
 
 @functools.cache
-def launcher() -> Launcher:
-    """Makes the one launcher for all tests of a process."""
-    found = Joined(os.environ[ADDRESS]) if ADDRESS in os.environ else preloaded()
+def launcher(machine: str = HERE) -> Launcher:
+    """Makes the one launcher of a machine for all tests of a process."""
+    path = os.environ.get(ADDRESS[machine])
+    found = Joined(path) if path is not None else preloaded(machine)
     atexit.register(found.close)
     return found
 
@@ -63,6 +72,7 @@ class Program:
         *,
         fresh: bool = True,
         environment: dict[str, str] | None = None,
+        machine: str = HERE,
     ) -> None:
         self.name, self.args = name, args
         self.events: list[dict[str, Any]] = []
@@ -77,13 +87,13 @@ class Program:
                 cwd=cwd,
                 stdout=stdout,
                 stderr=self._stderr,
-                env=environment or program_environment(),
+                env=(environment or program_environment()) | MACHINES[machine],
             )
         else:
             stdin, self._alive = os.pipe()
             stderr = self._stderr.fileno()
             words = ["plugged", environment["PYTHONPATH"], *args] if environment else args
-            self.process = launcher().start(
+            self.process = launcher(machine).start(
                 words, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr
             )
             os.close(stdin)
@@ -220,7 +230,7 @@ class Federation:
 
     ``data``: {party: its [data] table}; ``extra``: {party: more keys of its party file}. The
     programs are forked from one process that has imported them (see ``vfl.launcher.forks``) unless
-    ``fresh``.
+    ``fresh``. ``machines``: {party: the machine on which it is started next}, see ``sharing``.
     """
 
     folder: Path
@@ -231,6 +241,7 @@ class Federation:
     address: str = ""
     server_options: tuple[str, ...] = ()
     fresh: bool = FRESH
+    machines: dict[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -311,7 +322,12 @@ class Federation:
         if name in self.programs:
             self.programs[name].close()
         self.programs[name] = Program(
-            name, args, self.folder, fresh=self.fresh, environment=environment
+            name,
+            args,
+            self.folder,
+            fresh=self.fresh,
+            environment=environment,
+            machine=self.machines.get(name, HERE),
         )
         return self.programs[name]
 

@@ -12,6 +12,8 @@ import pyarrow.parquet
 
 from vfl_common.config.task import Kind
 from vfl_common.summary import (
+    Arithmetic,
+    ArithmeticChange,
     ByteCount,
     Bytes,
     ExchangeSummary,
@@ -166,6 +168,21 @@ def finished_run(
     return folder
 
 
+def arithmetic_of(processor: str) -> Arithmetic:
+    """What a party computed with, which resumed on this processor."""
+    return Arithmetic(
+        device="cpu",
+        processor=processor,
+        instructions="AVX2",
+        threads=3,
+        libraries={"torch": "2.14.1", "oneDNN": "3.12.0"},
+        settings={"MKL_CBWR": "AUTO"},
+        changes=[
+            ArithmeticChange(checkpoint="000002.splitnn.2", differs=[f"processor: {processor}"])
+        ],
+    )
+
+
 def summary_of(
     run_id: str, parties: tuple[str, ...], kind: Kind, *, words: tuple[str, ...] = (), seed: int = 0
 ) -> Summary:
@@ -207,6 +224,7 @@ def summary_of(
                 rows=600,
                 common_rows=400,
                 times=times,
+                arithmetic=arithmetic_of(hardware),
             )
         )
     exchanges = [

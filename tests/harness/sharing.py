@@ -15,8 +15,18 @@ from pathlib import Path
 
 from vfl.launcher.forks import Launcher
 
-# The environment's variable with the socket's path.
-ADDRESS = "VFL_TEST_LAUNCHER"
+# {machine: its variables}. The older one computes without AVX2, in MKL, oneDNN and ATen.
+HERE, OLDER = "here", "older"
+MACHINES: dict[str, dict[str, str]] = {
+    HERE: {},
+    OLDER: {
+        "ATEN_CPU_CAPABILITY": "default",
+        "MKL_CBWR": "COMPATIBLE",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+    },
+}
+# {machine: the environment's variable with the path of its launcher's socket}.
+ADDRESS = {name: f"VFL_TEST_LAUNCHER_{name.upper()}" for name in MACHINES}
 # Start the installed commands, not forks of a prepared launcher.
 FRESH = "VFL_TEST_FRESH" in os.environ
 PRELOADED = Path(__file__).parent / "preloaded"
@@ -31,11 +41,11 @@ def program_environment() -> dict[str, str]:
     }
 
 
-def preloaded() -> Launcher:
+def preloaded(machine: str = HERE) -> Launcher:
     """Starts a launcher that has imported all that parties need; with ``FRESH``, one as users
     have it.
     """
-    given = program_environment()
+    given = program_environment() | MACHINES[machine]
     if FRESH:
         return Launcher(1, given)
     modules = filter(None, [str(PRELOADED), given.get("PYTHONPATH", "")])
@@ -45,15 +55,18 @@ def preloaded() -> Launcher:
 
 
 class Shared:
-    """The side of pytest's own process: starts the launcher when the first worker asks for it."""
+    """The side of pytest's own process: starts a machine's launcher when the first worker asks for
+    it.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, machine: str = HERE) -> None:
+        self._machine = machine
         self._folder = tempfile.TemporaryDirectory(prefix="vfl-tests-")
         path = str(Path(self._folder.name) / "launcher")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(path)
         self._socket.listen()
-        os.environ[ADDRESS] = path
+        os.environ[ADDRESS[machine]] = path
         self._launcher: Launcher | None = None
         # A fork ends when the writing end is closed.
         self._alive, self._held = os.pipe()
@@ -67,7 +80,7 @@ class Shared:
             except OSError:
                 # Closed.
                 return
-            self._launcher = self._launcher or preloaded()
+            self._launcher = self._launcher or preloaded(self._machine)
             with worker:
                 self._launcher.start(
                     ["shared"], stdin=self._alive, stdout=worker.fileno(), stderr=2, cwd=Path("/")

@@ -170,6 +170,9 @@ def test_a_passive_party_is_killed_and_started_again(
             AFTER_FIRST,
         ]
         assert_equal(parameters(federation), undisturbed)
+        # It computes as before, and nothing is said of that.
+        assert not any(each["arithmetic"]["changes"] for each in summary["parties"][1:])
+        assert "arithmetic" not in {event["event"] for event in federation.programs["p2"].seen()}
 
 
 @pytest.mark.parametrize("victim", ["p2", cases.ACTIVE])

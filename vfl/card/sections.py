@@ -297,11 +297,12 @@ def _environment(known: Known) -> str:
             code(each.device),
             prose(each.device_name),
             code(each.version),
+            prose(str(each.arithmetic or "")),
             f"{each.wall_s:.1f}" if each.role != "server" else "",
         )
         for each in summary.parties
     ]
-    head = ("process", "device", "hardware", "version of vfl", "seconds")
+    head = ("process", "device", "hardware", "version of vfl", "computed with", "seconds")
     return f"{table(head, rows)}\n\nThe energy of training was not measured."
 
 

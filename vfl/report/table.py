@@ -205,6 +205,9 @@ def _headline(summary: Summary) -> str:
             parts.append(f"{_counted(party.skipped_rounds, 'round')} skipped by {party.name}")
         if party.returns:
             parts.append(f"{_counted(party.returns, 'return')} of {party.name}")
+        if changes := party.arithmetic.changes if party.arithmetic is not None else []:
+            resumes = f"{_counted(len(changes), 'resume')} of {party.name} with other arithmetic"
+            parts.append(f"{resumes} (to rounding from {changes[0].checkpoint} on)")
     return " · ".join(parts)
 
 

@@ -25,12 +25,15 @@ _SPLITS = ("validation", "test")
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one run. ``kinds``: message bytes of KINDS; ``message_bytes``: of all kinds."""
+    """The cost of one run. ``kinds``: message bytes of KINDS; ``message_bytes``: of all kinds.
+    ``computed_with``: what decides the last bits of its numbers, each that a party had once.
+    """
 
     run: str = ""
     seconds: float = 0.0
     message_bytes: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
+    computed_with: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,7 @@ class FineTuned:
             cells |= {f"{stage}_{kind}_bytes": cost.kinds.get(kind, 0) for kind in KINDS}
             cells[f"{stage}_s"] = round(cost.seconds, 3)
             cells[f"{stage}_run"] = cost.run
+            cells[f"{stage}_computed_with"] = cost.computed_with
         return cells
 
 
@@ -85,7 +89,14 @@ def cost_of(summary: Summary) -> Cost:
         kind: sum(link.message_bytes for link in summary.bytes.by_link if link.kind == kind)
         for kind in KINDS
     }
-    return Cost(summary.run_id, summary.wall_s, summary.bytes.total.message_bytes, kinds)
+    computed = [str(each.arithmetic) for each in summary.parties if each.arithmetic is not None]
+    return Cost(
+        summary.run_id,
+        summary.wall_s,
+        summary.bytes.total.message_bytes,
+        kinds,
+        "; ".join(dict.fromkeys(computed)),
+    )
 
 
 def write_csv(path: Path, results: Sequence[FineTuned]) -> None:

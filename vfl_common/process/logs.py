@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -263,8 +263,16 @@ def aligned(common: int, own: int, by: str = "") -> str:
     return f"{share} are {by or 'common to all parties'}"
 
 
-# Events of a party that say something of its own table.
-NOTICED = ("left_out", "advice", "aligned", "unseen")
+def changed_arithmetic(checkpoint: str, differs: Sequence[str]) -> str:
+    """Words an event ``arithmetic``; ``differs``: see ``ArithmeticChange``."""
+    return (
+        f"resuming from checkpoint {checkpoint} with other arithmetic ({'; '.join(differs)}): from "
+        "here the run equals an undisturbed one to rounding, not bit for bit"
+    )
+
+
+# Events of a party that say something of its own table or machine.
+NOTICED = ("left_out", "advice", "aligned", "unseen", "arithmetic")
 
 
 def noticed(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -319,6 +327,8 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
         return f"{facts['server']} is back"
     if event == "resumed":
         return f"resuming from checkpoint {facts['checkpoint']}"
+    if event == "arithmetic":
+        return changed_arithmetic(facts["checkpoint"], facts["differs"])
     if event == "aligned":
         return aligned(facts["common"], facts["of"], facts.get("by", ""))
     if event == "realigning":

@@ -75,6 +75,7 @@ PARTY_MESSAGES: dict[str, dict[str, str]] = {
         "returns": "how often it came back to others that had gone on",
         "follows_preset": "active party: the recipe's preset changes what a phase does",
         "worth_json": "active party: the quality of each set of parties",
+        "arithmetic_json": "processor, instruction set, threads, versions of libraries",
     },
     "abort": {
         "code": "why it stops",
@@ -188,7 +189,7 @@ class PartyReport:
     holds, and how many of them all parties hold, if they have found these. ``times_json``: what its
     steps took their time for. ``returns``: how often it came back to others that had gone on.
     ``follows_preset``: the recipe's preset changes what a phase does; from the active party, as is
-    ``worth_json``: the quality of each set of parties.
+    ``worth_json``: the quality of each set of parties. ``arithmetic_json``: see ``Arithmetic``.
     """
 
     metrics: dict[str, dict[str, float]]
@@ -207,6 +208,7 @@ class PartyReport:
     returns: int = 0
     follows_preset: bool = False
     worth_json: str = ""
+    arithmetic_json: str = ""
 
     def message(self, ledger: Ledger, meter: TcpMeter) -> control_pb2.PartyMessage:
         """Returns what the server gets: the results, with the party's ledger and the kernel's
@@ -228,6 +230,7 @@ class PartyReport:
             returns=self.returns,
             follows_preset=self.follows_preset,
             worth_json=self.worth_json,
+            arithmetic_json=self.arithmetic_json,
         )
         if self.peak_memory_bytes is not None:
             report.peak_memory_bytes = self.peak_memory_bytes

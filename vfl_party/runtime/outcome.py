@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vfl_common.rpc.messages import PartyReport
-from vfl_common.summary import Absence, PhaseTimes, Worth
+from vfl_common.summary import Absence, Arithmetic, PhaseTimes, Worth
 from vfl_common.text import to_json
 from vfl_party.base.phase import RoundReport, Tree
 from vfl_party.runtime.generation import Statement
@@ -35,6 +35,8 @@ class Outcome:
     common_rows: int = 0
     # This party has returned, and not yet come to the step that is under way.
     catches_up: bool = False
+    # Of this process; of a checkpoint: of the process that wrote it.
+    arithmetic: Arithmetic | None = None
 
     @classmethod
     def restored(cls, tree: Tree, label: str) -> Outcome:
@@ -50,6 +52,7 @@ class Outcome:
             },
             worth=Worth(**tree["worth"]) if tree.get("worth") else None,
             skipped=tree.get("skipped", 0),
+            arithmetic=Arithmetic(**tree["arithmetic"]) if tree.get("arithmetic") else None,
         )
 
     def tree(self) -> dict[str, Any]:
@@ -60,6 +63,7 @@ class Outcome:
             "without": self.without,
             "skipped": self.skipped,
             "worth": None if self.worth is None else self.worth.model_dump(),
+            "arithmetic": None if self.arithmetic is None else self.arithmetic.model_dump(),
             "absences": {
                 name: [each.model_dump() for each in found] for name, found in self.absences.items()
             },
@@ -94,4 +98,5 @@ class Outcome:
             times_json=to_json([each.model_dump() for each in times]),
             follows_preset=said.follows_preset,
             worth_json="" if self.worth is None else self.worth.model_dump_json(),
+            arithmetic_json="" if self.arithmetic is None else self.arithmetic.model_dump_json(),
         )

@@ -28,10 +28,12 @@ from functools import partial
 from vfl_common.errors import ChangedError, Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.files import write_atomic
 from vfl_common.ledger import load_entries
+from vfl_common.process.logs import changed_arithmetic
 from vfl_common.rpc.messages import Done, Joining, Membership, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import Planned, alone_after, position_of, reachable
 from vfl_common.text import to_json
+from vfl_party.base.arithmetic import arithmetic, resumed
 from vfl_party.base.devices import peak_memory
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.plugins import blaming
@@ -338,7 +340,8 @@ class PartyRun:
             self._flush(folder)
             generation.close(None)
             # Only the report to the server is left.
-            folder.note(trained=True)
+            computed = outcome.arithmetic.model_dump() if outcome.arithmetic is not None else None
+            folder.note(trained=True, arithmetic=computed)
             self._save_ledger(folder)
             wall_s = time.monotonic() - started_s
             free = (outcome.label, *reachable(outcome.label, self._plan)) if outcome.label else ()
@@ -374,6 +377,7 @@ class PartyRun:
         ``start``: has the label at which the run resumes; this party skips the rounds between.
         """
         outcome = Outcome.restored(tree, label) if tree else Outcome()
+        self._compare_arithmetic(outcome, label)
         outcome.catches_up, begun = start.returning, start.checkpoint
         begin, own = 0, position_of(label) if tree else 0
         first = max(own, position_of(begun) if begun else 0)
@@ -408,6 +412,18 @@ class PartyRun:
             begin = end
         generation.confer()
         return outcome
+
+    def _compare_arithmetic(self, outcome: Outcome, label: str) -> None:
+        """Warns if this process computes otherwise than the one that wrote the checkpoint
+        ``label``, and notes it in the outcome. The run goes on: to rounding it is the same.
+        """
+        now = arithmetic(self._prepared.device)
+        outcome.arithmetic, change = resumed(outcome.arithmetic, now, label)
+        if change is not None:
+            facts = {"checkpoint": label, "differs": change.differs}
+            text = changed_arithmetic(label, change.differs)
+            log.warning("%s", text, extra={"event": "arithmetic", **facts})
+            self._progress.console.show("arithmetic", **facts)
 
     def _rounds(
         self,

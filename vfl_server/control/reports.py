@@ -13,7 +13,14 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.ledger import Entry, InterfaceCount, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.stages import MOST_ROUNDS
-from vfl_common.summary import Absence, ExchangeSummary, PhaseTimes, Privacy, Worth
+from vfl_common.summary import (
+    Absence,
+    Arithmetic,
+    ExchangeSummary,
+    PhaseTimes,
+    Privacy,
+    Worth,
+)
 from vfl_common.text import clean, number
 from vfl_server.control.members import Member
 
@@ -52,17 +59,21 @@ def is_sound(report: control_pb2.Report, parties: int = 0) -> bool:
         and times_of(report) is not None
         and len(report.worth_json) <= MAX_ABSENCES
         and (not report.worth_json or worth_of(report) is not None)
+        and len(report.arithmetic_json) <= MAX_ABSENCES
+        and (not report.arithmetic_json or arithmetic_of(report) is not None)
     )
 
 
-def done_by(report: control_pb2.Report) -> dict[str, int | float | list[PhaseTimes] | None]:
+def done_by(
+    report: control_pb2.Report,
+) -> dict[str, int | float | list[PhaseTimes] | Arithmetic | None]:
     """Returns the facts of a report that go into the party's entry of the summary."""
     peak = report.peak_memory_bytes if report.HasField("peak_memory_bytes") else None
     skipped = {"skipped_rounds": min(report.skipped_rounds, MOST_ROUNDS), "returns": report.returns}
     rows = {"rows": report.rows, "common_rows": report.common_rows}
     times = {"times": times_of(report) or []}
     done = {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak}
-    return {**done, **skipped, **rows, **times}
+    return {**done, **skipped, **rows, **times, "arithmetic": arithmetic_of(report)}
 
 
 def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:
@@ -120,6 +131,17 @@ def worth_of(report: control_pb2.Report) -> Worth | None:
     """
     try:
         return Worth.model_validate_json(report.worth_json) if report.worth_json else None
+    except ValueError:
+        return None
+
+
+def arithmetic_of(report: control_pb2.Report) -> Arithmetic | None:
+    """Reads a party's report on what its numbers were computed with; returns None if it is empty
+    or has another form.
+    """
+    try:
+        text = report.arithmetic_json
+        return Arithmetic.model_validate_json(text) if text else None
     except ValueError:
         return None
 

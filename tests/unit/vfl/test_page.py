@@ -178,6 +178,11 @@ def test_numbers_stand_on_the_page_with_their_intervals(tmp_path: Path) -> None:
         "0" * 64,
         "leave without a defence",
         "67 % of bank",
+        "What the parties computed with",
+        "torch 2.14.1, oneDNN 3.12.0",
+        "MKL_CBWR=AUTO",
+        "Resumes with other arithmetic",
+        "processor: a processor",
     ):
         assert words in html, words
 
@@ -301,6 +306,11 @@ def test_a_passive_party_has_its_own_page(tmp_path: Path) -> None:
     (shop / "told.json").write_text(json.dumps({"test": {"auc": 0.8125, "accuracy": None}}))
     html = command.page_of_party(shop).read_text()
     assert "AUC 0.8125" in html
+    assert "What the parties computed with" not in html
+    facts = json.loads((shop / "run.json").read_text())
+    facts["arithmetic"] = pages.arithmetic_of("Z80").model_dump()
+    (shop / "run.json").write_text(json.dumps(facts))
+    assert "Z80" in command.page_of_party(shop).read_text()
 
 
 def test_a_number_of_more_digits_than_a_float_has_ends_no_page(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from PIL import Image, ImageColor
 from rich.console import Console
 
-from tests.harness import cases
+from tests.harness import cases, pages
 from tests.harness.sentences import raises, worded_as_before
 from vfl.cli import cli
 from vfl.report import charts
@@ -253,6 +253,9 @@ def test_what_a_run_went_through_is_said() -> None:
     update = {"interruptions": 2, "server_restarts": 1, "parties": parties}
     text = " ".join(shown(summary.model_copy(update=update), 200).split())
     assert f" · 2 interruptions · 1 restart of the server · 1 round skipped by {last.name}" in text
+    moved = last.model_copy(update={"arithmetic": pages.arithmetic_of("Z80")})
+    text = shown(summary.model_copy(update={"parties": [moved]}), 200)
+    assert f" · 1 resume of {last.name} with other arithmetic" in " ".join(text.split())
     assert "interruption" not in shown(summary, 200)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.harness import cases
+from tests.harness import cases, pages
 from tests.harness.federation import toml
 from tests.harness.sentences import raises
 from vfl.simulation.federation import to_toml
@@ -390,6 +390,12 @@ def test_columns_that_only_some_have_are_empty_in_the_others(tmp_path: Path) -> 
         ("", "1.0", ""),
     ]
     assert second.row()["pretrain_run"] == ""
+
+
+def test_a_run_names_what_it_was_computed_with() -> None:
+    summary = pages.summary_of("r", ("bank", "shop"), "binary")
+    with_what = "a processor, AVX2, 3 threads, torch 2.14.1, oneDNN 3.12.0, MKL_CBWR=AUTO"
+    assert cost_of(summary).computed_with == with_what
 
 
 @pytest.mark.parametrize("labels", [None, [10, 20]])

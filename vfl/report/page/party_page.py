@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from vfl.report.charts import draw_own_curves, has_curve
 from vfl.report.page.draw import picture
 from vfl.report.page.facts import columns_of, read_json
 from vfl.report.page.render import Page
-from vfl.report.page.tables import NAMES, Part, Table, Tile, name_of, value
+from vfl.report.page.tables import NAMES, Part, Table, Tile, arithmetic, name_of, value
 from vfl.report.page.worth import importance
 from vfl.report.reading import OWN, Rounds, history
 from vfl.report.rounds import Source
@@ -20,6 +21,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.ledger import CONTROL, Entry, read_entries
 from vfl_common.run_folder import RunFolder
+from vfl_common.summary import Arithmetic
 from vfl_common.text import listed
 
 # What the active party has told, as ``vfl_party.methods.evaluate`` writes it.
@@ -190,4 +192,7 @@ def _about(source: Source, recipe: Recipe | None) -> Part:
     rows += [["digest of the recipe", str(facts.get("recipe_digest", "unknown"))]]
     rows += [["finished", "yes" if source.finished else "no"]]
     part.tables.append(Table("Facts of this run", ["what", "is"], rows, frozenset({0, 1})))
+    with contextlib.suppress(ValueError):
+        computed = Arithmetic.model_validate(facts.get("arithmetic"))
+        part.tables += arithmetic({source.party: computed})
     return part

@@ -307,6 +307,7 @@ def _rows(facts: Facts) -> Part:
     part = Part("rows", "Who took part, with which rows")
     summary, recipe = facts.run.summary, facts.recipe
     part.tables.append(tables.parties(summary))
+    part.tables += tables.arithmetic({each.name: each.arithmetic for each in summary.parties})
     kept = {n: k for n, k in facts.kept.items() if _is_split(n)}
     if recipe is not None:
         rows = recipe.rows

@@ -10,7 +10,8 @@ from vfl.report.quality.curves import Decisions, Tenth, confusion
 from vfl.report.quality.kept import KeptRows
 from vfl.report.quality.measures import DELONG, Estimate
 from vfl.report.table import in_order, size
-from vfl_common.summary import ExchangeSummary, Summary
+from vfl_common.summary import Arithmetic, ExchangeSummary, Summary
+from vfl_common.text import listed
 
 # {metric: (name, what it means, in plain words)}.
 NAMES = {
@@ -274,6 +275,40 @@ def parties(summary: Summary) -> Table:
     ]
     heads = ["name", "role", "rows held", "device", "hardware", "version", "seconds"]
     return Table("Who took part", heads, rows, frozenset({0, 1, 3, 4, 5}))
+
+
+def arithmetic(of: Mapping[str, Arithmetic | None]) -> list[Table]:
+    """Returns with what parties have computed, {party: it}; none if no party says so."""
+    rows = [
+        [
+            name,
+            each.processor,
+            each.instructions,
+            f"{each.threads}",
+            each.device,
+            listed([f"{library} {number}" for library, number in each.libraries.items()]),
+            listed([f"{setting}={to}" for setting, to in each.settings.items()]) or "–",
+        ]
+        for name, each in of.items()
+        if each is not None
+    ]
+    changes = [
+        [name, change.checkpoint, "; ".join(change.differs)]
+        for name, each in of.items()
+        for change in (each.changes if each is not None else [])
+    ]
+    heads = ["name", "processor", "instruction set", "threads", "device", "versions", "settings"]
+    found = [Table("What the parties computed with", heads, rows, frozenset({0, 1, 2, 4, 5, 6}))]
+    if changes:
+        note = (
+            "A run that is resumed with other arithmetic equals an undisturbed one to rounding, "
+            "and not bit for bit."
+        )
+        heads = ["name", "resumed from", "what differed"]
+        found.append(
+            Table("Resumes with other arithmetic", heads, changes, frozenset({0, 1, 2}), note)
+        )
+    return found if rows else []
 
 
 def left(summary: Summary) -> list[Table]:

@@ -213,7 +213,7 @@ class TcpCount(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from", "interfaces", "without", "peak_memory_bytes", "exchanges_json", "absences_json", "skipped_rounds", "rows", "common_rows", "times_json", "returns", "follows_preset", "worth_json")
+    __slots__ = ("ledger", "tcp", "metrics_json", "steps", "wall_s", "privacy_json", "free_from", "interfaces", "without", "peak_memory_bytes", "exchanges_json", "absences_json", "skipped_rounds", "rows", "common_rows", "times_json", "returns", "follows_preset", "worth_json", "arithmetic_json")
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     TCP_FIELD_NUMBER: _ClassVar[int]
     METRICS_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class Report(_message.Message):
     RETURNS_FIELD_NUMBER: _ClassVar[int]
     FOLLOWS_PRESET_FIELD_NUMBER: _ClassVar[int]
     WORTH_JSON_FIELD_NUMBER: _ClassVar[int]
+    ARITHMETIC_JSON_FIELD_NUMBER: _ClassVar[int]
     ledger: _containers.RepeatedCompositeFieldContainer[LedgerEntry]
     tcp: _containers.RepeatedCompositeFieldContainer[TcpCount]
     metrics_json: str
@@ -252,7 +253,8 @@ class Report(_message.Message):
     returns: int
     follows_preset: bool
     worth_json: str
-    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ..., interfaces: _Optional[_Iterable[_Union[InterfaceCount, _Mapping]]] = ..., without: _Optional[_Iterable[str]] = ..., peak_memory_bytes: _Optional[int] = ..., exchanges_json: _Optional[str] = ..., absences_json: _Optional[str] = ..., skipped_rounds: _Optional[int] = ..., rows: _Optional[int] = ..., common_rows: _Optional[int] = ..., times_json: _Optional[str] = ..., returns: _Optional[int] = ..., follows_preset: _Optional[bool] = ..., worth_json: _Optional[str] = ...) -> None: ...
+    arithmetic_json: str
+    def __init__(self, ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., tcp: _Optional[_Iterable[_Union[TcpCount, _Mapping]]] = ..., metrics_json: _Optional[str] = ..., steps: _Optional[int] = ..., wall_s: _Optional[float] = ..., privacy_json: _Optional[str] = ..., free_from: _Optional[_Iterable[str]] = ..., interfaces: _Optional[_Iterable[_Union[InterfaceCount, _Mapping]]] = ..., without: _Optional[_Iterable[str]] = ..., peak_memory_bytes: _Optional[int] = ..., exchanges_json: _Optional[str] = ..., absences_json: _Optional[str] = ..., skipped_rounds: _Optional[int] = ..., rows: _Optional[int] = ..., common_rows: _Optional[int] = ..., times_json: _Optional[str] = ..., returns: _Optional[int] = ..., follows_preset: _Optional[bool] = ..., worth_json: _Optional[str] = ..., arithmetic_json: _Optional[str] = ...) -> None: ...
 
 class InterfaceCount(_message.Message):
     __slots__ = ("interface", "sent_bytes", "received_bytes")
