@@ -21,10 +21,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 FAILED_MAX, REPEATS = 3, 2
 SUITE_S, REPEAT_S = 62 * 60.0, 8 * 60.0  # CI ends after 90 minutes, installation included.
@@ -92,13 +92,21 @@ def pytest_configure(config: Any) -> None:
         config.pluginmanager.register(Recorder(config.option.outcome))
 
 
-def run(command: Sequence[str], outcome: Path, limit_s: float) -> Outcome:
+def run(
+    command: Sequence[str],
+    outcome: Path,
+    limit_s: float,
+    environment: Mapping[str, str] | None = None,
+    output: IO[bytes] | None = None,
+) -> Outcome:
     """Runs a command that runs pytest; returns the outcome that the plug-in has recorded.
 
-    The command gets a session of its own: what it has started ends with it, also after ``limit_s`` seconds.
+    The command starts a session: the processes that it has started end with it, also after ``limit_s`` seconds.
     """
     outcome.unlink(missing_ok=True)
-    process = subprocess.Popen(command, start_new_session=True)
+    process = subprocess.Popen(
+        command, start_new_session=True, env=environment, stdout=output, stderr=output
+    )
     errors = []
     try:
         code = process.wait(timeout=limit_s)
