@@ -11,6 +11,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # Each worker has a federation of its own. For "auto" see tests/conftest.py.
 PYTEST_PARALLEL ?= --numprocesses auto --maxprocesses 4
+# CI loads a plug-in here, which records the tests that failed: see scripts/ci_tests.py.
+PYTEST_REPORT ?=
 
 .PHONY: demo test unit sentences check docs coverage format install dev lock release clean help
 
@@ -19,7 +21,7 @@ demo: $(VENV)/.installed  ## train a federation of five processes on this machin
 
 test: $(VENV)/.installed-dev  ## run the checks, then every test
 	PYTHON=$(BIN)/python scripts/check
-	$(BIN)/pytest $(PYTEST_PARALLEL)
+	$(BIN)/pytest $(PYTEST_PARALLEL) $(PYTEST_REPORT)
 
 unit: $(VENV)/.installed-dev  ## run tests/unit, which start no run and no program
 	$(BIN)/pytest --numprocesses logical --maxprocesses 4 tests/unit

@@ -57,6 +57,14 @@ def pytest_configure(config: pytest.Config) -> None:
         remember()
 
 
+def pytest_sessionstart() -> None:
+    """Computes on several threads, if ``scripts/try-machines`` asks for them."""
+    if "VFL_TESTS_THREADS" in os.environ:
+        from tests.harness.preloaded.threads import several_threads
+
+        several_threads()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Counts a test's sentences from its first."""
     sentences.begin(item.nodeid)

@@ -14,15 +14,16 @@ from pathlib import Path
 import pytest
 
 from tests.harness.cases import columns, recipe
-from tests.harness.federation import Federation
-
-RECIPE = recipe(3, run={"rejoin_deadline_s": 2.0})
+from tests.harness.federation import RUN_S, Federation
 
 
 @pytest.fixture
-def ended(tmp_path: Path) -> Iterator[Federation]:
-    """A federation whose run has ended, and whose programs may be started again."""
-    with Federation(tmp_path, RECIPE, columns("sklearn:digits", 3, limit=100)) as federation:
+def ended(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Federation]:
+    """A federation whose run has ended, and whose programs may be started again. Its parameter is
+    the rejoin deadline: so long does a server that is started again wait for the parties.
+    """
+    tables = recipe(3, run={"rejoin_deadline_s": getattr(request, "param", RUN_S)})
+    with Federation(tmp_path, tables, columns("sklearn:digits", 3, limit=100)) as federation:
         federation.start_all()
         federation.finish()
         for program in federation.programs.values():
@@ -51,7 +52,7 @@ def summary_of(federation: Federation) -> str:
 
 def check(federation: Federation, before: dict[Path, int]) -> None:
     for name, program in federation.programs.items():
-        assert program.wait(120.0) == 0, f"{name}: {program.stderr}"
+        assert program.wait(RUN_S) == 0, f"{name}: {program.stderr}"
     # Of the one run: nobody has trained again.
     assert written(federation) == before
     for name in ("server", *federation.names):
@@ -68,6 +69,7 @@ def test_the_server_dies_before_anybody_hears_that_the_run_is_complete(ended: Fe
     assert summary_of(ended) == summary
 
 
+@pytest.mark.parametrize("ended", [2.0], indirect=True)
 def test_the_server_dies_when_some_have_heard_it(ended: Federation) -> None:
     before = written(ended)
     forget(ended, "server", "p2")
@@ -88,10 +90,9 @@ def test_a_party_dies_before_it_notes_the_end_and_the_server_has_gone(ended: Fed
 
 
 def test_a_party_dies_after_its_last_note_and_the_server_is_still_there(ended: Federation) -> None:
+    """The server ends once all have heard from it, however late they start."""
     before = written(ended)
     forget(ended, "server", "p2")
-    ended.start_server()
-    # It was killed before its exit, and is started again.
-    ended.start_party("p1")
-    ended.start_party("p2")
+    # The others were killed before their exit, and are started again.
+    ended.start_all()
     check(ended, before)

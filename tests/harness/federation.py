@@ -43,8 +43,10 @@ from vfl.launcher.forks import Forked, Launcher
 from vfl_common.ledger import Entry, load_entries
 from vfl_party.base.checkpoint import CheckpointStore
 
-START_S = 60.0
-RUN_S = 120.0
+# They bound a wait that never ends. Nothing is promised of the time that a busy machine needs: with ten
+# processes a core, three installed programs took more than 120 s to start.
+START_S = 180.0
+RUN_S = 300.0
 BIN = Path(sys.executable).parent
 # See ``preloaded``.
 FORKED = (*PROGRAMS, "ip", "torchrun", "vfl")
@@ -190,7 +192,7 @@ def refused(program: Program, *names: str, code: int = 2) -> str:
         names: what the sentence names: files, keys, parties, values.
         code: the exit code.
     """
-    assert program.wait(60) == code, program.stderr
+    assert program.wait(START_S) == code, program.stderr
     assert program.stderr.count("\n") == 1, program.stderr
     sentence = error_as_before(program.stderr)
     for name in names:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.harness import cases, ports
 from tests.harness.crash import PARTY, SERVER
-from tests.harness.federation import Federation
+from tests.harness.federation import RUN_S, Federation
 from tests.harness.plugins import environment, metadata
 from tests.harness.recorded import of_ledger, of_record
 from vfl_party.record.book import LINES, folder_of
@@ -49,7 +49,6 @@ LENIENT = {
 # {late_policy: of the model}.
 POLICIES = {"wait": {}, "cached": {"combine": "concat"}, "skip": {"combine": "mean"}}
 DEADLINE_S = 1.0
-RUN_S = 120.0
 # For whom others wait: for a party, for a server.
 WAIT_S = 15.0
 # If a victim comes back when all others have ended: it waits for them in vain.

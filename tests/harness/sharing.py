@@ -33,10 +33,13 @@ PRELOADED = Path(__file__).parent / "preloaded"
 
 
 def program_environment() -> dict[str, str]:
-    """Returns an environment with one thread everywhere: five processes share two cores."""
+    """Returns an environment with one thread everywhere, as five processes share two cores; with
+    several if ``scripts/try-machines`` asks for them.
+    """
+    threads = os.environ.get("VFL_TESTS_THREADS", "1")
     return os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
         "PYTHONWARNINGS": "default",
     }
 

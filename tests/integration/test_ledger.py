@@ -11,10 +11,13 @@ import pytest
 
 from tests.harness import cases
 from tests.harness.federation import Federation
+from tests.harness.memory import in_process
 from tests.harness.proxy import Proxy
+from vfl_common.ledger import CONTROL, load_entries
 from vfl_common.summary import Summary
 from vfl_party.record.book import folder_of
 from vfl_party.record.history import RecordHistory
+from vfl_server.in_process import LocalSession
 
 # Sender, receiver, phase, kind.
 Link = tuple[str, str, str, str]
@@ -70,6 +73,30 @@ def ledgers(federation: Federation) -> tuple[dict[Link, Count], dict[Link, Count
 def total(counts: dict[Link, Count], phase: str | None = None) -> Count:
     found = [count for link, count in counts.items() if phase in (None, link[2])]
     return tuple(map(sum, zip(*found, strict=True)))  # type: ignore[return-value]
+
+
+def test_a_heartbeat_before_the_end_of_a_session_is_in_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats go on after a party has its outcome, until it closes its session."""
+    close, closed = LocalSession.close, set[str]()
+
+    def beat(session: LocalSession) -> None:
+        if session.me not in closed:
+            closed.add(session.me)
+            session.ledger.add("server", CONTROL, CONTROL, "sent", 0, 2)
+        close(session)
+
+    monkeypatch.setattr(LocalSession, "close", beat)
+    tables = recipe(1, width=16, batch=32, epochs=1)
+    data = table(tmp_path, 64, 1)
+    monkeypatch.chdir(tmp_path)
+    in_process(tmp_path / "run", tables, data)
+    assert closed == {"p0", "p1"}
+    for name in closed:
+        entries = load_entries(tmp_path / "run" / name / "ledger.json")
+        beats = [entry for entry in entries if (entry.kind, entry.direction) == (CONTROL, "sent")]
+        assert [(beat.message_bytes, beat.messages) for beat in beats] == [(2, 1)]
 
 
 def test_both_ends_of_every_link_count_the_same(tmp_path: Path) -> None:

@@ -31,9 +31,12 @@ EPOCHS = 3
 
 
 def federation(folder: Path, **options: Any) -> Federation:
+    loses_a_party = options.pop("loses_a_party", False)
     run = {"join_deadline_s": 1.0} if options.pop("alone", False) else {}
+    run |= {"rejoin_deadline_s": 0.5} if loses_a_party else {}
+    phase = {"epochs": 10_000 if loses_a_party else EPOCHS}
     data = cases.columns("sklearn:breast_cancer", 2, limit=100)
-    tables = cases.recipe(2, task={"kind": "binary"}, run=run)
+    tables = cases.recipe(2, task={"kind": "binary"}, run=run, phase=phase)
     return Federation(folder, tables, data, **options)
 
 
@@ -81,11 +84,14 @@ def test_health_and_metrics_outlive_a_run_that_is_complete(tmp_path: Path) -> No
 
 
 def test_health_and_metrics_outlive_a_run_that_has_failed(tmp_path: Path) -> None:
-    with federation(tmp_path, alone=True, server_options=LINGER) as run:
+    with federation(tmp_path, loses_a_party=True, server_options=LINGER) as run:
         server = run.start_server()
         address = next(e["address"] for e in server.events if e["event"] == "metrics")
         active = run.start_party("p0", *LINGER)
         at_active = metrics_of(active)
+        passive = run.start_party("p1")
+        server.wait_for("started")
+        passive.kill()
         for each in (address, at_active):
             until_failed(each)
             assert health(each) == (503, "failed\n")

@@ -142,6 +142,9 @@ class PartyRun:
                     with contextlib.suppress(VflError):
                         self._save_ledger(folder)
                     raise
+                if outcome is not None:
+                    # The session's heartbeats go on until it is closed, and the ledger counts them.
+                    self._session.close()
                 self._save_ledger(folder)
                 if outcome is not None:
                     return outcome, folder

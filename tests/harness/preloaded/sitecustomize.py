@@ -65,6 +65,7 @@ import sklearn.datasets
 import torch._dynamo
 from hugepages import collapse  # type: ignore[import-not-found] # in the same folder
 from remembered import remember  # type: ignore[import-not-found]
+from threads import several_threads  # type: ignore[import-not-found]
 
 # Isort: skip - before grpc, which reads what it sets.
 import vfl_common.rpc
@@ -75,6 +76,7 @@ from vfl.launcher.forks import import_programs, serve
 
 # One that opacus adds; in a party it finds ours.
 logging.getLogger().handlers.clear()
+several_threads()
 remember()
 sklearn.datasets.load_digits()
 sklearn.datasets.load_breast_cancer()
