@@ -165,13 +165,17 @@ class Privacy(_Model):
     statement: Words
 
 
+_ABOUT_LABELS = {"": "", "none": "no label information", "possible": "may carry label information"}
+
+
 class ExchangeSummary(_Model):
     """The tensors of a phase in one direction of one exchange, and the chain through which they
     leave.
 
     ``sender``, ``receiver``: a name of the recipe, "passive parties" or "every party". ``sent``:
     kind and tensors, with words for sizes. ``how``: what the method itself has done to them, if
-    anything. ``chain``: the steps applied to them, in order. ``when``: in words.
+    anything. ``chain``: the steps applied to them, in order. ``when``: in words. ``labels``: of
+    what the active party sends, whether it depends on labels; empty for all other senders.
     """
 
     phase: Words
@@ -182,11 +186,18 @@ class ExchangeSummary(_Model):
     chain: Words
     when: Words
     how: Words = ""
+    labels: Literal["", "none", "possible"] = ""
+
+    @property
+    def about_labels(self) -> str:
+        """Whether the tensors depend on labels, in words; empty for all but the active party."""
+        return _ABOUT_LABELS[self.labels]
 
     @property
     def carries(self) -> str:
         """What crosses, for people, and what the method has done to it."""
-        return f"{self.sent} ({self.how})" if self.how else self.sent
+        sent = f"{self.sent} ({self.how})" if self.how else self.sent
+        return f"{sent}, {self.about_labels}" if self.labels else sent
 
 
 class Absence(_Model):
