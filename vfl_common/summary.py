@@ -175,7 +175,8 @@ class ExchangeSummary(_Model):
     ``sender``, ``receiver``: a name of the recipe, "passive parties" or "every party". ``sent``:
     kind and tensors, with words for sizes. ``how``: what the method itself has done to them, if
     anything. ``chain``: the steps applied to them, in order. ``when``: in words. ``labels``: of
-    what the active party sends, whether it depends on labels; empty for all other senders.
+    what the active party sends, whether it depends on labels; empty for all other senders, None
+    in the summary of an older version.
     """
 
     phase: Words
@@ -186,18 +187,35 @@ class ExchangeSummary(_Model):
     chain: Words
     when: Words
     how: Words = ""
-    labels: Literal["", "none", "possible"] = ""
+    labels: Literal["", "none", "possible"] | None = None
 
     @property
     def about_labels(self) -> str:
         """Whether the tensors depend on labels, in words; empty for all but the active party."""
-        return _ABOUT_LABELS[self.labels]
+        return _ABOUT_LABELS[self.labels or ""]
 
     @property
     def carries(self) -> str:
         """What crosses, for people, and what the method has done to it."""
         sent = f"{self.sent} ({self.how})" if self.how else self.sent
         return f"{sent}, {self.about_labels}" if self.labels else sent
+
+
+def label_statement(exchanges: Iterable[ExchangeSummary]) -> str:
+    """Returns a sentence about the labels: whether a message of the active party depends on them.
+    Empty without exchanges, or if an older version has written them.
+    """
+    lines = list(exchanges)
+    if not lines or any(line.labels is None for line in lines):
+        return ""
+    telling = dict.fromkeys(line.phase for line in lines if line.labels == "possible")
+    if telling:
+        return f"Messages of the active party may carry label information: {', '.join(telling)}."
+    return (
+        "No message of the active party carries label information: with other labels it would "
+        "send the same bytes. Metrics that the server shows, and scores that others get, depend on "
+        "labels."
+    )
 
 
 class Absence(_Model):
