@@ -208,13 +208,18 @@ class Privacy(_Model):
     statement: Words
 
 
+_ABOUT_LABELS = {"": "", "none": "no label information", "possible": "may carry label information"}
+
+
 class ExchangeSummary(_Model):
     """The tensors of a phase in one direction of one exchange, and the chain through which they
     leave.
 
     ``sender``, ``receiver``: a name of the recipe, "passive parties" or "every party". ``sent``:
     kind and tensors, with words for sizes. ``how``: what the method itself has done to them, if
-    anything. ``chain``: the steps applied to them, in order. ``when``: in words.
+    anything. ``chain``: the steps applied to them, in order. ``when``: in words. ``labels``: of
+    what the active party sends, whether it depends on labels; empty for all other senders, None
+    in the summary of an older version.
     """
 
     phase: Words
@@ -225,11 +230,35 @@ class ExchangeSummary(_Model):
     chain: Words
     when: Words
     how: Words = ""
+    labels: Literal["", "none", "possible"] | None = None
+
+    @property
+    def about_labels(self) -> str:
+        """Whether the tensors depend on labels, in words; empty for all but the active party."""
+        return _ABOUT_LABELS[self.labels or ""]
 
     @property
     def carries(self) -> str:
         """What crosses, for people, and what the method has done to it."""
-        return f"{self.sent} ({self.how})" if self.how else self.sent
+        sent = f"{self.sent} ({self.how})" if self.how else self.sent
+        return f"{sent}, {self.about_labels}" if self.labels else sent
+
+
+def label_statement(exchanges: Iterable[ExchangeSummary]) -> str:
+    """Returns a sentence about the labels: whether a message of the active party depends on them.
+    Empty without exchanges, or if an older version has written them.
+    """
+    lines = list(exchanges)
+    if not lines or any(line.labels is None for line in lines):
+        return ""
+    telling = dict.fromkeys(line.phase for line in lines if line.labels == "possible")
+    if telling:
+        return f"Messages of the active party may carry label information: {', '.join(telling)}."
+    return (
+        "No message of the active party carries label information: with other labels it would "
+        "send the same bytes. Metrics that the server shows, and scores that others get, depend on "
+        "labels."
+    )
 
 
 class Absence(_Model):

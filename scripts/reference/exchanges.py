@@ -103,7 +103,13 @@ def _predicting(party: Assembled) -> list[Row]:
     exchange = embeddings(party.party)
     return _lines(
         "predict",
-        summarised(party.party.recipe, PHASE, exchange, party.party.chains(PHASE, exchange)),
+        summarised(
+            party.party.recipe,
+            PHASE,
+            exchange,
+            party.party.chains(PHASE, exchange),
+            after_labels=True,
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from vfl.card.known import Known
 from vfl.card.markdown import block, code, prose, table
 from vfl.card.marks import yours
-from vfl.report.notes import encryption, unprotected
+from vfl.report.notes import about_exchanges, unprotected
 from vfl.report.table import size
 from vfl_common.summary import Worth
 from vfl_common.text import to_json
@@ -203,7 +203,7 @@ def _privacy(known: Known) -> Iterator[str]:
         )
     else:
         yield "No phase trained with differential privacy."
-    yield from map(prose, (*unprotected(summary), *encryption(summary)))
+    yield from map(prose, (*unprotected(summary), *about_exchanges(summary)))
 
 
 def _chain(phase: Any) -> str:

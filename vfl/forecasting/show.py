@@ -22,7 +22,7 @@ from vfl.report.table import WORDS, new_table, size, wide_console
 from vfl.simulation.own_files import of_party_files
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe, naming
-from vfl_common.summary import ByteCount, LinkBytes
+from vfl_common.summary import ByteCount, LinkBytes, label_statement
 from vfl_party.forecast.result import CountedForecast, PhaseForecast
 
 if TYPE_CHECKING:
@@ -173,6 +173,8 @@ def notes(forecast: CountedForecast, network: Network) -> list[str]:
         )
         found.append(f"{text}. Kept is what the backward pass needs of each row of a batch.")
     found += _of_time(forecast, network)
+    if not any(phase.unknown for phase in forecast.phases):
+        found += filter(None, [label_statement(forecast.exchanges)])
     found.append("Not counted: the sessions with the server (control), which grow with time.")
     found.append(WORDS)
     return found

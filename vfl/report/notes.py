@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vfl_common.summary import ExchangeSummary, Summary
+from vfl_common.summary import ExchangeSummary, Summary, label_statement
 
 # Filters of a chain without transforms, as the active party has it: its policy, and the codec.
 _SENT, _CAME = 2, 1
@@ -55,6 +55,11 @@ def encryption(summary: Summary) -> str:
         if "encrypted" in each.how
     ]
     return " ".join(dict.fromkeys(found))
+
+
+def about_exchanges(summary: Summary) -> list[str]:
+    """Returns sentences about what the messages of a run carry: labels, and encrypted gradients."""
+    return [*filter(None, (label_statement(summary.exchanges), encryption(summary)))]
 
 
 def _plain(exchanges: Iterable[ExchangeSummary], filters: int) -> str:

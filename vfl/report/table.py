@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from vfl.report.notes import encryption, unprotected
+from vfl.report.notes import about_exchanges, unprotected
 from vfl.report.reading import Own
 from vfl.report.rounds import RoundLine
 from vfl_common.ledger import CONTROL
@@ -139,7 +139,7 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
         parts += [Text(f"\nThe two ends counted different bytes on: {links}{why}", "yellow")]
     for note in unprotected(summary):
         parts += [Text(f"\n{clean(note)}", "yellow")]
-    if note := encryption(summary):
+    for note in about_exchanges(summary):
         parts += [Text(f"\n{clean(note)}", "yellow" if "NOT" in note else "")]
     kernel = _WITHOUT_STOPPED if _disturbed(summary) else ""
     words = (

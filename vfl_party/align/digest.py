@@ -44,7 +44,7 @@ SHOWN = StepKey(OPENING, 0, 0)
 AGAIN = StepKey(OPENING, 1, 0)
 # The protocol since which it does.
 SHOWN_AGAIN_SINCE = 8
-DIVIDED = replace(ROWS, down=Sent(Kind.ROWS, {"split": u8("rows")}))
+DIVIDED = replace(ROWS, down=Sent(Kind.ROWS, {"split": u8("rows")}, label_free=True))
 # The protocol since which a list's digest is slow.
 SLOW_SINCE = 8
 # Of 0.1 s: for lists that were the same before; for those that a private alignment finds.

@@ -42,19 +42,20 @@ HELLO = Exchange(
             "known": u8(1),
             "introductions": u8("parties", INTRODUCTION_BYTES),
         },
+        label_free=True,
     ),
     when="once a generation",
 )
 MASKED = Exchange(
     psi.MASKED_IDS,
     Sent(Kind.ROWS, {"points": u8("up")}),
-    Sent(Kind.ROWS, {"points": u8("down")}),
+    Sent(Kind.ROWS, {"points": u8("down")}, label_free=True),
     when="once a batch and round",
 )
 SIZES = Exchange(
     "sizes",
     # A word that the parties of one attempt share, so that the server knows what it keeps of it.
-    Sent(Kind.ROWS, {"sizes": i64(2), "attempt": u8(WORD_BYTES)}),
+    Sent(Kind.ROWS, {"sizes": i64(2), "attempt": u8(WORD_BYTES)}, label_free=True),
     # The first batch of tags that the server lacks.
     Sent(Kind.ROWS, {"first": i64(1)}),
     asks="server",
@@ -64,11 +65,15 @@ SIZES = Exchange(
 DIGEST_BYTES = 32
 # Mostly of one list.
 LISTS = Exchange(
-    "lists", Sent(Kind.ROWS, {"digest": u8("bytes")}), NOTHING, asks="server", when="once"
+    "lists",
+    Sent(Kind.ROWS, {"digest": u8("bytes")}, label_free=True),
+    NOTHING,
+    asks="server",
+    when="once",
 )
 TAGS = Exchange(
     "tags",
-    Sent(Kind.ROWS, {"tags": u8("tags")}),
+    Sent(Kind.ROWS, {"tags": u8("tags")}, label_free=True),
     # With the answer to the last batch.
     Sent(Kind.ROWS, {"common": u8("bits")}),
     asks="server",

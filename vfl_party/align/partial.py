@@ -47,7 +47,7 @@ from vfl_party.outbound.policies import Policy
 PLACED = Exchange(
     "places",
     ROWS.up,
-    Sent(Kind.ROWS, {"splits": i64(len(CODES)), "places": i64("rows")}),
+    Sent(Kind.ROWS, {"splits": i64(len(CODES)), "places": i64("rows")}, label_free=True),
     when=ROWS.when,
 )
 # In a passive party's folder of a run.

@@ -292,7 +292,8 @@ class Assembled:
             (phase, each.exchange, each.chains) for (phase, _), each in party.exchanges.items()
         ]
         found = [
-            summarised(recipe, phase, each, chains) for phase, each, chains in (*first, *opened)
+            summarised(recipe, phase, each, chains, after_labels=party.course.after_labels(phase))
+            for phase, each, chains in (*first, *opened)
         ]
         return [line for lines in found for line in lines] if recipe.passives else []
 

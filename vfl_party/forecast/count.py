@@ -296,7 +296,13 @@ class _Count:
             runs.begin(each, peer)
             if id(exchange) not in chains:
                 chains[id(exchange)] = known = party.chains(phase, exchange)
-                self.exchanges += summarised(recipe, phase, exchange, known)
+                self.exchanges += summarised(
+                    recipe,
+                    phase,
+                    exchange,
+                    known,
+                    after_labels=party.course.after_labels(phase),
+                )
             known = chains[id(exchange)]
             for sent, chain, up in (
                 (exchange.up, known.up, True),

@@ -177,11 +177,17 @@ def _seed(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) 
 
 
 def summarised(
-    recipe: Recipe, phase: str, exchange: Exchange, chains: Chains
+    recipe: Recipe, phase: str, exchange: Exchange, chains: Chains, *, after_labels: bool
 ) -> list[ExchangeSummary]:
     """Describes both directions of an exchange in words; a direction without tensors is left
-    out.
+    out. ``after_labels``: see ``Course.after_labels``.
     """
+
+    def labels(sender: str, sent: Sent) -> Literal["", "none", "possible"]:
+        if sender in (PASSIVES, recipe.server) or (sender == "every party" and exchange.passive):
+            return ""
+        return "none" if sent.label_free and not after_labels else "possible"
+
     of_server = exchange.asks == "server"
     asks = "every party" if of_server and not exchange.passive else PASSIVES
     answers = recipe.server if of_server else recipe.active.name
@@ -195,6 +201,7 @@ def summarised(
             chain=str(chain),
             when=exchange.when,
             how=sent.how,
+            labels=labels(sender, sent),
         )
         for sender, receiver, sent, chain in (
             (asks, answers, exchange.up, chains.up),

@@ -161,7 +161,8 @@ class Sent:
 
     ``beside``: what the sender tells its chain of the rows, and does not send (``Filter.tell``).
     ``how``: what the method itself has done to the tensors, such as encrypting or drawing them, in
-    words, for people.
+    words, for people. ``label_free``: if the active party sends them, they do not depend on labels,
+    unless an earlier phase has trained on labels what they are computed with.
     """
 
     kind: Kind
@@ -169,6 +170,7 @@ class Sent:
     through: tuple[Use, ...] = ()
     beside: frozenset[str] = frozenset()
     how: str = ""
+    label_free: bool = False
 
     def spec(self, **sizes: int) -> BundleSpec:
         """Returns the spec of the tensors before codec and frames; ``sizes``: values for words in

@@ -107,6 +107,19 @@ class Course:
             NamedPhase(phase) for phase in (start.phases if start is not None else ())
         )
 
+    def after_labels(self, phase: str) -> bool:
+        """Whether what ``phase`` sends can depend on labels by what precedes it: a phase that has
+        trained on labels, the run that this one starts from, or, before the first phase, a
+        stratified division of the rows.
+        """
+        names = [each.name for each in self.phases]
+        if phase not in names:
+            return self.recipe.rows.split == "stratified"
+        earlier = self.phases[: names.index(phase)]
+        return self.recipe.start is not None or any(
+            each.method.follows(each.settings) is not None for each in earlier
+        )
+
     # -- models
     # ----------------------------------------------------------------------
 

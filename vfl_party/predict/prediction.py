@@ -337,7 +337,7 @@ def predicted(party: Party) -> list[ExchangeSummary]:
     lines = [
         line
         for exchange, chains in exchanges_of(party)
-        for line in summarised(party.recipe, PHASE, exchange, chains)
+        for line in summarised(party.recipe, PHASE, exchange, chains, after_labels=True)
     ]
     mine = party.name if party.role == "active" else PASSIVES
     return [line for line in lines if line.sender == mine]

@@ -23,6 +23,7 @@ from vfl_common.rpc.exchange.service import SERVICE as EXCHANGE
 from vfl_common.rpc.messages import EMPTY_MESSAGES, PARTY_MESSAGES, Joining
 from vfl_common.rpc.uplink import SERVICE as SESSIONS
 from vfl_common.run_folder import find_unfinished
+from vfl_common.summary import label_statement
 from vfl_common.text import percent
 from vfl_party.account.limits import guards_without_run
 from vfl_party.align import alignment_of
@@ -294,6 +295,8 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
     for each in party.leaves:
         what = f"{each.carries} to {each.receiver}, {each.when}; chain: {each.chain}"
         yield Finding("leaves", True, f"{each.phase}: {each.exchange}: {what}")
+    if files.is_active and (statement := label_statement(party.exchanges)):
+        yield Finding("labels", True, statement)
     for peer, numbers in plan.numbers.items() if plan is not None else ():
         text = f"{peer} would get {numbers:,} numbers about one person, as phases declare it"
         yield Finding("leaves", True, text)

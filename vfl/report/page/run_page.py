@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from vfl.report.charts import curves_by_phase, draw_curve, draw_own_curves, has_curve
-from vfl.report.notes import encryption, unprotected
+from vfl.report.notes import about_exchanges, unprotected
 from vfl.report.page import tables
 from vfl.report.page.baselines import Baseline, how_to_get
 from vfl.report.page.draw import picture, quality
@@ -346,9 +346,7 @@ def _left(facts: Facts) -> Part:
     summary = facts.run.summary
     if summary.privacy is not None:
         part.text.append(f"Differential privacy: {summary.privacy.statement}")
-    said = encryption(summary)
-    if said:
-        part.text.append(said)
+    part.text += about_exchanges(summary)
     found = tables.left(summary)
     part.tables += found[:_MOST_PARTIES]
     if len(found) > _MOST_PARTIES:

@@ -340,7 +340,7 @@ def _left(summary: Summary, name: str, role: str) -> Table:
             [
                 f"{phase}: {_each(one.exchange for one in exchanges)}",
                 _each(one.receiver for one in exchanges),
-                _each(one.sent for one in exchanges),
+                _each(", ".join(filter(None, (one.sent, one.about_labels))) for one in exchanges),
                 _each(defence(one) for one in exchanges),
                 _each(one.when for one in exchanges),
                 f"{sum(link.messages for link in links):,}" if links else "–",

@@ -20,7 +20,10 @@ def projection(settings: FedHSSLSettings) -> Exchange:
     """
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
     down = Sent(
-        Kind.EMBEDDING, {"z": f32("rows", "width")}, noise("iso", amplifier=settings.iso_embedding)
+        Kind.EMBEDDING,
+        {"z": f32("rows", "width")},
+        noise("iso", amplifier=settings.iso_embedding),
+        label_free=True,
     )
     return Exchange("projection", up, down)
 
@@ -35,5 +38,5 @@ def weights(settings: FedHSSLSettings, shared: Mapping[str, Tensor]) -> Exchange
     tensors = {name: (each.dtype, tuple(each.shape)) for name, each in shared.items()}
     statistics = [name for name, each in shared.items() if not isinstance(each, torch.nn.Parameter)]
     noisy = noise("iso", role="active", leave=statistics, amplifier=settings.iso_weights)
-    up, down = Sent(Kind.WEIGHTS, tensors, noisy), Sent(Kind.WEIGHTS, tensors)
+    up, down = Sent(Kind.WEIGHTS, tensors, noisy, label_free=True), Sent(Kind.WEIGHTS, tensors)
     return Exchange("weights", up, down, asks="server", when="every round")

@@ -28,7 +28,9 @@ def upload(settings: HeadSettings, how: str) -> Exchange:
         noise("gaussian", sigma=settings.noise),
         how=how,
     )
-    down = NOTHING if settings.deadline_s is None else Sent(Kind.ACK, {"used": u8(1)})
+    down = (
+        NOTHING if settings.deadline_s is None else Sent(Kind.ACK, {"used": u8(1)}, label_free=True)
+    )
     return Exchange("upload", up, down, when="once")
 
 

@@ -20,9 +20,8 @@ def latents(settings: MocoSFLSettings) -> Exchange:
     """
     shape = ("rows", "channels", "height", "width")
     up = Sent(Kind.EMBEDDING, {"q": f32(*shape), "k": f32(*shape)})
-    return Exchange(
-        "latents", up, NOTHING if settings.frozen else Sent(Kind.GRADIENT, {"dq": f32(*shape)})
-    )
+    down = Sent(Kind.GRADIENT, {"dq": f32(*shape)}, label_free=True)
+    return Exchange("latents", up, NOTHING if settings.frozen else down)
 
 
 def handout(bottom: nn.Module) -> Exchange:
@@ -30,6 +29,7 @@ def handout(bottom: nn.Module) -> Exchange:
     sent = Sent(
         Kind.WEIGHTS,
         {name: (each.dtype, tuple(each.shape)) for name, each in bottom.state_dict().items()},
+        label_free=True,
     )
     return Exchange("handout", NOTHING, sent, when="once")
 
