@@ -286,6 +286,7 @@ class Store:
             # As it was read, and as it was seen last.
             self._looked = self._seen = _look(self._settings)
             self.held, self._fingerprint = self._read()
+            self._tell_inexact()
             return
         if source is not None:
             text = f"--data is for a table in memory, and serve.store has the kind {store.kind!r}"
@@ -299,6 +300,12 @@ class Store:
         except BaseException:
             asks.close()
             raise
+        self._tell_inexact()
+
+    def _tell_inexact(self) -> None:
+        if why := self.held.inexact:
+            said = "scores may differ from those of vfl-party predict in their last bits"
+            self._say("advice", said=f"{said} ({why})")
 
     @property
     def at_once(self) -> int:
