@@ -16,6 +16,9 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+# It sets MKL's variable, which MKL reads once; a notebook may use torch before a run needs it.
+import vfl_party  # noqa: F401
+
 if TYPE_CHECKING:
     # Re-exported, and no part of __all__: these names go if the leak meter is removed.
     from vfl.leak_meter.api import Leaks as Leaks

@@ -1,8 +1,47 @@
 """A party of a federation, active or passive: its data, its methods, its program."""
 
 import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
 
-# Otherwise Intel's MKL computes a row by where it lies in memory, and its last bit follows from the
-# rows beside it: a served row would not be the row of a prediction. It reads this at its first
-# product of matrices; a value that the environment has already takes precedence.
-os.environ.setdefault("MKL_CBWR", "AUTO")
+# The branch that MKL reports if it computed before the variable was set.
+_UNSET = 1
+
+
+def _set_mkl_branch() -> None:
+    """Makes Intel's MKL compute a row of a product alike at every address in memory (AUTO) and for
+    every number of rows and threads (STRICT, on Intel's processors).
+
+    MKL reads the variable at its first product, and a value of the environment takes precedence.
+    Warns if torch has computed a product before.
+    """
+    if "MKL_CBWR" in os.environ:
+        return
+    os.environ["MKL_CBWR"] = "AUTO,STRICT"
+    if "torch" in sys.modules and _has_multiplied(sys.modules["torch"]):
+        warnings.warn(
+            "vfl: torch was used before vfl was imported, so MKL computes without MKL_CBWR, and "
+            "the last bits of a row's scores may depend on the rows scored with it. Restart "
+            "Python and import vfl first, or set MKL_CBWR=AUTO,STRICT in the environment.",
+            stacklevel=2,
+        )
+
+
+def _has_multiplied(torch: Any) -> bool:
+    """Returns whether torch's MKL has read its variables, which were not set; True if the library
+    does not tell.
+    """
+    import ctypes
+
+    try:
+        if not torch.backends.mkl.is_available():
+            return False
+        library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+        return bool(library.mkl_serv_cbwr_get(1) == _UNSET)
+    except (OSError, AttributeError):
+        return True
+
+
+_set_mkl_branch()

@@ -30,6 +30,9 @@ from vfl_party.serve.kinds.choice import Scorer, answers_of, scorer_of
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.store import Store
 
+# Of a score, if rows are not exact.
+_ROUNDING = 1e-5
+
 
 def store_of(
     run: Path, name: str, *, solo: bool = False, serve: dict[str, Any] | None = None
@@ -111,6 +114,25 @@ class Online:
         """Closes the parties' stores."""
         for each in (self.scorer, *self.answers.values()):
             each._store.close()
+
+    @property
+    def inexact(self) -> str:
+        """Why a party's models may give a served row other bits than a prediction; '' if none."""
+        stores = [each._store for each in (self.scorer, *self.answers.values())]
+        return "; ".join(filter(None, (each.held.inexact for each in stores)))
+
+    def check_same(self, found: Scores, ids: Sequence[str], want: Mapping[str, Any]) -> None:
+        """Asserts that the scores of ``ids`` are those of a prediction, ``want``: bit for bit, or
+        to rounding if a party says that its models are not exact here.
+        """
+        for at, each in enumerate(ids):
+            mine = numbers(found, at)
+            if not self.inexact:
+                assert mine == want[each], each
+                continue
+            for name, value in mine.items():
+                if isinstance(value, float):
+                    assert abs(value - want[each][name]) <= _ROUNDING * max(1.0, abs(value)), each
 
     def score(self, *ids: str, **more: Any) -> Scores:
         """Scores ids."""

@@ -1,5 +1,5 @@
-"""Every recipe in examples/ that predicts is served with the numbers of a prediction, bit for bit:
-each row alone, and beside others.
+"""Every recipe in examples/ that predicts is served with the numbers of a prediction, bit for bit,
+however many rows are asked for at once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import pytest
 import torch
 
 import vfl
-from tests.harness.online import Online, numbers, predicted
+from tests.harness import cases
+from tests.harness.online import Online, predicted
 from tests.integration.test_examples import EXAMPLES, RECIPES
 from vfl_common.config.recipe import load_recipe
 
 _ROWS = 300
+# Rows that are asked for at once: alone, around whole blocks, and more than are computed at once.
+_SIZES = (1, 2, 7, 8, 31, 32, 33, 257)
 # How long a phase lasts, in any of its words.
 _ONCE = {
     "epochs": 1,
@@ -62,11 +65,34 @@ def test_online_is_predict(path: Path, tmp_path: Path, monkeypatch: pytest.Monke
     run = vfl.simulate(small(path), out=tmp_path / "runs", quiet=True)
     want, online = predicted(run), Online.of(run.folder)
     ids = list(want)
-    found = online.score(*ids)
-    assert set(found.state) == {"scored"}
-    assert {each: numbers(found, at) for at, each in enumerate(ids)} == want
-    for each in ids[::23]:
-        assert numbers(online.score(each), 0) == want[each]
+    for number, size in enumerate((*_SIZES, len(ids))):
+        # Other rows each time, at other places.
+        begin = max(0, min(31 * number, len(ids) - size))
+        part = ids[begin : begin + size]
+        found = online.score(*part)
+        assert set(found.state) == {"scored"}
+        online.check_same(found, part, want)
+    if online.inexact:
+        pytest.skip(f"not exact here, and said so: {online.inexact}")
+
+
+def test_an_encoder_that_draws_for_each_batch_is_not_exact(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its party says so, and the others do not."""
+    recipe = cases.recipe(2, phase={"epochs": 1, "mid": 0.01}, task={"kind": "binary"})
+    recipe["simulate"] = {
+        "scheme": "columns",
+        "data": {"source": "sklearn:breast_cancer", "label": "target", "limit": 60},
+    }
+    run = vfl.simulate(recipe, out=tmp_path, quiet=True)
+    online = Online.of(run.folder)
+    assert online.scorer._store.held.inexact == ""
+    assert online.answers["p1"]._store.held.inexact.startswith(
+        "encoder: a row has other bits among"
+    )
+    (line,) = [each for each in caplog.records if getattr(each, "exact", True) is False]
+    assert (line.levelname, line.event) == ("WARNING", "exact")
 
 
 @pytest.mark.parametrize("width", [5, 30])

@@ -29,6 +29,7 @@ from vfl_party.data import Features, Labels
 from vfl_party.data.inputs.weights import row_weights
 from vfl_party.models import InputSpec, checked_encoder, forward, seeded
 from vfl_party.models.precision import Precision
+from vfl_party.models.row_blocks import Blocks
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.chains import make_chains
 from vfl_party.outbound.declared import Exchange, Occurrence, Role
@@ -208,7 +209,8 @@ class Party:
 
     ``connections``: the links and the hub of this generation; None before ``connect``. ``hooks``:
     what the party calls while a phase runs. ``threshold``: the probability above which a row is
-    decided positive, if a rule of the recipe has chosen it.
+    decided positive, if a rule of the recipe has chosen it. ``blocks``: {model: the blocks in which
+    it scores rows}; of a model that is missing here, the usual ones.
     """
 
     name: str
@@ -227,6 +229,7 @@ class Party:
     connections: Connections | None = field(default=None, init=False)
     hooks: Hooks = field(default_factory=Hooks, init=False)
     threshold: float | None = field(default=None, init=False)
+    blocks: Mapping[str, Blocks] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.encode is _without_encoder and "encoder" in self.models:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +24,7 @@ from vfl_common.link import Lenience, StepPassed
 from vfl_party.base.held import alike
 from vfl_party.base.seeds import Rows
 from vfl_party.models import combine, forward
+from vfl_party.models.row_blocks import in_blocks
 from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent, f32, noise
 from vfl_party.outbound.exchange import Answering, Asking
@@ -30,8 +32,6 @@ from vfl_party.phases.absence import Following, LatePolicy, filled
 from vfl_party.phases.context import Party
 
 CHUNK_ROWS = 1024
-# A matrix product takes the rows in blocks of so many, and the last, smaller ones otherwise.
-_BLOCK = 8
 # Among a party's models: that with which the active party scores rows by itself.
 SOLO = "solo"
 
@@ -189,7 +189,7 @@ class SplitScorer:
         if party.features is not None:
             party.models["encoder"].eval()
         for step, chunk in _steps(rows, first):
-            own = [z_BD[: len(chunk)] for z_BD in party.own_embeddings(padded(chunk))]
+            own = [embedded(party, chunk)] if party.features is not None else []
             sizes, held = party.sizes_of(chunk), party.data.held
             received: dict[str, dict[str, Tensor]] = {}
             # Rows of which no other party holds any are scored alone.
@@ -232,13 +232,13 @@ class SplitScorer:
     def answer(self, rows: Rows, first: StepKey) -> int:
         """Embeds ``rows`` and sends them; see ``Scorer.answer``."""
         party, side, following = self._party, self.asking, self._following
-        features = party.need_features()
+        party.need_features()
         party.models["encoder"].eval()
         for step, joint in _steps(rows, first):
             chunk = party.own_rows(joint)
             if not len(chunk) or (following is not None and following.is_over(step)):
                 continue
-            z_BD = party.encode(*features.inputs(padded(chunk)))[: len(chunk)]
+            z_BD = embedded(party, chunk)
             try:
                 side.swap(step, {"z": z_BD}, chunk)
             except StepPassed as passed:
@@ -262,9 +262,9 @@ class SoloScorer:
         """Returns the model's outputs for ``rows``, [N, O]."""
         party, features = self._party, self._party.need_features()
         self._model.eval()
-        precision = party.recipe.model.precision
+        model = partial(forward, self._model, precision=party.recipe.model.precision)
         found = [
-            forward(self._model, *features.inputs(padded(chunk)), precision=precision)[: len(chunk)]
+            in_blocks(model, party.blocks.get(SOLO), *features.inputs(chunk))
             for chunk in features.expecting(chunks(rows))
         ]
         empty = torch.empty(0, party.recipe.task.outputs, device=party.device)
@@ -306,20 +306,19 @@ def scoring_traffic(
     ]
 
 
-def padded(rows: Rows) -> Rows:
-    """Returns rows, and the last one again up to whole blocks: so that on a CPU the embedding of a
-    row is the same bit for bit, whichever rows are embedded with it.
+def embedded(party: Party, rows: Rows) -> Tensor:
+    """Returns the party's embeddings [B, D] of its own rows, computed in blocks; see
+    ``vfl_party.models.row_blocks``.
     """
-    return np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % _BLOCK)])
+    inputs = party.need_features().inputs(rows)
+    return in_blocks(party.encode, party.blocks.get("encoder"), *inputs)
 
 
 def outputs_of(party: Party, z_BD: Tensor) -> Tensor:
-    """Returns the top model's outputs [B, O] for combined embeddings [B, …], of each row as if it
-    were scored alone: see ``padded``.
+    """Returns the top model's outputs [B, O] for combined embeddings [B, …], computed in blocks;
+    see ``vfl_party.models.row_blocks``.
     """
-    rest = -len(z_BD) % _BLOCK
-    whole = torch.cat([z_BD, z_BD[-1:].expand(rest, *z_BD.shape[1:])]) if rest else z_BD
-    return party.outputs(whole)[: len(z_BD)]
+    return in_blocks(party.outputs, party.blocks.get("top"), z_BD)
 
 
 def chunks(rows: Rows) -> list[Rows]:
@@ -331,10 +330,7 @@ def embed(party: Party, rows: Rows) -> Tensor:
     """Returns the party's own embeddings of ``rows`` in eval mode, [N, D]."""
     features = party.need_features()
     party.models["encoder"].eval()
-    found = [
-        party.encode(*features.inputs(padded(chunk)))[: len(chunk)]
-        for chunk in features.expecting(chunks(rows))
-    ]
+    found = [embedded(party, chunk) for chunk in features.expecting(chunks(rows))]
     return torch.cat(found) if found else torch.empty(0, party.embedding_size, device=party.device)
 
 

@@ -35,12 +35,14 @@ from vfl_party.base.seeds import Rows
 from vfl_party.data import Labels, Preprocessor, Table
 from vfl_party.data.join import own_columns
 from vfl_party.data.rows import Prepared
+from vfl_party.models.row_blocks import Blocks
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.chains import PASSIVES, summarised
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
+from vfl_party.phases.exact import blocks_of
 from vfl_party.phases.measure import decides
 from vfl_party.phases.scoring import SOLO, Scorer, SoloScorer, SplitScorer, scoring
 from vfl_party.predict.quality import Quality, read_quality
@@ -66,7 +68,8 @@ class TrainedRun:
 
     ``encoder``: the settings of the party's encoder. ``state``: what its job's ``state`` returned
     at the end. ``path``: the party's folder of it. ``plugins``: names and versions of the plug-ins
-    with which the party began it.
+    with which the party began it. ``blocks``: see ``Party.blocks``; empty until the models are
+    checked.
     """
 
     run_id: str
@@ -75,6 +78,7 @@ class TrainedRun:
     state: Tree
     path: Path
     plugins: Mapping[str, str]
+    blocks: dict[str, Blocks] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def says_parties(self) -> bool:
@@ -522,8 +526,17 @@ class Prediction:
         load_models(models, self.trained.state)
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
+        self.prepare_scoring(party)
         if party.role == "passive":
             return [PassivePredict(party)]
+        return [ActivePredict(party, self, prepared.table)]
+
+    def prepare_scoring(self, party: Party) -> None:
+        """Gives a party what it scores rows with: the run's threshold, and the blocks that its
+        models' check on this machine has chosen.
+        """
         # A run of an earlier version has none.
         party.threshold = self.trained.state.get("threshold")
-        return [ActivePredict(party, self, prepared.table)]
+        if not self.trained.blocks:
+            self.trained.blocks.update(blocks_of(party))
+        party.blocks = self.trained.blocks

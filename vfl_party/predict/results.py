@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,7 +21,6 @@ from torch import Tensor
 
 from vfl_common.config.data import DataSettings, is_path, shown
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_party.base.phase import Predictions
@@ -31,13 +31,12 @@ from vfl_party.data.rows import Prepared
 from vfl_party.data.sources.images import FILE
 from vfl_party.data.table import LEFT_OUT, InputRows
 from vfl_party.models.metrics import decided, scores
+from vfl_party.models.row_blocks import in_blocks
 
 KEPT = "predictions.parquet"
 FORMATS = (".csv", ".parquet")
 # Rows that are written at once.
 _AT_ONCE = 1 << 14
-# Rows that the processor computes alike, and such blocks that one thread computes.
-_BLOCK, _BLOCKS = 16, 1 << 10
 # Before the name of a class.
 _SCORE = "score_"
 # Before the name of an id column: the id by which the parties have found the row.
@@ -231,8 +230,9 @@ def result_columns(
     ``score_<class>`` of each class, and ``class``. Survival: ``risk``. Ranking: ``score``. Several
     labels: ``score_<label>`` of each.
     """
-    # In float32 the last bit of a score would depend on the rows beside it.
-    found = _rowwise(recipe.task, outputs_NO.double()).to(outputs_NO.dtype).cpu()
+    # Float32 sigmoids would round the last bit differently in vectorised and scalar code.
+    link = partial(scores, recipe.task)
+    found = in_blocks(link, None, outputs_NO.double()).to(outputs_NO.dtype).cpu()
     if recipe.task.kind == "survival":
         return {"risk": found.reshape(-1).numpy()}
     if recipe.task.kind == "ranking":
@@ -250,16 +250,6 @@ def result_columns(
         f"{_SCORE}{name}": known[:, column].numpy() for column, name in enumerate(labels.classes)
     }
     return {**named, "class": list(labels.decode(known.argmax(dim=1)))}
-
-
-def _rowwise(task: TaskSettings, outputs_NO: Tensor) -> Tensor:
-    """Returns scores of each row, the same bit for bit whichever rows are beside it: in whole
-    blocks. The processor computes the rest of a block in another way than blocks.
-    """
-    n = len(outputs_NO)
-    whole = torch.cat([outputs_NO, outputs_NO[-1:].expand(-n % _BLOCK, -1)])
-    parts = torch.split(whole, _BLOCKS * _BLOCK)
-    return torch.cat([scores(task, part) for part in parts])[:n]
 
 
 def check_output(path: Path, *, replace: bool = False) -> None:

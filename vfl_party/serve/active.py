@@ -111,6 +111,7 @@ class Active:
             most_at_once=opened.most_at_once,
             present=lambda: service.present,
             id_columns=store.held.columns,
+            inexact=store.held.inexact,
         )
         self._runs.add(run_id, service)
         return ActiveRun(opened, self._runs, service, served)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,11 @@ from vfl_party.data.ids import SEPARATOR, normalised
 from vfl_party.data.rows import Prepared
 from vfl_party.methods.probe.cut import latent_of
 from vfl_party.models import forward
+from vfl_party.models.row_blocks import in_blocks, inexact
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.online import Cells
-from vfl_party.phases.scoring import SOLO, chunks, padded
+from vfl_party.phases.scoring import SOLO, chunks
 from vfl_party.predict.prediction import Prediction, TrainedRun, prediction_data, unseen
 from vfl_party.predict.results import id_names
 from vfl_party.predict.trained import TrainedParty, of_state
@@ -64,8 +65,7 @@ class Serving(Prediction):
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
         _ = prepared
-        # A run of an earlier version has none.
-        party.threshold = self.trained.state.get("threshold")
+        self.prepare_scoring(party)
         return []
 
 
@@ -97,6 +97,13 @@ class Held:
     def features_version(self) -> str:
         """Names the state of the features, as answers do."""
         return self.version if self.asks is None else self.asks.version
+
+    @property
+    def inexact(self) -> str:
+        """Why a row's scores may depend in their last bits on the rows that are asked for with it,
+        of this party's models; '' if they do not.
+        """
+        return inexact(self.party.blocks)
 
     @property
     def widths(self) -> Mapping[str, int]:
@@ -161,7 +168,8 @@ class Held:
         party = self.party
         own = party.recipe.own_rows
         encode = party.models["encoder"] if own else party.encode
-        parts = [encode(*found.inputs(padded(chunk)))[: len(chunk)] for chunk in chunks(rows)]
+        blocks = party.blocks.get("encoder")
+        parts = [in_blocks(encode, blocks, *found.inputs(chunk)) for chunk in chunks(rows)]
         empty = torch.empty(0, self._latents if own else party.embedding_size)
         whole = torch.cat(parts).cpu() if parts else empty
         return whole.flatten(1) if own else whole
@@ -171,41 +179,40 @@ class Held:
         """Returns what the run's student gives for rows of ``found``, [N, O]; None if it has
         trained none.
         """
-        student = self.party.models.get(SOLO)
-        if student is None:
+        if SOLO not in self.party.models:
             return None
-        recipe = self.party.recipe
-        parts = [
-            forward(student, *found.inputs(padded(chunk)), precision=recipe.model.precision)
-            for chunk in chunks(rows)
-        ]
-        empty = torch.empty(0, recipe.task.outputs, device=self.party.device)
-        whole = [part[: len(chunk)] for part, chunk in zip(parts, chunks(rows), strict=True)]
-        return torch.cat(whole) if whole else empty
+        parts = [self._student(*found.inputs(chunk)) for chunk in chunks(rows)]
+        empty = torch.empty(0, self.party.recipe.task.outputs, device=self.party.device)
+        return torch.cat(parts) if parts else empty
 
     @torch.no_grad()
     def solo_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Tensor | None:
         """Returns what the run's student gives for rows of a caller; see ``solo`` and
         ``embed_given``.
         """
-        student = self.party.models.get(SOLO)
-        if student is None:
+        if SOLO not in self.party.models:
             return None
-        precision = self.party.recipe.model.precision
-        return forward(student, *self._given(columns, n), precision=precision)[:n]
+        return self._student(*self._given(columns, n))
+
+    def _student(self, *inputs: Tensor) -> Tensor:
+        """Returns the student's outputs [N, O] for an encoder's inputs, [N, …] each."""
+        party = self.party
+        precision = party.recipe.model.precision
+        student = partial(forward, party.models[SOLO], precision=precision)
+        return in_blocks(student, party.blocks.get(SOLO), *inputs)
 
     @torch.no_grad()
     def embed_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Tensor:
         """Returns the party's embeddings of ``n`` rows that a caller gives, float32 [N, D], on the
         CPU. Raises InputError if the columns are not those of training.
         """
-        return self.party.encode(*self._given(columns, n))[:n].cpu()
+        party = self.party
+        return in_blocks(party.encode, party.blocks.get("encoder"), *self._given(columns, n)).cpu()
 
     def _given(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
-        """Returns the encoder's inputs of rows of a caller, in whole blocks."""
+        """Returns the encoder's inputs of rows of a caller, [N, …] each."""
         preparing, given = self._checked(columns, n)
-        at = torch.from_numpy(padded(np.arange(n)))
-        return [each[at].to(self.party.device) for each in preparing.inputs(given)]
+        return [each.to(self.party.device) for each in preparing.inputs(given)]
 
     def cells_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Cells:
         """Returns the cells of ``n`` rows that a caller gives; see ``embed_given``."""
@@ -279,6 +286,7 @@ class Store:
             # As it was read, and as it was seen last.
             self._looked = self._seen = _look(self._settings)
             self.held, self._fingerprint = self._read()
+            self._tell_inexact()
             return
         if source is not None:
             text = f"--data is for a table in memory, and serve.store has the kind {store.kind!r}"
@@ -292,6 +300,12 @@ class Store:
         except BaseException:
             asks.close()
             raise
+        self._tell_inexact()
+
+    def _tell_inexact(self) -> None:
+        if why := self.held.inexact:
+            said = "scores may differ from those of vfl-party predict in their last bits"
+            self._say("advice", said=f"{said} ({why})")
 
     @property
     def at_once(self) -> int:

@@ -4,14 +4,13 @@ that holds a row, its upper one, the tail, at the active party.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vfl_party.base.seeds import Rows
 from vfl_party.models.halves import Tail
+from vfl_party.models.row_blocks import in_blocks
 from vfl_party.phases.context import Party
-from vfl_party.phases.scoring import padded
 
 
 def latent_of(party: Party) -> tuple[int, ...]:
@@ -30,15 +29,11 @@ def latents_of(party: Party, rows: Rows) -> Tensor:
     """Returns the latents of a party's own rows, [B, C, H, W]."""
     bottom = party.models["encoder"]
     bottom.eval()
-    z: Tensor = bottom(*party.need_features().inputs(padded(rows)))
-    return z[: len(rows)]
+    return in_blocks(bottom, party.blocks.get("encoder"), *party.need_features().inputs(rows))
 
 
-def features_of(tail: Tail, z: Tensor) -> Tensor:
-    """Returns the tail's features of latents, [B, E], of each row as if it were alone: see
-    ``padded``.
+def features_of(party: Party, tail: Tail, z: Tensor) -> Tensor:
+    """Returns the tail's features [B, E] of latents, computed in blocks; see
+    ``vfl_party.models.row_blocks``.
     """
-    if not len(z):
-        return tail.features(z)
-    at = torch.from_numpy(padded(np.arange(len(z), dtype=np.int64)))
-    return tail.features(z[at])[: len(z)]
+    return in_blocks(tail.features, party.blocks.get("tail"), z)

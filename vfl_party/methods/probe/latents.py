@@ -74,7 +74,7 @@ class Collector:
                 seen[sender][own] = True
                 z = tensors["z"][torch.tensor([row >= 0 for row in rows])]
                 with torch.no_grad():
-                    parts[sender] = Known(own, features_of(self._tail, z))
+                    parts[sender] = Known(own, features_of(party, self._tail, z))
                 unknown[sender] = len(rows) - len(own)
             yield Collected(split, parts, unknown)
 

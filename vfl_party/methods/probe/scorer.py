@@ -42,7 +42,7 @@ class ProbeScorer:
         found = torch.full((len(rows), party.recipe.task.outputs), torch.nan, device=party.device)
         if self._collector is None:
             for at in parts_of(np.arange(len(rows), dtype=np.int64), rows_a_message(tail.latent)):
-                features = features_of(tail, latents_of(party, rows[at]))
+                features = features_of(party, tail, latents_of(party, rows[at]))
                 found[torch.from_numpy(at)] = outputs_of(party, features)
             return Scored(found, {}, 0)
         steps = 0

@@ -64,7 +64,8 @@ def make_app(
     @app.get("/healthz")
     async def healthz() -> dict[str, Any]:
         first = models.first
-        return {"run": first.run_id, "present": first.present(), "parties": first.parties}
+        there = {"present": first.present(), "parties": first.parties}
+        return {"run": first.run_id, **there, **first.exactness}
 
     @app.exception_handler(Denied)
     async def denied(_request: Request, why: Denied) -> JSONResponse:

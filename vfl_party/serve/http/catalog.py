@@ -59,6 +59,7 @@ class ServedModel(Generic[A]):
                     "present": list(each.present()),
                     "weight": self.weights.get(each.run_id),
                     "shadow": each.run_id == shadow,
+                    **each.served.exactness,
                 }
                 for each in line.runs
             ],

@@ -47,6 +47,8 @@ class Served:
         most_at_once: rows that are scored at once.
         present: returns the passive parties that attend now.
         id_columns: the names of the columns of an id.
+        inexact: why scores may differ from those of ``predict`` in their last bits; '' if they do
+            not. See ``Held.inexact``.
         routes: how requests are shared with other runs; None: this run scores them all.
         instead: returns what answers a request that comes when this run takes no more; None: the
             request is for this run alone.
@@ -64,8 +66,14 @@ class Served:
     most_at_once: int
     present: Callable[[], Sequence[str]] = field(repr=False)
     id_columns: tuple[str, ...] = ("id",)
+    inexact: str = ""
     routes: Routes | None = None
     instead: Callable[[], Served] | None = field(default=None, repr=False)
+
+    @property
+    def exactness(self) -> dict[str, Any]:
+        """Returns the keys by which routes tell ``inexact``."""
+        return {"exact": not self.inexact, "why_inexact": self.inexact or None}
 
     @property
     def names(self) -> tuple[str, str]:

@@ -70,6 +70,11 @@ class Version(BaseModel):
     present: list[str] = Field(description="The passive parties that serve it now.")
     weight: float | None = Field(description="Its share of the ids, if it has one.")
     shadow: bool = Field(description="Whether it scores copies of requests.")
+    exact: bool = Field(
+        description="Whether this party's models give a row the bits of a prediction, whichever "
+        "rows are asked for with it."
+    )
+    why_inexact: str | None = Field(description="Why they do not.")
 
 
 class Listed(BaseModel):

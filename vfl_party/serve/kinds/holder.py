@@ -60,4 +60,4 @@ class HolderScorer(OnlineScorer):
             raise InternalError(f"{party.name}: the model has no tail")
         (name,) = part.parties
         z = embedded.others[name][rows].to(party.device)
-        return outputs_of(party, features_of(tail, z.reshape(-1, *tail.latent)))
+        return outputs_of(party, features_of(party, tail, z.reshape(-1, *tail.latent)))

@@ -204,3 +204,23 @@ def test_connections_without_a_request_hold_no_place() -> None:
                     found += data
             assert (b"200 OK" in found) == (number % 2 == 0)
         assert ask(at, "/v1/predict", BODY)[0] == 200
+
+
+@pytest.mark.parametrize("why", ["", "encoder: a row has other bits among 1 rows than among 64"])
+def test_the_port_says_whether_rows_are_exact(why: str) -> None:
+    served = made_served(score, inexact=why)
+    with contextlib.closing(served.batcher):
+        made = http_app.make_app(catalog(Tokens(None), Counts(), served), None)
+        with listening(made, ServeSettings(http="127.0.0.1:0")) as url:
+            want = {"exact": not why, "why_inexact": why or None}
+            (model,) = get(url, "/v1/models")["models"]
+            (version,) = model["versions"]
+            for told in (get(url, "/healthz"), version):
+                assert {key: told[key] for key in want} == want
+
+
+def get(url: str, path: str) -> Any:
+    line = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    with contextlib.closing(line):
+        line.request("GET", path)
+        return json.loads(line.getresponse().read())

@@ -1,0 +1,103 @@
+"""Checks on this machine that a row's scores do not depend on the rows that are scored with it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl_common.config.models import PluginCombination
+from vfl_party.models import combine, forward
+from vfl_party.models.halves import Tail
+from vfl_party.models.metrics import scores
+from vfl_party.models.row_blocks import Blocks, Compute, Inputs, checked, inexact, sample_rows
+from vfl_party.models.top.stand_ins import learnt_stand_ins
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import SOLO
+
+# The function from outputs to scores.
+LINK = "link"
+
+log = logging.getLogger(__name__)
+
+
+@torch.no_grad()
+def blocks_of(party: Party) -> dict[str, Blocks]:
+    """Checks the models with which a party scores rows, in evaluation mode, and returns {model: the
+    blocks to compute its rows in}.
+
+    The rows are drawn from a fixed seed, so on one machine a prediction and a served model decide
+    alike. The log has the result.
+    """
+    began_s = time.perf_counter()
+    for model in party.models.values():
+        model.eval()
+    # A model of a user's own may draw.
+    with torch.random.fork_rng(devices=[]):
+        found = {name: checked(*each) for name, *each in _models(party)}
+    if not party.encodes_here and "encoder" in found:
+        why = "several processes embed, and rows are not checked"
+        found["encoder"] = Blocks(found["encoder"].rows, found["encoder"].most, why)
+    sizes = {name: [each.rows, each.most] for name, each in found.items()}
+    took_ms = round(1000 * (time.perf_counter() - began_s), 1)
+    facts = {"event": "exact", "exact": True, "blocks": sizes, "took_ms": took_ms}
+    if why := inexact(found):
+        text = "a row's scores may depend in their last bits on the rows scored with it (%s)"
+        log.warning(text, why, extra={**facts, "exact": False})
+    else:
+        log.info("a row's scores do not depend on the rows scored with it", extra=facts)
+    return found
+
+
+def _models(party: Party) -> Iterator[tuple[str, Compute, list[Inputs]]]:
+    """Yields the names of a party's models, what computes them, and samples of their inputs."""
+    models, recipe = party.models, party.recipe
+    random = np.random.Generator(np.random.Philox(key=0))
+
+    def normal(*shape: int) -> Tensor:
+        size = (sample_rows(len(shape)), *shape)
+        drawn = random.standard_normal(size, dtype=np.float32)
+        return torch.from_numpy(drawn).to(party.device)
+
+    tail, precision = models.get("tail"), recipe.model.precision
+    if party.features is not None and "encoder" in models:
+        spec = party.features.spec
+        inputs = [normal(*spec.shape)]
+        if spec.cardinalities:
+            codes = random.integers(
+                0, spec.cardinalities, (len(inputs[0]), len(spec.cardinalities))
+            )
+            inputs.append(torch.from_numpy(codes).to(party.device))
+        cut = recipe.own_rows or tail is not None
+        yield "encoder", models["encoder"] if cut else party.encode, [tuple(inputs)]
+        if SOLO in models:
+            solo = partial(forward, models[SOLO], precision=precision)
+            yield SOLO, solo, [tuple(inputs)]
+    if isinstance(tail, Tail):
+        latents = normal(*tail.latent)
+        yield "tail", tail.features, [(latents,)]
+        width = tail.features(latents[:1]).shape[1]
+        yield "top", party.outputs, [(normal(width),)]
+    elif "top" in models:
+        yield "top", party.outputs, [(each,) for each in _combined(party, normal)]
+    if party.role == "active":
+        outputs = normal(recipe.task.outputs).double()
+        yield LINK, partial(scores, recipe.task), [(outputs,)]
+
+
+def _combined(party: Party, normal: Callable[[int], Tensor]) -> list[Tensor]:
+    """Returns samples of what the top model takes: of all parties' embeddings, and of fewer if the
+    model is given fewer when parties are away.
+    """
+    rule = party.recipe.model.combine
+    widths = [party.recipe.embedding_size(p.name) for p in party.recipe.modelled if p.features]
+    embeddings = [normal(width) for width in widths]
+    stacked = rule == "attention" or isinstance(rule, PluginCombination)
+    fewer = stacked and party.course.without == "skip" and learnt_stand_ins(party.models) is None
+    counts = range(1, len(widths) + 1) if fewer else [len(widths)]
+    return [combine(rule, embeddings[:count]) for count in counts]
