@@ -19,7 +19,8 @@ from tests.harness.federation import Federation
 from tests.harness.memory import in_memory
 
 # Absolute, float32, on the CPU.
-TOLERANCE = 1e-6
+TOLERANCE = 1e-12
+pytestmark = pytest.mark.usefixtures('float64')
 
 
 Run = Callable[[Path, dict[str, Any], dict[str, Any]], dict[str, dict[str, Tensor]]]

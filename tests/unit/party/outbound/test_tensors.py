@@ -11,7 +11,8 @@ from tests.harness.sentences import raises, worded_as_before
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, PeerError
 from vfl_party.base.devices import index_on
-from vfl_party.outbound.declared import TORCH, spec_of
+from vfl_party.base.dtypes import TORCH
+from vfl_party.outbound.declared import spec_of
 from vfl_party.outbound.exchange import (
     check_finite,
     nonfinite,
