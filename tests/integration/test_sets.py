@@ -23,7 +23,7 @@ from tests.harness.federation import Federation
 from tests.harness.memory import in_memory, in_process, run_here
 from tests.harness.sentences import raises
 from tests.integration import test_fedhssl, test_fedonce
-from tests.integration.test_exact import TOLERANCE, largest_deviation
+from tests.integration.test_exact import ROUNDING, TOLERANCE, largest_deviation
 from tests.integration.test_resume import held, kill
 from vfl.library.run import Run
 from vfl.simulation.inprocess import run_in_process
@@ -47,6 +47,7 @@ def recipe(how: dict[str, Any], rule: str = "", parties: int = 3, **phase: Any) 
     return cases.recipe(parties, model=model, phase={"optimizer": SGD} | how | phase)
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("how", "rule"),
     [
@@ -71,9 +72,10 @@ def test_one_process_from_the_paper(
     if "stand_ins.vectors.0" in want["p0"]:
         del want["p0"]["stand_ins.vectors.0"]
     shared = {name: {key: want[name][key] for key in plain[name]} for name in plain}
-    assert largest_deviation(shared, plain) > 100 * TOLERANCE
+    assert largest_deviation(shared, plain) > 100 * ROUNDING
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("how", [SUBSETS, DROPOUT], ids=str)
 @pytest.mark.parametrize(
     "more",
@@ -123,14 +125,14 @@ def test_with_defences(
     tables = recipe(how, epochs=2, batch_size=40, transforms=[place | transform])
     tables["model"]["top"], tables["task"] = {"hidden": [6]}, {"kind": "binary"}
     want = reference_defences.train(tables, BINARY, down=formula)
-    assert largest_deviation(in_memory(tmp_path, tables, BINARY), want) <= TOLERANCE
+    assert largest_deviation(in_memory(tmp_path, tables, BINARY), want) <= ROUNDING
 
 
 @pytest.mark.parametrize("how", [SUBSETS, DROPOUT], ids=str)
 def test_packed_values_and_bytes(how: dict[str, Any], tmp_path: Path) -> None:
     tables = recipe(how, codec="bfloat16")
     got, want = in_memory(tmp_path, tables, DATA), reference.train(tables, DATA)
-    assert largest_deviation(got, want) <= TOLERANCE
+    assert largest_deviation(got, want) <= ROUNDING
     ran = in_process(tmp_path / "sets", tables, DATA).bytes
     plain = in_process(tmp_path / "plain", recipe({}, tables["model"]["combine"]), DATA).bytes
     assert ran.by_link != plain.by_link
@@ -144,6 +146,7 @@ def test_packed_values_and_bytes(how: dict[str, Any], tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("how", [SUBSETS, DROPOUT], ids=str)
 def test_the_head_and_what_it_is_worth_without_a_party(how: dict[str, Any], tmp_path: Path) -> None:
     tables, data = test_fedonce.recipe(4, "binary"), test_fedonce.data(4, "binary")
