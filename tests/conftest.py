@@ -87,6 +87,15 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Computes and exchanges in float64, in this process and in the programs that it starts."""
+    from tests.harness.preloaded import float64
+
+    with float64.float64():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _onednn_as_it_was() -> Iterator[None]:
     """Turns oneDNN on again: bfloat16 on a CPU turns it off for the process, and a reference would

@@ -25,9 +25,10 @@ from vfl_common.errors import (
     PeerError,
 )
 from vfl_common.link import PROTOCOL, Hub, Lenience, Link, StepPassed
+from vfl_party.base.dtypes import TORCH
 from vfl_party.base.step_timing import Clock
 from vfl_party.outbound.chain import Chain, Chains
-from vfl_party.outbound.declared import TORCH, Exchange, Sent, f32
+from vfl_party.outbound.declared import Exchange, Sent, f32
 from vfl_party.outbound.exchange import Answering, Asking, to_bundle, to_tensors
 
 pytestmark = pytest.mark.parametrize("transport", ["memory", "grpc"])

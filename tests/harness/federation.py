@@ -27,6 +27,7 @@ from typing import Any, Self, TextIO
 from torch import Tensor
 
 from tests.harness import ports
+from tests.harness.preloaded import float64
 from tests.harness.sentences import error_as_before
 from tests.harness.sharing import (
     ADDRESS,
@@ -85,7 +86,7 @@ class Program:
         ours, stdout = os.pipe()
         if fresh or Path(args[0]).name not in FORKED:
             self.process = subprocess.Popen(
-                args,
+                float64.started_with_it(args) if float64.is_on() else args,
                 cwd=cwd,
                 stdout=stdout,
                 stderr=self._stderr,
@@ -95,6 +96,7 @@ class Program:
             stdin, self._alive = os.pipe()
             stderr = self._stderr.fileno()
             words = ["plugged", environment["PYTHONPATH"], *args] if environment else args
+            words = ["float64", *words] if float64.is_on() else words
             self.process = launcher(machine).start(
                 words, cwd=cwd, stdin=stdin, stdout=stdout, stderr=stderr
             )

@@ -596,14 +596,16 @@ def loss_of(
 
 
 def clip_gradients(parameters: list[nn.Parameter], most: float) -> None:
-    """Scales one party's gradient to an L2 norm of at most ``most``."""
+    """Scales one party's gradient to an L2 norm of at most ``most``, as torch does, which adds 1e-6
+    to the norm.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.sqrt(
         sum((g.double().pow(2).sum() for g in gradients), torch.zeros((), dtype=torch.float64))
     ).item()
-    if norm > most:
+    if norm + 1e-6 > most:
         for g in gradients:
-            g.mul_(most / norm)
+            g.mul_(most / (norm + 1e-6))
 
 
 @torch.no_grad()

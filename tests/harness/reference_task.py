@@ -135,7 +135,7 @@ def weights_of_rows(
     elif how is not None:
         named = {float(key) if labels.dtype.kind == "f" else key: w for key, w in how.items()}
         found = found * [named.get(each, 1.0) for each in labels.tolist()]
-    return torch.from_numpy(found / found[train].mean()).float()
+    return torch.from_numpy(found / found[train].mean()).to(torch.get_default_dtype())
 
 
 def threshold_of(rule: ThresholdRule, p: Array, y: Array) -> float:

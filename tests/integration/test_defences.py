@@ -19,7 +19,7 @@ from tests.harness import reference_defences as reference
 from tests.harness.federation import Federation, Program
 from tests.harness.memory import parameters
 from tests.harness.plugins import environment, metadata
-from tests.integration.test_exact import TOLERANCE, largest_deviation
+from tests.integration.test_exact import ROUNDING, largest_deviation
 from tests.integration.test_resume import halfway, held, kill, wait_for_checkpoints
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
@@ -72,7 +72,7 @@ def test_a_defence_gives_the_parameters_of_its_reference(
     worst = largest_deviation(got, reference.train(tables, TABLE, **formula))
     record_property("largest_deviation", worst)
     print(f"{name}: largest deviation {worst:.3g}")
-    assert worst <= TOLERANCE
+    assert worst <= ROUNDING
     if formula:
         # The defence does something.
         assert largest_deviation(got, reference.train(tables, TABLE)) > 1e-3
@@ -100,7 +100,7 @@ def test_a_term_of_the_loss_gives_the_parameters_of_its_reference(
     worst = largest_deviation(got, reference.train(tables, TABLE, **LOSSES[name]))
     record_property("largest_deviation", worst)
     print(f"{name}: largest deviation {worst:.3g}")
-    assert worst <= TOLERANCE
+    assert worst <= ROUNDING
     assert largest_deviation(got, reference.train(tables, TABLE)) > 1e-3
 
 
@@ -145,7 +145,7 @@ def test_drawn_embeddings_give_the_parameters_of_their_reference(
     )
     record_property("largest_deviation", worst)
     print(f"mid: largest deviation {worst:.3g}")
-    assert worst <= TOLERANCE
+    assert worst <= ROUNDING
     assert (
         largest_deviation(got, reference.train(tables, TABLE, draw=partial(reference.mid, 0.02)))
         > 1e-4

@@ -1,5 +1,5 @@
-"""FedCVT between parties gives the parameters of one graph in one process, to 1e-6; killed parties
-change nothing.
+"""FedCVT between parties gives the parameters of one graph in one process, to 1e-12 in float64;
+killed parties change nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.harness import cases, reference_fedcvt
 from tests.harness.federation import Federation, toml
 from tests.harness.here import vfl_here
 from tests.harness.memory import in_process
-from tests.integration.test_exact import largest_deviation
+from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_ranks import torchrun
 from tests.integration.test_ssl_phases import check_kill
 from vfl_common.config.recipe import Recipe
@@ -24,8 +24,6 @@ from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import against
 
-# Absolute, float32, on the CPU.
-TOLERANCE = 1e-6
 # No ReLU, whose gradient rounding decides near 0.
 TANH = {"kind": "mlp", "hidden": [12], "activation": "tanh"}
 TERMS = ("shared", "overlap_active", "overlap_passive", "estimate_active", "estimate_passive")
@@ -74,6 +72,7 @@ def offered(run: Path) -> tuple[int, int]:
     return sum(each["taken"] for each in found), sum(each["offered"] for each in found)
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("task", [BINARY, THREE], ids=["binary", "three classes"])
 @pytest.mark.parametrize("preset", ["paper", "released"])
 @pytest.mark.parametrize(
@@ -122,6 +121,7 @@ def test_parties_get_the_parameters_of_one_process(
     assert taken < of or of == 0
 
 
+@pytest.mark.usefixtures("float64")
 def test_processes_compute_what_one_process_computes(tmp_path: Path) -> None:
     tables, data = recipe(THREE), DATA["multiclass"]
     tables["phases"].append({"kind": "evaluate"})
@@ -147,9 +147,10 @@ def test_processes_compute_what_one_process_computes(tmp_path: Path) -> None:
     assert "accuracy" in summary["metrics"]["test"]
     # Of six epochs of 16, 16 and 8 labelled rows.
     rows = 6 * (40 + 3 * (12 + 10))
-    assert sum(entry.payload_bytes for entry in entries if entry.kind == "gradient") == 4 * 8 * rows
+    assert sum(entry.payload_bytes for entry in entries if entry.kind == "gradient") == 8 * 8 * rows
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.slow
 def test_parties_of_several_processes_compute_the_same(tmp_path: Path) -> None:
     tables, data = recipe(optimizer={"kind": "sgd", "lr": 0.05, "momentum": 0.9}), DATA["binary"]

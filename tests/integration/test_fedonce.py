@@ -16,7 +16,7 @@ from tests.harness.kills import Killed, killed, plugged
 from tests.harness.memory import run_here
 from tests.harness.proxy import Proxy
 from tests.harness.sentences import worded_as_before
-from tests.integration.test_exact import largest_deviation
+from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_resume import (
     HANDSHAKE_BYTES,
     assert_equal,
@@ -25,8 +25,6 @@ from tests.integration.test_resume import (
     server_events,
 )
 
-# Absolute, float32: Adam's rounding, and a matching in it.
-TOLERANCE = 1e-5
 ADAM = {"kind": "adam", "lr": 3e-3, "weight_decay": 1e-4}
 TASKS: dict[str, dict[str, Any]] = {
     "binary": {"kind": "binary"},
@@ -73,6 +71,7 @@ def run(
         return federation.finish(), federation
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("task", list(TASKS))
 @pytest.mark.parametrize("parties", [2, 4])
 def test_parameters_and_bytes_are_those_of_the_paper(
@@ -99,17 +98,19 @@ def test_parameters_and_bytes_are_those_of_the_paper(
             (each for each in entries if each.phase == "head"), key=lambda each: each.kind
         )[::-1]
         assert (upload.kind, upload.direction, upload.messages) == ("embedding", "sent", 1)
-        assert upload.payload_bytes == 4 * n * d
+        # 8 bytes a number, in float64.
+        assert upload.payload_bytes == 8 * n * d
         assert (answer.kind, answer.direction, answer.messages, answer.payload_bytes) == (
             "ack",
             "received",
             1,
             0,
         )
-    assert summary["bytes"]["by_phase"]["head"]["payload_bytes"] == 4 * n * d * (parties - 1)
+    assert summary["bytes"]["by_phase"]["head"]["payload_bytes"] == 8 * n * d * (parties - 1)
     assert summary["bytes"]["agrees"]
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("own_encoder", ["trained", "frozen"])
 def test_the_active_partys_columns_go_into_the_model_as_they_are(
     own_encoder: str, tmp_path: Path
@@ -127,6 +128,7 @@ def test_the_active_partys_columns_go_into_the_model_as_they_are(
     assert largest_deviation(parameters(here), want) <= TOLERANCE
 
 
+@pytest.mark.usefixtures("float64")
 def test_an_active_party_without_encoder_is_trained_with_split_training(tmp_path: Path) -> None:
     tables, tables_of = recipe(2, "binary"), data(2, "binary")
     tables["parties"][0] |= {"encoder": {"kind": "raw"}, "embedding_size": 15}
@@ -160,6 +162,7 @@ def test_no_encoder_is_only_for_an_active_party_that_states_its_columns(
         refused(federation.start_party(f"p{party}"), *names)
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     "local",
     [{"match_every": 3, "epochs": 5}, {"matching": False}],
@@ -309,6 +312,7 @@ def once(epochs: int, **head: Any) -> dict[str, Any]:
     return tables
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("killed", ["p0", "server"])
 def test_passive_parties_leave_after_the_upload_and_nobody_needs_them(
     killed: str, tmp_path: Path
@@ -334,13 +338,14 @@ def test_passive_parties_leave_after_the_upload_and_nobody_needs_them(
         summary = federation.finish()
         assert [party["name"] for party in summary["parties"]] == ["server", "p0", "p1", "p2"]
         # Uploaded once.
-        assert summary["bytes"]["by_phase"]["head"]["payload_bytes"] == 4 * 88 * 3 * 2
+        assert summary["bytes"]["by_phase"]["head"]["payload_bytes"] == 8 * 88 * 3 * 2
         assert (
             largest_deviation(parameters(federation), reference_fedonce.train(tables, tables_of))
             <= TOLERANCE
         )
 
 
+@pytest.mark.usefixtures("float64")
 def test_a_party_killed_before_its_acknowledgement_needs_nobody_who_has_left(
     tmp_path: Path,
 ) -> None:
@@ -366,7 +371,7 @@ def test_a_party_killed_before_its_acknowledgement_needs_nobody_who_has_left(
         started = [event["checkpoint"] for event in server_events(federation, "started")]
         assert started == ["", "000121.head.1"]
         # Once.
-        assert uploaded(federation, "p0", "p2") == 4 * 88 * 3
+        assert uploaded(federation, "p0", "p2") == 8 * 88 * 3
         want = reference_fedonce.train(tables, tables_of)
         assert largest_deviation(parameters(federation), want) <= TOLERANCE
 
@@ -398,11 +403,12 @@ def test_a_late_party_counts_as_zeros_and_ends_well(tmp_path: Path) -> None:
         assert top[:, : 2 * WIDE].any()
 
 
+@pytest.mark.usefixtures("float64")
 def test_with_a_late_party_the_model_is_that_of_zeros(tmp_path: Path) -> None:
     """No frame of p2's upload is whole when the deadline passes: it was late as a whole."""
     tables, tables_of = once(3, deadline_s=3.0), data(3, "binary")
     tables["model"]["embedding_size"] = 64
-    upload_bytes = 4 * 64 * 88
+    upload_bytes = 8 * 64 * 88
     with held(tmp_path, tables, tables_of, sent=HANDSHAKE_BYTES + upload_bytes // 2) as (
         federation,
         proxy,

@@ -55,6 +55,7 @@ BINARY: dict[str, Any] = {"kind": "binary"}
 TABLE = cases.columns("sklearn:breast_cancer", 3, limit=120)
 
 
+@pytest.mark.usefixtures("float64")
 def test_fedcvt_of_one_process(tmp_path: Path) -> None:
     tables = test_fedcvt.recipe(optimizer=STEPS, optimizers=OWN)
     data = test_fedcvt.DATA["binary"]
@@ -66,6 +67,7 @@ def test_fedcvt_of_one_process(tmp_path: Path) -> None:
         assert largest_deviation({name: got}, {name: wanted}) <= TOLERANCE
 
 
+@pytest.mark.usefixtures("float64")
 def test_fedonce_and_its_head_of_one_process(tmp_path: Path) -> None:
     tables = sized(
         test_fedonce.recipe(2, "binary", optimizer=STEPS, optimizers=OWN), {"p0": 4, "p1": 2}
@@ -75,9 +77,10 @@ def test_fedonce_and_its_head_of_one_process(tmp_path: Path) -> None:
     got = in_memory(tmp_path, tables, data)
     assert got["p0"]["top.0.weight"].shape[1] == 6
     want = reference_fedonce.train(tables, data)
-    assert largest_deviation(got, want) <= test_fedonce.TOLERANCE
+    assert largest_deviation(got, want) <= TOLERANCE
 
 
+@pytest.mark.usefixtures("float64")
 def test_fedhssl_of_one_process(tmp_path: Path) -> None:
     encoder = {"kind": "mlp", "hidden": [24]}
     tables = test_fedhssl.recipe(2, "simsiam", encoder, optimizers=OWN | {"p0": SGD_STEPS})
@@ -85,9 +88,10 @@ def test_fedhssl_of_one_process(tmp_path: Path) -> None:
     got = in_memory(tmp_path, tables, data)
     want = reference_fedhssl.pretrain(tables, data, test_fedhssl.TOP["mlp"])
     worst = largest_deviation(test_fedhssl.without_tops(got), test_fedhssl.encoders_only(want[-1]))
-    assert worst <= test_fedhssl.TOLERANCE
+    assert worst <= TOLERANCE
 
 
+@pytest.mark.usefixtures("float64")
 def test_contrastive_learning_and_a_head_of_one_process(tmp_path: Path) -> None:
     tables = sized(cases.recipe(2), {"p0": 6, "p1": 5})
     first = {"kind": "contrastive", "ssl": "simclr", "rounds": 3, "batch_size": 24}
@@ -96,7 +100,7 @@ def test_contrastive_learning_and_a_head_of_one_process(tmp_path: Path) -> None:
     tables["phases"] = [first, head, {"kind": "evaluate"}]
     data = cases.digits(2)
     got, want = in_memory(tmp_path, tables, data), reference_ssvfl.train(tables, data)
-    assert largest_deviation(got, want) <= test_fedhssl.TOLERANCE
+    assert largest_deviation(got, want) <= TOLERANCE
 
 
 @pytest.mark.parametrize("victim", ["p0", "p1"])

@@ -61,6 +61,7 @@ def tables(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.mark.usefixtures("float64")
 def test_a_transformer_over_columns_is_exact_with_codes(
     examples: None, tmp_path: Path, record_property: Any
 ) -> None:
@@ -114,6 +115,7 @@ def with_encoder(encoder: dict[str, Any]) -> dict[str, Any]:
 TABLE = cases.columns("sklearn:breast_cancer", 2, limit=100)
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("frozen", [True, False])
 def test_an_encoder_begins_with_weights_from_a_file(
     frozen: bool, examples: None, tmp_path: Path

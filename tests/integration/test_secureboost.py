@@ -18,7 +18,7 @@ from tests.harness.memory import run_here
 from tests.integration.test_resume import held, kill
 from tests.integration.test_ssl_phases import run
 
-TOLERANCE = 1e-6
+TOLERANCE = 1e-12
 
 
 def recipe(parties: int, task: dict[str, Any], **phase: Any) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from tests.harness import cases, reference_ssvfl
 from tests.harness.federation import Federation, Program, refused
 from tests.harness.memory import run_here
 from tests.harness.sentences import error_as_before, worded_as_before
-from tests.integration.test_exact import largest_deviation
-from tests.integration.test_fedhssl import TOLERANCE, recipe
+from tests.integration.test_exact import TOLERANCE, largest_deviation
+from tests.integration.test_fedhssl import recipe
 from tests.integration.test_resume import halfway, held, kill, server_events, wait_for_checkpoints
 
 MLP = {"kind": "mlp", "hidden": [24]}
@@ -172,6 +172,7 @@ def test_rows_of_a_partys_own_are_learnt_from(tmp_path: Path) -> None:
     assert largest_deviation({"p1": with_them}, {"p1": without}) > 1e-3
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(
     ("encoder", "projector"),
     [(MLP, [16, 12]), ({"kind": "cnn", "channels": [4, 6]}, [16, 12]), (MLP, [])],
@@ -203,8 +204,8 @@ def test_ssvfl_i_gives_the_parameters_of_one_process_and_uploads_once(
     entries = [entry for entry in federation.ledger("p1") if entry.peer == "p0"]
     assert not [entry for entry in entries if entry.phase == "contrastive"]
     (upload,) = [entry for entry in entries if (entry.phase, entry.kind) == ("head", "embedding")]
-    # float32, width 8, labelled rows, once.
-    assert upload.payload_bytes == 4 * 8 * 60
+    # float64, width 8, labelled rows, once.
+    assert upload.payload_bytes == 8 * 8 * 60
     assert upload.messages == 1
     assert not [entry for entry in entries if entry.kind == "gradient"]
 

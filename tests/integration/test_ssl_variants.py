@@ -19,6 +19,7 @@ from tests.integration.test_ssl_phases import MLP
 SPLIT = {"kind": "splitnn", "epochs": 2, "batch_size": 32, "optimizer": {"kind": "sgd", "lr": 0.05}}
 
 
+@pytest.mark.usefixtures("float64")
 def test_several_epochs_a_round_are_those_of_algorithm_1(
     tmp_path: Path, record_property: Any
 ) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from vfl_common.errors import InternalError
 from vfl_common.rpc.exchange.memory import Turns
 from vfl_party.base.devices import plain_arithmetic, set_threads
+from vfl_party.base.dtypes import real
 
 _MKLDNN: Any = torch.backends.mkldnn
 # Types of devices on which parties compute, each with an autocast of its own.
@@ -201,7 +202,7 @@ def alone(threads: int, devices: Sequence[torch.device]) -> Iterator[TakingTurns
             modes.enter_context(torch.device("cpu"))
         modes.callback(plain_arithmetic())
         try:
-            _Modes(mkldnn=modes_before.mkldnn).set()
+            _Modes(dtype=real(), mkldnn=modes_before.mkldnn).set()
             set_threads(threads)
             yield TakingTurns(devices)
         finally:

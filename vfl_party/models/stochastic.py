@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from vfl_common.files import kept_secret
+from vfl_party.base.dtypes import real
 
 SECRET_BYTES = 32
 # Of a number that N(0, 1) is to stand for: rows far from the others have noise, too.
@@ -67,7 +68,7 @@ class StochasticEncoder(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Embeds an encoder's ``inputs`` as [B, width]."""
-        both = self.encoder(*inputs).float()
+        both = self.encoder(*inputs).to(real())
         mean_BD, s_BD = both[:, : self.width], both[:, self.width :]
         sigma_BD = LEAST_SIGMA + functional.softplus(s_BD - 0.5)
         z_BD: Tensor = mean_BD + sigma_BD * self._noise(both)

@@ -14,24 +14,14 @@ from typing import Any, Literal
 
 import torch
 
-from vfl_common.bundle import BundleSpec, DType, Kind, StepKey, TensorSpec
+from vfl_common.bundle import BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.config.base import parse
 from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_common.stages import Draw
+from vfl_party.base.dtypes import WIRE, real
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.outbound import transforms
 from vfl_party.outbound.filter import Filter, Passage, Tensors
-
-TORCH: dict[DType, torch.dtype] = {
-    DType.FLOAT32: torch.float32,
-    DType.FLOAT16: torch.float16,
-    DType.BFLOAT16: torch.bfloat16,
-    DType.INT64: torch.int64,
-    DType.INT32: torch.int32,
-    DType.UINT8: torch.uint8,
-    DType.BOOL: torch.bool,
-}
-WIRE: dict[torch.dtype, DType] = {dtype: wire for wire, dtype in TORCH.items()}
 
 Role = Literal["active", "passive"]
 # A word stands for a size that is known when the tensor is sent: "rows", "width".
@@ -285,7 +275,8 @@ def _spec(sent: Sent, sizes: tuple[tuple[str, int], ...]) -> BundleSpec:
         sent.kind,
         {
             name: spec_of(
-                dtype, *(size if isinstance(size, int) else known[size] for size in shape)
+                real() if dtype is torch.float32 else dtype,
+                *(size if isinstance(size, int) else known[size] for size in shape),
             )
             for name, (dtype, shape) in sent.tensors.items()
         },

@@ -18,9 +18,10 @@ from torch import Tensor
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, InternalError, PeerError
 from vfl_common.link import Hub, Lenience, Link, StepPassed
+from vfl_party.base.dtypes import TORCH, WIRE
 from vfl_party.base.step_timing import DECODE, ENCODE, WAIT, Clock, spends
 from vfl_party.outbound.chain import Chain, Chains
-from vfl_party.outbound.declared import NOTHING, TORCH, WIRE, Exchange, Sent
+from vfl_party.outbound.declared import NOTHING, Exchange, Sent
 from vfl_party.outbound.filter import Leaving, Passage, Tensors
 from vfl_party.record.lines import ALL, NOBODY
 from vfl_party.record.recorder import Recorder

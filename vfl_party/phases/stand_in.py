@@ -18,6 +18,7 @@ from torch import Tensor
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
+from vfl_party.base.dtypes import real
 from vfl_party.base.seeds import Rows
 from vfl_party.outbound.declared import Exchange, Occurrence
 from vfl_party.outbound.exchange import Answering, Asking
@@ -44,7 +45,7 @@ def mean_embedding(party: Party, rows: Rows) -> Tensor:
     total_D = torch.zeros(party.embedding_size, dtype=torch.float64, device=party.device)
     for chunk in features.expecting(chunks(rows)):
         total_D += party.encode(*features.inputs(chunk)).double().sum(dim=0)
-    return (total_D / len(rows)).float()[None]
+    return (total_D / len(rows)).to(real())[None]
 
 
 def steps(kind: StandIn) -> int:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.bundle import HUGE, Buffer, Bundle, DType, Kind, StepKey
+from vfl_common.bundle import HUGE, ITEM_BYTES, Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, PeerError
 
-_WIRE = np.dtype("<f4")
+Numbers = npt.NDArray[np.floating]
 # As much longer than all others, and a party's weights are worth a note.
 _TIMES = 1000.0
 
@@ -35,9 +35,9 @@ def mean(bundles: Mapping[str, Bundle], step: StepKey) -> Bundle:
 def _mean(
     name: str, shape: tuple[int, ...], bundles: Mapping[str, Bundle], step: StepKey
 ) -> Buffer:
-    total: npt.NDArray[np.float32] | None = None
+    total: Numbers | None = None
     for party, bundle in bundles.items():
-        values = np.frombuffer(bundle.tensors[name].data, dtype=_WIRE)
+        values = _numbers(bundle.tensors[name])
         least, most = values.min(initial=0.0), values.max(initial=0.0)
         if not (least >= -HUGE and most <= HUGE):
             finite = np.isfinite(least) and np.isfinite(most)
@@ -51,7 +51,7 @@ def _mean(
             continue
         total += values
     assert total is not None  # noqa: S101 - at least one party
-    total /= np.float32(len(bundles))
+    total /= total.dtype.type(len(bundles))
     return Buffer(DType.FLOAT32, shape, total.data.cast("B") if total.nbytes else memoryview(b""))
 
 
@@ -65,7 +65,11 @@ def outlier(bundles: Mapping[str, Bundle]) -> str:
 
 
 def _norm(bundle: Bundle) -> float:
-    each = (np.frombuffer(buffer.data, dtype=_WIRE) for buffer in bundle.tensors.values())
+    each = map(_numbers, bundle.tensors.values())
     return float(
         np.sqrt(sum(np.einsum("i,i->", values, values, dtype=np.float64) for values in each))
     )
+
+
+def _numbers(of: Buffer) -> Numbers:
+    return np.frombuffer(of.data, f"<f{ITEM_BYTES[DType.FLOAT32]}")

@@ -15,6 +15,7 @@ scikit-learn that most tests read (``remembered``), and puts its memory into hug
 ``vfl-server`` and ``vfl-party``:
 
 ==============  ==============================================================================
+``float64``     A program in float64 (``tests.harness.preloaded.float64``).
 ``plugged``     A program with another ``PYTHONPATH``, whose plug-ins it imports first.
 ``ip``          A program on a host of ``tests.harness.hosts``. The fork enters the network
                 namespace itself and mounts the host's own ``/etc/hosts``, as ``ip netns exec``
@@ -63,7 +64,8 @@ import opacus.accountants
 import safetensors.torch
 import sklearn.datasets
 import torch._dynamo
-from hugepages import collapse  # type: ignore[import-not-found] # in the same folder
+from float64 import main as _float64  # type: ignore[import-not-found] # in the same folder
+from hugepages import collapse  # type: ignore[import-not-found]
 from remembered import remember  # type: ignore[import-not-found]
 from threads import several_threads  # type: ignore[import-not-found]
 
@@ -215,5 +217,12 @@ def _shared() -> None:
 
 
 PROGRAMS.update(
-    {"plugged": _plugged, "ip": _on_host, "torchrun": _torchrun, "shared": _shared, "vfl": _vfl}
+    {
+        "float64": _float64,
+        "plugged": _plugged,
+        "ip": _on_host,
+        "torchrun": _torchrun,
+        "shared": _shared,
+        "vfl": _vfl,
+    }
 )

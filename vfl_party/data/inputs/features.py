@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from vfl_party.base.devices import index_on
+from vfl_party.base.dtypes import real
 from vfl_party.base.workers import soon
 from vfl_party.data.inputs.made import Made, Noted
 from vfl_party.data.inputs.scaled import ScaledPixels
@@ -114,7 +115,8 @@ class Features:
     def part(self, rows: slice) -> torch.Tensor:
         """Returns the numbers of neighbouring rows."""
         numbers = self.numbers
-        return numbers.rows(rows) if isinstance(numbers, ScaledPixels) else numbers[rows]
+        found = numbers.rows(rows) if isinstance(numbers, ScaledPixels) else numbers[rows]
+        return found.to(real())
 
     def blocks(self) -> Iterator[torch.Tensor]:
         """Yields the numbers of all rows, few rows at once."""
@@ -124,17 +126,19 @@ class Features:
     def cells(self, rows_BF: torch.Tensor) -> torch.Tensor:
         """Returns the number in the given row of each column, [B, F]; rows_BF: int64."""
         numbers = self.numbers
-        return (
+        found = (
             numbers.cells(rows_BF)
             if isinstance(numbers, ScaledPixels)
             else numbers.gather(0, rows_BF)
         )
+        return found.to(real())
 
     def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> Inputs:
         """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there
         are any.
         """
-        found = self._inputs(rows)
+        x, *categories = self._inputs(rows)
+        found = (x.to(real()), *categories)
         if self.noted is not None:
             self.noted.note(found, Made(np.asarray(rows)))
         return found

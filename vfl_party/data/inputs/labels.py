@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.config.task import TaskSettings, class_text
+from vfl_party.base.dtypes import real
 from vfl_party.data import checks
 from vfl_party.data.row_arrays import parts, release
 
@@ -104,7 +105,7 @@ class Labels:
         """
         if self.kind == "regression":
             scaled_N = (_numbers(raw, self.source) - self.mean) / self.std
-            return torch.from_numpy(scaled_N.astype(np.float32))[:, None]
+            return torch.from_numpy(scaled_N.astype(np.float32)).to(real())[:, None]
         if self.kind == "survival":
             return _times(raw, self.source)
         if self.kind == "ranking":
@@ -114,9 +115,9 @@ class Labels:
                 _yes_or_no(column, f"label column {name!r}", self.source)
                 for column, name in zip(raw.T, self.classes, strict=True)
             ]
-            return torch.from_numpy(np.stack(columns, axis=1))
+            return torch.from_numpy(np.stack(columns, axis=1)).to(real())
         places = {name: code for code, name in enumerate(self.classes)}
-        dtype = torch.float32 if self.kind == "binary" else torch.int64
+        dtype = real() if self.kind == "binary" else torch.int64
         codes_N = torch.empty(len(raw), dtype=dtype)
         for part in parts(len(raw)):
             values, inverse_B = np.unique(raw[part], return_inverse=True)
@@ -222,7 +223,7 @@ def _times(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
         raise checks.unusable(source, "its labels are text, and a survival task needs times")
     if (times.astype(np.float64) < 0).any():
         raise checks.unusable(source, "its label has times below 0; correct the column")
-    return torch.from_numpy(np.stack([times.astype(np.float32), events], axis=1))
+    return torch.from_numpy(np.stack([times.astype(np.float32), events], axis=1)).to(real())
 
 
 def _relevances(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
@@ -241,7 +242,8 @@ def _relevances(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
     if query_N.max(initial=0) > _MOST_QUERIES:
         what = f"it has more than {_MOST_QUERIES:,} queries"
         raise checks.unusable(source, f"{what}; give a part of them")
-    return torch.from_numpy(np.stack([relevances, query_N], axis=1).astype(np.float32))
+    pairs_N2 = np.stack([relevances, query_N], axis=1).astype(np.float32)
+    return torch.from_numpy(pairs_N2).to(real())
 
 
 def _yes_or_no(column: npt.NDArray[Any], name: str, source: str) -> npt.NDArray[np.float32]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.config.task import TaskSettings, class_text
+from vfl_party.base.dtypes import real
 from vfl_party.data import checks
 from vfl_party.data.inputs.labels import Labels
 
@@ -72,7 +73,7 @@ def row_weights(
     mean = found_N[at].mean()
     if len(rows) and not mean > 0:
         raise checks.unusable(labels.source, "all training rows have the weight 0; correct it")
-    found_N = (found_N / mean).float()
+    found_N = (found_N / mean).to(real())
     if not found_N.isfinite().all():
         what = "a row outside training weighs more than 1e38 times what training rows weigh"
         raise checks.unusable(labels.source, f"{what} on average; correct data.weight")

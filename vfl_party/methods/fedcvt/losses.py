@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from vfl_common.config.models import TaskSettings
+from vfl_party.base.dtypes import real
 from vfl_party.methods.fedcvt.settings import Preset
 from vfl_party.models.metrics import scores
 
@@ -104,4 +105,4 @@ def agreed(
     taken_N = torch.stack(
         [(each.values > threshold) & (each.indices == class_N) for each in best]
     ).all(dim=0)
-    return taken_N, class_N.unsqueeze(1).float() if task.kind == "binary" else class_N
+    return taken_N, class_N.unsqueeze(1).to(real()) if task.kind == "binary" else class_N

@@ -39,7 +39,7 @@ class Reconstruction:
         """Returns the values to restore, [B, F]: the numbers, and the categories one-hot."""
         parts = [inputs[0].flatten(1)]
         for column, values in enumerate(self._cardinalities):
-            parts.append(F.one_hot(inputs[1][:, column], values).float())
+            parts.append(F.one_hot(inputs[1][:, column], values).to(inputs[0].dtype))
         return torch.cat(parts, dim=1)
 
     def run_round(self, epoch: int) -> RoundReport:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from vfl_party.base.dtypes import real
+
 # Below this V² counts as 0.
 _TINY = 1e-12
 
@@ -28,15 +30,15 @@ def columns_of(inputs: tuple[Tensor, ...]) -> Tensor:
     has at most.
     """
     hot = [each if each.is_floating_point() else functional.one_hot(each) for each in inputs]
-    return torch.cat([each.flatten(1).float() for each in hot], dim=1)
+    return torch.cat([each.flatten(1).to(real()) for each in hot], dim=1)
 
 
 def labels_of(y_B: Tensor) -> Tensor:
     """Returns targets as numbers [B, C]: classes one-hot, others as they are."""
     return (
-        y_B.float().view(len(y_B), -1)
+        y_B.to(real()).view(len(y_B), -1)
         if y_B.is_floating_point()
-        else functional.one_hot(y_B).float()
+        else functional.one_hot(y_B).to(real())
     )
 
 
@@ -59,7 +61,7 @@ def log_dcor(z_BD: Tensor, x_BF: Tensor) -> Tensor:
 def gradient(z_BD: Tensor, x_BF: Tensor, weight: float) -> Tensor:
     """Returns the gradient [B, D] of ``weight`` · log dCor(z, x) with respect to z."""
     leaf_BD = z_BD.detach().requires_grad_()
-    (found,) = torch.autograd.grad(weight * log_dcor(leaf_BD.float(), x_BF), leaf_BD)
+    (found,) = torch.autograd.grad(weight * log_dcor(leaf_BD.to(real()), x_BF), leaf_BD)
     return found
 
 

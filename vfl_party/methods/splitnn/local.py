@@ -195,4 +195,4 @@ def row_weights(now_BD: Tensor, stale_BD: Tensor, threshold: float) -> Tensor:
     norms_B = a_BD.norm(dim=1) * b_BD.norm(dim=1)
     cosine_B = (a_BD * b_BD).sum(dim=1) / norms_B.clamp_min(torch.finfo(torch.float64).tiny)
     kept_B = (norms_B > 0) & (cosine_B >= threshold)
-    return torch.where(kept_B, cosine_B, 0.0).float()[:, None]
+    return torch.where(kept_B, cosine_B, 0.0).to(now_BD.dtype)[:, None]

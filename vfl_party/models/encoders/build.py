@@ -18,6 +18,7 @@ from vfl_common.config.models import (
     TabularSettings,
 )
 from vfl_common.errors import Code, InputError
+from vfl_party.base.dtypes import real
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.models.encoders.cnn import build_cnn
 from vfl_party.models.encoders.custom import asks_for_codes, build_custom
@@ -95,7 +96,7 @@ def checked_encoder(
             f"the encoder of {party} fails on two rows of shape {shapes} {where_it_failed(error)}"
         ) from error
     encoder.train(mode)
-    if not isinstance(out, Tensor) or out.dtype != torch.float32:
+    if not isinstance(out, Tensor) or out.dtype != real():
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
         raise _invalid(f"the encoder of {party} gives {got}, but a float32 tensor is needed")
     if out.dim() == 2 and len(out) == 2 and out.shape[1] != embedding_size:

@@ -16,6 +16,7 @@ from vfl_common.config.models import (
     TopSettings,
 )
 from vfl_common.errors import Code, InputError
+from vfl_party.base.dtypes import real
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.models.combine import combined_size
 from vfl_party.models.encoders.custom import made_by
@@ -73,7 +74,7 @@ def _checked(top: nn.Module, in_features: int, outputs: int) -> nn.Module:
         text = f"the top model fails on two rows of {in_features} numbers {where_it_failed(error)}"
         raise InputError(Code.MODEL_INVALID, text) from error
     top.train(mode)
-    if not isinstance(out, Tensor) or out.dtype != torch.float32:
+    if not isinstance(out, Tensor) or out.dtype != real():
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
         raise InputError(
             Code.MODEL_INVALID, f"the top model gives {got}, but a float32 tensor is needed"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from vfl_common.config.base import Section, parse
 from vfl_common.config.models import COMBINATIONS, Combine, PluginCombination
 from vfl_common.errors import Code, InputError
+from vfl_party.base.dtypes import real
 from vfl_party.base.plugins import PlugIns, where_it_failed
 from vfl_party.models.encoders.custom import module_of
 
@@ -79,7 +80,7 @@ def build_combination(
         text = f"{where} fails on two rows of {embeddings} embeddings of {width} numbers"
         raise InputError(Code.MODEL_INVALID, f"{text} {where_it_failed(error)}") from error
     made.train(mode)
-    if not isinstance(out, Tensor) or out.dtype != torch.float32 or out.shape[:-1] != (2,):
+    if not isinstance(out, Tensor) or out.dtype != real() or out.shape[:-1] != (2,):
         of = isinstance(out, Tensor)
         got = f"{out.dtype} of shape {list(out.shape)}" if of else type(out).__name__
         text = f"{where} gives {got} for two rows, but float32 of shape [2, width] is needed"
