@@ -4,9 +4,10 @@ and ``alone``, ``combined`` and ``seeded``, which ``vfl.simulate`` runs.
 
 ``vfl new`` writes the recipes; ``vfl leaks`` plays the attacks on all epochs. Eight tables: four of
 two classes, two of more, two regressions, cut to 3,000 rows. *Labels* is what the passive party
-reads that knows no label, or five rows of each class, by the best of the attacks (AUC of two
+reads that knows no label, or 50 to 200 labels, by the strongest of the attacks (AUC of two
 classes, accuracy of more, |ρ| of a regression); *columns* the mean R² of the passive party's
-columns, all epochs together, by an active party that knows a tenth of the rows.
+columns, from all epochs and its own columns, by an active party that knows a tenth of the rows.
+``python -m scripts.reference`` then writes the tables of README and docs/results/defaults.md.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ USED = (
 )
 ROWS = 3_000
 LABELS = {
-    "binary": ("epochs", "clusters", "norm"),
-    "multiclass": ("epochs", "clusters"),
+    "binary": ("epochs",),
+    "multiclass": ("epochs",),
     "regression": ("residuals",),
 }
 # Of what is no split training. FedOnce's active party sends nothing.

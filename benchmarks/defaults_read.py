@@ -33,8 +33,8 @@ CHOSEN = ("two classes", "five classes", "numbers", "mixed")
 # What the table of methods calls each, in its order.
 METHODS = {
     "alone": "the active party alone",
-    "none": "split training without a preset",
-    "labels": "`--protect labels`, the default of `vfl new` for two classes",
+    "none": "split training, the default of `vfl new`",
+    "labels": "`--protect labels`",
     "columns": "`--protect columns`",
     "both": "`--protect both`",
     "trees": "trees (SecureBoost)",
@@ -124,26 +124,50 @@ def _mean(values: Sequence[float], form: str) -> str:
 # ------------------------------------------------------------
 
 
-def labels_read(found: Tables) -> float | None:
-    """Returns the most that is read of labels; None if no attack reads those of such a task."""
+def labels_line(found: Tables) -> Tables | None:
+    """Returns the line of the attack that reads most of the labels, which no oracle tells it; None
+    if no attack reads those of such a task.
+    """
     of = [
-        fmean(each["value"])
+        each
         for each in found["lines"]
         if each["of"] == "labels"
         and each["unit"] == UNITS[found["kind"]]
-        and each["knows"].startswith(("nothing", "5 "))
+        and "oracle" not in each["knows"]
     ]
-    return max(of, default=None)
+    return max(of, key=_strength, default=None)
+
+
+def columns_line(found: Tables) -> Tables | None:
+    """Returns the line of the attack that reads most of the columns of numbers, by mean R²."""
+    of = [
+        each for each in found["lines"] if "mean of columns" in each["of"] and each["unit"] == "R²"
+    ]
+    return max(of, key=_strength, default=None)
+
+
+def _strength(line: Tables) -> tuple[float, bool]:
+    """Orders lines by what they read; of equals, one that knows nothing reads more."""
+    return round(fmean(line["value"]), 2), line["knows"].startswith("nothing")
+
+
+def labels_read(found: Tables) -> float | None:
+    """Returns the most that is read of labels; None if no attack reads those of such a task."""
+    line = labels_line(found)
+    return None if line is None else fmean(line["value"])
 
 
 def columns_read(found: Tables) -> float | None:
     """Returns the most that is read of the columns of numbers, as their mean R²."""
-    of = [
-        fmean(each["value"])
-        for each in found["lines"]
-        if "mean of columns" in each["of"] and each["unit"] == "R²"
-    ]
-    return max(of, default=None)
+    line = columns_line(found)
+    return None if line is None else fmean(line["value"])
+
+
+def named(line: Tables | None, none: str) -> str:
+    """Words what a line reads, and names its attack; ``none`` if there is no line."""
+    if line is None:
+        return none
+    return f"{fmean(line['value']):.2f} (`{line['attack']}`: {line['knows']})"
 
 
 def lost(kept: dict[str, Tables], preset: str) -> float:
@@ -155,7 +179,7 @@ def lost(kept: dict[str, Tables], preset: str) -> float:
 
 def means(kept: dict[str, Tables]) -> dict[str, dict[str, tuple[float, float | None, float]]]:
     """Returns {kind: {preset: (what it costs, labels read, columns read)}}, over the tables of a
-    kind, as ``vfl.new.protect`` has them.
+    kind for which that was measured, as ``vfl.new.protect`` has them.
     """
     by_kind: dict[str, list[Tables]] = {}
     for of in kept.values():
@@ -169,7 +193,7 @@ def means(kept: dict[str, Tables]) -> dict[str, dict[str, tuple[float, float | N
             known = [each for each in labels if each is not None]
             found[kind][preset] = (
                 round(fmean(lost(of, preset) for of in tables), 2),
-                round(fmean(known), 3) if len(known) == len(labels) else None,
+                round(fmean(known), 3) if known else None,
                 round(fmean(columns), 3),
             )
     return found
@@ -189,7 +213,7 @@ def floors(kept: dict[str, Tables]) -> dict[str, float]:
 
 def markdown(kept: dict[str, Tables]) -> str:
     """Returns a table: what each preset reaches, gives away and sends, on each table."""
-    headings = ("table", "preset", "test", "labels read")
+    headings = ("table", "preset", "test", "labels read at least")
     rows = []
     for name, of in kept.items():
         (alone,) = floors({name: of}).values()
@@ -204,7 +228,7 @@ def markdown(kept: dict[str, Tables]) -> str:
                 f"{(each['bytes'] or 0) / 1e6:.1f}",
             )
             rows.append(row)
-    return table((*headings, "columns read, R² (without a message)", "MB"), rows)
+    return table((*headings, "columns read at least, R² (without a message)", "MB"), rows)
 
 
 def presets() -> str:
@@ -224,26 +248,26 @@ def methods() -> str:
         elif name == "combined":
             leaks = ["all", "all", "–"]
         else:
-            labels, columns = labels_read(of), columns_read(of)
-            read = "none is sent" if labels is None else f"{labels:.2f}"
-            leaks = [read, f"{columns:.2f}", f"{of['bytes'] / 1e6:.1f}"]
+            no_label = "none is sent" if name == "fedonce" else "not measured"
+            read = [named(labels_line(of), no_label), named(columns_line(of), "–")]
+            leaks = [*read, f"{of['bytes'] / 1e6:.1f}"]
         rows.append([words, f"{fmean(of['test']):.3f}", *leaks])
     guessed = [
-        each["chance"]
-        for of in kept.values()
-        for found in of.values()
+        value
+        for found in kept["credit"].values()
         for each in found["lines"]
-        if each["of"] == "labels" and each["unit"] == "AUC" and each["chance"] is not None
+        if each["of"] == "labels" and each["unit"] == "AUC" and "oracle" not in each["knows"]
+        for value in each["without"].values()
     ]
     (alone,) = floors({"credit": kept["credit"]}).values()
-    chance = f"{min(guessed):.2f} to {max(guessed):.2f}"
+    chance = f"{max(guessed):.2f} (own columns and some labels)"
     rows.append(["what is known without a message", "", chance, f"{alone:.2f}", ""])
     return table(
         (
             "method",
             "test AUC",
-            "labels read by the other party, AUC",
-            "its columns read, R²",
+            "labels read by the other party at least, AUC",
+            "its columns read at least, R²",
             "MB sent",
         ),
         rows,

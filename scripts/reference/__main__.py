@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from scripts.reference.pages import DOCS, filled
+from scripts.reference.pages import DOCS, filled, pages
 
 
 def main() -> int:
     stale = []
-    for page in sorted(DOCS.rglob("*.md")):
+    for page in pages():
         text = page.read_text()
         wanted = filled(text)
         if wanted != text:

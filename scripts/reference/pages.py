@@ -10,10 +10,16 @@ from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = DOCS / "reference"
+README = DOCS.parent / "README.md"
 _PART = re.compile(
     r"<!-- (api|keys|commands|errors|exchanges|figures|rooms) ?(\S*) -->\n.*?<!-- /\1 -->",
     re.DOTALL,
 )
+
+
+def pages() -> list[Path]:
+    """Returns the pages that may have generated parts."""
+    return [README, *sorted(DOCS.rglob("*.md"))]
 
 
 def filled(text: str) -> str:

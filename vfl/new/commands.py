@@ -135,8 +135,9 @@ def new() -> None:
 @click.option(
     "--protect",
     type=click.Choice(["none", "labels", "columns", "both"]),
-    help="splitnn: what is hidden in training, at a price that the recipe tells. labels: noise on "
-    "gradients; columns: narrow embeddings that are drawn. [default: by the task]",
+    help="splitnn: what is made harder to read, at a price that the recipe tells. labels: noise on "
+    "gradients, which hides no label of two classes; columns: narrow embeddings that are drawn. "
+    "[default: none]",
 )
 def recipe(
     given: Given,

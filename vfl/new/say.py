@@ -114,7 +114,8 @@ def say_training(sizes: ModelSizes, found: Look, path: Path) -> None:
 
 def say_leaks(kind: Kind, chosen: Chosen, path: Path) -> None:
     """Says what others read of such a recipe, and whether trees would give away less."""
-    told = f"read in rehearsals on public tables: {in_units(kind, chosen)}; yours: vfl leaks"
+    read = f"other parties can read them; in rehearsals on public tables: {in_units(kind, chosen)}"
+    told = f"{read}; yours: vfl leaks"
     say("leaks", told, f"--protect; all presets in {path}")
     mine, trees = MEASURED[kind][chosen], MEASURED[kind]["trees"]
     if trees.lost - mine.lost <= _AS_GOOD and trees.columns < mine.columns:

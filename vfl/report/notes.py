@@ -16,9 +16,10 @@ _ADVICE = "Try vfl leaks; add a defence."
 
 
 def unprotected(summary: Summary) -> Iterator[str]:
-    """Yields a note if gradients of the labels' loss, and one if embeddings of passive parties,
-    leave without a defence.
+    """Yields a note on gradients of the labels' loss, without and with noise, and one on embeddings
+    of passive parties that leave without a defence.
 
+    Noise on gradients gets a note too, because attacks add up all epochs and read through it.
     Nothing is said of gradients if labels are numbers: the attacks find classes.
     """
     active = {party.name for party in summary.parties if party.role == "active"}
@@ -34,9 +35,16 @@ def unprotected(summary: Summary) -> Iterator[str]:
         if each.receiver in active and each.sent.startswith("embedding z ")
     ]
     gradients, embeddings = _plain(sent, _SENT), _plain(came, _CAME)
+    noisy = _named(each for each in sent if _filters(each) > _SENT)
     if classes and gradients:
         read = f"a passive party can read the labels from them (AUC 1.00 by direction {_WHERE})"
-        yield f"Gradients of {gradients} {_PLAINLY}: {read}. {_ADVICE}"
+        yield f"Gradients of {gradients} {_PLAINLY}: {read}. Try vfl leaks."
+    if classes and noisy:
+        read = (
+            "attacks that add up all epochs can read through it (AUC 1.00 through Marvell noise "
+            f"{_WHERE})"
+        )
+        yield f"Gradients of {noisy} leave with noise: {read}. Try vfl leaks."
     if embeddings:
         read = (
             "the active party can read the passive parties' columns from them (R² 0.80 in the "
@@ -66,5 +74,13 @@ def _plain(exchanges: Iterable[ExchangeSummary], filters: int) -> str:
     """Names the phases of the exchanges that no method protects, and whose chains have no more
     filters than these.
     """
-    few = [each for each in exchanges if len(each.chain.split(" -> ")) <= filters]
-    return ", ".join(dict.fromkeys(each.phase for each in few if not each.how.startswith("drawn")))
+    few = [each for each in exchanges if _filters(each) <= filters]
+    return _named(each for each in few if not each.how.startswith("drawn"))
+
+
+def _filters(exchange: ExchangeSummary) -> int:
+    return len(exchange.chain.split(" -> "))
+
+
+def _named(exchanges: Iterable[ExchangeSummary]) -> str:
+    return ", ".join(dict.fromkeys(each.phase for each in exchanges))

@@ -220,7 +220,7 @@ def described(grant: Grant, files: PartyFiles, found: Outlook) -> Iterator[str]:
         nothing = ["nothing but the ids that are asked for"]
         yield from _table(found.of_prediction) if found.of_prediction else nothing
     yield ""
-    yield "measured of such exchanges, on public data:"
+    yield "attacks on such exchanges read at least, on public data:"
     yield from _measured(found, grant)
     yield ""
     yield from _spent(grant, found, files)

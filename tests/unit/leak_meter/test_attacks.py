@@ -121,23 +121,29 @@ def test_over_all_rounds_a_row_has_the_sum_of_its_signs(size: int) -> None:
     more, fewer = binom(7, UP).pmf(range(8)), binom(7, DOWN).pmf(range(8))
     wanted = sum(p * (fewer[:k].sum() + fewer[k] / 2) for k, p in enumerate(more))
     figures = play("epochs", rounds_of(7, size))
-    assert [*figures] == ["nothing", "5 positives"]
-    for figure in figures.values():
-        assert figure.value == pytest.approx(wanted, abs=0.02)
-        assert figure.chance == pytest.approx(0.5, abs=0.1)
+    hows = ["regression", "mixture by batch", "mixture of means"]
+    assert [*figures] == [
+        "nothing, sum by round",
+        "nothing, sum by batch",
+        *(f"nothing, {how}" for how in hows[1:]),
+        *(f"50 labels, {how}" for how in hows),
+        # Of 600 rows, too few are left to know 200 labels.
+    ]
+    for knows in ("nothing, sum by round", "50 labels, regression"):
+        assert figures[knows].value == pytest.approx(wanted, abs=0.02)
+        assert figures[knows].chance == pytest.approx(0.5, abs=0.1)
     assert wanted > 0.98
-    assert play("epochs", rounds_of(1, size))["nothing"].value == pytest.approx(
-        0.5 + (UP - DOWN) / 2, abs=0.05
-    )
+    one = play("epochs", rounds_of(1, size))["nothing, sum by round"]
+    assert one.value == pytest.approx(0.5 + (UP - DOWN) / 2, abs=0.05)
 
 
 def test_over_all_rounds_many_classes_are_told_by_known_rows() -> None:
     figure = play(
         "epochs", scene(lambda _, y_B: 5 * functional.one_hot(y_B, 4).double(), classes=4, size=100)
     )
-    assert figure["5 rows of each class"].value == 1.0
+    assert figure["50 labels, regression"].value == 1.0
     with raises(UnfitError):
-        play("epochs", scene(nothing, classes=4, batches=1, size=12))
+        play("epochs", Scene(**{**scene(nothing).__dict__, "gradients": replayed([])}))
 
 
 def test_each_class_that_occurs_is_known_by_one_row_at_least() -> None:

@@ -19,6 +19,7 @@ from vfl.leak_meter.scene.scene import Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import rank_correlation
 
 FIRST, EVERY, ADDED = "nothing, first round", "nothing, by direction", "nothing, all epochs"
+INFORMED = "50 labels, all epochs"
 
 
 def play(where: Scene) -> dict[str, Figure]:
@@ -42,10 +43,13 @@ def test_the_rank_correlation_is_that_of_spearman_without_its_sign() -> None:
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_gradients_of_squared_error_give_the_order_of_the_labels(rounds: int) -> None:
     found = play(number_scene(0.0, rounds=rounds))
-    assert [*found] == ([EVERY] if rounds == 1 else [EVERY, FIRST, ADDED])
+    assert [*found] == ([EVERY] if rounds == 1 else [EVERY, FIRST, ADDED, INFORMED])
     for figure in found.values():
         assert (figure.of, figure.unit) == ("labels", "|ρ|")
-        assert figure.value == pytest.approx(1.0)
+        # A regression from 50 rows has an error of its own.
+        assert figure.value == pytest.approx(
+            1.0, abs=0.02 if figure is found.get(INFORMED) else 1e-6
+        )
         assert (figure.chance or 1) < 0.1
 
 

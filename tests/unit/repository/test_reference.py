@@ -16,7 +16,7 @@ from pydantic import BaseModel
 import vfl
 from scripts.reference import exchanges, keys
 from scripts.reference.errors import REMEDY
-from scripts.reference.pages import DOCS, PAGES, filled, named, parts
+from scripts.reference.pages import DOCS, PAGES, filled, named, pages, parts
 from vfl import api
 from vfl_common.config.models import ENCODERS, PluginSettings
 from vfl_common.config.party import PartyFile
@@ -47,7 +47,7 @@ def own(package: object) -> Iterator[str]:
         yield module.name
 
 
-MADE = [page for page in sorted(DOCS.rglob("*.md")) if parts(page.read_text())]
+MADE = [page for page in pages() if parts(page.read_text())]
 
 
 @pytest.mark.parametrize("page", MADE, ids=lambda path: path.name)

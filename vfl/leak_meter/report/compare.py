@@ -35,29 +35,36 @@ def in_short(found: Sequence[Rehearsed]) -> Iterator[RenderableType]:
 def _strongest(each: Rehearsed) -> list[Line]:
     """Returns the line of each thing that is read, by the attack that reads most; of equals, that
     which knows least.
+
+    Units cannot be compared: the unit is that in which most of the way from chance is done.
     """
-    most: dict[str, Line] = {}
-    for line in (line for line in each.worst if not line.detail):
-        if line.of not in most or _worse(line) > _worse(most[line.of]):
-            most[line.of] = line
-    return list(most.values())
+    lines = [line for line in each.worst if not line.detail]
+    found = []
+    for of in dict.fromkeys(line.of for line in lines):
+        own = [line for line in lines if line.of == of]
+        unit = max(own, key=lambda line: round(line.excess, 2)).unit
+        found.append(max((line for line in own if line.unit == unit), key=_strength))
+    return found
 
 
-def _worse(line: Line) -> tuple[float, bool]:
-    return round(line.excess, 2), line.knows.startswith("nothing")
+def _strength(line: Line) -> tuple[float, bool]:
+    value = round(line.value.mean, 2)
+    return -value if line.is_error else value, line.knows.startswith("nothing")
 
 
 def _said(line: Line) -> str:
-    how = f"{line.unit} {line.value.mean:.2f} by {line.attack}" + (
+    bound = "at most" if line.is_error else "at least"
+    how = f"{bound} {line.unit} {line.value.mean:.2f} by {line.attack}" + (
         f" from {line.place}" if line.place else ""
     )
+    how += f", known: {line.knows}" if line.knows else ""
     if line.floor > _ALL and not line.is_error:
         return (
             f"{line.of}: not to be told from chance by {line.attack} (batches are too small, "
             "or of one class)"
         )
     if line.excess < _LITTLE:
-        return f"{line.of}: next to nothing beyond chance ({how})"
+        return f"{line.of}: our attacks read next to nothing beyond chance ({how})"
     if line.of == "labels" and line.excess >= _ALL:
         return (
             f"labels: all readable by {line.attack} ({line.unit} {line.value.mean:.2f}, known: "

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from vfl.leak_meter.wiretap.times import Times
 
 REHEARSAL = (
-    "A rehearsal: all parties' data were in this one place. Chance: the same attack "
-    "against shuffled labels, or a "
-    "constant guess."
+    "A rehearsal: all parties' data were in this one place. Each figure is a lower bound: another "
+    "attack may read more. Chance: the same attack against shuffled labels, or a constant guess."
 )
 
 

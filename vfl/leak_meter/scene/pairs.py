@@ -18,6 +18,8 @@ from vfl_party.base.seeds import Rows, derive_seed
 ALL_THREE = "first, last and mean"
 # Of the rows; auxiliary rows; rows that are judged.
 _SHARE, _LEAST, _MOST, _JUDGED = 0.1, 50, 2000, 5000
+# Numbers of a row's embeddings side by side; of more rounds some are left out.
+_WIDEST = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,9 @@ class Pairs:
     ``own``: what the attacker has of the same rows by itself; None if it has no columns.
     ``groups``, ``image``: see ``EncoderInputs``. ``over``: {how a row's embeddings of all recorded
     rounds are put together: those of the known and of the judged rows}; empty if each row came
-    once.
+    once. ``stacked``: the embeddings of all rounds side by side, of the known and of the judged
+    rows. ``labels``: of the known and of the judged rows, which an active party has, [K, 1] and
+    [N, 1].
     """
 
     sender: str
@@ -43,6 +47,8 @@ class Pairs:
     groups: Mapping[str, range] = field(default_factory=dict)
     image: Image | None = None
     over: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    stacked: tuple[Tensor, Tensor] | None = None
+    labels: tuple[Tensor, Tensor] | None = None
 
 
 def known_rows(count: int) -> int:
@@ -159,6 +165,8 @@ def _pairs(scene: Scene, sender: str, place: str, sent: _Sent) -> Pairs:
     known, judged = rows[:count], rows[count : count + _JUDGED]
     columns, own = scene.columns[sender], scene.columns.get(scene.attacker)
     over, over_judged = sent.over(known), sent.over(judged)
+    stacked_RD = _stacked(scene, sender, place, np.concatenate([known, judged])) if over else None
+    labels_N1 = (scene.labels if scene.targets is None else scene.targets)[:, None].float()
     return Pairs(
         sender,
         place,
@@ -171,4 +179,26 @@ def _pairs(scene: Scene, sender: str, place: str, sent: _Sent) -> Pairs:
         columns.groups,
         columns.image,
         {how: (over[how], over_judged[how]) for how in over},
+        None if stacked_RD is None else (stacked_RD[:count], stacked_RD[count:]),
+        (labels_N1[known], labels_N1[judged]),
     )
+
+
+def _stacked(scene: Scene, sender: str, place: str, rows: Rows) -> Tensor:
+    """Returns the embeddings of rows in all rounds side by side, [R, T * D]; 0 where a row did not
+    come.
+    """
+    batches = [each for each in scene.embeddings[sender]() if each.place == place]
+    rounds = sorted({each.round for each in batches})
+    width = batches[0].came.flatten(1).shape[1]
+    taken = rounds[:: -(-len(rounds) * width // _WIDEST)]
+    at = np.full(max(int(each.rows.max(initial=-1)) for each in batches) + 1, -1)
+    at[rows] = np.arange(len(rows))
+    found = torch.zeros(len(rows), len(taken), width)
+    for each in batches:
+        if each.round in taken:
+            here = at[each.rows]
+            inside = torch.from_numpy(here >= 0)
+            z_BD = each.came.flatten(1).float()
+            found[torch.from_numpy(here)[inside], taken.index(each.round)] = z_BD[inside]
+    return found.flatten(1)

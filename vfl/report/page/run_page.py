@@ -368,7 +368,7 @@ def _leaks(part: Part, facts: Facts) -> None:
     lines = _leak_lines(facts.leaks)
     if lines:
         note = str(facts.leaks.get("rehearsal", "A rehearsal of the recipe, not this run itself."))
-        heads = ["attack", "by", "reads", "from", "unit", "leak", "by chance"]
+        heads = ["attack", "by", "reads", "from", "unit", "leak, at least", "by chance"]
         part.tables.append(
             Table(
                 "What a rehearsal could read (vfl leaks)",

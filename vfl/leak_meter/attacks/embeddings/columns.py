@@ -4,9 +4,11 @@ both of.
 It knows a tenth of the rows of an exchange, 50 to 2,000, and reads each exchange by itself. Beside
 it stands the same decoder from the attacker's own columns alone, which correlate with the others'
 without any message, and from shuffled embeddings (chance). It reads the embeddings of the last
-recorded epoch, then those of all epochs together, in which noise that is drawn anew averages out.
-Numbers are judged by R², categories by accuracy. Pixels are left to ``images``: a pixel by itself
-says little.
+recorded epoch alone. Then it combines all that the attacker has: the embeddings of all epochs side
+by side, in which noise that is drawn anew averages out (MID, ``gaussian``, ``clipped_gaussian``),
+its own columns and the label; for each column cross-validation chooses among linear and Gaussian
+kernel ridges and trees (``vfl.leak_meter.learn.regression``). Numbers are judged by R², categories
+by accuracy. Pixels are left to ``images``: a pixel by itself says little.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vfl.leak_meter.learn.across_epochs import decode_over
-from vfl.leak_meter.learn.fitting import decode_table, explained, held_of, is_mean
+from vfl.leak_meter.learn.fitting import decode_table, explained, is_mean
+from vfl.leak_meter.learn.regression import predict
 from vfl.leak_meter.scene.pairs import Pairs, left_out, pairs, senders_of
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
 from vfl_common.text import listed
@@ -58,8 +60,7 @@ def decoded(scene: Scene, what: str) -> list[Figure]:
         notes += [f"{constant} {one} left out"] if constant else []
         figures = [*figures_of(each.sender, "column", numbers, like)]
         figures += figures_of(each.sender, "category", categories, replace(like, unit="accuracy"))
-        if each.over:
-            figures += _over_epochs(each, guesses, like, scene.seed)
+        figures += _combined(each, guesses[CHANCE], like, scene.seed)
         if figures and notes:
             figures[0] = replace(figures[0], note=f"{each.sender}: {'; '.join(notes)}")
         found += figures
@@ -95,14 +96,21 @@ def _guesses(each: Pairs, seed: int) -> dict[str, Tensor]:
     return found
 
 
-def _over_epochs(
-    each: Pairs, guesses: Mapping[str, Tensor], like: Figure, seed: int
-) -> Iterator[Figure]:
-    """Yields the means again, of a decoder that has a row's embeddings of all recorded epochs, not
-    the last alone.
+def _combined(each: Pairs, chance: Tensor, like: Figure, seed: int) -> Iterator[Figure]:
+    """Yields the means again, of an attacker that combines all that it has: a row's embeddings of
+    all recorded epochs, its own columns of the row, and the row's label.
     """
-    guesses = {**guesses, FOUND: decode_over(each, seed)[held_of(len(each.z_known)) :]}
-    like = replace(like, knows=f"{like.knows}, {ALL_EPOCHS}")
+    z = each.stacked or (each.z_known, each.z_judged)
+    own = [of for of in (each.own, each.labels) if of is not None]
+    alone = torch.cat([of[0] for of in own], 1), torch.cat([of[1] for of in own], 1)
+    joined = torch.cat([z[0], alone[0]], 1), torch.cat([z[1], alone[1]], 1)
+    guesses = {
+        FOUND: predict([joined], each.values_known, seed),
+        CHANCE: chance,
+        _OWN: predict([alone], each.values_known, seed),
+    }
+    beside = "" if each.own is None else ", own columns"
+    like = replace(like, knows=f"{like.knows}{beside}, {ALL_EPOCHS}")
     yield from figures_of(each.sender, "column", _numbers(each, guesses), like, only_mean=True)
     categories = _categories(each, guesses)
     yield from figures_of(

@@ -172,19 +172,19 @@ def _judged(scene: Scene) -> Rows:
     return scene.rows["test"] if len(scene.rows["test"]) else scene.rows["validation"]
 
 
-def stratified(labels: Tensor, rows: Rows, classes: int, seed: int) -> Rows:
-    """Draws ``KNOWN`` of the rows, of each class in proportion and at least one if it occurs.
+def stratified(labels: Tensor, rows: Rows, classes: int, seed: int, count: int = KNOWN) -> Rows:
+    """Draws ``count`` of the rows, of each class in proportion and at least one if it occurs.
 
     If there are more classes than that, it draws one of each.
     """
     random, y = np.random.default_rng(derive_seed(seed, "auxiliary labels")), labels.numpy()[rows]
     order = random.permutation(len(rows))
     of_class = [each for c in range(classes) if len(each := order[y[order] == c])]
-    taken = [max(1, round(KNOWN * len(each) / len(rows))) for each in of_class]
+    taken = [max(1, round(count * len(each) / len(rows))) for each in of_class]
     # Each rare class has one, at the cost of those that have most.
-    while sum(taken) > max(KNOWN, len(taken)):
+    while sum(taken) > max(count, len(taken)):
         taken[int(np.argmax(taken))] -= 1
-    found = np.concatenate([each[:count] for each, count in zip(of_class, taken, strict=True)])
+    found = np.concatenate([each[:few] for each, few in zip(of_class, taken, strict=True)])
     return np.sort(rows[found])
 
 

@@ -1,104 +1,224 @@
-"""Reads labels from all gradients that a row has had, not from one batch: noise that is drawn anew
+"""Reads classes from all gradients that a row has had, not from one batch: noise that is drawn anew
 adds up to little.
 
-A row has one gradient a round. Its score is the sum over rounds of its place along a direction:
-that which most of the round's gradients share (the first singular vector of the rows scaled to
-length one, turned so that it agrees with the rounds before), or that of rows whose label is known.
-It is one figure for all training rows, so it also stands for batches of one row or of one class.
+A row has one gradient a round. The attacker needs no model, and no label. Three attacks, of which
+the last two are made for defences that the attacker knows, and read more with labels that it knows:
+
+*Sum*: of a row's places along the direction that most of a round's gradients share (the first
+singular vector of the rows scaled to length one, turned so that it agrees with the rounds before).
+It reads through ``iso``. Two classes.
+
+*Mixture by batch*: through Marvell (arXiv 2102.08504), whose noise is drawn to the measure of a
+batch. It is largest along the axis between the classes, and across the axis one class may get none.
+The first singular vector of a batch is that axis. A row's features are its place along the axis,
+the logarithm of its length across the axis, and the cosine of its part across the axis with that of
+the round before. In each batch the rows of a class are one Gaussian, and expectation maximisation
+adds up what all batches tell of a row (``vfl.leak_meter.learn.mixture``). Two classes.
+
+*Mixture of means*: through ``label_dp``, ``max_norm`` and ``iso``. Of a row's gradients, scaled to
+length one, the means over each quarter of the training are features of a mixture of Gaussians. Any
+number of classes.
+
+With labels known, the classes of their rows are held fixed, and the search begins with a regression
+from the means and the attacker's own columns to these classes. *Regression* is that by itself, and
+*own columns* the same without any message. A figure is one for all training rows, so it also stands
+for batches of one row or of one class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from vfl.leak_meter.learn.directions import shared, towards, unit
-from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
-from vfl.leak_meter.scene.scores import Classes, Numbers, Tally
+from vfl.leak_meter.attacks.gradients.completion import stratified
+from vfl.leak_meter.learn.directions import shared, unit
+from vfl.leak_meter.learn.mixture import Messages, separate
+from vfl.leak_meter.learn.regression import joined, predict
+from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, UnfitError
+from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import Rows, derive_seed
 
-# Rows of each class; of two classes, positives.
-_KNOWN = 5
+# How many labels an attacker knows, and how many rows there are at least for each of them.
+KNOWN, _MORE, TIMES = 50, 200, 4
+# Of a training, over each of which gradients are averaged, and directions that are kept of a mean.
+_PARTS, _WIDTH = 4, 8
+# Of an axis, what is kept from the batches before.
+_KEPT = 0.8
+
+Rounds = Sequence[Sequence[Intercepted]]
 
 
 def play(scene: Scene) -> list[Figure]:
     """Scores all rows that have had a gradient. Raises UnfitError if nothing can be judged."""
-    rounds, labels_N = [*_rounds(scene)], scene.labels.numpy()
-    if not rounds:
-        raise UnfitError("no gradient came")
-    rows = np.unique(np.concatenate([each for each, _ in rounds]))
-    found = []
-    if scene.classes == 2:
-        found.append(
-            _binary(scene, "nothing", _shared(rounds, len(labels_N))[rows], labels_N[rows])
-        )
-    classes = [1] if scene.classes == 2 else np.unique(labels_N[rows]).tolist()
-    of_class = [rows[labels_N[rows] == c] for c in classes]
-    if all(len(each) > _KNOWN for each in of_class):
-        random = np.random.default_rng(derive_seed(scene.seed, "known rows of all epochs"))
-        known = [random.choice(each, _KNOWN, replace=False) for each in of_class]
-        scores_NC = _along(rounds, known, len(labels_N))
-        judged = np.setdiff1d(rows, np.concatenate(known))
-        if scene.classes == 2:
-            found.append(
-                _binary(scene, f"{_KNOWN} positives", scores_NC[judged, 0], labels_N[judged])
-            )
-        else:
-            tally = Tally(scene.seed)
-            tally.named(np.array(classes)[scores_NC[judged].argmax(axis=1)], labels_N[judged])
-            found.append(_alone(tally.figure(f"{_KNOWN} rows of each class", "accuracy")))
-    if not found:
-        raise UnfitError(f"a class has no more than {_KNOWN} rows")
+    classes, count = scene.classes, len(scene.labels)
+    rounds = rounds_of(scene)
+    rows = np.unique(np.concatenate([batch.rows for of in rounds for batch in of]))
+    of_means = means(rounds, count, _PARTS)
+    stacked_ND = torch.cat([means(rounds, count, 1).stacked(), of_means.stacked()], 1)
+    if classes == 2:
+        of_batch, by_round_N = by_batch(rounds, count), _shared(rounds, count)
+        views = {"mixture by batch": of_batch, "mixture of means": of_means}
+        begins = [_begin(of_batch.summed()[:, 0], rows), _begin(by_round_N, rows)]
+        scores = {"sum by round": _two(by_round_N), "sum by batch": _two(of_batch.summed()[:, 0])}
+        stacked_ND = torch.cat([of_batch.summed(), stacked_ND], 1)
+    else:
+        views, scores = {"mixture of means": of_means}, {}
+        begins = [_clustered(of_means, rows, classes, scene.seed)]
+    for (name, view), begin_NC in zip(views.items(), begins, strict=True):
+        scores[name] = separate(view, begin_NC)
+    found = [_judged(scene, f"nothing, {how}", each, rows) for how, each in scores.items()]
+    for known in (KNOWN, _MORE):
+        if len(rows) >= TIMES * known:
+            # The groups of a mixture have the right names, and a regression finds more classes.
+            found += _informed(scene, views if classes == 2 else {}, stacked_ND, rows, known)
     return found
 
 
-def _rounds(scene: Scene) -> Iterator[tuple[Rows, Tensor]]:
-    """Yields the rows of each round, and their gradients scaled to length one, float64 [B, D]."""
-    for _, batches in groupby(scene.gradients(), key=lambda batch: (batch.place, batch.round)):
-        of = [*batches]
-        yield (
-            np.concatenate([each.rows for each in of]),
-            torch.cat([unit(each.came) for each in of]),
-        )
+def rounds_of(scene: Scene) -> Rounds:
+    """Returns the batches of each round. Raises UnfitError if no gradient came."""
+    whole = groupby(scene.gradients(), key=lambda batch: (batch.place, batch.round))
+    rounds = [[*of] for _, of in whole]
+    if not rounds:
+        raise UnfitError("no gradient came")
+    return rounds
 
 
-def _shared(rounds: list[tuple[Rows, Tensor]], count: int) -> Numbers:
+def _informed(
+    scene: Scene, views: Mapping[str, Messages], stacked_ND: Tensor, rows: Rows, count: int
+) -> Iterator[Figure]:
+    """Yields the figures of an attacker that knows ``count`` labels."""
+    known = stratified(scene.labels, rows, scene.classes, scene.seed, count)
+    judged = np.setdiff1d(rows, known)
+    hot_KC = functional.one_hot(scene.labels[known], scene.classes).double()
+    inputs, beside = [(stacked_ND[known], stacked_ND[judged])], dict[str, float]()
+    if own := scene.columns.get(scene.attacker):
+        alone = own.table(known).double(), own.table(judged).double()
+        inputs = joined(inputs[0], alone)
+        guess_NC = _placed(predict([alone], hot_KC, scene.seed), judged, len(scene.labels))
+        beside["own columns"] = _judged(scene, "own columns", guess_NC, judged).value
+    guess_NC = _placed(predict(inputs, hot_KC, scene.seed), judged, len(scene.labels))
+    known_NC = _placed(hot_KC, known, len(scene.labels))
+    begin_NC = torch.softmax(4 * (guess_NC + known_NC), 1)
+    scores = {"regression": guess_NC}
+    for name, view in views.items():
+        scores[name] = separate(view, begin_NC, known_NC)
+    for name, score_NC in scores.items():
+        figure = _judged(scene, f"{count} labels, {name}", score_NC, judged)
+        yield replace(figure, baselines=beside)
+
+
+def by_batch(rounds: Rounds, count: int) -> Messages:
+    """Returns the features of each message by the axis of its batch, for ``count`` rows."""
+    row, group, features = [], [], []
+    width = rounds[0][0].came.flatten(1).shape[1]
+    axis_D = torch.zeros(width, dtype=torch.float64)
+    last_ND = torch.zeros(count, width, dtype=torch.float64)
+    for number, batch in enumerate(batch for of in rounds for batch in of):
+        g_BD, at_B = batch.came.double().flatten(1), torch.from_numpy(batch.rows)
+        unit_D = shared(g_BD)
+        unit_D = -unit_D if unit_D @ axis_D < 0 else unit_D
+        axis_D = _KEPT * axis_D + unit_D
+        along_B = g_BD @ unit_D
+        across_BD = g_BD - along_B[:, None] * unit_D
+        length_B = (across_BD.norm(dim=1) + 1e-12 * g_BD.norm(dim=1) + 1e-300).log()
+        again_B = functional.cosine_similarity(across_BD, last_ND[at_B], dim=1, eps=1e-300)
+        last_ND[at_B] = across_BD
+        place_B = (along_B - along_B.median()) / (along_B.std(correction=0) + 1e-300)
+        features.append(torch.stack([place_B, _scaled(length_B), _scaled(again_B)], 1))
+        row.append(at_B)
+        group.append(torch.full((len(at_B),), number))
+    return Messages(torch.cat(row), torch.cat(group), torch.cat(features), count)
+
+
+def _scaled(x_B: Tensor) -> Tensor:
+    return (x_B - x_B.mean()) / (x_B.std(correction=0) + 1e-9)
+
+
+def means(rounds: Rounds, count: int, parts: int) -> Messages:
+    """Returns the mean of each row's gradients, scaled to length one, over each part of the
+    training, in the first principal directions of the part.
+    """
+    row, group, features = [], [], []
+    parts = min(parts, len(rounds))
+    for part, numbers in enumerate(np.array_split(np.arange(len(rounds)), parts)):
+        batches = [batch for number in numbers for batch in rounds[number]]
+        at_M = torch.from_numpy(np.concatenate([batch.rows for batch in batches]))
+        unit_MD = torch.cat([unit(batch.came) for batch in batches])
+        sum_ND = unit_MD.new_zeros(count, unit_MD.shape[1]).index_add_(0, at_M, unit_MD)
+        times_N = torch.bincount(at_M, minlength=count)
+        there_R = torch.nonzero(times_N)[:, 0]
+        mean_RD = sum_ND[there_R] / times_N[there_R, None]
+        mean_RD = mean_RD - mean_RD.mean(0)
+        main_DW = torch.linalg.svd(mean_RD, full_matrices=False).Vh[:_WIDTH].T
+        x_RW = mean_RD @ main_DW
+        row.append(there_R)
+        group.append(torch.full((len(there_R),), part))
+        features.append(x_RW / x_RW.std(dim=0, correction=0).clamp_min(1e-300))
+    return Messages(torch.cat(row), torch.cat(group), torch.cat(features), count)
+
+
+def _begin(score_N: Tensor, rows: Rows) -> Tensor:
+    """Returns probabilities of two classes [N, 2] that grow with a score."""
+    z_N = (score_N - score_N[rows].mean()) / score_N[rows].std().clamp_min(1e-300)
+    return torch.stack([1 - z_N.sigmoid(), z_N.sigmoid()], 1)
+
+
+def _clustered(view: Messages, rows: Rows, classes: int, seed: int) -> Tensor:
+    """Returns probabilities of several classes [N, C] by k-means, whose groups have no names."""
+    from sklearn.cluster import KMeans
+
+    begin_NC = torch.full((view.rows, classes), 1 / classes, dtype=torch.float64)
+    kmeans = KMeans(
+        min(classes, len(rows)), n_init=4, random_state=derive_seed(seed, "mixture") % 2**32
+    )
+    groups = kmeans.fit_predict(view.stacked()[rows].numpy())
+    begin_NC[rows] += functional.one_hot(torch.from_numpy(groups).long(), classes)
+    return begin_NC / begin_NC.sum(1, keepdim=True)
+
+
+def _shared(rounds: Rounds, count: int) -> Tensor:
     """Returns each row's sum of places along its rounds' shared directions, [N]."""
-    scores_N = np.zeros(count)
-    for rows, unit_BD in rounds:
-        place_B = (unit_BD @ shared(unit_BD)).numpy()
-        np.add.at(scores_N, rows, -place_B if place_B @ scores_N[rows] < 0 else place_B)
+    scores_N = torch.zeros(count, dtype=torch.float64)
+    for of in rounds:
+        rows = np.concatenate([each.rows for each in of])
+        unit_BD = torch.cat([unit(each.came) for each in of])
+        place_B = unit_BD @ shared(unit_BD)
+        place_B = -place_B if place_B @ scores_N[rows] < 0 else place_B
+        scores_N.index_add_(0, torch.from_numpy(rows), place_B)
     return scores_N
 
 
-def _along(rounds: list[tuple[Rows, Tensor]], known: list[Rows], count: int) -> Numbers:
-    """Returns each row's sum of cosines to the known rows of each class, [N, C]; only rounds that
-    have some count.
+def _two(score_N: Tensor) -> Tensor:
+    return torch.stack([-score_N, score_N], 1)
+
+
+def _placed(values_RC: Tensor, rows: Rows, count: int) -> Tensor:
+    found_NC = torch.zeros(count, values_RC.shape[1], dtype=torch.float64)
+    found_NC[rows] = values_RC.double()
+    return found_NC
+
+
+def _judged(scene: Scene, knows: str, score_NC: Tensor, rows: Rows) -> Figure:
+    """Returns one figure for all rows: AUC of two classes, accuracy of more. Groups that were found
+    without a label get the names that fit best.
     """
-    scores_NC = np.zeros((count, len(known)))
-    for rows, unit_BD in rounds:
-        for c, of in enumerate(known):
-            here = np.isin(rows, of)
-            if here.any():
-                direction_D = towards(unit_BD[torch.from_numpy(here)])
-                np.add.at(scores_NC[:, c], rows, (unit_BD @ direction_D).numpy())
-    return scores_NC
-
-
-def _binary(scene: Scene, knows: str, scores_R: Numbers, labels_R: Classes) -> Figure:
-    tally = Tally(scene.seed)
-    tally.binary(scores_R, labels_R == 1)
-    return _alone(tally.figure(knows, "AUC"))
-
-
-def _alone(figure: Figure) -> Figure:
-    """Leaves the quantiles over batches out: there is one figure."""
-    return replace(figure, high=None, chance_high=None)
+    tally, labels_R, unit_ = Tally(scene.seed), scene.labels[rows].numpy(), "accuracy"
+    score_RC = score_NC[rows]
+    if scene.classes == 2:
+        unit_ = "AUC"
+        tally.binary((score_RC[:, 1] - score_RC[:, 0]).numpy(), labels_R == 1)
+    elif knows.startswith("nothing"):
+        tally.groups(score_RC.argmax(1).numpy(), labels_R, scene.classes)
+    else:
+        tally.named(score_RC.argmax(1).numpy(), labels_R)
+    # There is one figure, and no quantile over batches.
+    return replace(tally.figure(knows, unit_), high=None, chance_high=None)
 
 
 ATTACK = Attack("labels from all gradients that a row has had", "passive", play, "gradients")

@@ -4,28 +4,34 @@ model is wrong.
 g = 2/B · (f(z) − y) · ∂f/∂z. If the top model is linear, ∂f/∂z is one direction for all rows, and a
 row's place along it is f(z) − y but for sign and scale. Before training f(z) is nearly the same for
 all rows, so the first round tells most: then the place is y. Later it tells how wrong the model is
-about a row. The direction is that which most of a batch's gradients share, their first singular
-vector. |ρ| is Spearman's rank correlation of places and labels.
+about a row. The direction is that which most of a round's gradients share, their first singular
+vector: over a round it stands out of noise in all directions (``iso``) that hides it in a batch.
+|ρ| is Spearman's rank correlation of places and labels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from vfl.leak_meter.attacks.gradients.epochs import KNOWN, TIMES, means, rounds_of
 from vfl.leak_meter.learn.directions import shared
+from vfl.leak_meter.learn.regression import joined, predict
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Numbers, Tally
-from vfl_party.base.seeds import Rows
+from vfl_party.base.seeds import Rows, derive_seed
 
 
 def play(scene: Scene) -> list[Figure]:
     """Scores each batch, those of the first round, and all rows by what all rounds add up to.
 
-    Raises UnfitError if the labels are classes, or if nothing can be judged.
+    With 50 numbers known a regression learns from all gradients of a row. Raises UnfitError if the
+    labels are classes, or if nothing can be judged.
     """
     numbers_N, batches = scene.numbers.numpy(), [*_batches(scene)]
     if not batches:
@@ -43,11 +49,40 @@ def play(scene: Scene) -> list[Figure]:
         found.append(begin.figure("nothing, first round", "|ρ|"))
         rows = np.unique(np.concatenate([each.rows for each in batches]))
         together = Tally(scene.seed)
-        together.numbers(_added(batches, len(numbers_N))[rows], numbers_N[rows])
+        added_N = _added(batches, len(numbers_N))
+        together.numbers(added_N[rows], numbers_N[rows])
         figure = together.figure(f"nothing, {ALL_EPOCHS}", "|ρ|")
         # There is one figure.
         found.append(replace(figure, high=None, chance_high=None))
+        found += _informed(scene, rows, torch.from_numpy(added_N))
     return found
+
+
+def _informed(scene: Scene, rows: Rows, added_N: Tensor) -> Iterator[Figure]:
+    """Yields the figure of an attacker that knows some numbers: it learns from the sum of a row's
+    places, the means of its gradients over parts of the training, and its own columns.
+    """
+    if len(rows) < TIMES * KNOWN:
+        return
+    random = np.random.default_rng(derive_seed(scene.seed, "auxiliary labels"))
+    known, judged = np.split(random.permutation(rows), [KNOWN])
+    rounds = rounds_of(scene)
+    stacks = [means(rounds, len(scene.numbers), parts).stacked() for parts in (1, 4)]
+    came_ND = torch.cat([added_N[:, None], *stacks], 1)
+    inputs = [(came_ND[known], came_ND[judged])]
+    numbers_K1, beside = scene.numbers[known][:, None], dict[str, float]()
+
+    def figure(guess_N1: Tensor) -> Figure:
+        tally = Tally(scene.seed)
+        tally.numbers(guess_N1[:, 0].numpy(), scene.numbers.numpy()[judged])
+        made = tally.figure(f"{KNOWN} labels, {ALL_EPOCHS}", "|ρ|")
+        return replace(made, high=None, chance_high=None)
+
+    if own := scene.columns.get(scene.attacker):
+        alone = own.table(known).double(), own.table(judged).double()
+        beside["own columns"] = figure(predict([alone], numbers_K1, scene.seed)).value
+        inputs = joined(inputs[0], alone)
+    yield replace(figure(predict(inputs, numbers_K1, scene.seed)), baselines=beside)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,14 +100,17 @@ class _Placed:
 def _batches(scene: Scene) -> Iterator[_Placed]:
     """Yields the batches of each exchange in the order in which they came."""
     before: dict[str, Tensor] = {}
-    for batch in scene.gradients():
-        g_BD = batch.came.double().flatten(1)
-        direction_D = shared(g_BD)
-        last_D = before.get(batch.place)
+    whole = groupby(scene.gradients(), key=lambda batch: (batch.place, batch.round))
+    for (place, round_), of in whole:
+        batches = [*of]
+        came = [batch.came.double().flatten(1) for batch in batches]
+        direction_D = shared(torch.cat(came))
+        last_D = before.get(place)
         if last_D is not None and last_D @ direction_D < 0:
             direction_D = -direction_D
-        before[batch.place] = direction_D
-        yield _Placed(batch.place, batch.round, batch.rows, (g_BD @ direction_D).numpy())
+        before[place] = direction_D
+        for batch, g_BD in zip(batches, came, strict=True):
+            yield _Placed(place, round_, batch.rows, (g_BD @ direction_D).numpy())
 
 
 def _added(batches: list[_Placed], count: int) -> Numbers:

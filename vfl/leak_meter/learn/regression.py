@@ -1,0 +1,121 @@
+"""Regressions from few rows, chosen for each number by cross-validation: linear and Gaussian kernel
+ridges, and extremely randomised trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vfl_party.base.seeds import derive_seed
+
+Numbers = npt.NDArray[np.float64]
+# Of known rows and of judged rows.
+Pair = tuple[Tensor, Tensor]
+# Of a kernel ridge, in units of the kernel's mean diagonal.
+_PENALTIES = 10.0 ** np.arange(-5, 3.5, 0.5)
+# Of a Gaussian kernel, over the number of inputs.
+_GAMMAS = (1.0, 0.25)
+_TREES, _LEAST_ROWS, _SHARE, _MOST_TRIED = 100, 2, 0.4, 400
+# Numbers that have trees of their own; of more, all share some.
+_MOST_FORESTS = 30
+# Of the candidates, which are averaged.
+_BEST = 2
+
+
+def predict(inputs: Sequence[Pair], values_KF: Tensor, seed: int) -> Tensor:
+    """Returns the values [N, F] that the best regressions give to judged rows.
+
+    Of each number the two candidates with the smallest squared error of known rows that they have
+    not seen (leave-one-out for ridges, out-of-bag for trees) are averaged.
+
+    Args:
+        inputs: of K known rows and of N judged rows, [K, D] and [N, D]; several are alternatives.
+        values_KF: of the known rows.
+        seed: of the trees.
+    """
+    y_KF = values_KF.double().numpy()
+    mean_F, std_F = y_KF.mean(0), y_KF.std(0)
+    y_KF = (y_KF - mean_F) / np.maximum(std_F, 1e-9)
+    errors, guesses = [], []
+    for known_KD, judged_ND in inputs:
+        x, asked = _standardised(known_KD, judged_ND)
+        for error_F, guess_NF in (*_ridges(x, y_KF, asked), _trees(x, y_KF, asked, seed)):
+            errors.append(error_F)
+            guesses.append(guess_NF)
+    # A candidate that is worse than the mean counts as the mean.
+    errors.append((y_KF**2).mean(0))
+    guesses.append(np.zeros_like(guesses[0]))
+    order_BF = np.argsort(np.stack(errors), axis=0, kind="stable")[:_BEST]
+    best_NF = np.mean(
+        [np.take_along_axis(np.stack(guesses), each[None, None], 0)[0] for each in order_BF], axis=0
+    )
+    # A linear guess far away from the known rows is no better than the nearest value seen.
+    best_NF = np.clip(best_NF, y_KF.min(0), y_KF.max(0))
+    return torch.from_numpy(best_NF * std_F + mean_F)
+
+
+def joined(came: Pair, own: Pair) -> list[Pair]:
+    """Returns as alternatives what came of rows, what an attacker has of them, and both."""
+    both = torch.cat([came[0], own[0]], 1), torch.cat([came[1], own[1]], 1)
+    return [came, own, both]
+
+
+def _standardised(known_KD: Tensor, judged_ND: Tensor) -> tuple[Numbers, Numbers]:
+    x, asked = known_KD.double().numpy(), judged_ND.double().numpy()
+    mean_D, std_D = x.mean(0), x.std(0)
+    varies_D = std_D > 1e-9
+    return tuple((each[:, varies_D] - mean_D[varies_D]) / std_D[varies_D] for each in (x, asked))
+
+
+def _ridges(x: Numbers, y_KF: Numbers, asked: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yields the leave-one-out error [F] and the guesses [N, F] of each kernel."""
+    width = max(1, x.shape[1])
+    inner_KK, inner_NK = x @ x.T / width, asked @ x.T / width
+    # The constant is an input: centred inputs would tell a left-out row by the sum of the others.
+    yield _ridge(1 + inner_KK, y_KF, 1 + inner_NK)
+    own_K, own_N = np.diag(inner_KK), (asked**2).sum(1) / width
+    far_KK = np.maximum(own_K[:, None] + own_K - 2 * inner_KK, 0.0)
+    far_NK = np.maximum(own_N[:, None] + own_K - 2 * inner_NK, 0.0)
+    for gamma in _GAMMAS:
+        yield _ridge(np.exp(-gamma * far_KK), y_KF, np.exp(-gamma * far_NK))
+
+
+def _ridge(kernel_KK: Numbers, y_KF: Numbers, kernel_NK: Numbers) -> tuple[Numbers, Numbers]:
+    values_K, vectors_KK = np.linalg.eigh(kernel_KK)
+    turned_KF, squares_KK = vectors_KK.T @ y_KF, vectors_KK**2
+    scale = max(float(np.diag(kernel_KK).mean()), 1e-12)
+    best_F, weights_KF = np.full(y_KF.shape[1], np.inf), np.zeros_like(y_KF)
+    for penalty in _PENALTIES * scale:
+        inverse_K = 1 / (np.maximum(values_K, 0.0) + penalty * len(kernel_KK) * 0.01)
+        found_KF = vectors_KK @ (inverse_K[:, None] * turned_KF)
+        error_F = ((found_KF / (squares_KK @ inverse_K)[:, None]) ** 2).mean(0)
+        better_F = error_F < best_F
+        best_F = np.where(better_F, error_F, best_F)
+        weights_KF = np.where(better_F, found_KF, weights_KF)
+    return best_F, kernel_NK @ weights_KF
+
+
+def _trees(x: Numbers, y_KF: Numbers, asked: Numbers, seed: int) -> tuple[Numbers, Numbers]:
+    """Returns the out-of-bag error [F] and the guesses [N, F]: of trees for each number, or of the
+    same trees for all if there are many.
+    """
+    if 1 < y_KF.shape[1] <= _MOST_FORESTS:
+        parts = [_trees(x, y_K1, asked, seed) for y_K1 in np.split(y_KF, y_KF.shape[1], axis=1)]
+        return tuple(np.concatenate(both, axis=-1) for both in zip(*parts, strict=True))
+    from sklearn.ensemble import ExtraTreesRegressor
+
+    trees = ExtraTreesRegressor(
+        _TREES,
+        min_samples_leaf=_LEAST_ROWS,
+        max_features=max(1, min(_MOST_TRIED, int(_SHARE * x.shape[1]))),
+        bootstrap=True,
+        oob_score=True,
+        random_state=derive_seed(seed, "trees") % 2**32,
+    ).fit(x, y_KF if y_KF.shape[1] > 1 else y_KF[:, 0])
+    out_KF = trees.oob_prediction_.reshape(y_KF.shape)
+    return ((out_KF - y_KF) ** 2).mean(0), trees.predict(asked).reshape(-1, y_KF.shape[1])
