@@ -16,4 +16,4 @@ def several_threads() -> None:
     """Replaces torch's function, if the environment asks for several threads."""
     set_num_threads = torch.set_num_threads
     if NUMBER > 1:
-        torch.set_num_threads = lambda n: set_num_threads(NUMBER if n == 1 else n)
+        torch.set_num_threads = lambda nthreads: set_num_threads(max(NUMBER, nthreads))
