@@ -20,7 +20,7 @@ from tests.harness import cases, reference_mocosfl
 from tests.harness.federation import Federation
 from tests.harness.memory import in_process, parameters
 from tests.harness.sentences import raises, worded_as_before
-from tests.integration.test_exact import TOLERANCE, largest_deviation
+from tests.integration.test_exact import TOLERANCE, federated, largest_deviation
 from tests.integration.test_ssl_phases import check_kill
 from vfl.library.model import Model
 from vfl_common.bundle import StepKey
@@ -30,6 +30,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Assembled
 from vfl_party.assembly.trial import try_parties, try_party
+from vfl_party.base.dtypes import real
 from vfl_party.base.seeds import batches, derive_seed, split_rows, stratified_order
 from vfl_party.data import load_table
 from vfl_party.forecast.count import Outlook, forecast, outlook_of
@@ -83,6 +84,14 @@ def test_a_party_with_fewer_rows_begins_them_again(tmp_path: Path) -> None:
     data = cases.own_rows(2)
     data["p2"]["limit"] = 50
     check(tmp_path, cases.own_rows_recipe(2), data)
+
+
+@pytest.mark.usefixtures("float64")
+def test_programs_equal_one_process(tmp_path: Path) -> None:
+    tables, data = cases.own_rows_recipe(2), cases.own_rows(2)
+    found, want = federated(tmp_path, tables, data), reference_mocosfl.train(tables, data)
+    trained = {name: {key: found[name][key] for key in want[name]} for name in want}
+    assert largest_deviation(trained, want) <= TOLERANCE
 
 
 def check(tmp_path: Path, tables: dict[str, Any], data: dict[str, Any]) -> None:
@@ -231,7 +240,7 @@ def test_a_probe_scores_what_a_model_of_the_features_scores(
             bottom.load_state_dict(of_model(got[name], "encoder"))
             with torch.no_grad():
                 features.setdefault(split, []).append(
-                    tail.features(bottom(torch.from_numpy(table.pixels(of))))
+                    tail.features(bottom(torch.from_numpy(table.pixels(of)).to(real())))
                 )
             truth.setdefault(split, []).append(labels[[int(table.ids[row]) for row in of]])
     x, y = torch.cat(features["local"]), torch.cat(truth["local"])

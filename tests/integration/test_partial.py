@@ -125,6 +125,13 @@ def test_one_process_row_by_row(
     assert largest_deviation(in_memory(tmp_path, tables, data), want) <= TOLERANCE
 
 
+@pytest.mark.parametrize("kind", ["splitnn", "head"])
+def test_one_process_row_by_row_in_float32(kind: str, data: dict[str, Any], tmp_path: Path) -> None:
+    tables = recipe(SUBSETS, kind=kind)
+    want = reference_partial.train(tables, data)
+    assert largest_deviation(in_memory(tmp_path, tables, data), want) <= ROUNDING
+
+
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("how", [SUBSETS, DROPOUT, {}], ids=str)
 def test_in_parts_and_in_flight(how: dict[str, Any], data: dict[str, Any], tmp_path: Path) -> None:

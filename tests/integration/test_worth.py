@@ -19,6 +19,7 @@ from tests.harness import cases
 from tests.harness.memory import in_process
 from tests.harness.reference_worth import brute_force, changes, qualities
 from tests.harness.sentences import raises
+from tests.integration.test_exact import TOLERANCE
 from tests.integration.test_resume import HANDSHAKE_BYTES, held, kill, wait_for_checkpoints
 from vfl.library.simulate import run_files
 from vfl_common.config.base import parse, read_toml
@@ -97,6 +98,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], Any]] = {
 }
 
 
+@pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("case", list(CASES))
 def test_sets_are_measured_as_one_process_measures_them(case: str, tmp_path: Path) -> None:
     made, data, quality = CASES[case]
@@ -109,7 +111,7 @@ def test_sets_are_measured_as_one_process_measures_them(case: str, tmp_path: Pat
         for each in worth.subsets
         for split, value in (("validation", each.validation), ("test", each.test))
     }
-    assert found == pytest.approx(want, abs=1e-6)
+    assert found == pytest.approx(want, rel=0, abs=TOLERANCE)
     players = worth.subsets[-1].parties
     for split in ("validation", "test"):
         assert found[frozenset(players), split] == summary.metrics[split][worth.metric]
