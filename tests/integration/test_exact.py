@@ -4,6 +4,7 @@ in float64, and to 1e-6 in float32 for networks without pooling.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -113,6 +114,31 @@ def test_a_codec_is_the_rounding_of_what_crosses_and_nothing_else(
 def test_the_installed_commands_do_as_well_in_float32(tmp_path: Path, record_property: Any) -> None:
     recipe = cases.recipe(2, model={"encoder": SMOOTH})
     check(tmp_path, recipe, cases.digits(2), record_property, partial(federated, fresh=True))
+
+
+# Average pooling in place of ``cnn``'s max pooling, and GELU in place of ReLU.
+AVERAGES = """
+from torch import nn
+class Averages(nn.Sequential):
+    def __init__(self, spec, width):
+        channels, height, width_ = spec.shape
+        inputs = 4 * (height // 2) * (width_ // 2)
+        convolution = nn.Conv2d(channels, 4, 3, padding=1)
+        layers = convolution, nn.GELU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(inputs, width)
+        super().__init__(*layers)
+"""
+
+
+def test_smooth_convolutions_in_float32(
+    tmp_path: Path, record_property: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "averages.py").write_text(AVERAGES)
+    monkeypatch.syspath_prepend(tmp_path)
+    encoder = {"kind": "custom", "factory": "averages:Averages"}
+    optimizer = {"kind": "sgd", "lr": 0.1, "momentum": 0.9}
+    recipe = cases.recipe(2, model={"encoder": encoder}, phase={"optimizer": optimizer})
+    check(tmp_path, recipe, cases.digits(2), record_property, in_memory)
+    monkeypatch.delitem(sys.modules, "averages")
 
 
 @pytest.mark.usefixtures("float64")

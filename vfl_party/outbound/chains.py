@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
+import torch
+
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PhaseSettings, WireSettings
@@ -16,7 +18,6 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.packing import coding
 from vfl_common.packing.coding import PLAIN, Coding
 from vfl_common.summary import ExchangeSummary
-from vfl_party.base.dtypes import real
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.base.seeds import derive_seed
 from vfl_party.outbound import codecs, transforms
@@ -323,7 +324,7 @@ def _before(
 
 
 def _carries_float32(sent: Iterable[Sent]) -> bool:
-    return any(dtype is real() for each in sent for dtype, _ in each.tensors.values())
+    return any(dtype is torch.float32 for each in sent for dtype, _ in each.tensors.values())
 
 
 def _check_fits(

@@ -42,7 +42,7 @@ def spec_of(dtype: torch.dtype, *shape: int) -> TensorSpec:
 
 def f32(*shape: int | str) -> Declared:
     """Declares a float32 tensor of this shape."""
-    return real(), shape
+    return torch.float32, shape
 
 
 def u8(*shape: int | str) -> Declared:
@@ -273,7 +273,8 @@ def _spec(sent: Sent, sizes: tuple[tuple[str, int], ...]) -> BundleSpec:
         sent.kind,
         {
             name: spec_of(
-                dtype, *(size if isinstance(size, int) else known[size] for size in shape)
+                real() if dtype is torch.float32 else dtype,
+                *(size if isinstance(size, int) else known[size] for size in shape),
             )
             for name, (dtype, shape) in sent.tensors.items()
         },

@@ -17,20 +17,21 @@ import torch
 from vfl.launcher.child import PROGRAMS
 from vfl_common.bundle import ITEM_BYTES, DType
 from vfl_party.base.dtypes import TORCH, WIRE
+from vfl_party.outbound import declared
 
 
 def turn_on() -> None:
     """Computes and exchanges real numbers in float64 from now on."""
-    ITEM_BYTES[DType.FLOAT32], TORCH[DType.FLOAT32] = 8, torch.float64
-    WIRE[torch.float64] = WIRE.pop(torch.float32)
-    torch.set_default_dtype(torch.float64)
+    _set(torch.float64)
 
 
-def turn_off() -> None:
-    """Computes and exchanges real numbers in float32, as the product does."""
-    ITEM_BYTES[DType.FLOAT32], TORCH[DType.FLOAT32] = 4, torch.float32
-    WIRE[torch.float32] = WIRE.pop(torch.float64)
-    torch.set_default_dtype(torch.float32)
+def _set(dtype: torch.dtype) -> None:
+    del WIRE[TORCH[DType.FLOAT32]]
+    WIRE[dtype], TORCH[DType.FLOAT32] = DType.FLOAT32, dtype
+    ITEM_BYTES[DType.FLOAT32] = dtype.itemsize
+    torch.set_default_dtype(dtype)
+    # It holds specs with sizes in bytes.
+    declared._spec.cache_clear()
 
 
 def is_on() -> bool:
@@ -44,7 +45,7 @@ def float64() -> Iterator[None]:
     try:
         yield
     finally:
-        turn_off()
+        _set(torch.float32)
 
 
 def started_with_it(args: Sequence[str]) -> list[str]:
