@@ -26,9 +26,9 @@ def turn_on() -> None:
 
 
 def _set(dtype: torch.dtype) -> None:
-    del WIRE[TORCH[DType.FLOAT32]]
-    WIRE[dtype], TORCH[DType.FLOAT32] = DType.FLOAT32, dtype
-    ITEM_BYTES[DType.FLOAT32] = dtype.itemsize
+    TORCH[DType.FLOAT32], ITEM_BYTES[DType.FLOAT32] = dtype, dtype.itemsize
+    WIRE.clear()
+    WIRE.update({each: wire for wire, each in TORCH.items()})
     torch.set_default_dtype(dtype)
     # It holds specs with sizes in bytes.
     declared._spec.cache_clear()

@@ -12,7 +12,7 @@ from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, InternalError, PeerError
 from vfl_party.base.devices import index_on
 from vfl_party.base.dtypes import TORCH
-from vfl_party.outbound.declared import spec_of
+from vfl_party.outbound.declared import Sent, f32, spec_of
 from vfl_party.outbound.exchange import (
     check_finite,
     nonfinite,
@@ -186,3 +186,13 @@ def test_a_gpus_work_is_done_before_encoding_begins() -> None:
     assert not torch.cuda.current_stream(device).query()
     wait_for_gpus({"z": busy, "on the host": torch.zeros(1)})
     assert torch.cuda.current_stream(device).query()
+
+
+def test_exactness_tests_in_float64_send_no_float32(float64: None) -> None:
+    """What they compare to 1e-12 has been float64 all the way, in 8 bytes a number."""
+    sent = Sent(Kind.EMBEDDING, {"z": f32("rows", 2)})
+    bundle = to_bundle(Kind.EMBEDDING, {"z": torch.ones(3, 2)})
+    assert bundle.payload_bytes == sent.spec(rows=3).payload_bytes == 8 * 3 * 2
+    assert to_tensors(bundle, CPU)["z"].dtype is torch.float64
+    with raises(InternalError, Code.INTERNAL):
+        to_bundle(Kind.EMBEDDING, {"z": torch.ones(3, 2, dtype=torch.float32)})
