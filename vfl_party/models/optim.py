@@ -250,7 +250,7 @@ def _decay(settings: OptimizerSettings, epochs: int) -> Callable[[int], float]:
 
 def clip(settings: OptimizerSettings, params: Iterable[Tensor]) -> None:
     """Scales the gradients of ``params`` in place to a joint L2 norm of at most ``clip_norm``, if
-    that is set.
+    that is set: torch multiplies them by clip_norm / (norm + 1e-6) if that is less than 1.
     """
     if settings.clip_norm is not None:
         nn.utils.clip_grad_norm_(params, settings.clip_norm)
