@@ -18,7 +18,7 @@ from tests.integration.test_examples import EXAMPLES, RECIPES
 from vfl_common.config.recipe import load_recipe
 
 _ROWS = 300
-# Rows that are asked for at once: alone, around whole blocks, and more than are computed at once.
+# Rows that are asked for at once: one, and around whole blocks.
 _SIZES = (1, 2, 7, 8, 31, 32, 33, 257)
 # How long a phase lasts, in any of its words.
 _ONCE = {

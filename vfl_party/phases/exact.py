@@ -60,7 +60,7 @@ def _models(party: Party) -> Iterator[tuple[str, Compute, list[Inputs]]]:
     random = np.random.Generator(np.random.Philox(key=0))
 
     def normal(*shape: int) -> Tensor:
-        size = (sample_rows(len(shape)), *shape)
+        size = (sample_rows(shape), *shape)
         drawn = random.standard_normal(size, dtype=np.float32)
         return torch.from_numpy(drawn).to(party.device)
 
