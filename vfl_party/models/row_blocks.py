@@ -8,6 +8,7 @@ machine with the same environment variables and number of threads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,11 +18,11 @@ from torch import Tensor
 # The rows of a block of vectors: vectorised loops over a multiple of 32 rows have no scalar end,
 # and MKL multiplies multiples of 32 rows alike in its STRICT mode.
 ROWS = 32
-# The most vectors computed at once: an elementwise operation of up to 128 numbers a row then stays
-# on one thread, and every number of blocks can be checked.
-_MOST = 256
-# Images have large rows: a block of 32 would cost a single request three times as much as one of 8.
-_IMAGES, _MOST_IMAGES = 8, 32
+# The most rows computed at once: torch computes up to 32,768 numbers of an elementwise operation on
+# one thread, so 64 numbers a row, and every number of blocks can be checked.
+_MOST = 512
+# Of larger images a block of 32 would cost a single request three times as much as one of 8.
+_IMAGES, _MOST_IMAGES, _SMALL_IMAGE = 8, 32, 64
 # A GPU needs many rows at once, and its rows are not checked.
 _MOST_GPU = 1024
 # If other numbers of rows give other bits, all blocks have exactly this many. MKL limited to AVX2
@@ -49,7 +50,7 @@ class Blocks:
         """Returns the blocks for a model's first input, [N, F], or [N, C, H, W] of images."""
         if x.device.type != "cpu":
             return cls(ROWS, _MOST_GPU)
-        return cls(_IMAGES, _MOST_IMAGES) if x.ndim == 4 else cls(ROWS, _MOST)
+        return cls(_IMAGES, _MOST_IMAGES) if _are_large(x.shape[1:]) else cls(ROWS, _MOST)
 
 
 def in_blocks(compute: Compute, blocks: Blocks | None, *inputs: Tensor) -> Tensor:
@@ -66,9 +67,13 @@ def in_blocks(compute: Compute, blocks: Blocks | None, *inputs: Tensor) -> Tenso
     return (found[0] if len(found) == 1 else torch.cat(found))[:n]
 
 
-def sample_rows(dimensions: int) -> int:
-    """Returns how many rows ``checked`` needs of an input whose rows have so many dimensions."""
-    return _CONSTANT if dimensions == 3 else _MOST
+def sample_rows(shape: Sequence[int]) -> int:
+    """Returns how many rows ``checked`` needs of an input whose rows have this shape."""
+    return _CONSTANT if _are_large(shape) else _MOST
+
+
+def _are_large(shape: Sequence[int]) -> bool:
+    return len(shape) == 3 and math.prod(shape) > _SMALL_IMAGE
 
 
 def checked(compute: Compute, samples: Sequence[Inputs]) -> Blocks:

@@ -39,7 +39,8 @@ def blocks_of(party: Party) -> dict[str, Blocks]:
         model.eval()
     # A model of a user's own may draw.
     with torch.random.fork_rng(devices=[]):
-        found = {name: checked(*each) for name, *each in _models(party)}
+        models = _models(party)
+        found = {name: checked(compute, samples) for name, compute, samples in models}
     if not party.encodes_here and "encoder" in found:
         why = "several processes embed, and rows are not checked"
         found["encoder"] = Blocks(found["encoder"].rows, found["encoder"].most, why)
@@ -60,7 +61,7 @@ def _models(party: Party) -> Iterator[tuple[str, Compute, list[Inputs]]]:
     random = np.random.Generator(np.random.Philox(key=0))
 
     def normal(*shape: int) -> Tensor:
-        size = (sample_rows(len(shape)), *shape)
+        size = (sample_rows(shape), *shape)
         drawn = random.standard_normal(size, dtype=np.float32)
         return torch.from_numpy(drawn).to(party.device)
 

@@ -16,12 +16,12 @@ from vfl_party.models.row_blocks import (
     sample_rows,
 )
 
-VECTORS, IMAGES, CONSTANT = Blocks(32, 256), Blocks(8, 32), Blocks(64, 64)
+VECTORS, IMAGES, CONSTANT = Blocks(32, 512), Blocks(8, 32), Blocks(64, 64)
 
 
 def sample(*shape: int) -> tuple[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return (torch.randn(sample_rows(len(shape)), *shape, generator=generator),)
+    return (torch.randn(sample_rows(shape), *shape, generator=generator),)
 
 
 class Counted:
@@ -40,7 +40,7 @@ class Counted:
     [
         (1, None, [32]),
         (33, None, [64]),
-        (300, None, [256, 64]),
+        (600, None, [512, 96]),
         (70, CONSTANT, [64, 64]),
         (0, None, [0]),
     ],
@@ -53,8 +53,10 @@ def test_rows_are_computed_in_whole_blocks(n: int, blocks: Blocks | None, sizes:
 
 def test_images_have_smaller_blocks() -> None:
     double = Counted()
-    assert len(in_blocks(double, None, torch.randn(42, 1, 4, 4))) == 42
-    assert double.sizes == [32, 16]
+    for side in (9, 8):
+        assert len(in_blocks(double, None, torch.randn(42, 1, side, side))) == 42
+    # Small ones are computed as vectors are.
+    assert double.sizes == [32, 16, 64]
 
 
 def by_count(x: Tensor) -> Tensor:
@@ -113,13 +115,13 @@ def test_one_sample_of_several_decides() -> None:
     assert checked(model, [sample(3), sample(2)]).why
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 8, 31, 32, 33, 257])
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 31, 32, 33, 257, 600])
 @pytest.mark.parametrize(
     ("layer", "shape"),
     [
         (nn.Linear(8, 10), (8,)),
         (nn.Sequential(nn.Linear(30, 5), nn.SiLU(), nn.Linear(5, 3), nn.Sigmoid()), (30,)),
-        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)), (1, 8, 8)),
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(196, 5)), (1, 9, 9)),
     ],
 )
 @torch.no_grad()
@@ -130,7 +132,7 @@ def test_what_the_check_has_chosen_holds_for_other_rows(
     blocks = checked(layer.eval(), [sample(*shape)])
     if blocks.why:
         pytest.skip(f"exact: false is said here: {blocks.why}")
-    x = torch.randn(300, *shape, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(700, *shape, generator=torch.Generator().manual_seed(1))
     whole = in_blocks(layer, blocks, x)
-    for start in (0, 13, 300 - n):
+    for start in (0, 13, 700 - n):
         assert torch.equal(in_blocks(layer, blocks, x[start : start + n]), whole[start : start + n])
