@@ -52,10 +52,10 @@ class Served:
             name, "vfl-party", "serve", path, *runs, *self.options.get(name, ())
         )
 
-    def start_all(self, **more: Any) -> None:
+    def start_all(self, *, asked_a_day: int = 10_000, **more: Any) -> None:
         """Starts all parties, and waits until all attend; ``more``: of the active one."""
         active = self.start("p0", **more)
-        others = [self.start(name) for name in NAMES[1:]]
+        others = [self.start(name, asked_a_day=asked_a_day) for name in NAMES[1:]]
         self.url = active.wait_for("ready", _READY_S)["http"]
         for each in others:
             each.wait_for("attending", _READY_S)

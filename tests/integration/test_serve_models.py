@@ -309,8 +309,10 @@ def test_weights_and_a_shadow_compare_two_runs(models: Models) -> None:
         ("p0", {"shadow": ["other"]}, ()),
         ("p0", {"weights": {"none": 0.5}}, ()),
         ("p1", {}, ("--http", "127.0.0.1:0")),
+        # In this process nothing is recorded.
+        ("p1", {"ids": "aligned"}, ()),
     ],
-    ids=["above 1", "two shadows", "another model", "no run", "passive"],
+    ids=["above 1", "two shadows", "another model", "no run", "passive", "not aligned"],
 )
 def test_what_cannot_be_served_so_is_refused(
     models: Models, name: str, given: dict[str, Any], options: tuple[str, ...]
@@ -322,7 +324,7 @@ def test_what_cannot_be_served_so_is_refused(
         """Puts the runs' ids in the place of their names."""
         if isinstance(what, dict):
             return {ids.get(key, key): value for key, value in what.items()}
-        return [ids[each] for each in what]
+        return [ids[each] for each in what] if isinstance(what, list) else what
 
     served.options, served.runs = {name: options}, (models.first,)
     served.listen = ports.address()
