@@ -58,7 +58,7 @@ def main(requests: int) -> None:
         tokens = Path(folder) / "tokens.json"
         other = add_token(tokens, "other", models=("another",))
         ours = add_token(tokens, "ours")
-        served.start_all(asked_a_day=1_000_000, tokens=str(tokens))
+        served.start_all(tokens=str(tokens))
         host = urlsplit(served.url).netloc
         callers = {"without a token": "none", "another model's token": other, "a token": ours}
         for caller, token in callers.items():

@@ -41,8 +41,9 @@ class Served:
         """Starts a party's program; ``more``: keys of its table ``serve``."""
         own = {"listen": self.listen} if name == "p0" else {"active": self.listen}
         serve = {"refresh_s": 0.2, "party_timeout_ms": 1000, **more}
-        if name == "p0":
-            serve = {"http": "127.0.0.1:0"} | serve
+        # Tests and benchmarks ask much more than people ask about a table of this size.
+        own_serve = {"http": "127.0.0.1:0"} if name == "p0" else {"asked_a_day": 1_000_000}
+        serve = own_serve | serve
         known = self.federation.extra.get(name, {})
         kept = {key: of for key, of in known.items() if key in ("out", "policy", "pins")}
         self.federation.extra[name] = {**kept, **own, "serve": serve}
@@ -52,10 +53,10 @@ class Served:
             name, "vfl-party", "serve", path, *runs, *self.options.get(name, ())
         )
 
-    def start_all(self, *, asked_a_day: int = 10_000, **more: Any) -> None:
+    def start_all(self, **more: Any) -> None:
         """Starts all parties, and waits until all attend; ``more``: of the active one."""
         active = self.start("p0", **more)
-        others = [self.start(name, asked_a_day=asked_a_day) for name in NAMES[1:]]
+        others = [self.start(name) for name in NAMES[1:]]
         self.url = active.wait_for("ready", _READY_S)["http"]
         for each in others:
             each.wait_for("attending", _READY_S)

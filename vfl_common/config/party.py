@@ -132,7 +132,7 @@ class ServeSettings(Section):
     asked_a_day: PositiveInt | None = None
     """Passive party: how many ids a day (UTC) it may be asked for, known or not, for all models
     together. Further ones are not answered. Default: twice the rows of this party's table, at least
-    1,000; with ``store``, of the table of training.
+    10,000; with ``store``, of the table of training.
     """
     ids: Literal["aligned", "all"] | None = None
     """Passive party: the ids for which it answers. ``aligned``: those that private set intersection

@@ -24,7 +24,7 @@ from vfl_party.record.book import LINES, secret_of
 from vfl_party.record.lines import TAG
 
 # A party with a small table must be able to serve, too.
-_LEAST_ASKED = 1_000
+_LEAST_ASKED = 10_000
 # A day may score every row of the table once, and ask as often for single ids.
 _TABLES_A_DAY = 2
 # The share of a day's limit that is counted at once.
