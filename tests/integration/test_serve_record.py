@@ -115,7 +115,12 @@ def test_what_was_told_of_a_person_is_found_and_limited(tmp_path: Path) -> None:
         assert [row["missing"].get("p1") for row in rows] == ["not answered", None, None]
         # The fourth answer about this id is the last one, in the same question.
         rows = served.rows(*[NEW] * 4)
-        assert [row["missing"].get("p1") for row in rows] == [None, None, "not answered", "not answered"]
+        assert [row["missing"].get("p1") for row in rows] == [
+            None,
+            None,
+            "not answered",
+            "not answered",
+        ]
         assert len(shown(served, "p1", "--each", "--id", "K-1")) == MOST
         stop_all(served)
         sums = standing(record_of(served, "p1")).sums
