@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.errors import Code, PeerError
-from vfl_common.rpc.serving.answered import EMBEDDED, NOT_ANSWERED, Answered, Step, untold
+from vfl_common.rpc.serving.answered import Answered, Step, untold
 from vfl_party.base.kept import KeptFile
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.declared import Exchange
@@ -185,7 +185,7 @@ class Answers:
             text = f"{peer} asks {held.party.name} for a step, and this model has embeddings"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
         found = held.look_up(self._asked(ids), until_s)
-        with self._leaving, untold():
+        with self._leaving, untold:
             return self._answered(held, found, ids)
 
     @torch.no_grad()
@@ -216,5 +216,7 @@ def answered_rows(found: Found, ids: Sequence[str], limit: Limit | None) -> npt.
 
 
 def state_bytes(answered: npt.NDArray[np.bool_]) -> bytes:
-    """Returns the states of ids as they cross the wire: two, for whatever reason."""
-    return np.where(answered, EMBEDDED, NOT_ANSWERED).astype(np.uint8).tobytes()
+    """Returns the states of ids as they cross the wire: ``EMBEDDED`` or ``NOT_ANSWERED``, which are
+    1 and 0.
+    """
+    return answered.tobytes()

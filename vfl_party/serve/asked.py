@@ -6,17 +6,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
-from vfl_party.account.persons import tagged
 from vfl_party.align.state import common_rows
 from vfl_party.base.kept import KeptFile
 from vfl_party.record import people
@@ -47,15 +45,15 @@ class AskedADay(KeptFile):
     """
 
     def __init__(self, path: Path, most: int) -> None:
-        super().__init__(path, "asked (day TEXT PRIMARY KEY, count INTEGER) WITHOUT ROWID")
+        super().__init__(path, "asked (day INTEGER PRIMARY KEY, count INTEGER)")
         self.most, self._share = most, -(-most // _SHARES)
         self._counting = threading.Lock()
-        self._day, self._left, self._spent = "", 0, False
+        self._day, self._left, self._spent = 0, 0, False
 
     def take(self, ids: int) -> int:
         """Counts ids that are asked for; returns how many of them are within the limit."""
         with self._counting:
-            day = datetime.now(UTC).strftime("%Y-%m-%d")
+            day = _day()
             if day != self._day:
                 self._day, self._left, self._spent = day, 0, False
             if self._left < ids and not self._spent:
@@ -76,19 +74,23 @@ class AskedADay(KeptFile):
 
 
 class AlignedIds:
-    """The ids that alignments of a run have found in common, by their tags in the record.
+    """The ids that alignments of a run have found in common, by their tags in the record: about 110
+    bytes of memory an id.
 
-    ``tags``: of the ids, [N]; ``secret``: of the record.
+    ``tags``: of the ids; ``secret``: of the record.
     """
 
-    def __init__(self, tags: npt.NDArray[np.void], secret: bytes) -> None:
-        self._tags, self._secret = np.unique(tags), secret
+    def __init__(self, tags: Iterable[bytes], secret: bytes) -> None:
+        self._tags, self._secret = frozenset(tags), secret
+        # Those that were asked for, because a tag takes much longer than a look.
+        self._met = set[str]()
 
-    def among(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Returns whether each id is one of them, [N]."""
-        wanted = tagged(self._secret, ids)
-        at = np.minimum(self._tags.searchsorted(wanted), len(self._tags) - 1)
-        found: npt.NDArray[np.bool_] = self._tags[at] == wanted
+    def __contains__(self, person: str) -> bool:
+        if person in self._met:
+            return True
+        found = people.tag(self._secret, person) in self._tags
+        if found:
+            self._met.add(person)
         return found
 
 
@@ -105,30 +107,36 @@ class AskedIds:
         self, a_day: AskedADay, aligned: AlignedIds | None, advise: Callable[[str], None]
     ) -> None:
         self._a_day, self._aligned, self._advise = a_day, aligned, advise
-        self._day_of_advice = ""
+        self._day_of_advice = 0
 
     def __call__(self, ids: Sequence[str]) -> Sequence[str | None]:
         """Returns the ids to look up, in their order; None in place of the others."""
         # An empty text is nobody's id.
-        asked = [at for at, each in enumerate(ids) if each]
-        within = self._a_day.take(len(asked))
-        if within < len(asked):
+        count = len(ids) - ids.count("")
+        within = self._a_day.take(count)
+        if within < count:
             self._tell()
-            asked = asked[:within]
+        elif self._aligned is None:
+            return ids
+        asked = [at for at, each in enumerate(ids) if each][:within]
         found: list[str | None] = [None] * len(ids)
-        if self._aligned is not None and asked:
-            among = self._aligned.among([ids[at] for at in asked])
-            asked = [at for at, known in zip(asked, among.tolist(), strict=True) if known]
+        aligned = self._aligned
         for at in asked:
-            found[at] = ids[at]
+            if aligned is None or ids[at] in aligned:
+                found[at] = ids[at]
         return found
 
     def _tell(self) -> None:
-        day = datetime.now(UTC).strftime("%Y-%m-%d")
+        day = _day()
         if day != self._day_of_advice:
             self._day_of_advice = day
             text = f"serve.asked_a_day: {self._a_day.most:,} ids were asked for today (UTC)"
             self._advise(f"{text}, and no other id is answered before tomorrow")
+
+
+def _day() -> int:
+    """Returns the number of the day (UTC), from 1970 on."""
+    return int(time.time()) // 86_400
 
 
 def asked_a_day(given: int | None, rows: int) -> int:
@@ -148,7 +156,7 @@ def aligned_ids(run: Path, out: Path, record: Path) -> AlignedIds:
         record: the folder of the party's record.
     """
     name, run_id = run.name, run.resolve().parent.name
-    found = []
+    found = set[bytes]()
     for other, (digest, rows) in tables(record).items():
         folder = run if other == run_id else out / other / name
         if other != run_id and not _predicts_with(folder, run_id):
@@ -156,12 +164,12 @@ def aligned_ids(run: Path, out: Path, record: Path) -> AlignedIds:
         common = common_rows(folder, rows)
         if common is not None:
             path = record / people.FOLDER / digest
-            found.append(np.frombuffer(people.read(path, digest), TAG)[common])
-    if not sum(map(len, found)):
+            found.update(np.frombuffer(people.read(path, digest), TAG)[common].tolist())
+    if not found:
         text = f'serve.ids = "aligned": {record} and {run} do not say which ids were aligned'
         ways = 'restore both folders, or set serve.ids = "all" to answer for every id of the table'
         raise InputError(Code.FILE_INVALID, f"{text}. {ways.capitalize()}.")
-    return AlignedIds(np.concatenate(found), secret_of(record))
+    return AlignedIds(found, secret_of(record))
 
 
 def tables(record: Path) -> dict[str, tuple[str, int]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vfl_common.errors import Code, PeerError
@@ -100,13 +99,19 @@ class UntoldError(Exception):
     """
 
 
-@contextmanager
-def untold() -> Iterator[None]:
-    """Raises UntoldError in place of any other error of the block."""
-    try:
-        yield
-    except Exception as error:
-        raise UntoldError(str(error)) from error
+class _Untold:
+    """Raises UntoldError in place of any other error of its block."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception):
+            raise UntoldError(str(error)) from error
+
+
+# A class, and one object for all, because it is entered for each question.
+untold = _Untold()
 
 
 # Writes what is about to leave. It may raise VflError; nothing leaves then.

@@ -234,20 +234,22 @@ class Attendance:
         """
         question, step = asked.question, _step_of(asked.question)
         ids = list(question.ids)
+        count = len(ids) - ids.count("")
         try:
-            return self._written(question, step, self._answer(ids, asked.until_s, step))
+            return self._written(question, step, count, self._answer(ids, asked.until_s, step))
         except UntoldError as error:
             if not ids:
                 # A later step of a scoring, whose first answer has left.
                 raise
             log.warning("answers for none of the ids: %s", error, extra={"event": "untold"})
-        return self._written(question, step, self._answer([""] * len(ids), asked.until_s, step))
+        nobody = [""] * len(ids)
+        return self._written(question, step, count, self._answer(nobody, asked.until_s, step))
 
     def _written(
-        self, question: serving_pb2.Question, step: Step | None, found: Answered
+        self, question: serving_pb2.Question, step: Step | None, asked: int, found: Answered
     ) -> tuple[bytes, int]:
         """Writes an answer down; returns it as it leaves, and how many of its bytes are numbers.
-        Raises UntoldError if it may not leave.
+        Raises UntoldError if it may not leave. ``asked``: the number of ids in the question.
         """
         answer = serving_pb2.Answer(
             number=question.number,
@@ -272,9 +274,9 @@ class Attendance:
                 content=content,
                 payload_bytes=len(content),
                 message_bytes=len(data),
-                asked=sum(1 for each in question.ids if each),
+                asked=asked,
             )
-            with untold():
+            with untold:
                 self._writes(told)
         return data, len(content)
 

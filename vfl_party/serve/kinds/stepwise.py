@@ -239,7 +239,7 @@ class StepAnswers:
         found = held.look_up(self._asked(ids), until_s) if step.begins else None
         with self._answering:
             if found is not None:
-                with untold():
+                with untold:
                     self._begin(held, found, ids, step)
             return self._answered(step)
 
