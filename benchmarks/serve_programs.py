@@ -153,7 +153,7 @@ class Ours:
             f'tls = {{ ca = "certs/ca.pem", certificate = "certs/{name}.pem", '
             f'key = "certs/{name}.key" }}\n'
             f'data = {{ source = "{name}.csv", id = "id"{label} }}\n'
-            'serve = { http = "127.0.0.1:0" }\n'
+            'serve = { http = "127.0.0.1:0", asked_a_day = 1_000_000_000 }\n'
         )
 
 

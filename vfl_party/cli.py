@@ -91,7 +91,7 @@ def run(
 
     \b
     On four GPUs of one machine, with device = "cuda":
-      torchrun --standalone --nproc-per-node 4 --no-python -- vfl-party run PARTY
+      torchrun --master-addr 127.0.0.1 --master-port 29400 --nproc-per-node 4 --no-python -- vfl-party run PARTY
 
     \b
     A party file (docs/reference/party-file.md has every key):

@@ -19,6 +19,7 @@ import torch
 from benchmarks.gpu.tell import device_option, tell, tiny_option
 from tests.harness import cases, reference
 from tests.harness.federation import Federation
+from tests.harness.ports import address
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_resume import parameters
 from vfl_party.base import devices
@@ -50,7 +51,9 @@ def run(case: str, device: str) -> None:
             federation.start_server()
             federation.start_party("p0", "--device", device)
             federation.write_party("p1")
-            words = ("--standalone", "--nproc-per-node", str(count), "-m", "benchmarks.gpu.ranks")
+            port = address().rpartition(":")[2]
+            static = ("--master-addr", "127.0.0.1", "--master-port", port)
+            words = (*static, "--nproc-per-node", str(count), "-m", "benchmarks.gpu.ranks")
             federation.start(
                 "p1",
                 *("python", "-m", "torch.distributed.run", *words),

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -16,18 +17,19 @@ import pytest
 from tests.contract.exchanges import WAIT_S, credentials, keyring
 from tests.harness.sentences import raises
 from tests.harness.waiting import wait_until
-from vfl_common.errors import Code, PeerError
+from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.serving.answered import (
     EMBEDDED,
-    REFUSED,
-    UNKNOWN,
+    NOT_ANSWERED,
     Answered,
     Keeping,
+    Outgoing,
     Step,
+    UntoldError,
     read_keeping,
 )
 from vfl_common.rpc.serving.attendance import Attendance
@@ -58,8 +60,8 @@ def address(service: ServingService) -> Iterator[str]:
 
 
 def embedded(width: int, ids: Sequence[str]) -> Answered:
-    """Answers as a party that knows ``a`` and ``b``, and refuses ``c``."""
-    state = bytes(EMBEDDED if i in VALUES else REFUSED if i == "c" else UNKNOWN for i in ids)
+    """Answers as a party that knows ``a`` and ``b``."""
+    state = bytes(EMBEDDED if i in VALUES else NOT_ANSWERED for i in ids)
     numbers = [VALUES[each] for each in ids if each in VALUES for _ in range(width)]
     return Answered(state, np.array(numbers, "<f4").tobytes(), "v1")
 
@@ -117,7 +119,7 @@ def test_each_party_answers_for_the_ids_that_it_knows(
     for name, width in WIDTHS.items():
         answer = found[name]
         assert isinstance(answer, Answered)
-        assert answer.state == bytes((EMBEDDED, UNKNOWN, REFUSED, EMBEDDED))
+        assert answer.state == bytes((EMBEDDED, NOT_ANSWERED, NOT_ANSWERED, EMBEDDED))
         numbers = np.frombuffer(answer.embeddings, "<f4").tolist()
         assert numbers == [2.0] * width + [1.0] * width
     payload = {each.peer: each.payload_bytes for each in ledger.entries() if each.kind == "answer"}
@@ -470,3 +472,47 @@ def test_who_lets_questions_pass_is_waited_for_again_once_it_answers(
         assert question.ids == ["a"]
         answer(question.number)
         wait_until(lambda: service.present == ["north"])
+
+
+def test_a_party_of_an_older_release_says_no_more_than_another(
+    service: ServingService, address: str
+) -> None:
+    """Older releases send 2 for an id that they refuse, and 3 for features that cannot be used."""
+    with liar(address) as (heard, say):
+        say(present())
+        next(heard)
+        wait_until(lambda: service.present == ["north"])
+        pending = service.ask(["a", "b", "c", "d"], WAIT_S)
+        next(heard)
+        values = np.ones(2, "<f4").tobytes()
+        answer = serving_pb2.Answer(number=1, state=b"\x00\x01\x02\x03", embeddings=values)
+        say(serving_pb2.FromParty(answer=answer))
+        found = pending.wait()["north"]
+    assert isinstance(found, Answered)
+    assert found.state == bytes((NOT_ANSWERED, EMBEDDED, NOT_ANSWERED, NOT_ANSWERED))
+
+
+@pytest.mark.parametrize("refuses", ["answer", "record"])
+def test_a_refusal_reads_as_an_answer_about_unknown_ids(
+    service: ServingService, address: str, refuses: str
+) -> None:
+    """A failure would tell the active party that an id is known: of others, nothing can fail."""
+    written: list[Outgoing] = []
+
+    def answer(ids: Sequence[str], _until_s: float, _step: Step | None) -> Answered:
+        found = embedded(2, ids)
+        if refuses == "answer" and EMBEDDED in found.state:
+            raise UntoldError("a policy refuses")
+        return replace(found, ids=[each for each in ids if each in VALUES])
+
+    def writes(told: Outgoing) -> None:
+        if refuses == "record" and told.ids:
+            raise InputError(Code.REFUSED, "an account is spent")
+        written.append(told)
+
+    attend("north", address, answer=answer, writes=writes)
+    wait_until(lambda: service.present == ["north"])
+    known, unknown = (service.ask(each, WAIT_S).wait()["north"] for each in (["a"], ["x"]))
+    assert known == unknown == Answered(bytes([NOT_ANSWERED]), b"", "v1")
+    # The record has a line for both, with the number of ids that were asked for.
+    assert [(each.asked, each.ids, each.numbers) for each in written] == [(1, [], 0)] * 2

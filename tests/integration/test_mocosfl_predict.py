@@ -170,7 +170,7 @@ def test_it_is_served_as_it_predicts(trained: tuple[Path, dict[str, Any]]) -> No
         assert whole.part(at).parties == (by[each],)
         assert whole.state[at] == "scored"
     assert whole.part(ids.index("d35")).missing == {"p2": "not needed"}
-    assert whole.part(0).missing == {"p2": "unknown id"}
+    assert whole.part(0).missing == {"p2": "not answered"}
     # No label is needed.
     assert whole.state[-2:] == ["scored", "unknown"]
     for size in (1, 2, 7, 8, 31, 32, 33):
@@ -206,8 +206,8 @@ def test_served_between_processes_bit_for_bit(tmp_path: Path) -> None:
         for row in rows[:3]:
             assert {key: row[key] for key in want[row["id"]]} == want[row["id"]]
         assert [(row["state"], row["parties"], row["missing"]) for row in rows] == [
-            ("scored", ["p1"], {"p2": "unknown id"}),
+            ("scored", ["p1"], {"p2": "not answered"}),
             ("scored", ["p1"], {"p2": "not needed"}),
-            ("scored", ["p2"], {"p1": "unknown id"}),
-            ("unknown", [], {"p1": "unknown id", "p2": "unknown id"}),
+            ("scored", ["p2"], {"p1": "not answered"}),
+            ("unknown", [], {"p1": "not answered", "p2": "not answered"}),
         ]

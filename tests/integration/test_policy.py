@@ -31,7 +31,7 @@ from vfl_party.policy.words import WordsGuard
 
 NOISE = [
     {"kind": "gaussian", "exchange": exchange, "sent_by": "passive", "sigma": 0.5}
-    for exchange in ("embedding", "validation")
+    for exchange in ("embedding", "validation", "prediction")
 ]
 SPLIT: dict[str, Any] = {"kind": "splitnn", "epochs": 2, "batch_size": 20}
 TREES: dict[str, Any] = {"kind": "secureboost", "trees": 1, "bins": 4, "depth": 2}
@@ -143,6 +143,16 @@ def test_a_policy_refuses_or_allows(
     with raises(InputError, Code.REFUSED) as caught:
         in_process(tmp_path / "run", tables, data(phases))
     assert any(f"policy.{key}" in str(caught.value) for key in refuses[name].split("|"))
+    assert frames == []
+
+
+def test_a_demand_that_a_prediction_would_not_meet_is_refused_before_training(
+    tmp_path: Path, frames: list[tuple[str, str]]
+) -> None:
+    phases = [SPLIT | {"transforms": NOISE[:2]}]
+    tables = recipe(phases, {"p1": {"level": "open", "demands": [DEMAND]}})
+    with raises(InputError, Code.REFUSED):
+        in_process(tmp_path / "run", tables, data(phases))
     assert frames == []
 
 

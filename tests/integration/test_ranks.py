@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.harness import cases, reference
+from tests.harness import cases, ports, reference
 from tests.harness.federation import BIN, RUN_S, Federation, Program
 from tests.harness.memory import run_here
 from tests.harness.preloaded import float64
@@ -58,7 +58,9 @@ IN_SECOND_EPOCH = 4096 + 8 * WIDTH * (TRAIN + VALIDATION + BATCH * 3 // 2)
 def torchrun(federation: Federation, name: str, command: str = "run", *options: str) -> Program:
     """A party as so many processes as RANKS says."""
     path = federation.write_party(name)
-    launch = ("torchrun", "--standalone", "--nproc-per-node", str(RANKS[name]), "--no-python", "--")
+    host, _, port = ports.address().rpartition(":")
+    static = ("--master-addr", host, "--master-port", port)
+    launch = ("torchrun", *static, "--nproc-per-node", str(RANKS[name]), "--no-python", "--")
     return federation.start(name, *launch, str(BIN / "vfl-party"), command, path.name, *options)
 
 

@@ -39,7 +39,6 @@ RECIPE = cases.recipe(
     phase={"batch_size": 6, "epochs": 6, "optimizer": {"kind": "sgd", "lr": 0.02, "momentum": 0.9}},
     run={"rejoin_deadline_s": 5 * RUN_S},
 )
-DYNAMIC = "--rdzv-backend c10d --rdzv-endpoint first.example.org:29400 --local-addr {address}"
 STATIC = "--node-rank {rank} --master-addr first.example.org --master-port 29400"
 
 
@@ -71,13 +70,13 @@ def write(hosts: Hosts, data: dict[str, dict[str, Any]]) -> None:
         (hosts.home(host) / f"{name}.toml").write_text(toml(file))
 
 
-def ranks(hosts: Hosts, how: str) -> list[Program]:
+def ranks(hosts: Hosts) -> list[Program]:
     """Starts the party of two processes on each of two hosts."""
     return [
         hosts.start(
             host,
             f"torchrun --nnodes 2 --nproc-per-node 2 "
-            f"{how.format(rank=rank, address=hosts.addresses[host])} "
+            f"{STATIC.format(rank=rank)} "
             "--no-python -- vfl-party run p1.toml",
         )
         for rank, host in enumerate(("first", "second"))
@@ -85,14 +84,14 @@ def ranks(hosts: Hosts, how: str) -> list[Program]:
 
 
 @contextmanager
-def started(folder: Path, how: str) -> Iterator[tuple[Hosts, list[Program], Callable[[], Any]]]:
+def started(folder: Path) -> Iterator[tuple[Hosts, list[Program], Callable[[], Any]]]:
     """Server and parties; the last is called to wait for the parameters of both."""
     with Hosts(folder, NAMES) as hosts:
         write(hosts, DATA)
         server = hosts.start("fed", "vfl-server serve recipe.toml --listen 0.0.0.0:7000")
         server.wait_for("ready")
         active = hosts.start("fed", "vfl-party run p0.toml")
-        programs = ranks(hosts, how)
+        programs = ranks(hosts)
 
         def finish() -> dict[str, dict[str, Tensor]]:
             for program in (*programs, active, server):
@@ -121,7 +120,7 @@ def parameters(hosts: Hosts, host: str, name: str) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tensor]]:
-    with started(tmp_path_factory.mktemp("undisturbed"), DYNAMIC) as (_, _, finish):
+    with started(tmp_path_factory.mktemp("undisturbed")) as (_, _, finish):
         found: dict[str, dict[str, Tensor]] = finish()
         return found
 
@@ -138,7 +137,7 @@ def test_they_get_the_parameters_of_one_process(
 def test_a_host_is_killed_and_both_are_started_again(
     undisturbed: dict[str, dict[str, Tensor]], tmp_path: Path
 ) -> None:
-    with started(tmp_path, STATIC) as (hosts, programs, finish):
+    with started(tmp_path) as (hosts, programs, finish):
         give_up_s = time.monotonic() + RUN_S
         while not ((kept := store(hosts, "first", "p1")) and kept.labels()):
             assert programs[0].process.poll() is None, programs[0].stderr
@@ -148,7 +147,7 @@ def test_a_host_is_killed_and_both_are_started_again(
         for program in programs:
             assert program.wait() != 0
         assert "start them again with the same command" in programs[0].stderr
-        programs[:] = ranks(hosts, STATIC)
+        programs[:] = ranks(hosts)
         assert_equal(finish(), undisturbed)
 
 
@@ -160,7 +159,7 @@ def test_a_host_with_other_files_is_named(what: str, tmp_path: Path) -> None:
         write(hosts, other)
         if what == "recipe":
             (hosts.home("second") / "recipe.toml").write_text(toml(RECIPE | {"seed": 8}))
-        first, _ = ranks(hosts, STATIC)
+        first, _ = ranks(hosts)
         assert first.wait(RUN_S) != 0
         (line,) = [each for each in first.stderr.splitlines() if each.startswith("error: ")]
         assert "process 2 of this party" in line

@@ -241,7 +241,9 @@ def test_who_is_unknown_has_no_score(served: Served) -> None:
     assert (rows[1]["score_1"], rows[1]["class"], rows[1]["parties"]) == (None, None, [])
     # There is no score whose quality could be expected.
     assert rows[1]["expected_quality"] is None
-    assert rows[1]["missing"] == dict.fromkeys(NAMES, "unknown id")
+    # Only the active party says of itself that it does not know an id.
+    others = dict.fromkeys(NAMES[1:], "not answered")
+    assert rows[1]["missing"] == {NAMES[0]: "unknown id", **others}
 
 
 @pytest.mark.parametrize(
@@ -396,7 +398,7 @@ def test_a_table_that_changes_is_read_again(served: Served) -> None:
         path.write_text("".join(lines[:-1]))
         assert served.program("p2").wait_for("refreshed")["rows"] == ROWS - 1
         (row,) = served.rows(f"K-{ROWS - 1}")
-        assert (row["state"], row["missing"]) == ("partly", {"p2": "unknown id"})
+        assert (row["state"], row["missing"]) == ("partly", {"p2": "not answered"})
         # What cannot be read leaves the rows as they were.
         path.write_text("nothing\n")
         served.program("p2").wait_for("advice")

@@ -298,7 +298,7 @@ def test_weights_and_a_shadow_compare_two_runs(models: Models) -> None:
     assert found[key("vfl_serve_rows_total", model="case", run=first, state="scored")] == asked
     # They were asked for twice, and so was the shadow: their limit is spent.
     (row,) = served.rows(again[0])
-    assert (row["state"], row["missing"]) == ("partly", {"p1": "refused"})
+    assert (row["state"], row["missing"]) == ("partly", {"p1": "not answered"})
 
 
 @pytest.mark.parametrize(
@@ -309,8 +309,10 @@ def test_weights_and_a_shadow_compare_two_runs(models: Models) -> None:
         ("p0", {"shadow": ["other"]}, ()),
         ("p0", {"weights": {"none": 0.5}}, ()),
         ("p1", {}, ("--http", "127.0.0.1:0")),
+        # In this process nothing is recorded.
+        ("p1", {"ids": "aligned"}, ()),
     ],
-    ids=["above 1", "two shadows", "another model", "no run", "passive"],
+    ids=["above 1", "two shadows", "another model", "no run", "passive", "not aligned"],
 )
 def test_what_cannot_be_served_so_is_refused(
     models: Models, name: str, given: dict[str, Any], options: tuple[str, ...]
@@ -322,7 +324,7 @@ def test_what_cannot_be_served_so_is_refused(
         """Puts the runs' ids in the place of their names."""
         if isinstance(what, dict):
             return {ids.get(key, key): value for key, value in what.items()}
-        return [ids[each] for each in what]
+        return [ids[each] for each in what] if isinstance(what, list) else what
 
     served.options, served.runs = {name: options}, (models.first,)
     served.listen = ports.address()

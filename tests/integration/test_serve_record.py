@@ -112,10 +112,15 @@ def test_what_was_told_of_a_person_is_found_and_limited(tmp_path: Path) -> None:
         assert one["numbers"] == one["payload_bytes"] / 4 > 0
         # Of this person, nothing leaves any more; of others, it does.
         rows = served.rows("K-1", "K-2", NEW)
-        assert [row["missing"].get("p1") for row in rows] == ["refused", None, None]
+        assert [row["missing"].get("p1") for row in rows] == ["not answered", None, None]
         # The fourth answer about this id is the last one, in the same question.
         rows = served.rows(*[NEW] * 4)
-        assert [row["missing"].get("p1") for row in rows] == [None, None, "refused", "refused"]
+        assert [row["missing"].get("p1") for row in rows] == [
+            None,
+            None,
+            "not answered",
+            "not answered",
+        ]
         assert len(shown(served, "p1", "--each", "--id", "K-1")) == MOST
         stop_all(served)
         sums = standing(record_of(served, "p1")).sums
@@ -137,7 +142,7 @@ def test_trees_tell_a_bit_for_each_split_on_the_way(tmp_path: Path) -> None:
         ids = [f"K-{number}" for number in range(30)]
         served.rows(*ids)
         (row,) = served.rows("K-1")
-        assert row["missing"].get("p2") == "refused"
+        assert row["missing"].get("p2") == "not answered"
         stop_all(served)
         require_equal_to_ledgers(served)
         sums = standing(record_of(served, "p1")).sums

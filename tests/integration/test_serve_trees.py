@@ -21,7 +21,7 @@ from tests.harness.served import NAMES, Served, trained
 from tests.integration.test_secureboost import made_table, recipe
 from vfl.simulation.origin import Origin
 from vfl_common.errors import Code, PeerError
-from vfl_common.rpc.serving.answered import EMBEDDED, UNKNOWN, Answered, Step
+from vfl_common.rpc.serving.answered import EMBEDDED, NOT_ANSWERED, Answered, Step
 from vfl_party.methods.secureboost.tree.positions import SETTLED
 from vfl_party.serve.answering import DailyLimit
 from vfl_party.serve.kinds.stepwise import StepAnswers
@@ -115,7 +115,7 @@ def test_a_party_that_is_late_after_the_first_level_is_named(run: vfl.Run) -> No
     assert all(numbers(found, at) == want[ids[at]] for at in there)
 
 
-@pytest.mark.parametrize("later", [UNKNOWN, EMBEDDED])
+@pytest.mark.parametrize("later", [NOT_ANSWERED, EMBEDDED])
 def test_a_party_that_says_something_else_of_an_id_later_takes_no_part(
     later: int, run: vfl.Run
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_party_that_says_something_else_of_an_id_later_takes_no_part(
 
     def changed(asked: list[str], until_s: float, step: Step) -> Answered:
         found: Answered = honest(asked, until_s, step)
-        first = EMBEDDED if later == UNKNOWN else UNKNOWN
+        first = EMBEDDED if later == NOT_ANSWERED else NOT_ANSWERED
         return replace(found, state=bytes([first if step.begins else later]) * len(ids))
 
     online.answers = {**online.answers, "p1": changed}
@@ -155,7 +155,7 @@ def test_answers_of_a_day_are_counted_by_scoring(run: vfl.Run, tmp_path: Path) -
     for _ in range(2):
         assert online.score("r0001").state == ["scored"]
     found = online.score("r0001", "r0002")
-    assert found.part(0).missing == {"p1": "refused"}
+    assert found.part(0).missing == {"p1": "not answered"}
     assert (found.state[1], found.part(1).missing) == ("scored", {})
     limit.close()
 
@@ -193,7 +193,7 @@ def test_databases_that_are_asked_by_id_give_the_same_numbers(run: vfl.Run, tmp_
     assert found.state[2] in ("incomplete", "partly")
     assert [found.part(at).missing for at in (1, 2, 4)] == [
         {"p0": "failed"},
-        {"p1": "failed"},
+        {"p1": "not answered"},
         {"p0": "unknown id"},
     ]
     with sqlite3.connect(paths["p0"]) as file:

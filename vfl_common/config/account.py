@@ -38,6 +38,10 @@ class AccountLimits(Section):
     """The most rows that are predicted jointly. Default: no limit."""
     predictions_of_a_person: Most | None = None
     """How often one person may be predicted jointly. Default: no limit."""
+    asked: Most | None = None
+    """For how many ids the active party may ask this party's served models, whether they are
+    answered or not. Default: no limit.
+    """
 
     @property
     def given(self) -> dict[str, float]:

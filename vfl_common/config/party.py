@@ -129,6 +129,17 @@ class ServeSettings(Section):
     """Passive party: how often a day it answers for one id, for all models together. Default: no
     limit.
     """
+    asked_a_day: PositiveInt | None = None
+    """Passive party: how many ids a day (UTC) it may be asked for, known or not, for all models
+    together. Further ones are not answered. Default: twice the rows of this party's table, at least
+    10,000; with ``store``, of the table of training.
+    """
+    ids: Literal["aligned", "all"] | None = None
+    """Passive party: the ids for which it answers. ``aligned``: those that private set intersection
+    has found for the run and for joint predictions with it, which both parties know already; they
+    are read when the run is loaded. ``all``: all of its table. Default: ``aligned`` for a run with
+    ``rows.align = "psi"``, else ``all``.
+    """
     cache_s: Annotated[float, Field(ge=0.0, le=86_400.0)] = 0.0
     """Passive party: for how long the active party may keep its embeddings, and use them again
     without asking. It forgets them when this party's table changes. 0: not at all.

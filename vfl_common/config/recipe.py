@@ -33,7 +33,7 @@ from vfl_common.config.spelling import Spelling, leaves, without_newer
 from vfl_common.errors import Code, InputError, VflError
 
 # The runner's own, in step keys and the ledger.
-RESERVED_PHASES = frozenset({"open", "align", "control", "predict"})
+RESERVED_PHASES = frozenset({"open", "align", "control", "predict", "serve"})
 # Beside the parties' folders of a simulated run.
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})
 # The kind of phase that measures what the others have trained.

@@ -145,7 +145,9 @@ class TransformSettings(Section):
     kind: KindName
     """The transform's name."""
     exchange: str
-    """The name of the exchange, as ``vfl-party check`` prints it."""
+    """The name of the exchange, as ``vfl-party check`` prints it. ``prediction``: the embeddings of
+    joint predictions and of a served model; in any phase.
+    """
     sent_by: Literal["passive", "active"] = "passive"
     """Who applies it: passive parties to what they send, or the active party to its answers."""
     settings: dict[str, Any] = Field(default_factory=dict)

@@ -20,7 +20,7 @@ from vfl_common.text import count
 from vfl_party.account.persons import Persons, tagged
 from vfl_party.account.planned import Planned, of_prediction, planned
 from vfl_party.account.store import Standing, standing
-from vfl_party.account.sums import OF_A_PERSON, People, Sums, worst
+from vfl_party.account.sums import OF_A_PERSON, OF_ALL, People, Sums, worst
 from vfl_party.assembly.party import Opened
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.phases.context import Party
@@ -38,8 +38,8 @@ _WHAT = {
     "alignments": "{} alignments are spent",
     "predictions": "{} predicted rows are spent",
     "predictions_of_a_person": "{} predictions of one person are spent",
+    "asked": "{} ids were asked for",
 }
-_OF_ALL = ("bytes", "alignments", "predictions")
 
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Balance:
 
     def words(self, runs: int, predictions: int) -> str:
         """Words it for who decides on so many runs and predicted rows."""
-        of_all = self.key in _OF_ALL
+        of_all = self.key in OF_ALL
         predicted = [
             count(predictions, "predicted row") if of_all else "one prediction of each person"
         ]
@@ -195,7 +195,7 @@ class AccountGuard:
                     if len(who) and after.max() > self._given[what]:
                         at = int(after.argmax())
                         self._refuse(what, peer, int(before[at]), int(after[at] - before[at]))
-            for what in _OF_ALL:
+            for what in OF_ALL:
                 more_ = added.run.get(what, 0)
                 if what in self._given and more_:
                     data_set = sums.data_set(sums.runs[peer, _run(found)].person)

@@ -12,7 +12,7 @@ import numpy as np
 
 from vfl_common.config.account import AccountLimits
 from vfl_common.text import aligned
-from vfl_party.account.sums import BARE, OF_A_PERSON, Sums, worst
+from vfl_party.account.sums import BARE, OF_A_PERSON, OF_ALL, Sums, worst
 
 # In the order of the table: the key of the limit, and the heading.
 KEYS = {
@@ -24,6 +24,7 @@ KEYS = {
     "alignments": "alignments",
     "predictions": "predictions",
     "predictions_of_a_person": "predictions a person",
+    "asked": "ids asked for",
 }
 _UNCOVERED = "without privacy"
 _HEAD = ("data set", "people", "peer", "runs", "since", "what", "spent", "limit", "left")
@@ -86,7 +87,7 @@ def spent(sums: Sums, delta: float) -> Iterator[Spent]:
             found: dict[str, float] = dict.fromkeys(KEYS, 0)
             for what in OF_A_PERSON:
                 found[what] = int(sums.vector(peer, what)[who].max(initial=0))
-            for what in ("bytes", "alignments", "predictions"):
+            for what in OF_ALL:
                 found[what] = sum(getattr(run, what) for run in runs)
             found["epsilon"] = worst(
                 [(each, times[who]) for each, times in sums.costs(peer)], delta

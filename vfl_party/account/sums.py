@@ -25,8 +25,9 @@ from vfl_party.record.history import Disclosure, Private
 OF_A_PERSON = ("numbers_of_a_person", "bytes_of_a_person", "split_bits", "predictions_of_a_person")
 # Numbers of a person that no mechanism makes private.
 BARE = "numbers_without_privacy"
-# Of a run.
-_COUNTS = ("bundles", "numbers", "bytes", "alignments", "predictions")
+# Sums of a run; those of the first row have limits.
+OF_ALL = ("bytes", "alignments", "predictions", "asked")
+_COUNTS = ("bundles", "numbers", *OF_ALL)
 _MOST = 2**62
 # In which run a person was predicted last: its number.
 _LAST = "last"
@@ -40,7 +41,8 @@ _BITS = frozenset({("partition", "up"), ("walk", "up")})
 @dataclass
 class RunSum:
     """What one peer has got in one run. ``number``: of the run; ``person``: one of those whose data
-    were used, -1 if nobody's were; ``aligned``: the generation whose alignment was counted last.
+    were used, -1 if nobody's were; ``aligned``: the generation whose alignment was counted last;
+    ``asked``: the ids for which the peer has asked a served model, answered or not.
     """
 
     number: int
@@ -51,6 +53,7 @@ class RunSum:
     bytes: int = 0
     alignments: int = 0
     predictions: int = 0
+    asked: int = 0
     aligned: int = -1
     first: float = 0.0
     last: float = 0.0
@@ -151,6 +154,7 @@ class Sums:
             "bytes": found.payload_bytes,
             "alignments": int(aligns),
             "predictions": 0,
+            "asked": found.asked,
         }
         people: People = {}
         if found.way.job != "train":

@@ -132,6 +132,23 @@ def unpacked(bits: npt.NDArray[np.uint8], masks: int, rows: int) -> list[npt.NDA
     return list(found)
 
 
+def common_rows(run: Path, rows: int) -> npt.NDArray[np.bool_] | None:
+    """Returns which rows of its table a passive party knows to be common by the end of a run, in
+    canonical order; None if the run has kept no alignment of so many rows.
+
+    ``run``: the party's folder of the run; ``rows``: of the table that was aligned.
+    """
+    try:
+        data = (run / FOLDER / _COMMON).read_bytes()
+    except OSError:
+        return None
+    end = _DIGEST_BYTES + -(-rows // 8)
+    if len(data) not in (end, end + SALT_BYTES):
+        return None
+    (found,) = unpacked(np.frombuffer(data, np.uint8)[_DIGEST_BYTES:end], 1, rows)
+    return found
+
+
 class Kept:
     """The files of one party's alignment in one run.
 

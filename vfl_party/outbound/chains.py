@@ -13,7 +13,7 @@ import torch
 
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.recipe_tables import PhaseSettings, WireSettings
+from vfl_common.config.recipe_tables import WireSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.packing import coding
 from vfl_common.packing.coding import PLAIN, Coding
@@ -23,7 +23,7 @@ from vfl_party.base.seeds import derive_seed
 from vfl_party.outbound import codecs, transforms
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.codecs.bits import BitsSettings
-from vfl_party.outbound.declared import Exchange, Role, Sent, Use
+from vfl_party.outbound.declared import PREDICTION, PREDICTS, Exchange, Role, Sent, Use
 from vfl_party.outbound.filter import Filter
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.sent import SentBefore
@@ -59,7 +59,7 @@ def make_chains(
         where = f"recipe: phases: {phase}: exchange {exchange.name}"
         if not sent.tensors:
             return Chain([])
-        uses = [*sent.through, *_asked(settings, exchange, direction)]
+        uses = [*sent.through, *_asked(recipe, phase, exchange, direction)]
         mine = [use for use in uses if use.role in (None, role) or not sends[direction]]
         filters: list[Filter] = [use.make(where) for use in mine]
         parts = settings.settings.get("micro_batches", 1) if settings is not None else 1
@@ -211,11 +211,17 @@ def summarised(
     ]
 
 
-def check_asked(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:
+def check_asked(
+    recipe: Recipe,
+    opened: Mapping[tuple[str, str], Exchange],
+    prediction: Exchange | None = None,
+) -> None:
     """Raises InputError if a transform or codec of the recipe would do nothing: whoever asks for
     noise must get it.
 
-    ``opened``: {(phase, exchange's name): the exchange}, as the phases have opened them.
+    Args:
+        opened: {(phase, exchange's name): the exchange}, as the phases have opened them.
+        prediction: the exchange of a joint prediction with the model; None if there is none.
     """
     for phase in recipe.phases:
         codecs.make(phase.codec, f"recipe: phases: {phase.name}")
@@ -231,6 +237,8 @@ def check_asked(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> N
         for each in phase.transforms:
             where = f"recipe: phases: {phase.name}: transforms"
             exchange = opened.get((phase.name, each.exchange))
+            if each.exchange == PREDICTION and exchange is None:
+                exchange = prediction
             if exchange is None:
                 text = (
                     f"there is no exchange {each.exchange!r} in this phase (it has "
@@ -258,6 +266,10 @@ def check_asked(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> N
                     "float32 numbers"
                 )
                 raise InputError(Code.CONFIG_INVALID, f"{where}: {each.kind}: {text}; remove it")
+            if exchange is prediction:
+                # Its chain is made after the training.
+                use = Use(each.kind, each.settings)
+                _check_fits(recipe, [use], [use.make(where)], sends, 1, where)
 
 
 def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:
@@ -372,15 +384,20 @@ def _check_fits(
             )
 
 
-def _asked(settings: PhaseSettings | None, exchange: Exchange, direction: str) -> list[Use]:
-    """Returns the transforms that the recipe adds to the method's in this direction."""
-    if settings is None or exchange.asks == "server":
-        return []
+def _asked(recipe: Recipe, phase: str, exchange: Exchange, direction: str) -> list[Use]:
+    """Returns the transforms that the recipe adds to the method's in this direction. Those of a
+    prediction stand in any phase, and numbers that are no float32 pass none of them.
+    """
     sender = "passive" if direction == "up" else "active"
+    sent = exchange.up if direction == "up" else exchange.down
+    if exchange.asks == "server" or (phase in PREDICTS and not _carries_float32([sent])):
+        return []
+    name = PREDICTION if phase in PREDICTS else exchange.name
     return [
         Use(each.kind, each.settings)
-        for each in settings.transforms
-        if each.exchange == exchange.name and each.sent_by == sender
+        for of in recipe.phases
+        for each in of.transforms
+        if phase in PREDICTS | {of.name} and each.exchange == name and each.sent_by == sender
     ]
 
 

@@ -191,6 +191,10 @@ class Sent:
 
 
 NOTHING = Sent(Kind.ACK)
+# Under this name of an exchange, a recipe's transforms are for embeddings that are asked for after
+# training: in the phases of predictions, which are not in the recipe.
+PREDICTION = "prediction"
+PREDICTS = frozenset({"predict", "serve"})
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from vfl_common.config.policy import Demand, PolicySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.text import listed
 from vfl_party.outbound import transforms
-from vfl_party.outbound.declared import Exchange, Sent, Use
+from vfl_party.outbound.declared import PREDICTION, PREDICTS, Exchange, Sent, Use
 from vfl_party.outbound.filter import Filter, Leaving, Passage, Tensors
 from vfl_party.record.lines import ALL
 
@@ -74,7 +74,10 @@ class Worded:
             raise refused("encrypted", settings.encrypted, given, ways)
         for demand in settings.demands:
             if demand.kind == kind:
-                _check_demand(demand, sent, where)
+                of_phase = (
+                    f'with exchange = "{PREDICTION}"' if phase in PREDICTS else "of the phase"
+                )
+                _check_demand(demand, sent, where, of_phase)
         about = settings, where, self._counts, sent.about_rows
         if self._beside is None:
             return Held(*about)
@@ -94,12 +97,14 @@ def _check_known(demand: Demand) -> None:
             raise InputError(Code.CONFIG_INVALID, f"{text}; {has}")
 
 
-def _check_demand(demand: Demand, sent: Sent, where: str) -> None:
-    """Raises InputError (REFUSED) if what is sent does not pass the transform that is demanded."""
+def _check_demand(demand: Demand, sent: Sent, where: str, of_phase: str) -> None:
+    """Raises InputError (REFUSED) if what is sent does not pass the transform that is demanded.
+    ``of_phase``: the transforms of the recipe among which it must be, in words.
+    """
     found = [use for use in sent.through if use.kind == demand.transform]
     if not found:
         given = f"{where} would send {demand.kind} without it"
-        ways = "add it to the transforms of the phase"
+        ways = f"add it to the transforms {of_phase}"
         raise refused("demands", demand.transform, given, ways)
     if all(bare := [sorted(use.leave & sent.tensors.keys()) for use in found]):
         given = f"{where} would send a part of {demand.kind} without it: {listed(bare[0])}"

@@ -23,12 +23,13 @@ from vfl_party.base.plugins import Registry, blaming
 from vfl_party.models.metrics import load_metric, loss_fn
 from vfl_party.outbound import codecs, transforms
 from vfl_party.outbound.chains import check_asked, check_wire
+from vfl_party.outbound.declared import PREDICTION, Exchange
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.check_task import check_chooses, check_follows, check_idle, check_task
 from vfl_party.phases.context import MakeEncoder, Party
 from vfl_party.phases.method import Method
 from vfl_party.phases.online import Online
-from vfl_party.phases.scoring import Scorer
+from vfl_party.phases.scoring import Scorer, scoring
 from vfl_party.phases.sets import Learnt
 from vfl_party.privacy.plan import PrivacyPlan, make_plan
 
@@ -465,6 +466,15 @@ class Course:
                 Code.CONFIG_INVALID, f"{text}; take {_of_own_rows()}, or other kinds alone"
             )
 
+    @property
+    def _prediction(self) -> Exchange | None:
+        """The exchange of a joint prediction, for its transforms; None if there is none, or if its
+        numbers are no embeddings.
+        """
+        if self.lone_phase is not None or self.keeps_nothing is not None:
+            return None
+        return scoring(self.sent_noise, name=PREDICTION, how=self.protected)
+
     @blaming()
     def build(self, party: Party) -> list[Phase]:
         """Makes this party's side of every phase. Raises InputError."""
@@ -480,7 +490,7 @@ class Course:
                 check_follows(self.phases, "weight", "data.weight")
         phases = [_side(phase, party) for phase in self.phases]
         opened = {key: each.exchange for key, each in party.exchanges.items()}
-        check_asked(self.recipe, opened)
+        check_asked(self.recipe, opened, self._prediction)
         check_wire(self.recipe, opened)
         rounds = sum(phase.rounds for phase in phases)
         if rounds > MOST_ROUNDS:

@@ -11,6 +11,7 @@ from vfl_common.errors import Code, PeerError
 from vfl_party.outbound.worded import in_words, refused
 from vfl_party.policy.code import digests
 from vfl_party.policy.meeting import Proposed
+from vfl_party.predict.prediction import exchanges_of
 
 _NONE = "this party file has no table [policy]"
 
@@ -63,6 +64,9 @@ class WordsGuard:
                 given = f"phase {name} has {epochs:,}"
                 raise refused("most_epochs", policy.most_epochs, given)
         self._check_plan(policy, asked)
+        if policy.demands and asked.opened.work.job == "train":
+            # A demand that only a prediction does not meet would show after the training.
+            exchanges_of(asked.party)
 
     def serves(self) -> None:
         """Raises InputError (REFUSED) if a model of the recipe may not be used: because of the

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from vfl_common.errors import VflError
 from vfl_common.process.signals import Stopped
 from vfl_party.base.devices import launched
+from vfl_party.ranks.rendezvous import require_static
 
 log = logging.getLogger(__name__)
 
@@ -236,9 +237,12 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
     Waits for all of them, on however many machines. ``timeout_s``: how long the other parties wait
     for a step of this one. At the end, and when rank 0 fails with an error
     of ours, rank 0 ends the others with a word. If rank 0 ends otherwise, its connections close,
-    and that ends them.
+    and that ends them. Raises InputError under a rendezvous that runs code of others.
     """
     rank, size, _ = launched()
+    if rank == 0:
+        # torchrun ends the others.
+        require_static()
     if size == 1:
         yield None
         return

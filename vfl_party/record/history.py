@@ -35,7 +35,8 @@ class Disclosure:
     receivers, each of which got the whole; ``numbers``: before the codec, to each receiver;
     ``payload_bytes``, ``message_bytes``, ``messages``: to each receiver, as the ledger counts them;
     ``about``: the rows, as the record writes them, of those that ``people`` names, or the tags of
-    people; ``keys``: {receiver: the pin of its key}, of those that have shown it; ``of_person``:
+    people; ``asked``: of the answer of a served model, the number of ids in the question, answered
+    or not; ``keys``: {receiver: the pin of its key}, of those that have shown it; ``of_person``:
     the numbers about the person who was asked for.
     """
 
@@ -53,6 +54,7 @@ class Disclosure:
     digest: str
     people: str = ""
     table_rows: int = 0
+    asked: int = 0
     keys: Mapping[str, str] = field(default_factory=dict)
     of_person: int | None = None
 
@@ -112,6 +114,7 @@ class Disclosure:
             "round": self.round,
             "batch": self.batch,
             "people": self.people_told,
+            **({"asked": self.asked} if self.asked else {}),
             "numbers": self.numbers,
             "payload_bytes": self.payload_bytes,
             "message_bytes": self.message_bytes,
@@ -345,6 +348,7 @@ def _disclosure(
         _word(line["digest"]),
         digest,
         rows,
+        _number(line.get("asked", 0)),
         keys,
     )
 

@@ -133,7 +133,8 @@ class Recorder:
         size = BundleSizes(told.payload_bytes, told.message_bytes, 1)
         step = StepKey(told.phase, told.scoring, told.place)
         with self._alone():
-            self._write(way, step, content, (told.to,), told.kind, told.numbers, about, size)
+            sent = (told.to,), told.kind, told.numbers, about, size, told.asked
+            self._write(way, step, content, *sent)
 
     def _alone(self) -> AbstractContextManager[None]:
         """Lets nobody else, in this program or another of the party, ask whether something may
@@ -151,6 +152,7 @@ class Recorder:
         numbers: int,
         about: str | None,
         size: BundleSizes | None = None,
+        asked: int = 0,
     ) -> None:
         # All tensors of a bundle cost something, and there may be fewer than before.
         declared = self._ways.get((step.phase, kind, *way))
@@ -180,15 +182,18 @@ class Recorder:
                 digest="",
                 people=self._people,
                 table_rows=self._rows,
+                asked=asked,
             )
             self._allows(found)
         # Written by hand, because it is done at every step.
         whose = "null" if about is None else f'"{about}"'
+        of_question = f'"asked":{asked},' if asked else ""
         text = (
             f'{{"sent":"{declared.key}","step":[{step.round},{step.batch}],"to":["{receivers}"],'
             f'"numbers":{numbers},"bytes":[{size.payload_bytes},{size.message_bytes},'
             f'{size.messages}],"rows":{whose},'
             f'"digest":"{form.digest(step, bundle, whole=self._whole)}",'
+            f"{of_question}"
             f'"at":{at_s}.{at_ms:03d}}}'
         )
         place = self.book.add_line(text)

@@ -17,13 +17,14 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.errors import Code, PeerError
-from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered, Step
+from vfl_common.rpc.serving.answered import Answered, Step, untold
 from vfl_party.base.kept import KeptFile
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.declared import Exchange
 from vfl_party.outbound.exchange import way_of
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import scoring
+from vfl_party.serve.asked import LooksUp, every_id
 from vfl_party.serve.store import Held, Store
 from vfl_party.serve.stores.seam import Found
 
@@ -40,8 +41,8 @@ def embeddings(party: Party) -> Exchange:
 
 
 class SentBefore(KeptFile):
-    """Noisy embeddings that have left: who asks for an id again gets the same bytes, also after a
-    restart. Fresh noise on the same row could be averaged away.
+    """Noisy embeddings that have left: an id that is asked for again gets the same bytes, whatever
+    ids come with it, also after a restart. Fresh noise on the same row could be averaged away.
 
     ``run``: the trained run, whose embeddings these are.
     """
@@ -136,8 +137,12 @@ class Answers:
     """Answers questions about ids; any thread may call it. Features are looked up at the same time,
     what leaves is made by one after the other.
 
-    ``sent``: makes the memory of what has left, if the embeddings have noise. ``way``: what the
-    record says of them.
+    Args:
+        sent: makes the memory of what has left, if the embeddings have noise.
+        limit: of the ids that this party knows.
+        asked: which ids are looked up.
+
+    ``way``: what the record says of the embeddings.
     """
 
     def __init__(
@@ -145,14 +150,15 @@ class Answers:
         store: Store,
         sent: Callable[[], SentBefore],
         limit: Limit | None = None,
+        asked: LooksUp = every_id,
     ) -> None:
-        self._store, self._limit = store, limit
+        self._store, self._limit, self._asked = store, limit, asked
         self._leaving = threading.Lock()
         self._held: Held | None = None
         self._chains: Chains | None = None
         # So that a policy that refuses is found before anybody asks.
         chains = self._current(store.held)
-        noisy = any(each.draws for each in chains.up.filters)
+        noisy = store.held.draws or any(each.draws for each in chains.up.filters)
         self._sent = sent() if noisy else None
         self.way = way_of(embeddings(store.held.party), chains, 1, up=True)
 
@@ -168,33 +174,49 @@ class Answers:
         return self._chains
 
     def __call__(self, ids: Sequence[str], until_s: float, step: Step | None = None) -> Answered:
-        """Returns the embeddings of the ids that this party knows. Raises VflError if the chain
-        refuses, or if the store cannot be asked, and TimeoutError if it has nothing at ``until_s``
-        (monotonic).
+        """Returns the embeddings of the ids for which this party answers.
+
+        Raises VflError if the store cannot be asked, TimeoutError if it has nothing at ``until_s``
+        (monotonic), and UntoldError if what it has may not leave.
         """
         held = self._store.held
         if step is not None:
             peer = held.party.recipe.active.name
             text = f"{peer} asks {held.party.name} for a step, and this model has embeddings"
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
-        found = held.look_up(ids, until_s)
-        with self._leaving:
+        found = held.look_up(self._asked(ids), until_s)
+        with self._leaving, untold:
             return self._answered(held, found, ids)
 
     @torch.no_grad()
     def _answered(self, held: Held, found: Found, ids: Sequence[str]) -> Answered:
         chains = self._current(held)
-        rows, state = found.rows, found.states()
-        if self._limit is not None and (known := np.flatnonzero(rows >= 0)).size:
-            within = self._limit.take([ids[at] for at in known.tolist()])
-            state[known[~within]] = REFUSED
-        asked = rows[state == EMBEDDED]
-        clean_ND = held.embed(found, asked)
-        leaves_ND = clean_ND.numpy()
-        embedded = [ids[at] for at in np.flatnonzero(state == EMBEDDED).tolist()]
+        answered_N = answered_rows(found, ids, self._limit)
+        asked = found.rows[answered_N]
+        z_ND = held.embed(found, asked)
+        leaves_ND = z_ND.numpy()
+        embedded = [ids[at] for at in np.flatnonzero(answered_N).tolist()]
         if len(asked):
-            leaves_ND = chains.up.apply({"z": clean_ND})["z"].cpu().numpy()
+            leaves_ND = chains.up.apply({"z": z_ND})["z"].cpu().numpy()
             if self._sent is not None:
+                clean_ND = held.embed(found, asked, drawn=False) if held.draws else z_ND
                 leaves_ND = self._sent.same(embedded, clean_ND.numpy(), leaves_ND)
         sent = np.ascontiguousarray(leaves_ND, dtype="<f4").tobytes()
-        return Answered(state.tobytes(), sent, found.version, ids=embedded)
+        return Answered(state_bytes(answered_N), sent, found.version, ids=embedded)
+
+
+def answered_rows(found: Found, ids: Sequence[str], limit: Limit | None) -> npt.NDArray[np.bool_]:
+    """Returns for which ids this party answers: it knows them, can use their features, and its
+    limits allow it, [N].
+    """
+    answered_N = found.rows >= 0
+    if limit is not None and (known := np.flatnonzero(answered_N)).size:
+        answered_N[known] = limit.take([ids[at] for at in known.tolist()])
+    return answered_N
+
+
+def state_bytes(answered: npt.NDArray[np.bool_]) -> bytes:
+    """Returns the states of ids as they cross the wire: ``EMBEDDED`` or ``NOT_ANSWERED``, which are
+    1 and 0.
+    """
+    return answered.tobytes()

@@ -13,7 +13,9 @@ from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.answered import Keeping
 from vfl_common.rpc.serving.attendance import Attendance
+from vfl_party.record.book import folder_of
 from vfl_party.serve.answering import DailyLimit, Limit, Limits, SentBefore
+from vfl_party.serve.asked import AskedADay, AskedIds, aligned_ids, asked_a_day, tables
 from vfl_party.serve.granted import GrantedRows, LeastRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
 from vfl_party.serve.opening import Opened, Opener
@@ -85,6 +87,12 @@ class Passive:
         self.address = file.active
         self._path = Path(file.out) / f"answers-{self.name}.sqlite"
         # One for all runs: whoever is asked about gets as many answers from all of them together.
+        self._out = Path(file.out)
+        self._record = folder_of(Path(file.record.folder or file.out), file.name)
+        held = first.store.held
+        _, trained = tables(self._record).get(first.run_id, ("", 0))
+        rows = len(held.places) if held.asks is None else trained
+        self._asked = AskedADay(self._path, asked_a_day(file.serve.asked_a_day, rows))
         most = file.serve.answers_a_day
         self._limit = DailyLimit(self._path, most) if most is not None else None
         least = file.policy.least_rows if isinstance(file.policy, PolicySettings) else 1
@@ -98,8 +106,8 @@ class Passive:
         granted = GrantedRows(approval, run_id) if approval is not None else None
         account = self._opener.predictions(run_id)
         # The account only looks: an answer counts there when it is written down.
-        limit = together(self._least, account, self._limit, granted)
-        answers = answers_of(opened.store, sent, limit)
+        limit = together(self._least, [self._limit, account], [granted])
+        answers = answers_of(opened.store, sent, limit, self._asked_of(opened))
         told = [""]
 
         def attends(here: bool) -> None:
@@ -135,10 +143,28 @@ class Passive:
         found.start(self._failed)
         return found
 
+    def _asked_of(self, opened: Opened) -> AskedIds:
+        """Returns which ids the active party is answered about a run. Raises InputError if the
+        aligned ones are not known.
+        """
+        run, ids = opened.trained.path, opened.settings.ids
+        if ids is None:
+            ids = "aligned" if opened.trained.recipe.rows.align == "psi" else "all"
+        aligned = aligned_ids(run, self._out, self._record) if ids == "aligned" else None
+        return AskedIds(self._asked, aligned, lambda said: self._console.emit("advice", said=said))
 
-def together(least: LeastRows | None, *others: Limit | None) -> Limits | None:
-    """Returns several limits as one; None if there are none. The least people are asked for once
-    more at the end: other limits may have refused some of them.
+
+def together(
+    least: LeastRows | None, of_each: Sequence[Limit | None], of_all: Sequence[Limit | None]
+) -> Limits | None:
+    """Returns several limits as one; None if there are none.
+
+    Args:
+        least: the least people of a question. They are counted once more at the end: other limits
+            may have refused some of them.
+        of_each: limits of single people. They come first, so that an id that they refuse uses up as
+            much of the others as an unknown id does: nothing.
+        of_all: limits of all people together.
     """
-    limits = [each for each in (least, *others, least) if each is not None]
+    limits = [each for each in (*of_each, least, *of_all, least) if each is not None]
     return Limits(*limits) if limits else None

@@ -14,9 +14,11 @@ import numpy.typing as npt
 # number, or the active party's own features cannot be had. ``incomplete``: the model needs a party
 # that is missing, and has nothing in its place.
 State = Literal["scored", "partly", "unknown", "refused", "failed", "incomplete"]
-# Why a party took no part in a row. ``not needed``: a party before it knows the id, and the parties
+# The reason why a party took no part in a row. ``not answered``: a passive party does not know the
+# id, has refused it, or cannot use its features; it does not tell which. ``unknown id``: the active
+# party itself does not know the id. ``not needed``: a party before it has answered, and the parties
 # hold different rows.
-Why = Literal["unknown id", "refused", "away", "late", "failed", "not needed"]
+Why = Literal["not answered", "unknown id", "away", "late", "failed", "not needed"]
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from vfl_common.rpc.serving.answered import (
     EMBEDDED,
     FAILED,
     LATE,
-    REFUSED,
-    UNFIT,
+    NOT_ANSWERED,
     UNKNOWN,
     Answered,
 )
@@ -42,11 +41,11 @@ from vfl_party.serve.store import Held, Store
 from vfl_party.serve.stores.seam import Found
 from vfl_party.serve.telling.request import OWN, PARTIES, TOP, stage
 
-# Why a party took no part in a row, by its state there.
+# Why a party took no part in a row, by its state there. Only the active party says of itself that
+# it does not know an id.
 WHY: Mapping[int, Why] = {
+    NOT_ANSWERED: "not answered",
     UNKNOWN: "unknown id",
-    REFUSED: "refused",
-    UNFIT: "failed",
     LATE: "late",
     FAILED: "failed",
 }

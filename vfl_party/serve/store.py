@@ -40,6 +40,7 @@ from vfl_party.data.rows import Prepared
 from vfl_party.methods.probe.cut import latent_of
 from vfl_party.models import forward
 from vfl_party.models.row_blocks import in_blocks, inexact
+from vfl_party.models.stochastic import StochasticEncoder, deterministic
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
 from vfl_party.phases.online import Cells
@@ -160,14 +161,24 @@ class Held:
         numbers_NF, codes_NK = found.inputs(rows)
         return numbers_NF.numpy(), codes_NK.numpy()
 
+    @property
+    def draws(self) -> bool:
+        """Whether the encoder draws its embeddings."""
+        return isinstance(self.party.models.get("encoder"), StochasticEncoder)
+
     @torch.no_grad()
-    def embed(self, found: Found, rows: Rows) -> Tensor:
-        """Returns the party's embeddings of rows of ``found``, float32 [N, D], on the CPU: of each
-        row the same, whichever rows are asked for with it.
+    def embed(self, found: Found, rows: Rows, *, drawn: bool = True) -> Tensor:
+        """Returns the party's embeddings of rows of ``found``, float32 [N, D], on the CPU.
+
+        A row has the same embedding whichever rows are asked for with it, unless the encoder draws
+        embeddings: its noise depends on the other rows. ``drawn``: whether it does so here; else it
+        gives their means.
         """
         party = self.party
         own = party.recipe.own_rows
-        encode = party.models["encoder"] if own else party.encode
+        encode: Callable[..., Tensor] = party.models["encoder"] if own else party.encode
+        if not drawn:
+            encode = deterministic(party.models["encoder"])
         blocks = party.blocks.get("encoder")
         parts = [in_blocks(encode, blocks, *found.inputs(chunk)) for chunk in chunks(rows)]
         empty = torch.empty(0, self._latents if own else party.embedding_size)

@@ -9,11 +9,14 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.text import clean
 
-# Of one id. The last one: its features cannot be used.
-UNKNOWN, EMBEDDED, REFUSED, UNFIT = 0, 1, 2, 3
-_STATES = frozenset((UNKNOWN, EMBEDDED, REFUSED, UNFIT))
-# Of one id, at the active party alone, whose embedding was not kept: the party has not answered.
-LATE, FAILED = 4, 5
+# The two states of an id in an answer. A party that does not answer for an id does not tell the
+# reason: a reason would tell the active party that the id is known.
+NOT_ANSWERED, EMBEDDED = 0, 1
+# A party of an older release sends 0 for an unknown id, 2 for a refusal, 3 for unusable features.
+_STATES = frozenset(range(4))
+_READ = bytes(EMBEDDED if each == EMBEDDED else NOT_ANSWERED for each in range(256))
+# States of an id that exist at the active party alone, and never cross the wire.
+LATE, FAILED, UNKNOWN = 4, 5, 6
 FLOAT_BYTES = 4
 _LONGEST_VERSION = 64
 # Embeddings are kept no longer.
@@ -40,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Answered:
-    """What a passive party knows of the ids of a question.
+    """A passive party's answer to a question about ids.
 
     Args:
         state: a byte for each id: one of those above.
@@ -73,6 +76,7 @@ class Outgoing:
         numbers: of which it consists.
         content: these numbers.
         payload_bytes, message_bytes: as the ledger counts them.
+        asked: of an answer, the number of ids in the question, answered or not.
     """
 
     to: str
@@ -86,6 +90,28 @@ class Outgoing:
     content: bytes
     payload_bytes: int
     message_bytes: int
+    asked: int = 0
+
+
+class UntoldError(Exception):
+    """What a party has about ids may not leave, or could not be made. The party then answers as if
+    it knew none of the ids: a failure would tell the active party that one of them is known.
+    """
+
+
+class _Untold:
+    """Raises UntoldError in place of any other error of its block."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception):
+            raise UntoldError(str(error)) from error
+
+
+# A class, and one object for all, because it is entered for each question.
+untold = _Untold()
 
 
 # Writes what is about to leave. It may raise VflError; nothing leaves then.
@@ -131,7 +157,8 @@ def read_answer(
     if len(answered) != size:
         text = f"sends {len(answered):,} bytes for a step, and {size:,} are wanted"
         raise _wrong(party, text)
-    return Answered(state, found, clean(answer.features, _LONGEST_VERSION), answered)
+    read = state.translate(_READ)
+    return Answered(read, found, clean(answer.features, _LONGEST_VERSION), answered)
 
 
 def _wrong(party: str, what: str) -> PeerError:

@@ -19,7 +19,16 @@ from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import connect
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.serving.answered import FLOAT_BYTES, Answered, Keeping, Outgoing, Step, Writes
+from vfl_common.rpc.serving.answered import (
+    FLOAT_BYTES,
+    Answered,
+    Keeping,
+    Outgoing,
+    Step,
+    UntoldError,
+    Writes,
+    untold,
+)
 from vfl_common.rpc.serving.service import ANSWER, PHASE, QUESTION, SERVICE
 
 _CONNECT_S = 2.0
@@ -47,7 +56,8 @@ class Attendance:
         run_id, digest: of the model and of its recipe.
         most_ids: of a question.
         answer: embeds ids, or answers a step about them, until a time (monotonic). Raises
-            TimeoutError if it cannot; it may raise VflError.
+            TimeoutError if it cannot, UntoldError if what it has about the ids may not leave; it
+            may raise VflError. An empty text is nobody's id.
         keeping: what the active party may do with the embeddings now.
         at_once: how many questions are answered at the same time.
         attends: called when the stream is up (True), and when it is lost.
@@ -208,7 +218,9 @@ class Attendance:
                 data, sent = self._answered(each)
             except TimeoutError:
                 continue
-            except Exception as error:
+            except Exception as failed:
+                cause = failed.__cause__ if isinstance(failed, UntoldError) else None
+                error = cause if isinstance(cause, Exception) else failed
                 log.warning("no answer: %s", error, exc_info=not isinstance(error, VflError))
                 answer = serving_pb2.Answer(number=each.question.number)
                 answer.failure.CopyFrom(to_failure(error))
@@ -218,10 +230,27 @@ class Attendance:
 
     def _answered(self, asked: _Asked) -> tuple[bytes, int]:
         """Returns an answer as it leaves, which is written down by then, and how many of its bytes
-        are numbers. Raises VflError if it may not leave, and as ``answer``.
+        are numbers. Raises VflError and TimeoutError as ``answer``.
         """
         question, step = asked.question, _step_of(asked.question)
-        found = self._answer(list(question.ids), asked.until_s, step)
+        ids = list(question.ids)
+        count = len(ids) - ids.count("")
+        try:
+            return self._written(question, step, count, self._answer(ids, asked.until_s, step))
+        except UntoldError as error:
+            if not ids:
+                # A later step of a scoring, whose first answer has left.
+                raise
+            log.warning("answers for none of the ids: %s", error, extra={"event": "untold"})
+        nobody = [""] * len(ids)
+        return self._written(question, step, count, self._answer(nobody, asked.until_s, step))
+
+    def _written(
+        self, question: serving_pb2.Question, step: Step | None, asked: int, found: Answered
+    ) -> tuple[bytes, int]:
+        """Writes an answer down; returns it as it leaves, and how many of its bytes are numbers.
+        Raises UntoldError if it may not leave. ``asked``: the number of ids in the question.
+        """
         answer = serving_pb2.Answer(
             number=question.number,
             state=found.state,
@@ -233,21 +262,22 @@ class Attendance:
         content = found.embeddings or found.answered
         if self._writes is not None:
             first = step.first if step is not None else question.number
-            self._writes(
-                Outgoing(
-                    to=self._peer,
-                    phase=PHASE,
-                    kind=ANSWER,
-                    scoring=first,
-                    place=question.number - first,
-                    ids=found.ids,
-                    times=found.times,
-                    numbers=len(found.embeddings) // FLOAT_BYTES + len(found.answered),
-                    content=content,
-                    payload_bytes=len(content),
-                    message_bytes=len(data),
-                )
+            told = Outgoing(
+                to=self._peer,
+                phase=PHASE,
+                kind=ANSWER,
+                scoring=first,
+                place=question.number - first,
+                ids=found.ids,
+                times=found.times,
+                numbers=len(found.embeddings) // FLOAT_BYTES + len(found.answered),
+                content=content,
+                payload_bytes=len(content),
+                message_bytes=len(data),
+                asked=asked,
             )
+            with untold:
+                self._writes(told)
         return data, len(content)
 
     def _read(self, data: bytes) -> serving_pb2.FromActive:

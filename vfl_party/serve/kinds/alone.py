@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vfl_common.errors import InternalError
-from vfl_common.rpc.serving.answered import EMBEDDED, UNFIT, UNKNOWN
+from vfl_common.rpc.serving.answered import EMBEDDED, FAILED, UNKNOWN
 from vfl_party.predict.quality import Quality
 from vfl_party.serve.batching import Given
 from vfl_party.serve.scored import Part, Scores, State
@@ -19,7 +19,7 @@ from vfl_party.serve.store import Store
 from vfl_party.serve.stores.seam import Found
 
 # Of an id that has no score.
-_LOST = (UNKNOWN, UNFIT)
+_LOST = (UNKNOWN, FAILED)
 
 
 class AloneScorer:

@@ -12,6 +12,7 @@ from vfl_common.rpc.serving.service import ServingService
 from vfl_party.outbound.exchange import way_of
 from vfl_party.predict.quality import Quality
 from vfl_party.serve.answering import PHASE, Answers, Limit, SentBefore
+from vfl_party.serve.asked import LooksUp, every_id
 from vfl_party.serve.batching import Given
 from vfl_party.serve.kinds.alone import AloneScorer
 from vfl_party.serve.kinds.holder import HolderScorer
@@ -87,6 +88,13 @@ def asking_way(store: Store) -> tuple[str, ...]:
     return way_of(exchange, store.held.party.chains(PHASE, exchange), 1, up=False)
 
 
-def answers_of(store: Store, sent: Callable[[], SentBefore], limit: Limit | None) -> Answerer:
+def answers_of(
+    store: Store,
+    sent: Callable[[], SentBefore],
+    limit: Limit | None,
+    asked: LooksUp = every_id,
+) -> Answerer:
     """Makes a passive party's answers; see ``Answers``. Raises InputError if a policy refuses."""
-    return StepAnswers(store, limit) if in_steps(store) else Answers(store, sent, limit)
+    if in_steps(store):
+        return StepAnswers(store, limit, asked)
+    return Answers(store, sent, limit, asked)

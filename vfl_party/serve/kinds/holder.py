@@ -1,5 +1,5 @@
-"""Models of rows that different parties hold: the first party that knows an id embeds it, and the
-active party's tail and head score it.
+"""Models of rows that different parties hold: the first party that answers for an id embeds it, and
+the active party's tail and head score it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from vfl_party.serve.store import Held
 # Of a party that is there, and whose latents do not count.
 _NOT_NEEDED: Why = "not needed"
 # Why a party takes no part though nothing is amiss.
-_FINE: frozenset[Why] = frozenset((_NOT_NEEDED, "unknown id"))
+_FINE: frozenset[Why] = frozenset((_NOT_NEEDED, "not answered"))
 
 
 class HolderScorer(OnlineScorer):
-    """Scores ids at the active party; see ``OnlineScorer``. Of an id that several parties know, the
-    first of them in the recipe scores it, as in ``vfl predict``.
+    """Scores ids at the active party; see ``OnlineScorer``. If several parties answer for an id,
+    the first of them in the recipe scores it, as in ``vfl predict``.
     """
 
     def _part(

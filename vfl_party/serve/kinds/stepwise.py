@@ -16,14 +16,15 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.errors import Code, InternalError, PeerError
-from vfl_common.rpc.serving.answered import EMBEDDED, REFUSED, Answered, Step
+from vfl_common.rpc.serving.answered import EMBEDDED, Answered, Step, untold
 from vfl_common.rpc.serving.service import Absent
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Sent
 from vfl_party.outbound.exchange import way_of
 from vfl_party.phases.online import AnswerStep, Cells, Online, Reply
 from vfl_party.predict.quality import Quality
-from vfl_party.serve.answering import PHASE, Limit
+from vfl_party.serve.answering import PHASE, Limit, answered_rows, state_bytes
+from vfl_party.serve.asked import LooksUp, every_id
 from vfl_party.serve.batching import Given
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
@@ -220,8 +221,8 @@ class _Asking:
 class StepAnswers:
     """Answers a passive party's part of such a scoring; any thread may call it."""
 
-    def __init__(self, store: Store, limit: Limit | None = None) -> None:
-        self._store, self._limit = store, limit
+    def __init__(self, store: Store, limit: Limit | None = None, asked: LooksUp = every_id) -> None:
+        self._store, self._limit, self._asked = store, limit, asked
         # So that a policy that refuses is found before anybody asks.
         self._own = own = _Own(store.held)
         self.way = way_of(own.online.exchange, own.chains, 1, up=True)
@@ -229,16 +230,17 @@ class StepAnswers:
         self._answering = threading.Lock()
 
     def __call__(self, ids: Sequence[str], until_s: float, step: Step | None = None) -> Answered:
-        """Returns what the method answers about ids, those of the first step. Raises VflError, and
-        TimeoutError if the store gives nothing until ``until_s`` (monotonic).
+        """Returns what the method answers about ids, those of the first step. Raises as
+        ``Answers``.
         """
         if step is None:
             raise self._refused("for embeddings, of which this model has none")
         held = self._store.held
-        found = held.look_up(ids, until_s) if step.begins else None
+        found = held.look_up(self._asked(ids), until_s) if step.begins else None
         with self._answering:
             if found is not None:
-                self._begin(held, found, ids, step)
+                with untold:
+                    self._begin(held, found, ids, step)
             return self._answered(step)
 
     def close(self) -> None:
@@ -269,13 +271,9 @@ class StepAnswers:
     def _begin(self, held: Held, found: Found, ids: Sequence[str], step: Step) -> None:
         if self._own.held is not held:
             self._own = _Own(held)
-        rows, state = found.rows, found.states()
-        if self._limit is not None and (known := np.flatnonzero(rows >= 0)).size:
-            within = self._limit.take([ids[at] for at in known.tolist()])
-            state[known[~within]] = REFUSED
-        known_N = state == EMBEDDED
-        answer = self._own.online.answering(held.cells(found, rows[known_N]), known_N)
-        begun = _Begun(self._own, answer, state.tobytes(), found.version, ids)
+        known_N = answered_rows(found, ids, self._limit)
+        answer = self._own.online.answering(held.cells(found, found.rows[known_N]), known_N)
+        begun = _Begun(self._own, answer, state_bytes(known_N), found.version, ids)
         self._begun[step.first] = begun
         if len(self._begun) > _MOST_BEGUN:
             self._begun.popitem(last=False)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.rpc.serving.answered import EMBEDDED, UNFIT, UNKNOWN
+from vfl_common.rpc.serving.answered import EMBEDDED, FAILED, UNKNOWN
 from vfl_party.base.seeds import Rows
 
 T = TypeVar("T")
@@ -54,8 +54,8 @@ class Found:
     version: str
 
     def states(self) -> npt.NDArray[np.uint8]:
-        """Returns of each id ``EMBEDDED``, ``UNKNOWN`` or ``UNFIT``, [N]."""
-        unused = np.where(self.rows == UNFIT_ROW, UNFIT, UNKNOWN)
+        """Returns of each id ``EMBEDDED``, ``UNKNOWN`` or ``FAILED``, [N], for the party itself."""
+        unused = np.where(self.rows == UNFIT_ROW, FAILED, UNKNOWN)
         return np.where(self.rows >= 0, EMBEDDED, unused).astype(np.uint8)
 
 

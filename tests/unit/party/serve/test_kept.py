@@ -15,14 +15,13 @@ from vfl_common.rpc.serving.answered import (
     EMBEDDED,
     FAILED,
     LATE,
-    REFUSED,
-    UNKNOWN,
+    NOT_ANSWERED,
     Answered,
     Keeping,
 )
 from vfl_party.serve.stores.kept import KeptEmbeddings
 
-STATES = {"u": UNKNOWN, "r": REFUSED}
+STATES = {"u": NOT_ANSWERED, "r": NOT_ANSWERED}
 
 
 class Parties:

@@ -30,13 +30,13 @@ def test_answers_about_one_id_are_counted_over_restarts(tmp_path: Path) -> None:
 
 def test_the_least_people_are_those_whom_the_other_limits_leave(tmp_path: Path) -> None:
     daily = DailyLimit(tmp_path / "answers.sqlite", 1)
-    limit = together(LeastRows(2), daily)
+    limit = together(LeastRows(2), [daily], [])
     assert limit is not None
     assert limit.take(["a", "b"]).tolist() == [True, True]
     # Of the two who are asked about, one would be answered alone.
     assert limit.take(["a", "c"]).tolist() == [False, False]
     assert limit.take(["d", "e", "a"]).tolist() == [True, True, False]
-    assert together(None, None) is None
+    assert together(None, [None], [None]) is None
     daily.close()
 
 

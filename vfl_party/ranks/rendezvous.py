@@ -1,0 +1,90 @@
+"""The rendezvous by which torchrun's processes find each other.
+
+The state of torch's c10d rendezvous is a pickle in a store that listens on all addresses of the
+host and asks for no key: whoever reaches its port runs code in torchrun, as the party's user, and a
+loopback endpoint changes nothing about that. torchrun takes this rendezvous with ``--standalone``,
+and on one host also without ``--master-port``. The static rendezvous has a store without a pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from vfl_common.errors import Code, InputError
+
+_PROGRAMS = ("torchrun", "torch.distributed.run")
+# Between torchrun and this process.
+_MOST_SHELLS = 8
+
+
+def require_static() -> None:
+    """Raises InputError if torchrun has started this process under a rendezvous that unpickles what
+    comes from the network.
+    """
+    if not torch.distributed.is_torchelastic_launched():
+        return
+    backend = rendezvous(_launcher())
+    if backend == "static":
+        return
+    text = f"torchrun: whoever reaches the port of its rendezvous runs code here (got {backend})"
+    ways = "Give --master-addr 127.0.0.1 and a free --master-port in place of --standalone or"
+    raise InputError(
+        Code.CONFIG_INVALID,
+        f"{text}. {ways} --rdzv-backend; with several hosts, the first one's address and "
+        "--node-rank, on a network of these hosts alone.",
+    )
+
+
+def rendezvous(command: Sequence[str]) -> str:
+    """Returns the backend of the rendezvous that a command of torchrun takes, with the ``PET_``
+    variables of the environment. A command of another program counts as static, unless these
+    variables name a backend.
+    """
+    # It takes long to load, and most parties are one process.
+    from torch.distributed.run import get_args_parser, parse_min_max_nnodes
+
+    at = _place(command)
+    words = [*command[at + 1 :]] if at is not None else ["none"]
+    try:
+        # It ends the process at an option that it does not know.
+        with contextlib.redirect_stderr(io.StringIO()):
+            args = get_args_parser().parse_args(words)
+    except SystemExit:
+        return "static"
+    if args.standalone:
+        return "c10d"
+    here = at is not None and parse_min_max_nnodes(args.nnodes)[1] == 1
+    if args.rdzv_backend == "static" and here and not args.rdzv_endpoint:
+        return "static" if args.master_port is not None else "c10d"
+    return str(args.rdzv_backend)
+
+
+def _place(command: Sequence[str]) -> int | None:
+    """Returns where torchrun's options begin in a command; None if it is another program's."""
+    names = [Path(each).name for each in command]
+    return next((names.index(each) for each in _PROGRAMS if each in names), None)
+
+
+def _launcher() -> list[str]:
+    """Returns the command of the torchrun that has started this process, directly or by a shell;
+    empty if the system shows none.
+    """
+    pid = os.getppid()
+    for _ in range(_MOST_SHELLS):
+        try:
+            data = Path(f"/proc/{pid}/cmdline").read_bytes()
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            break
+        command = [each.decode(errors="replace") for each in data.rstrip(b"\0").split(b"\0")]
+        # A shell's command may name torchrun in one long word.
+        if _place(command) is not None:
+            return command
+        pid = int(status.partition("PPid:")[2].split()[0])
+    return []
