@@ -166,6 +166,9 @@ def _graphs(trained: TrainedParty, path: Path) -> dict[Path, Graph]:
             "ONNX file would compute other embeddings; export them as safetensors"
         )
         raise InputError(Code.MODEL_INVALID, text)
+    if trained.preprocessor is not None and trained.preprocessor.quantiles is not None:
+        text = f"the columns of {about.party} have data.scale = 'quantile', which is not written as"
+        raise InputError(Code.MODEL_INVALID, f"{text} ONNX; export the models as safetensors")
     found: dict[Path, Graph] = {}
     if "encoder" in models and trained.preprocessor is not None:
         found[path] = _encoder(trained, trained.preprocessor)
