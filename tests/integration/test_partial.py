@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from pydantic import ValidationError
+from sklearn.ensemble import HistGradientBoostingClassifier
 
 import vfl
 from tests.harness import reference_partial
@@ -198,9 +199,13 @@ def test_a_forecast_is_what_crosses(kind: str, data: dict[str, Any], tmp_path: P
 
 @pytest.fixture(scope="module")
 def ran(data: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    folder = tmp_path_factory.mktemp("run") / "run"
     tables = recipe(SUBSETS, epochs=4)
     tables["phases"].append({"kind": "evaluate", "splits": ["train", "validation", "test"]})
+    return finished(tables, data, tmp_path_factory.mktemp("run") / "run")
+
+
+def finished(tables: dict[str, Any], data: dict[str, Any], folder: Path) -> Run:
+    """Runs a recipe in this process."""
     settings = {name: DataSettings(**each) for name, each in data.items()}
     run_in_process(Recipe.model_validate(tables), settings, folder)
     Origin(folder.parent, settings).note(folder)
@@ -327,6 +332,64 @@ def test_rows_that_a_party_does_not_know_at_all_are_scored(
     assert (found["id"], found["parties"]) == ([one], ["p0, p1"])
     whole = ran.predict()
     assert found["score_1"] == [whole["score_1"][whole["id"].index(one)]]
+
+
+def test_trees_take_missing_numbers_for_rows_that_a_party_does_not_hold(
+    data: dict[str, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Compared with scikit-learn on the same matrix, in training, evaluation and prediction."""
+    tables = recipe({}, "concat")
+    tables["model"] = {
+        "embedding_size": 2,
+        "top": {"kind": "gbdt", "trees": 20, "min_rows": 4, "lr": 0.2, "early_stopping": 30},
+    }
+    tables["phases"] = [
+        {"kind": "fedonce", "objective": "pca"},
+        {"kind": "head"},
+        {"kind": "evaluate", "splits": ["train", "validation", "test"]},
+    ]
+    found = finished(tables, data, tmp_path / "run")
+    splits = {"train", "validation", "test"}
+    here = [at for at, each in enumerate(found.predictions["split"]) if each in splits]
+    kept = {name: [each[at] for at in here] for name, each in found.predictions.items()}
+    ids = ids_of(data)
+    frames = {name: pd.read_csv(each["source"], index_col="id") for name, each in data.items()}
+    columns = []
+    for name in NAMES:
+        rows = [each if each in ids[name] else None for each in kept["matched_id"]]
+        held = [each for each in rows if each is not None]
+        z = found.model(name).embed(frames[name].loc[held, ["a", "b"]])
+        whole = np.full((len(rows), 2), np.nan, np.float32)
+        whole[[each is not None for each in rows]] = z
+        columns.append(whole)
+    x_NF = np.concatenate(columns, axis=1)
+    assert np.isnan(x_NF).any()
+    top = found.model("p0").top
+    assert top is not None
+    scores = top(torch.from_numpy(x_NF)).sigmoid()[:, 0]
+    np.testing.assert_allclose(kept["score_1"], scores.numpy(), rtol=0, atol=1e-6)
+    train, validation = (
+        [at for at, each in enumerate(kept["split"]) if each == split]
+        for split in ("train", "validation")
+    )
+    y = frames["p0"].loc[kept["matched_id"], "y"].to_numpy()
+    model = HistGradientBoostingClassifier(
+        max_iter=20,
+        min_samples_leaf=4,
+        learning_rate=0.2,
+        early_stopping=True,
+        scoring="loss",
+        n_iter_no_change=30,
+    )
+    model.fit(x_NF[train], y[train], X_val=x_NF[validation], y_val=y[validation])
+    best = list(model.staged_decision_function(x_NF))[int(np.argmax(model.validation_score_)) - 1]
+    np.testing.assert_allclose(top(torch.from_numpy(x_NF))[:, 0].numpy(), best, rtol=0, atol=1e-5)
+    by_id = dict(zip(kept["matched_id"], kept["score_1"], strict=True))
+    again = found.predict()
+    for id_, score in zip(again["id"], again["score_1"], strict=True):
+        assert id_ not in by_id or score == pytest.approx(by_id[id_], abs=1e-6)
+    without = found.predict(without=["p1", "p2", "p3"])
+    assert {*without["parties"]} == {"p0"}
 
 
 @pytest.mark.parametrize("how", [DROPOUT, {}], ids=str)

@@ -161,9 +161,10 @@ class DataSettings(Section):
     """Texts that mean an empty cell, such as ``unknown``, in every column. Capitals count; white
     space at the ends does not.
     """
-    scale: Literal["standard", "minmax", "none"] = "standard"
+    scale: Literal["standard", "minmax", "quantile", "none"] = "standard"
     """How numeric columns are scaled by this party's training rows: mean 0 and deviation 1
-    (``standard``), 0 to 1 (``minmax``), or not at all.
+    (``standard``), 0 to 1 (``minmax``), by rank to a normal distribution (``quantile``, not for
+    images), or not at all.
     """
     label_scale: Literal["standard", "minmax"] = "standard"
     """How a regression's labels are scaled by the training rows: mean 0 and deviation 1

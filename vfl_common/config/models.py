@@ -235,8 +235,37 @@ class PluginTop(OfPlugIn):
     """The name of a plug-in's top model."""
 
 
+class GbdtTop(Section):
+    """Gradient-boosted trees on the embeddings side by side, which the phase ``head`` grows."""
+
+    kind: Literal["gbdt"]
+    """Gradient-boosted trees, grown by the phase ``head``. Unless the recipe or the party file
+    gives the active party an encoder, its own columns go into the trees as they are (``raw``).
+    """
+    library: Literal["sklearn", "lightgbm"] = "sklearn"
+    """The library that grows the trees: scikit-learn's ``HistGradientBoosting``, or LightGBM, which
+    needs the extra ``gbdt``.
+    """
+    trees: Annotated[int, Field(ge=1, le=10_000)] = 200
+    """The maximum number of boosting rounds. A round grows a tree; of several classes, one for each
+    class.
+    """
+    lr: Rate = 0.05
+    """The learning rate."""
+    leaves: Annotated[int, Field(ge=2, le=65_536)] = 31
+    """The maximum number of leaves of a tree."""
+    min_rows: PositiveInt = 20
+    """The minimum number of training rows in a leaf."""
+    l2: Annotated[float, Field(ge=0.0, le=1e9)] = 0.0
+    """The L2 regularisation of the values of leaves."""
+    early_stopping: PositiveInt | None = None
+    """Ends after this number of rounds without a lower loss on the validation rows, and keeps the
+    rounds up to the best. The upload then has the validation rows, too. Default: off.
+    """
+
+
 # Ours; any other kind is a plug-in's.
-TOPS = ("mlp", "custom")
+TOPS = ("mlp", "custom", "gbdt")
 
 
 def _whose_top(value: Any) -> str:
@@ -248,6 +277,7 @@ def _whose_top(value: Any) -> str:
 TopKinds = Annotated[
     Annotated[TopSettings, Tag("mlp")]
     | Annotated[CustomTop, Tag("custom")]
+    | Annotated[GbdtTop, Tag("gbdt")]
     | Annotated[PluginTop, Tag("plugin")],
     Discriminator(_whose_top),
 ]

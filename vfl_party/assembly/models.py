@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from vfl_common.config.models import EncoderSettings, RawSettings
+from vfl_common.config.models import EncoderSettings, GbdtTop, RawSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Tree
@@ -18,7 +18,7 @@ from vfl_party.phases.scoring import SOLO
 
 def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> EncoderSettings:
     """Returns the party file's encoder, else the recipe's for this party, else the recipe's for
-    all.
+    all; before the last one, none (``raw``) for the active party if its top model is of trees.
 
     Raises InputError if it is a plug-in's that is not installed here, or has other settings; and
     if a passive party has none (``raw``).
@@ -29,6 +29,8 @@ def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> 
         found, where = own, f"party {name}: encoder"
     elif place is not None and place.encoder is not None:
         found, where = place.encoder, f"recipe: parties.{name}.encoder"
+    elif isinstance(recipe.model.top, GbdtTop) and name == recipe.active.name:
+        found = RawSettings(kind="raw")
     if place is None or place.features:
         check_encoder(found, where)
     if place is not None and place.role == "passive" and isinstance(found, RawSettings):
@@ -62,9 +64,11 @@ def build_models(
                 if "tail" in models
                 else build_joint(recipe.model, widths, recipe.task.outputs)
             )
-        if course.learns == "party_dropout":
-            passives = [each.name for each in recipe.modelled if each.role == "passive"]
-            widths_of = {each: recipe.embedding_size(each) for each in passives}
+        passives = [each.name for each in recipe.modelled if each.role == "passive"]
+        widths_of = {each: recipe.embedding_size(each) for each in passives}
+        if isinstance(recipe.model.top, GbdtTop):
+            models[stand_ins.NAME] = stand_ins.MissingNumbers(widths_of)
+        elif course.learns == "party_dropout":
             models[stand_ins.NAME] = stand_ins.StandIns(widths_of)
         solo = course.solo(make_encoder) if make_encoder is not None else None
         models |= {SOLO: solo} if solo is not None else {}

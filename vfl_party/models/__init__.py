@@ -5,7 +5,12 @@ device, and moved later.
 """
 
 from vfl_party.models.combine import Combined, combine, combined_size
-from vfl_party.models.encoders.build import build_encoder, checked_encoder, takes_codes
+from vfl_party.models.encoders.build import (
+    build_encoder,
+    checked_encoder,
+    takes_codes,
+    width_of,
+)
 from vfl_party.models.encoders.plugin import Encoder, check_encoder
 from vfl_party.models.encoders.spec import InputSpec
 from vfl_party.models.init import begin, generator, seeded
@@ -45,4 +50,5 @@ __all__ = [
     "seeded",
     "takes_codes",
     "top_state",
+    "width_of",
 ]

@@ -27,7 +27,7 @@ from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Features, Labels
 from vfl_party.data.inputs.weights import row_weights
-from vfl_party.models import InputSpec, checked_encoder, forward, seeded
+from vfl_party.models import InputSpec, checked_encoder, forward, seeded, width_of
 from vfl_party.models.precision import Precision
 from vfl_party.models.row_blocks import Blocks
 from vfl_party.outbound.chain import Chains
@@ -50,8 +50,8 @@ Columns = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class MakeEncoder:
-    """Makes encoders of a party's kind and input, on the CPU. ``width``: of the embedding that the
-    recipe asks for.
+    """Makes encoders of a party's kind and input, on the CPU. ``width``: of the embedding, see
+    ``width_of``.
 
     ``secret``: see ``Party``.
     """
@@ -64,7 +64,7 @@ class MakeEncoder:
 
     @property
     def width(self) -> int:
-        return self.recipe.embedding_size(self.party)
+        return width_of(self.recipe, self.party, self.settings, self.spec)
 
     def __call__(self, label: str, *, shared: bool = False, width: int | None = None) -> nn.Module:
         """Makes an encoder with its own initial weights for each label; ``shared``: the same
@@ -408,7 +408,8 @@ class Party:
     @property
     def embedding_size(self) -> int:
         """The width of this party's embeddings."""
-        return self.recipe.embedding_size(self.name)
+        make = self.make_encoder
+        return self.recipe.embedding_size(self.name) if make is None else make.width
 
     @cached_property
     def widths(self) -> dict[str, int]:

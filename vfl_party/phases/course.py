@@ -376,6 +376,8 @@ class Course:
         self._check_rows()
         check_task(self.recipe.task, self.phases)
         check_idle(self.recipe, self.phases)
+        for phase in self.phases:
+            phase.method.check_top(phase.name, phase.settings, self.recipe)
         own, precision = self.own_passes, self.recipe.model.precision
         if own is not None and precision != "float32":
             text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes only in"

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 from torch import nn
 
 from vfl_common.config.base import Section
+from vfl_common.config.models import GbdtTop
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.link import OLDEST
@@ -195,6 +196,18 @@ class Method(Generic[S]):
         """
         _ = settings
         return frozenset()
+
+    def check_top(self, phase: str, settings: S, recipe: Recipe) -> None:
+        """Raises InputError if the phase cannot train the recipe's top model. By default no phase
+        that learns from labels can grow trees.
+        """
+        learns = self.trains and self.model == "shared" and self.follows(settings) is not None
+        if learns and isinstance(recipe.model.top, GbdtTop):
+            text = f"recipe: phases: {phase}: this kind of phase cannot grow trees (got"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f'{text} model.top.kind = "gbdt"). Use a phase of kind "head", or another top.',
+            )
 
     def idle(self, settings: S, recipe: Recipe) -> frozenset[str]:
         """Returns the parties that train nothing in the phase. By default those without features,

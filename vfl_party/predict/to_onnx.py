@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl_common.config.models import Combine
+from vfl_common.config.models import Combine, GbdtTop
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_party.data import Preprocessor
 from vfl_party.data.inputs.features import HIDDEN, MISSING, RESERVED, UNKNOWN
-from vfl_party.models import combine, deterministic
+from vfl_party.models import combine, deterministic, width_of
 from vfl_party.phases.scoring import SOLO
 from vfl_party.predict.trained import TrainedParty
 
@@ -166,6 +166,9 @@ def _graphs(trained: TrainedParty, path: Path) -> dict[Path, Graph]:
             "ONNX file would compute other embeddings; export them as safetensors"
         )
         raise InputError(Code.MODEL_INVALID, text)
+    if trained.preprocessor is not None and trained.preprocessor.quantiles is not None:
+        text = f"the columns of {about.party} have data.scale = 'quantile', which is not written as"
+        raise InputError(Code.MODEL_INVALID, f"{text} ONNX; export the models as safetensors")
     found: dict[Path, Graph] = {}
     if "encoder" in models and trained.preprocessor is not None:
         found[path] = _encoder(trained, trained.preprocessor)
@@ -256,17 +259,24 @@ def _top(trained: TrainedParty) -> Graph:
     active = [recipe.active] if recipe.active.features else []
     names = [party.name for party in (*active, *recipe.passives) if party.features]
     widths = {name: recipe.embedding_size(name) for name in names}
+    about, made = trained.about, trained.preprocessor
+    if about.party in widths and made is not None:
+        widths[about.party] = width_of(recipe, about.party, about.encoder, made.spec)
+    trees = isinstance(recipe.model.top, GbdtTop)
     inputs = {
         embedding_of(name): {"type": "float32", "shape": [_ROWS, width]}
+        | ({"missing": "NaN, such as a whole row of a party that is away"} if trees else {})
         for name, width in widths.items()
     }
     drawn = torch.Generator().manual_seed(0)
     examples = [torch.randn(_TRIED, width, generator=drawn) for width in widths.values()]
+    if trees:
+        examples[-1][_TRIED - 1] = torch.nan
     module = Joint(trained.models["top"].eval(), recipe.model.combine).eval()
     what = f"the top model of {trained.about.party}"
     model = _exported(module, inputs, examples, OUTPUT, what)
-    about = _about(trained, inputs) | {"what": "top"} | _meaning(trained)
-    return Graph(_described(model, about, OUTPUT), about)
+    described = _about(trained, inputs) | {"what": "top"} | _meaning(trained)
+    return Graph(_described(model, described, OUTPUT), described)
 
 
 def _meaning(trained: TrainedParty) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ from torch import Tensor, nn
 
 from tests.harness import cases
 from tests.harness.sentences import raises
-from vfl_common.config.models import EncoderSettings
+from vfl_common.config.models import EncoderSettings, GbdtTop
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Preprocessor
 from vfl_party.models import StochasticEncoder, seeded
+from vfl_party.models.boosting import Matrix, grow
 from vfl_party.models.encoders.build import build_encoder
 from vfl_party.models.top.build import build_joint
+from vfl_party.models.top.trees import BoostedTrees
 from vfl_party.predict.to_onnx import OPSET, export
 from vfl_party.predict.trained import About, TrainedParty
 
@@ -277,3 +280,36 @@ def test_what_has_no_equal_in_onnx_is_refused(tmp_path: Path) -> None:
         export(party, tmp_path / "p0.onnx")
     with raises(InputError, Code.MODEL_INVALID):
         export(TrainedParty(party.about, {}, None, None), tmp_path / "p0.onnx")
+
+
+def test_trees_take_own_columns_and_the_others_embeddings(tmp_path: Path) -> None:
+    """Also those of a party that is away, which are missing numbers."""
+    drawn = np.random.default_rng(5)
+    x_NF = drawn.normal(size=(400, 4 + D)).astype(np.float32)
+    x_NF[::5, 4:] = np.nan
+    y_N = drawn.integers(0, 10, 400).astype(float)
+    top = {"kind": "gbdt", "trees": 8, "min_rows": 5}
+    party = trained("raw", learnt(4), {"top": top}, with_top=True)
+    trees, recipe = party.models["top"], party.about.recipe
+    assert isinstance(trees, BoostedTrees)
+    assert isinstance(recipe.model.top, GbdtTop)
+    matrix = Matrix(x_NF.astype(np.float64), y_N, None)
+    trees.take(grow(recipe.task, recipe.model.top, matrix, None, 0))
+    export(party, tmp_path / "p0.onnx")
+    fed = {"embedding of p0": x_NF[:, :4], "embedding of p1": x_NF[:, 4:]}
+    found = computed(tmp_path / "p0-top.onnx", **fed)
+    np.testing.assert_allclose(found, trees(torch.from_numpy(x_NF)), rtol=0, atol=1e-6)
+    about = json.loads((tmp_path / "p0.json").read_text())["p0-top.onnx"]
+    assert about["inputs"]["embedding of p0"]["shape"] == ["rows", 4]
+    # The encoder's file prepares the columns, and does nothing else.
+    raw = drawn.normal(50.0, 10.0, (7, 4)).astype(np.float32)
+    shift, scale = (np.array(each) for each in (learnt(4).shift, learnt(4).scale))
+    prepared = computed(tmp_path / "p0.onnx", numbers=raw)
+    np.testing.assert_allclose(prepared, (raw - shift) / scale, rtol=0, atol=1e-4)
+
+
+def test_quantiles_are_not_written_as_onnx(tmp_path: Path) -> None:
+    made = replace(learnt(1), quantiles=((0.0, 1.0),))
+    with raises(InputError, Code.MODEL_INVALID):
+        export(trained("mlp", made), tmp_path / "p0.onnx")
+    assert list(tmp_path.iterdir()) == []

@@ -55,7 +55,7 @@ def _gains(tables: list[pa.Table], content: Content, seed: int) -> npt.NDArray[n
     """Returns what the splits on each column gain in LightGBM's boosted trees over all rows that
     are used, [N columns]. Raises InputError if LightGBM is missing.
     """
-    from vfl_party.methods.gbdt.phase import lightgbm
+    from vfl_party.models.boosting import lightgbm
 
     x_NF = np.concatenate([np.column_stack([each.to_numpy() for each in t]) for t in tables])
     settings: dict[str, Any] = {"objective": "binary" if content.classes else "regression"}

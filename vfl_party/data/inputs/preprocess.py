@@ -25,7 +25,13 @@ from vfl_party.data.inputs.features import (
 )
 from vfl_party.data.inputs.ranges import Span, outside, spans_of
 from vfl_party.data.inputs.scaled import ScaledPixels
-from vfl_party.data.inputs.statistics import Filled, fill_values, scaling
+from vfl_party.data.inputs.statistics import (
+    Filled,
+    fill_values,
+    quantiles,
+    scaling,
+    to_normal,
+)
 from vfl_party.data.join import part_of
 from vfl_party.data.pixels import Pixels, is_whole, to_unit
 from vfl_party.data.row_arrays import parts_of, release
@@ -39,7 +45,7 @@ MOST_ONE_HOT = 4096
 @dataclass(frozen=True)
 class Preprocessor:
     """Statistics of the training rows; ``x = (value - shift) / scale``, column by column or channel
-    by channel.
+    by channel; of a column with ``quantiles``, what ``to_normal`` makes of it.
 
     ``fill``: the replacement of a missing number (pixel), [F] or [C * H * W]; None if nothing may
     be missing. ``kinds``, ``style``: how the table of training was written, see
@@ -60,6 +66,8 @@ class Preprocessor:
     kinds: Mapping[str, str] | None = None
     style: tuple[str, str] | None = None
     spans: tuple[Span, ...] | None = None
+    # Of each column; empty if it has none. None: no column has any.
+    quantiles: tuple[tuple[float, ...], ...] | None = None
 
     @classmethod
     def fit(
@@ -108,11 +116,18 @@ class Preprocessor:
             raise checks.unusable(
                 table.source, "has no features; name some, or set features = false for the party"
             )
-        fill, shift, scale = None, np.zeros(0), np.zeros(0)
+        fill, shift, scale, ranks = None, np.zeros(0), np.zeros(0), None
         if values is not None:
             if settings.missing != "error":
                 fill = fill_values(values, train_rows, settings.missing)
-            shift, scale = scaling(Filled(table, values, fill), train_rows, settings.scale)
+            filled = Filled(table, values, fill)
+            shift, scale = scaling(filled, train_rows, settings.scale)
+            if settings.scale == "quantile" and table.images_NCHW is not None:
+                raise checks.unusable(
+                    table.source, 'scale = "quantile" is for columns (got images). Use "minmax".'
+                )
+            if settings.scale == "quantile":
+                ranks = tuple(map(tuple, quantiles(filled, train_rows).tolist()))
         vocabularies = []
         for k, name in enumerate(table.categorical_names):
             assert table.categorical is not None  # noqa: S101 - it has a name for each column
@@ -140,6 +155,7 @@ class Preprocessor:
             kinds=dict(table.kinds),
             style=table.style,
             spans=None if table.numeric_NF is None else spans_of(table.numeric_NF, train_rows),
+            quantiles=ranks,
         )
 
     @property
@@ -177,6 +193,11 @@ class Preprocessor:
             kinds={name: kind for part in parts for name, kind in (part.kinds or {}).items()},
             style=None,
             spans=tuple(span for part in parts for span in part.spans or ()),
+            quantiles=None
+            if all(part.quantiles is None for part in parts)
+            else tuple(
+                each for part in parts for each in part.quantiles or ((),) * len(part.shift)
+            ),
         )
 
     def transform(self, table: Table) -> Features:
@@ -339,7 +360,13 @@ class Preprocessor:
         shape = (1, -1, *(1 for _ in values_B.shape[2:]))
         shift, scale = np.array(self.shift).reshape(shape), np.array(self.scale).reshape(shape)
         with np.errstate(over="ignore"):
-            x_B: Floats = ((values_B - shift) / scale).astype(np.float32)
+            scaled_B = (values_B - shift) / scale
+            for column, own in enumerate(self.quantiles or ()):
+                if own:
+                    scaled_B[:, column] = to_normal(
+                        values_B[:, column].astype(np.float64), np.array(own)
+                    )
+            x_B: Floats = scaled_B.astype(np.float32)
         if not np.isfinite(x_B).all():
             raise checks.unusable(
                 source, "has values too far from those of training to be scaled; correct them"

@@ -19,6 +19,10 @@ CHUNK = 4096
 # Of a chunk as float64: large images are fewer.
 CHUNK_BYTES = 1 << 27
 MEDIAN_BYTES = 1 << 28
+# Of a column.
+MOST_QUANTILES = 1000
+# Of scikit-learn: how near an end of the training values counts as beyond it.
+_EDGE = 1e-7
 
 Doubles = npt.NDArray[np.float64]
 
@@ -82,7 +86,7 @@ def fill_values(values: Pixels, rows: Codes, policy: str) -> Doubles:
 
 def scaling(values: Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
     """Returns shift and scale by column or channel. Constant ones are only shifted; ``minmax``
-    keeps pixels in 0..1.
+    keeps pixels in 0..1; ``quantile`` shifts and scales nothing, see ``quantiles``.
     """
     axes = tuple(axis for axis in range(len(values.shape)) if axis != 1)
     chunks = [rows[part] for part in parts(len(rows), values.chunk)]
@@ -90,7 +94,7 @@ def scaling(values: Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]
     low = np.min([each.low for each in found], axis=0).astype(np.float64)
     high = np.max([each.high for each in found], axis=0).astype(np.float64)
     zero, one = np.zeros_like(low), np.ones_like(low)
-    if policy == "none":
+    if policy in ("none", "quantile"):
         return zero, one
     if policy == "minmax":
         if len(values.shape) == 4 and low.min() >= 0.0 and high.max() <= 1.0:
@@ -106,6 +110,48 @@ def scaling(values: Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]
         )
     constant = low == high
     return np.where(constant, low, shift), np.where(constant, one, scale)
+
+
+def quantiles(values: Filled, rows: Codes) -> Doubles:
+    """Returns the quantiles of each column, at most 1,000 and evenly spaced, [F, Q]."""
+    levels_Q = np.linspace(0.0, 100.0, min(MOST_QUANTILES, len(rows)))
+    found_FQ = np.empty((values.shape[1], len(levels_Q)))
+    # Columns whose training rows are in memory at once.
+    step = max(1, MEDIAN_BYTES // (8 * max(1, len(rows))))
+    for start in range(0, len(found_FQ), step):
+        columns = np.concatenate(
+            [
+                values[rows[part]][:, start : start + step].astype(np.float64)
+                for part in parts(len(rows), values.chunk)
+            ]
+        )
+        # Rounding must not put a quantile below the one before it.
+        found_FQ[start : start + step] = np.maximum.accumulate(
+            np.percentile(columns, levels_Q, axis=0).T, axis=1
+        )
+    return found_FQ
+
+
+def to_normal(values_B: Doubles, quantiles_Q: Doubles) -> Doubles:
+    """Maps values by their rank among the quantiles to a normal distribution, as scikit-learn's
+    ``QuantileTransformer`` does: ties take the middle of their ranks, and values at or beyond both
+    ends are clipped to ±5.2. A column that is constant in training is only shifted.
+    """
+    # Only a party that asks for it loads scipy.
+    from scipy.special import ndtri
+
+    low, high = quantiles_Q[0], quantiles_Q[-1]
+    if low == high:
+        return values_B - low
+    levels_Q = np.linspace(0.0, 1.0, len(quantiles_Q))
+    up_B = np.interp(values_B, quantiles_Q, levels_Q)
+    down_B = np.interp(-values_B, -quantiles_Q[::-1], -levels_Q[::-1])
+    rank_B = 0.5 * (up_B - down_B)
+    rank_B[values_B + _EDGE > high] = 1.0
+    rank_B[values_B - _EDGE < low] = 0.0
+    least, most = ndtri(_EDGE - np.spacing(1)), ndtri(1 - (_EDGE - np.spacing(1)))
+    clipped: Doubles = np.clip(ndtri(rank_B), least, most)
+    return clipped
 
 
 @dataclass(frozen=True)

@@ -9,52 +9,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vfl_common.config.task import (
-    FocalSettings,
-    HuberSettings,
-    PluginLossSettings,
-    QuantileSettings,
-    TaskSettings,
-)
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.methods.gbdt.settings import GbdtSettings
+from vfl_party.models.boosting import check_loss, lightgbm, objective
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import measured
-
-# LightGBM's name of a loss.
-_OBJECTIVES = {"mae": "regression_l1", "poisson": "poisson"}
-INSTALL = "pip install lightgbm"
-
-
-def lightgbm(where: str) -> Any:
-    """Imports the optional package. Raises InputError with the command that installs it."""
-    try:
-        import lightgbm
-    except (ImportError, OSError) as error:
-        # OSError: libgomp, which its library needs, is missing.
-        text = (
-            f"{where}: gbdt needs LightGBM, which cannot be imported here "
-            f"({str(error).splitlines()[0]})"
-        )
-        raise InputError(Code.CONFIG_INVALID, f"{text}; {INSTALL}") from None
-    return lightgbm
-
-
-def objective(task: TaskSettings) -> dict[str, Any]:
-    """Returns LightGBM's parameters of the task's loss; it has no focal loss, and none of
-    plug-ins.
-    """
-    match task.loss:
-        case None | FocalSettings() | PluginLossSettings():
-            return {"objective": task.kind}
-        case QuantileSettings():
-            return {"objective": "quantile", "alpha": task.loss.q}
-        case HuberSettings():
-            return {"objective": "huber", "alpha": task.loss.delta}
-        case _:
-            return {"objective": _OBJECTIVES[task.loss.kind]}
 
 
 class ActiveGbdt(Phase):
@@ -66,10 +27,7 @@ class ActiveGbdt(Phase):
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
         where = f"recipe: phases: {name}"
-        task = party.recipe.task
-        if isinstance(task.loss, FocalSettings | PluginLossSettings):
-            text = f'{where}: LightGBM has nothing for task.loss = "{task.loss.kind}"; take splitnn'
-            raise InputError(Code.CONFIG_INVALID, f"{text}, or remove it")
+        check_loss(party.recipe.task, "lightgbm", where)
         self._lightgbm = lightgbm(where)
         if party.features is None:
             raise InputError(

@@ -3,15 +3,20 @@
 SS-VFL-I (Castiglia et al. 2022, Alg. 1, lines 4 to 10) trains only the top model. FedOnce (Wu et
 al. 2022, Alg. 1, lines 16 to 30) also trains the active party's own encoder. The passive encoders
 are used as the phase before left them, in eval mode, on unchanged rows; each party sends one
-bundle, for its training rows, and no gradient comes back.
+bundle, for its training rows, and no gradient comes back. With ``model.top.kind = "gbdt"`` the
+active party grows boosted trees on its own columns and the representations.
 """
 
 from __future__ import annotations
 
+from vfl_common.config.models import GbdtTop
 from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
+from vfl_party.base.phase import Phase
 from vfl_party.methods.head.active import ActiveHead
 from vfl_party.methods.head.passive import PassiveHead
-from vfl_party.methods.head.settings import HeadSettings
+from vfl_party.methods.head.settings import OF_TREES, HeadSettings
+from vfl_party.methods.head.trees import TreesHead
 from vfl_party.methods.head.upload import traffic
 from vfl_party.outbound.declared import Traffic
 from vfl_party.phases.context import Party
@@ -26,6 +31,30 @@ class Head(Method[HeadSettings]):
     def follows(self, settings: HeadSettings) -> frozenset[str]:
         _ = settings
         return WHOLE_TASK
+
+    def check_top(self, phase: str, settings: HeadSettings, recipe: Recipe) -> None:
+        where, task, top = f"recipe: phases: {phase}", recipe.task, recipe.model.top
+        if not isinstance(top, GbdtTop):
+            if settings.epochs is None and settings.steps is None:
+                raise InputError(Code.CONFIG_INVALID, f"{where}: give either epochs or steps")
+            return
+        of_trees = f'{where}: with model.top.kind = "gbdt"'
+        for key in sorted(settings.model_fields_set - OF_TREES):
+            text = f"{of_trees}, {key} has no effect. Remove it."
+            raise InputError(Code.CONFIG_INVALID, text)
+        if settings.own_encoder == "trained":
+            text = f"{of_trees}, no encoder can be trained (got own_encoder = 'trained'). Remove it"
+            raise InputError(Code.CONFIG_INVALID, f"{text}, or take another top model.")
+        if recipe.model.combine != "concat":
+            text = f"{of_trees}, embeddings stand side by side (got model.combine ="
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text} '{recipe.model.combine}'). Use 'concat'."
+            )
+        if task.kind not in ("binary", "multiclass", "regression") or task.label_smoothing:
+            got = f'"{task.kind}"' if not task.label_smoothing else "label_smoothing"
+            text = f"{of_trees}, the task is of kind binary, multiclass or regression, without"
+            text = f"{text} label_smoothing (got {got}). Use a top model of kind 'mlp'"
+            raise InputError(Code.CONFIG_INVALID, f"{text}, or a phase of kind 'splitnn'.")
 
     def own_sizes(self, settings: HeadSettings) -> bool:
         _ = settings
@@ -56,4 +85,10 @@ class Head(Method[HeadSettings]):
         return PrivatePhase(phase, dp, (recipe.active.name,), settings.batch_size, epochs)
 
 
-METHOD = Head(HeadSettings, ActiveHead, PassiveHead)
+def _active(party: Party, phase: str, settings: HeadSettings) -> Phase:
+    if isinstance(party.recipe.model.top, GbdtTop):
+        return TreesHead(party, phase, settings)
+    return ActiveHead(party, phase, settings)
+
+
+METHOD = Head(HeadSettings, _active, PassiveHead)

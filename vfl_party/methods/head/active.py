@@ -4,7 +4,6 @@ encoder on them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -12,14 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from vfl_common.bundle import StepKey
 from vfl_common.config.models import TopSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.base.held import HeldRows
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows, batches
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
-from vfl_party.methods.head.upload import upload, without, zeros
+from vfl_party.methods.head.upload import Uploads, without
 from vfl_party.models import combine
 from vfl_party.models.metrics import loss_fn
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
@@ -103,16 +101,7 @@ class ActiveHead(Phase):
             self._private = PrivateSteps(
                 party.need_privacy(), name, party.name, *trained, size, norm
             )
-        self._upload = party.answering(
-            name,
-            upload(settings, party.course.protected),
-            width=party.widths or party.embedding_size,
-        )
-        # {passive party: its representations of the training rows, [N, D]}.
-        self._r: dict[str, Tensor] = {}
-        self._late: list[str] = []
-        # Whether the acknowledgement is still to be sent.
-        self._owed = False
+        self._uploads = Uploads(party, name, settings)
 
     @property
     def _trained(self) -> tuple[str, ...]:
@@ -122,50 +111,12 @@ class ActiveHead(Phase):
 
     def run_round(self, round_: int) -> RoundReport:
         if round_ == UPLOAD:
-            return self._collect(round_)
+            return self._uploads.collect()
         return self._train(round_)
-
-    def _collect(self, round_: int) -> RoundReport:
-        """Collects one bundle from each passive party: FedOnce's Alg. 1, line 19."""
-        party, step = self._party, StepKey(self.name, round_, 0)
-        n = len(self._rows)
-        deadline_s = self._settings.deadline_s
-        received = self._upload.collect(
-            step,
-            rows=n,
-            each=party.sizes_of(self._rows),
-            deadline_s=math.inf if deadline_s is None else deadline_s,
-        )
-        self._late = [each.name for each in party.recipe.passives if each.name not in received]
-        self._r = {name: tensors["z"] for name, tensors in received.items()} | zeros(
-            self._late, n, party
-        )
-        self._owed = True
-        late = (
-            f"trained without {', '.join(self._late)}, who did not come within {deadline_s} s"
-            if self._late
-            else ""
-        )
-        return RoundReport(0, note=late, checkpoint=True, without=tuple(self._late))
-
-    def _acknowledge(self) -> None:
-        """Answers the upload, once a checkpoint holds the representations: a party with this answer
-        may leave.
-        """
-        # This generation began after the upload.
-        if not self._owed:
-            return
-        self._owed, party, step = False, self._party, StepKey(self.name, UPLOAD, 0)
-        names = [each.name for each in party.recipe.passives]
-        if self._settings.deadline_s is None:
-            self._upload.acknowledge(step, names)
-            return
-        used = {name: torch.tensor([name not in self._late], dtype=torch.uint8) for name in names}
-        self._upload.reply(step, {name: {"used": each} for name, each in used.items()})
 
     def _train(self, round_: int) -> RoundReport:
         """Trains: SS-VFL's Alg. 1, lines 6 to 10; FedOnce's, lines 20 to 30."""
-        self._acknowledge()
+        self._uploads.acknowledge()
         party, rule, top = (
             self._party,
             self._party.recipe.model.combine,
@@ -173,7 +124,7 @@ class ActiveHead(Phase):
         )
         _, targets = party.need_labels()
         y_N = party.take(targets, self._rows)
-        r_ND = {each.name: self._r[each.name] for each in party.recipe.passives}
+        r_ND = {each.name: self._uploads.of[each.name] for each in party.recipe.passives}
         w_N = None if self._weights is None else party.take(self._weights, self._rows)
         own_ND = self._frozen()
         epochs, held = self._epochs, party.data.held
@@ -213,7 +164,7 @@ class ActiveHead(Phase):
             mean_loss = total.item() / counted if counted else mean_loss
             self._schedule.step()
             party.tick(self.name, round_, self.rounds, epoch + 1, epochs)
-        without(self._models["top"], party.recipe, self._late)
+        without(self._models["top"], party.recipe, self._uploads.late)
         found = {"loss": mean_loss}
         if self._private is not None:
             return RoundReport(
@@ -228,12 +179,13 @@ class ActiveHead(Phase):
     ) -> HeldBatch:
         """Returns a batch of positions with the representations that were received of its rows."""
         party, rows = self._party, self._rows[batch]
-        at = {name: found for name in self._r if len(found := held.of(name, rows))}
+        sent = self._uploads.of
+        at = {name: found for name in sent if len(found := held.of(name, rows))}
         r_RD = {}
         for name, places in at.items():
             # As the party counts its training rows, which it has sent in the order of all.
             mine = np.searchsorted(held.of(name, self._rows), batch[places])
-            r_RD[name] = party.take(self._r[name], mine)
+            r_RD[name] = party.take(sent[name], mine)
         return HeldBatch(len(rows), own_BD, r_RD, at, (step,), party.widths)
 
     def _batches(self, epoch: int) -> Iterable[Rows]:
@@ -278,12 +230,9 @@ class ActiveHead(Phase):
 
     def state(self) -> Tree:
         private = self._private.state() if self._private is not None else None
-        return {"representations": self._r, "late": self._late, "private": private}
+        return {**self._uploads.state(), "private": private}
 
     def load_state(self, tree: Tree) -> None:
-        self._r = {
-            name: r_ND.to(self._party.device) for name, r_ND in tree["representations"].items()
-        }
-        self._late = list(tree["late"])
+        self._uploads.load_state(tree)
         if self._private is not None:
             self._private.load_state(tree["private"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from vfl_common.bundle import StepKey
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
-from vfl_party.methods.head.upload import upload
+from vfl_party.methods.head.upload import upload, uploaded
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import embed
 from vfl_party.phases.sets import check as check_sets
@@ -31,9 +33,8 @@ class PassiveHead(Phase):
         if round_ != UPLOAD:
             return RoundReport(0)
         party = self._party
-        r_ND = embed(party, party.rows("train"))
-        step = StepKey(self.name, round_, 0)
-        reply = self._upload.swap(step, {"z": r_ND}, party.rows("train"))
+        rows = np.concatenate([party.rows(split) for split in uploaded(party.recipe)])
+        reply = self._upload.swap(StepKey(self.name, round_, 0), {"z": embed(party, rows)}, rows)
         used = all(bool(each) for each in reply.values())
         note = (
             ""

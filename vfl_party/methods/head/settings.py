@@ -12,6 +12,8 @@ from vfl_party.phases.sets import SetSettings
 from vfl_party.privacy.settings import DpSettings
 from vfl_party.selfsup.augment.settings import SupervisedAugment
 
+# What means something for a top model of trees.
+OF_TREES = frozenset({"own_encoder", "noise", "party_dropout"})
 # Rounds: a checkpoint lies between them, so that a failure in training does not repeat the upload.
 UPLOAD, TRAIN = 0, 1
 
@@ -22,6 +24,10 @@ class HeadSettings(TrainingSettings, SetSettings):
     If a party is left out, zeros replace its representations, and its part of the top model is zero
     (FedOnce's laggy parties). The noise is that of FedOnce's Table 8, "added to all the
     representations". The ``mode`` of ``dp`` has no effect here.
+
+    With ``model.top.kind = "gbdt"`` the phase grows trees, and takes ``noise`` and
+    ``party_dropout`` alone. A missing party's representations are missing numbers there, and
+    ``party_dropout`` leaves it out of single rows.
     """
 
     own_encoder: Literal["frozen", "trained"] = "frozen"
@@ -44,7 +50,9 @@ class HeadSettings(TrainingSettings, SetSettings):
     """
 
     def model_post_init(self, context: Any) -> None:
-        super().model_post_init(context)
+        # Trees need neither: ``Head.check_top`` knows.
+        if self.epochs is not None or self.steps is not None:
+            super().model_post_init(context)
         self.check_sets()
         if self.learns and self.deadline_s is not None:
             text = "deadline_s ends what the model has learnt of a late party, and"

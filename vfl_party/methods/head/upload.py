@@ -4,21 +4,26 @@ acknowledgement down.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vfl_common.bundle import Kind, StepKey
+from vfl_common.config.models import GbdtTop
 from vfl_common.config.recipe import Recipe
+from vfl_party.base.phase import RoundReport
 from vfl_party.methods.head.settings import UPLOAD, HeadSettings
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent, Traffic, f32, noise, u8
 from vfl_party.phases.context import Party
 
 
 def upload(settings: HeadSettings, how: str) -> Exchange:
-    """Declares a party's representations of all training rows up; with a deadline the answer says
-    if they are used.
+    """Declares a party's representations of the ``uploaded`` rows up; with a deadline the answer
+    says if they are used.
 
     ``how``: see ``Sent``.
     """
@@ -34,12 +39,20 @@ def upload(settings: HeadSettings, how: str) -> Exchange:
     return Exchange("upload", up, down, when="once")
 
 
+def uploaded(recipe: Recipe) -> tuple[str, ...]:
+    """Returns the splits whose representations are uploaded, in their order: also the validation
+    rows, if trees are to stop early by them.
+    """
+    top = recipe.model.top
+    stops = isinstance(top, GbdtTop) and top.early_stopping is not None
+    return ("train", "validation") if stops else ("train",)
+
+
 def traffic(party: Party, name: str, settings: HeadSettings) -> Traffic:
     """See ``Method.traffic``."""
     once, step = upload(settings, party.course.protected), StepKey(name, UPLOAD, 0)
-    return Traffic(
-        party.joint_occurrences(once, step, party.joint_rows("train")), bound=party.bound
-    )
+    rows = np.concatenate([party.joint_rows(split) for split in uploaded(party.recipe)])
+    return Traffic(party.joint_occurrences(once, step, rows), bound=party.bound)
 
 
 @torch.no_grad()
@@ -63,3 +76,67 @@ def zeros(late: Sequence[str], n: int, party: Party) -> dict[str, Tensor]:
     """Returns {late party: zeros [n, D]} on the device of ``party``."""
     widths = party.widths
     return {name: torch.zeros(n, widths[name], device=party.device) for name in late}
+
+
+class Uploads:
+    """The active party's side of the upload.
+
+    ``of``: {passive party: its representations of the rows that it holds of the ``uploaded``
+    splits, [N, D]}. ``late``: the parties whose upload came after the deadline; zeros stand for
+    theirs.
+    """
+
+    def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
+        self.of: dict[str, Tensor] = {}
+        self.late: list[str] = []
+        self._party, self._phase, self._deadline_s = party, name, settings.deadline_s
+        self._side = party.answering(
+            name,
+            upload(settings, party.course.protected),
+            width=party.widths or party.embedding_size,
+        )
+        # Whether the acknowledgement is still to be sent.
+        self._owed = False
+
+    def collect(self) -> RoundReport:
+        """Collects one bundle from each passive party: FedOnce's Alg. 1, line 19."""
+        party, deadline_s = self._party, self._deadline_s
+        rows = np.concatenate([party.rows(split) for split in uploaded(party.recipe)])
+        received = self._side.collect(
+            StepKey(self._phase, UPLOAD, 0),
+            rows=len(rows),
+            each=party.sizes_of(rows),
+            deadline_s=math.inf if deadline_s is None else deadline_s,
+        )
+        self.late = [each.name for each in party.recipe.passives if each.name not in received]
+        self.of = {name: tensors["z"] for name, tensors in received.items()}
+        self.of |= zeros(self.late, len(rows), party)
+        self._owed = True
+        late = (
+            f"trained without {', '.join(self.late)}, who did not come within {deadline_s} s"
+            if self.late
+            else ""
+        )
+        return RoundReport(0, note=late, checkpoint=True, without=tuple(self.late))
+
+    def acknowledge(self) -> None:
+        """Answers the upload, once a checkpoint holds the representations: a party with this answer
+        may leave. It does nothing in a generation that began after the upload.
+        """
+        if not self._owed:
+            return
+        self._owed, step = False, StepKey(self._phase, UPLOAD, 0)
+        names = [each.name for each in self._party.recipe.passives]
+        if self._deadline_s is None:
+            self._side.acknowledge(step, names)
+            return
+        used = {name: torch.tensor([name not in self.late], dtype=torch.uint8) for name in names}
+        self._side.reply(step, {name: {"used": each} for name, each in used.items()})
+
+    def state(self) -> dict[str, Any]:
+        return {"representations": self.of, "late": self.late}
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        device = self._party.device
+        self.of = {name: r_ND.to(device) for name, r_ND in tree["representations"].items()}
+        self.late = list(tree["late"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from vfl_common.config.models import (
     EncoderSettings,
+    GbdtTop,
     PositiveInt,
     Temperature,
     TopKinds,
@@ -56,6 +57,13 @@ class StudentSettings(TrainingSettings):
     """
     splits: tuple[Literal["train", "validation", "test"], ...] = ("validation", "test")
     """The splits to evaluate; one without rows is skipped."""
+
+    @field_validator("top")
+    @classmethod
+    def _trained_by_gradients(cls, value: TopKinds) -> TopKinds:
+        if isinstance(value, GbdtTop):
+            raise ValueError("a student cannot be of trees (got 'gbdt'). Use 'mlp'.")
+        return value
 
     @property
     def teaches(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -11,12 +13,14 @@ from vfl_common.config.models import (
     CnnSettings,
     CustomSettings,
     EncoderSettings,
+    GbdtTop,
     MlpSettings,
     NetworkSettings,
     PluginSettings,
     RawSettings,
     TabularSettings,
 )
+from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.dtypes import real
 from vfl_party.base.plugins import where_it_failed
@@ -57,6 +61,17 @@ def build_encoder(settings: EncoderSettings, spec: InputSpec, embedding_size: in
             return build_custom(settings, spec, embedding_size)
         case PluginSettings():
             return build_plugin(settings, spec, embedding_size)
+
+
+def width_of(recipe: Recipe, party: str, settings: EncoderSettings, spec: InputSpec) -> int:
+    """Returns the width of a party's embedding: the recipe's, or the number of the party's columns
+    if these go into trees as they are and the recipe gives the party no width.
+    """
+    place = recipe.party(party)
+    given = place is not None and place.embedding_size is not None
+    if isinstance(recipe.model.top, GbdtTop) and isinstance(settings, RawSettings) and not given:
+        return math.prod(spec.shape)
+    return recipe.embedding_size(party)
 
 
 def takes_codes(settings: EncoderSettings) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vfl_common.config.models import (
     CustomTop,
+    GbdtTop,
     ModelSettings,
     PluginCombination,
     PluginTop,
@@ -24,6 +25,7 @@ from vfl_party.models.encoders.mlp import layers
 from vfl_party.models.top.attention import AttentionPooling
 from vfl_party.models.top.combination import build_combination
 from vfl_party.models.top.plugin import build_plugin_top
+from vfl_party.models.top.trees import BoostedTrees
 
 
 def build_joint(model: ModelSettings, widths: Sequence[int], outputs: int) -> nn.Module:
@@ -46,7 +48,8 @@ def build_joint(model: ModelSettings, widths: Sequence[int], outputs: int) -> nn
 def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:
     """Builds a top model, float32 [B, in_features] -> float32 [B, outputs]: logits, or one value.
 
-    Ours is a linear layer or, if ``hidden`` is set, an MLP with ReLU. Weights come from torch's CPU
+    Ours is a linear layer or, if ``hidden`` is set, an MLP with ReLU; or a module of trees, without
+    any before ``head`` has grown them. Weights come from torch's CPU
     generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) if a top model of
     somebody's own cannot be built, fails on two rows of zeros, or gives another shape or type.
     """
@@ -55,6 +58,8 @@ def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:
             return nn.Sequential(
                 *layers(in_features, settings.hidden, outputs, dropout=settings.dropout)
             )
+        case GbdtTop():
+            return BoostedTrees(outputs)
         case CustomTop():
             where = f"model.top.factory = {settings.factory!r}"
             top = made_by(settings.factory, settings.options, where, in_features, outputs)

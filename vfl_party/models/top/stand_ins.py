@@ -1,4 +1,4 @@
-"""Learnt vectors that stand in for the embeddings of parties that are not there."""
+"""What stands in for the embeddings of absent parties: learnt vectors, or missing numbers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,25 @@ class StandIns(nn.Module):
             vector_D.grad = torch.zeros_like(vector_D)
 
 
+class MissingNumbers(StandIns):
+    """Missing numbers (NaN), which trees take as they are; it has no parameters.
+
+    ``widths``: {passive party: the width of its embeddings}.
+    """
+
+    def __init__(self, widths: Mapping[str, int]) -> None:
+        super().__init__({})
+        self._widths = dict(widths)
+        self._missing = nn.Buffer(
+            torch.full((max(widths.values(), default=0),), torch.nan), persistent=False
+        )
+
+    def of(self, party: str, rows: int) -> Tensor:
+        """Returns missing numbers in place of the embeddings of ``party``, [rows, D]."""
+        return self._missing[: self._widths[party]].expand(rows, -1)
+
+
 def learnt_stand_ins(models: Mapping[str, nn.Module]) -> StandIns | None:
-    """Returns the vectors among an active party's models, {name: model}; None if it has none."""
+    """Returns the stand-ins among an active party's models, {name: model}; None if it has none."""
     found = models.get(NAME)
     return found if isinstance(found, StandIns) else None

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.preprocessing import QuantileTransformer
 
 from tests.harness.sentences import raises
 from vfl_common.config.data import DataSettings
@@ -230,3 +231,33 @@ def test_inputs_pick_rows() -> None:
         assert torch.equal(x_B, coded.x[[2, 0]])
         assert coded.categories is not None
         assert torch.equal(categories_B, coded.categories[[2, 0]])
+
+
+def test_quantiles_are_those_of_scikit_learn() -> None:
+    """Ties, ends and values beyond them; also after JSON, as a prediction reads the statistics."""
+    drawn = np.random.default_rng(3)
+    values = np.stack(
+        [drawn.lognormal(size=1500), drawn.integers(0, 4, 1500), drawn.normal(size=1500) * 1e6], 1
+    ).astype(np.float32)
+    values[1200:] *= 3
+    rows, train = table(values), np.arange(1200)
+    found = fit(rows, train=train, scale="quantile")
+    reference = QuantileTransformer(
+        output_distribution="normal", n_quantiles=1000, subsample=None
+    ).fit(values[train].astype(np.float64))
+    want = reference.transform(values.astype(np.float64)).astype(np.float32)
+    assert torch.equal(found.transform(rows).x, torch.from_numpy(want))
+    again = Preprocessor.from_state(json.loads(json.dumps(found.state())))
+    assert torch.equal(again.transform(rows).x, torch.from_numpy(want))
+
+
+def test_quantiles_of_few_constant_and_missing_values() -> None:
+    rows = table([[1, 7, NAN], [2, 7, 4], [3, 7, 6], [9, 8, NAN]])
+    x = fit(rows, scale="quantile", missing="mean").transform(rows).x
+    assert x[1].tolist() == [0, 0, x[1, 2]]
+    # The mean of 4 and 6 is between the two, and a constant column is only shifted.
+    assert x[0, 2] == x[3, 2] == 0
+    assert x[3].tolist() == [x[2, 0], 1, 0]
+    assert x[2, 0] == -x[0, 0] > 5
+    with raises(InputError, Code.DATA_INVALID):
+        fit(images(np.zeros((3, 1, 2, 2))), scale="quantile")

@@ -1,0 +1,162 @@
+"""The active side of a head of trees: collects representations once, then grows the trees on its
+own columns and them.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vfl_common.config.models import GbdtTop, RawSettings
+from vfl_common.errors import Code, InputError, InternalError
+from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.base.seeds import Rows, derive_seed
+from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
+from vfl_party.methods.head.upload import Uploads, uploaded
+from vfl_party.models.boosting import Matrix, check_loss, grow, lightgbm
+from vfl_party.models.metrics import loss_fn
+from vfl_party.models.top.trees import BoostedTrees, Grown
+from vfl_party.phases.context import Party
+from vfl_party.phases.scoring import chunks, embed, outputs_of
+from vfl_party.phases.sets import check as check_sets
+
+log = logging.getLogger(__name__)
+
+# Own columns in the log.
+_SHOWN = 10
+
+
+class TreesHead(Phase):
+    """Runs two rounds: the upload, and the growth of all trees."""
+
+    alone_from = TRAIN
+
+    def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
+        self.name, self.rounds = name, 2
+        self._party, self._settings = party, settings
+        top, where = party.recipe.model.top, f"recipe: phases: {name}"
+        if not isinstance(top, GbdtTop):
+            raise InternalError(f"{where}: the top model is not of trees")
+        self._top = top
+        check_sets(party, name, settings)
+        check_loss(party.recipe.task, top.library, where)
+        if top.library == "lightgbm":
+            lightgbm("recipe: model.top")
+        if not len(party.rows("train")):
+            raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
+        if top.early_stopping is not None and not len(party.rows("validation")):
+            text = "recipe: model.top: early_stopping needs validation rows"
+            raise InputError(
+                Code.CONFIG_INVALID, f"{text} (got none). Set rows.validation, or data.split."
+            )
+        self._uploads = Uploads(party, name, settings)
+
+    def run_round(self, round_: int) -> RoundReport:
+        if round_ == UPLOAD:
+            return self._uploads.collect()
+        self._uploads.acknowledge()
+        party, top = self._party, self._party.models["top"]
+        if not isinstance(top, BoostedTrees):
+            raise InternalError(f"phase {self.name}: the top model has no trees")
+        matrices = {split: self._matrix(split) for split in uploaded(party.recipe)}
+        seed = derive_seed(party.recipe.seed, self.name)
+        train, validation = matrices["train"], matrices.get("validation")
+        grown = grow(party.recipe.task, self._top, train, validation, seed)
+        top.take(grown)
+        # The log alone has it: a report would tell the server of labels before the evaluation.
+        log.info(
+            "phase %s: %d of at most %d boosting rounds, training loss %.4g; share of the gain: %s",
+            self.name,
+            len(grown.roots),
+            self._top.trees,
+            self._loss(train),
+            ", ".join(f"{name} {share:.1%}" for name, share in self._shares(grown).items()),
+            extra={"event": "importance"},
+        )
+        return RoundReport(0)
+
+    def _shares(self, grown: Grown) -> dict[str, float]:
+        """Returns the share of each party's columns in the gain of all splits, then the largest
+        shares of this party's own columns.
+        """
+        party, start, found = self._party, 0, {}
+        sizes = self._columns()
+        gain_F = grown.gains(sum(sizes.values()))
+        gain_F /= gain_F.sum() or 1.0
+        for name, count in sizes.items():
+            found[name] = float(gain_F[start : start + count].sum())
+            start += count
+        make = party.make_encoder
+        if make is None or not isinstance(make.settings, RawSettings):
+            return found
+        own = {
+            f"{party.name}.{name}": float(gain_F[place.numbers].sum())
+            for name, place in party.need_features().columns.items()
+        }
+        largest = sorted(own.items(), key=lambda each: -each[1])[:_SHOWN]
+        return found | {name: share for name, share in largest if share}
+
+    def _columns(self) -> dict[str, int]:
+        """Returns {party: its number of columns in the matrix}, in their order."""
+        party = self._party
+        own = {party.name: party.embedding_size} if party.features is not None else {}
+        return own | party.widths
+
+    def _matrix(self, split: str) -> Matrix:
+        """Returns the rows of a split: this party's own columns, then the others' representations
+        in the recipe's order, with missing numbers where a party does not hold a row.
+        """
+        party, rows = self._party, self._party.rows(split)
+        own = [embed(party, rows)] if party.features is not None else []
+        others = [self._received(each.name, split) for each in party.recipe.passives]
+        _, targets = party.need_labels()
+        weights = party.row_weights(party.rows("train"))
+        return Matrix(
+            torch.cat([*own, *others], dim=1).double().cpu().numpy(),
+            party.take(targets, rows).reshape(-1).double().cpu().numpy(),
+            None if weights is None else party.take(weights, rows).double().cpu().numpy(),
+        )
+
+    def _received(self, name: str, split: str) -> Tensor:
+        """Returns a party's representations of the rows of a split, [N, D]."""
+        party, held, start = self._party, self._party.data.held, 0
+        for each in uploaded(party.recipe):
+            rows = party.rows(each)
+            at = np.arange(len(rows)) if held is None else held.of(name, rows)
+            if each == split:
+                break
+            start += len(at)
+        r_RD = self._uploads.of[name][start : start + len(at)]
+        whole_ND = r_RD.new_full((len(rows), r_RD.shape[1]), torch.nan)
+        whole_ND[torch.from_numpy(at).to(r_RD.device)] = r_RD
+        if split == "train":
+            whole_ND[self._left_out(name, rows)] = torch.nan
+        return whole_ND
+
+    def _left_out(self, name: str, rows: Rows) -> Tensor:
+        """Returns in which training rows ``party_dropout`` leaves a party out, bool [N]."""
+        seed = derive_seed(self._party.recipe.seed, self.name, "party_dropout", name)
+        # 64 bits are a number from 0 to 1.
+        drawn_N = np.random.Philox(key=seed).random_raw(len(rows)) / 2.0**64
+        is_out_N = torch.from_numpy(drawn_N < self._settings.party_dropout)
+        return is_out_N.to(self._party.device)
+
+    @torch.no_grad()
+    def _loss(self, train: Matrix) -> float:
+        """Returns the task's loss of the training rows, as all top models report it."""
+        party, rows = self._party, self._party.rows("train")
+        x_NF = torch.from_numpy(train.x).float().to(party.device)
+        parts = [outputs_of(party, party.take(x_NF, at)) for at in chunks(np.arange(len(rows)))]
+        _, targets = party.need_labels()
+        weights = party.row_weights(rows)
+        w_N = None if weights is None else party.take(weights, rows)
+        return loss_fn(party.recipe.task)(torch.cat(parts), party.take(targets, rows), w_N).item()
+
+    def state(self) -> Tree:
+        return self._uploads.state()
+
+    def load_state(self, tree: Tree) -> None:
+        self._uploads.load_state(tree)
