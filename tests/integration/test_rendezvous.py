@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tests.harness import cases, ports
 from tests.harness.federation import BIN, Federation
@@ -86,12 +86,12 @@ class Payload:
 
 
 @contextmanager
-def launched(*options: str, port: int) -> Iterator[dist.TCPStore]:
+def launched(*options: str, port: int) -> Iterator[TCPStore]:
     """Yields the store of a torchrun whose process does nothing, as a stranger reaches it."""
     words = [str(BIN / "torchrun"), *options, "--no-python", "--", "sleep", "120"]
     process = subprocess.Popen(words, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        yield dist.TCPStore(
+        yield TCPStore(
             "127.0.0.1",
             port,
             is_master=False,

@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pytest
 
@@ -35,7 +36,13 @@ X = NUMBERS.normal(size=(ROWS, 4))
 IDS = [f"49151{number:07d}" for number in NUMBERS.choice(10**7, ROWS, replace=False)]
 STRANGERS = [f"49152{number:07d}" for number in range(3000)]
 MID = {"kind": "splitnn", "epochs": 2, "batch_size": 8, "mid": 0.001}
-TREES = {"kind": "secureboost", "trees": 2, "depth": 2, "bins": 8, "encryption": "none"}
+TREES: dict[str, Any] = {
+    "kind": "secureboost",
+    "trees": 2,
+    "depth": 2,
+    "bins": 8,
+    "encryption": "none",
+}
 
 
 def recipe(phase: dict[str, Any], **more: Any) -> vfl.Recipe:
@@ -120,7 +127,7 @@ def test_an_id_that_a_limit_refuses_uses_up_no_other_limit(tmp_path: Path) -> No
     class Grant:
         left = 3
 
-        def take(self, ids: list[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
             within, self.left = min(self.left, len(ids)), max(0, self.left - len(ids))
             return np.arange(len(ids)) < within
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -48,7 +48,8 @@ class AskedADay(KeptFile):
         super().__init__(path, "asked (day INTEGER PRIMARY KEY, count INTEGER)")
         self.most, self._share = most, -(-most // _SHARES)
         self._counting = threading.Lock()
-        self._day, self._left, self._spent = 0, 0, False
+        self._day, self._spent = 0, False
+        self._left: int = 0
 
     def take(self, ids: int) -> int:
         """Counts ids that are asked for; returns how many of them are within the limit."""
@@ -67,7 +68,7 @@ class AskedADay(KeptFile):
         with self.changing() as file:
             file.execute("DELETE FROM asked WHERE day <> ?", (self._day,))
             (before,) = file.execute("SELECT coalesce(sum(count), 0) FROM asked").fetchone()
-            given = max(0, min(wanted, self.most - before))
+            given: int = max(0, min(wanted, self.most - before))
             file.execute("REPLACE INTO asked VALUES (?, ?)", (self._day, before + given))
         self._spent = given < wanted
         return given
@@ -181,7 +182,7 @@ def tables(record: Path) -> dict[str, tuple[str, int]]:
     return found
 
 
-def _people_lines(path: Path) -> Iterator[dict[str, object]]:
+def _people_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
             for line in file:
