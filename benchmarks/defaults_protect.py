@@ -7,7 +7,7 @@ two classes, two of more, two regressions, cut to 3,000 rows. *Labels* is what t
 reads that knows no label, or 50 to 200 labels, by the strongest of the attacks (AUC of two
 classes, accuracy of more, |ρ| of a regression); *columns* the mean R² of the passive party's
 columns, from all epochs and its own columns, by an active party that knows a tenth of the rows.
-``python -m scripts.reference`` then writes the tables of README and docs/results/defaults.md.
+The command also writes the tables of README and of docs/results/defaults.md anew.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import vfl
 from benchmarks.defaults import METRICS, generated
 from benchmarks.defaults_read import PRESETS, PROTECT, Tables, markdown
 from benchmarks.defaults_tables import TABLES, Shared
+from scripts.reference.__main__ import main as write_pages
 from vfl.leak_meter.report.result import Rehearsed
 
 USED = (
@@ -166,6 +167,8 @@ def main(
             out.write_text(json.dumps(kept, indent=1) + "\n")
             click.echo(f"{table.name}, {name or preset}: {found['test']}")
     click.echo(markdown(json.loads(out.read_text())))
+    if out == PROTECT:
+        write_pages()
 
 
 if __name__ == "__main__":

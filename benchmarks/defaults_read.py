@@ -205,9 +205,14 @@ def floors(kept: dict[str, Tables]) -> dict[str, float]:
     """
     by_kind: dict[str, list[float]] = {}
     for of in kept.values():
-        none = of["none"]
-        known = [value for each in none["lines"] for value in each["without"].values()]
-        by_kind.setdefault(none["kind"], []).append(max(known))
+        known = [
+            value
+            for found in of.values()
+            for each in found["lines"]
+            if "mean of columns" in each["of"] and each["unit"] == "R²"
+            for value in each["without"].values()
+        ]
+        by_kind.setdefault(of["none"]["kind"], []).append(max(known))
     return {kind: round(fmean(values), 3) for kind, values in by_kind.items()}
 
 

@@ -125,7 +125,8 @@ def test_a_secret_leaves_what_random_weights_find(monkeypatch: pytest.MonkeyPatc
     assert {knows for knows, line in means(secret).items() if not line.detail} == told
     (said, *_) = (str(each) for each in in_short([secret]))
     assert (
-        said == "In short: p1: mean of columns: next to nothing beyond chance (R² 0.00 by initial)."
+        said
+        == "In short: p1: mean of columns: our attacks read next to nothing beyond chance (R² 0.00 by initial)."
     )
     for knows in told:
         line = means(secret)[knows]

@@ -41,15 +41,15 @@ def predict(inputs: Sequence[Pair], values_KF: Tensor, seed: int) -> Tensor:
     y_KF = values_KF.double().numpy()
     mean_F, std_F = y_KF.mean(0), y_KF.std(0)
     y_KF = (y_KF - mean_F) / np.maximum(std_F, 1e-9)
-    errors, guesses = [], []
+    # A candidate that is worse than the mean counts as the mean.
+    errors, guesses = [(y_KF**2).mean(0)], [np.zeros((len(inputs[0][1]), y_KF.shape[1]))]
     for known_KD, judged_ND in inputs:
         x, asked = _standardised(known_KD, judged_ND)
+        if not x.shape[1]:
+            continue
         for error_F, guess_NF in (*_ridges(x, y_KF, asked), _trees(x, y_KF, asked, seed)):
             errors.append(error_F)
             guesses.append(guess_NF)
-    # A candidate that is worse than the mean counts as the mean.
-    errors.append((y_KF**2).mean(0))
-    guesses.append(np.zeros_like(guesses[0]))
     order_BF = np.argsort(np.stack(errors), axis=0, kind="stable")[:_BEST]
     best_NF = np.mean(
         [np.take_along_axis(np.stack(guesses), each[None, None], 0)[0] for each in order_BF], axis=0
@@ -69,12 +69,13 @@ def _standardised(known_KD: Tensor, judged_ND: Tensor) -> tuple[Numbers, Numbers
     x, asked = known_KD.double().numpy(), judged_ND.double().numpy()
     mean_D, std_D = x.mean(0), x.std(0)
     varies_D = std_D > 1e-9
-    return tuple((each[:, varies_D] - mean_D[varies_D]) / std_D[varies_D] for each in (x, asked))
+    mean_D, std_D = mean_D[varies_D], std_D[varies_D]
+    return (x[:, varies_D] - mean_D) / std_D, (asked[:, varies_D] - mean_D) / std_D
 
 
 def _ridges(x: Numbers, y_KF: Numbers, asked: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
     """Yields the leave-one-out error [F] and the guesses [N, F] of each kernel."""
-    width = max(1, x.shape[1])
+    width = x.shape[1]
     inner_KK, inner_NK = x @ x.T / width, asked @ x.T / width
     # The constant is an input: centred inputs would tell a left-out row by the sum of the others.
     yield _ridge(1 + inner_KK, y_KF, 1 + inner_NK)
@@ -106,7 +107,8 @@ def _trees(x: Numbers, y_KF: Numbers, asked: Numbers, seed: int) -> tuple[Number
     """
     if 1 < y_KF.shape[1] <= _MOST_FORESTS:
         parts = [_trees(x, y_K1, asked, seed) for y_K1 in np.split(y_KF, y_KF.shape[1], axis=1)]
-        return tuple(np.concatenate(both, axis=-1) for both in zip(*parts, strict=True))
+        errors, guesses = zip(*parts, strict=True)
+        return np.concatenate(errors), np.concatenate(guesses, axis=1)
     from sklearn.ensemble import ExtraTreesRegressor
 
     trees = ExtraTreesRegressor(

@@ -54,10 +54,9 @@ def _strength(line: Line) -> tuple[float, bool]:
 
 def _said(line: Line) -> str:
     bound = "at most" if line.is_error else "at least"
-    how = f"{bound} {line.unit} {line.value.mean:.2f} by {line.attack}" + (
+    how = f"{line.unit} {line.value.mean:.2f} by {line.attack}" + (
         f" from {line.place}" if line.place else ""
     )
-    how += f", known: {line.knows}" if line.knows else ""
     if line.floor > _ALL and not line.is_error:
         return (
             f"{line.of}: not to be told from chance by {line.attack} (batches are too small, "
@@ -70,7 +69,8 @@ def _said(line: Line) -> str:
             f"labels: all readable by {line.attack} ({line.unit} {line.value.mean:.2f}, known: "
             f"{line.knows})"
         )
-    return f"{line.of}: {how}"
+    known = f", known: {line.knows}" if line.knows else ""
+    return f"{line.of}: {bound} {how}{known}"
 
 
 def _side_by_side(found: Sequence[Rehearsed]) -> RenderableType:

@@ -68,14 +68,14 @@ def play(scene: Scene) -> list[Figure]:
         scores = {"sum by round": _two(by_round_N), "sum by batch": _two(of_batch.summed()[:, 0])}
         stacked_ND = torch.cat([of_batch.summed(), stacked_ND], 1)
     else:
-        views, scores = {"mixture of means": of_means}, {}
+        views, scores = {"mixture of means": of_means}, dict[str, Tensor]()
         begins = [_clustered(of_means, rows, classes, scene.seed)]
     for (name, view), begin_NC in zip(views.items(), begins, strict=True):
         scores[name] = separate(view, begin_NC)
     found = [_judged(scene, f"nothing, {how}", each, rows) for how, each in scores.items()]
     for known in (KNOWN, _MORE):
         if len(rows) >= TIMES * known:
-            # The groups of a mixture have the right names, and a regression finds more classes.
+            # Of several classes a regression finds more than a mixture does with labels known.
             found += _informed(scene, views if classes == 2 else {}, stacked_ND, rows, known)
     return found
 
@@ -115,7 +115,7 @@ def _informed(
 
 def by_batch(rounds: Rounds, count: int) -> Messages:
     """Returns the features of each message by the axis of its batch, for ``count`` rows."""
-    row, group, features = [], [], []
+    row, group, features = list[Tensor](), list[Tensor](), list[Tensor]()
     width = rounds[0][0].came.flatten(1).shape[1]
     axis_D = torch.zeros(width, dtype=torch.float64)
     last_ND = torch.zeros(count, width, dtype=torch.float64)
@@ -144,7 +144,7 @@ def means(rounds: Rounds, count: int, parts: int) -> Messages:
     """Returns the mean of each row's gradients, scaled to length one, over each part of the
     training, in the first principal directions of the part.
     """
-    row, group, features = [], [], []
+    row, group, features = list[Tensor](), list[Tensor](), list[Tensor]()
     parts = min(parts, len(rounds))
     for part, numbers in enumerate(np.array_split(np.arange(len(rounds)), parts)):
         batches = [batch for number in numbers for batch in rounds[number]]
