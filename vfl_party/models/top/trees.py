@@ -40,8 +40,7 @@ class Grown:
 
     def gains(self, columns: int) -> Doubles:
         """Returns the sum of the gains of the splits on each of ``columns`` columns, [columns]."""
-        found: Doubles = np.bincount(self.feature, weights=self.gain, minlength=columns)
-        return found
+        return np.bincount(self.feature, self.gain, minlength=columns).astype(np.float64)
 
 
 def _nothing(outputs: int) -> Grown:
