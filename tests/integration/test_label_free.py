@@ -181,11 +181,12 @@ def test_nothing_before_evaluation_depends_on_labels(
 def test_what_is_declared_free_of_labels_is(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, data = recipe(TELLING[name], **({"aligned": 0.8} if name == "fedcvt" else {})), None
+    made = recipe(TELLING[name], aligned=0.8 if name == "fedcvt" else 1.0)
+    data = cases.digits(2)
     if name == "secureboost":
         made = recipe(TELLING[name], task={"kind": "binary"})
         data = cases.columns("sklearn:breast_cancer", 2, limit=100)
-    first, second = twice(tmp_path, monkeypatch, made, data or cases.digits(2))
+    first, second = twice(tmp_path, monkeypatch, made, data)
     assert first.summary is not None
     declared = of_active(first.summary)
     telling = [phase for phase, words in declared.items() if "possible" in words]

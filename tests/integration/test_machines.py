@@ -30,7 +30,7 @@ from tests.integration import (
     test_secureboost,
     test_student,
 )
-from tests.integration.test_exact import TOLERANCE, largest_deviation
+from tests.integration.test_exact import ROUNDING, largest_deviation
 from tests.integration.test_resume import DATA, Parameters, parameters
 from tests.integration.test_resume import recipe as with_all_state
 from vfl_common.process.logs import changed_arithmetic
@@ -80,7 +80,7 @@ class Case:
     tables: Tables
     data: Tables
     deaths: tuple[tuple[str, str], ...]
-    tolerance: float = TOLERANCE
+    tolerance: float = ROUNDING
 
     @property
     def smooth(self) -> Tables:
@@ -99,7 +99,7 @@ BINARY = cases.columns("sklearn:breast_cancer", 2, limit=150)
 CASES = {
     # Batch normalisation divides by small deviations, and Adam by small moments.
     "splitnn, evaluate": Case(
-        _splitnn(), DATA, (("p1", "splitnn.2."), ("p0", "splitnn.4.")), 10 * TOLERANCE
+        _splitnn(), DATA, (("p1", "splitnn.2."), ("p0", "splitnn.4.")), 10 * ROUNDING
     ),
     "fedhssl, splitnn": Case(
         _fedhssl(), cases.digits(2, limit=220), (("p1", "fedhssl.2."), ("p0", "splitnn.2."))
@@ -111,7 +111,7 @@ CASES = {
         test_fedonce.recipe(2, "binary"),
         BINARY,
         (("p1", "fedonce.2."), ("p0", "head.1.")),
-        test_fedonce.TOLERANCE,
+        10 * ROUNDING,
     ),
     "mocosfl, probe": Case(
         cases.own_rows_recipe(2, epochs=4, then=(cases.PROBE,)),
@@ -267,4 +267,4 @@ def test_a_federation_of_two_machines_agrees_with_one_process_to_rounding(tmp_pa
         assert used["p0"] == used["p1"] != used["p2"]
         worst = largest_deviation(weights(federation), weights(whole))
         print(f"mixed: weights {worst:.3g}")
-        assert worst <= 10 * TOLERANCE
+        assert worst <= 10 * ROUNDING

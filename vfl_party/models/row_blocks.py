@@ -62,7 +62,7 @@ def in_blocks(compute: Compute, blocks: Blocks | None, *inputs: Tensor) -> Tenso
         return compute(*inputs)
     if short := -n % blocks.rows:
         inputs = tuple(torch.cat([x, x[-1:].expand(short, *x.shape[1:])]) for x in inputs)
-    parts = zip(*(x.split(blocks.most) for x in inputs), strict=True)
+    parts = zip(*(torch.split(x, blocks.most) for x in inputs), strict=True)
     found = [compute(*part) for part in parts]
     return (found[0] if len(found) == 1 else torch.cat(found))[:n]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vfl_common.config.models import PluginCombination
+from vfl_party.base.dtypes import real
 from vfl_party.models import combine, forward
 from vfl_party.models.halves import Tail
 from vfl_party.models.metrics import scores
@@ -63,7 +64,7 @@ def _models(party: Party) -> Iterator[tuple[str, Compute, list[Inputs]]]:
     def normal(*shape: int) -> Tensor:
         size = (sample_rows(shape), *shape)
         drawn = random.standard_normal(size, dtype=np.float32)
-        return torch.from_numpy(drawn).to(party.device)
+        return torch.from_numpy(drawn).to(party.device, real())
 
     tail, precision = models.get("tail"), recipe.model.precision
     if party.features is not None and "encoder" in models:
