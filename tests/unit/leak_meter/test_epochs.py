@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from vfl_party.outbound.transforms.marvell import Marvell, MarvellSettings
 
 ROWS, SIZE, WIDTH, ROUNDS = 800, 80, 8, 12
 
+Defence = TypeVar("Defence", bound=NoisyFilter)
 # The gradients that leave for rows: their own, their labels, and those of each class.
 Leave = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -73,7 +75,7 @@ def played(leave: Leave, classes: int = 2, *, blind: bool = False) -> dict[str, 
     return {figure.knows: figure for figure in attacks.load("epochs", "test").play(scene)}
 
 
-def seeded(defence: NoisyFilter) -> NoisyFilter:
+def seeded(defence: Defence) -> Defence:
     """Lets a defence draw the same noise in each test."""
     defence._random._random = np.random.Generator(np.random.Philox(key=7))
     return defence

@@ -118,4 +118,5 @@ class _Groups:
         spread_GFF = spread_GFF + self._least_FF
         inverse_GFF, logdet_G = torch.linalg.inv(spread_GFF), torch.linalg.slogdet(spread_GFF)[1]
         away_M = torch.einsum("mf,mfh,mh->m", d_MF, inverse_GFF[of.group], d_MF)
-        return -0.5 * (away_M + logdet_G[of.group])
+        found_M: Tensor = -0.5 * (away_M + logdet_G[of.group])
+        return found_M
