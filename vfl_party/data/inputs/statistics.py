@@ -142,11 +142,12 @@ def to_normal(values_B: Doubles, quantiles_Q: Doubles) -> Doubles:
 
     low, high = quantiles_Q[0], quantiles_Q[-1]
     if low == high:
-        return values_B - low
+        shifted_B: Doubles = values_B - low
+        return shifted_B
     levels_Q = np.linspace(0.0, 1.0, len(quantiles_Q))
     up_B = np.interp(values_B, quantiles_Q, levels_Q)
     down_B = np.interp(-values_B, -quantiles_Q[::-1], -levels_Q[::-1])
-    rank_B = 0.5 * (up_B - down_B)
+    rank_B: Doubles = 0.5 * (up_B - down_B)
     rank_B[values_B + _EDGE > high] = 1.0
     rank_B[values_B - _EDGE < low] = 0.0
     least, most = ndtri(_EDGE - np.spacing(1)), ndtri(1 - (_EDGE - np.spacing(1)))

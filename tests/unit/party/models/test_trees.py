@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import lightgbm
 import numpy as np
@@ -23,10 +24,12 @@ from vfl_party.models.top.trees import BoostedTrees, Grown
 
 SETS = {"binary": load_breast_cancer, "multiclass": load_digits, "regression": load_diabetes}
 ROUNDS, TRAIN = 40, 300
+Library = Literal["sklearn", "lightgbm"]
 
 
 def task_of(kind: str, **more: Any) -> TaskSettings:
-    return TaskSettings(kind=kind, **({"classes": 10} if kind == "multiclass" else {}), **more)
+    classes = {"classes": 10} if kind == "multiclass" else {}
+    return TaskSettings.model_validate({"kind": kind, **classes, **more})
 
 
 def rows(kind: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -76,7 +79,8 @@ def by_lightgbm(kind: str, x: Any, y: Any, top: GbdtTop, weights: Any) -> Any:
     if kind == "multiclass":
         parameters["num_class"] = 10
     data = lightgbm.Dataset(x[:TRAIN], y[:TRAIN], weight=weights[:TRAIN])
-    watched, callbacks = [], []
+    watched: list[Any] = []
+    callbacks: list[Callable[..., Any]] = []
     if top.early_stopping is not None:
         watched = [lightgbm.Dataset(x[TRAIN:], y[TRAIN:], data, weight=weights[TRAIN:])]
         callbacks = [lightgbm.early_stopping(top.early_stopping, verbose=False)]
@@ -91,7 +95,7 @@ WANTED = {"sklearn": by_sklearn, "lightgbm": by_lightgbm}
 @pytest.mark.parametrize("library", list(WANTED))
 @pytest.mark.parametrize("kind", list(SETS))
 def test_scores_are_those_of_the_library_bit_for_bit(
-    kind: str, library: str, early_stopping: int | None
+    kind: str, library: Library, early_stopping: int | None
 ) -> None:
     x_NF, y_N = rows(kind)
     weights = np.random.default_rng(2).uniform(0.5, 2.0, len(y_N))
@@ -138,7 +142,9 @@ def test_scores_are_those_of_the_library_bit_for_bit(
     ],
     ids=str,
 )
-def test_losses_of_a_regression_lower_what_they_measure(library: str, loss: dict[str, Any]) -> None:
+def test_losses_of_a_regression_lower_what_they_measure(
+    library: Library, loss: dict[str, Any]
+) -> None:
     x_NF, y_N = rows("regression")
     y_N = y_N / y_N.mean()
     task, top = task_of("regression", loss=loss), GbdtTop(kind="gbdt", library=library, trees=30)
@@ -175,7 +181,8 @@ def test_missing_numbers_go_where_a_split_sends_them() -> None:
     model.take(grow(task_of("binary"), top, Matrix(x_N[:, None], y_N, None), None, 0))
 
     def score(value: float) -> Tensor:
-        return model(torch.tensor([[value]]))
+        found: Tensor = model(torch.tensor([[value]]))
+        return found
 
     assert score(torch.nan) < 0 < score(1.0)
     assert score(3e38) == score(1.0)
