@@ -24,7 +24,7 @@ from vfl_common.link import Lenience, StepPassed
 from vfl_party.base.held import alike
 from vfl_party.base.seeds import Rows
 from vfl_party.models import combine, forward
-from vfl_party.models.row_blocks import in_blocks
+from vfl_party.models.row_blocks import ROWS, in_blocks
 from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent, f32, noise
 from vfl_party.outbound.exchange import Answering, Asking
@@ -310,8 +310,13 @@ def embedded(party: Party, rows: Rows) -> Tensor:
     """Returns the party's embeddings [B, D] of its own rows, computed in blocks; see
     ``vfl_party.models.row_blocks``.
     """
-    inputs = party.need_features().inputs(rows)
-    return in_blocks(party.encode, party.blocks.get("encoder"), *inputs)
+    features = party.need_features()
+    if party.encodes_here:
+        return in_blocks(party.encode, party.blocks.get("encoder"), *features.inputs(rows))
+    # Other processes of the party make their inputs from the numbers of rows, so rows are repeated
+    # here and not inputs.
+    whole = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % ROWS)])
+    return party.encode(*features.inputs(whole))[: len(rows)]
 
 
 def outputs_of(party: Party, z_BD: Tensor) -> Tensor:
