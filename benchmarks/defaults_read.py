@@ -52,7 +52,7 @@ Tables = dict[str, Any]
 
 def gap(line: Tables) -> float:
     """Returns how far a run is behind LightGBM, as the docstring of ``benchmarks.defaults`` has it."""
-    mine, theirs = line["test"], line["lightgbm"]
+    mine, theirs = float(line["test"]), float(line["lightgbm"])
     return mine / theirs - 1 if line["task"] == "regression" else theirs - mine
 
 

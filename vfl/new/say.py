@@ -123,7 +123,7 @@ def say_uploads(recipe: Recipe, path: Path) -> None:
 
 def say_leaks(kind: Kind, chosen: Chosen, path: Path) -> None:
     """Says what others read of such a recipe, and whether encrypted trees would give away less."""
-    told = f"in rehearsals on public tables: {in_units(kind, chosen)}; yours: vfl leaks"
+    told = f"{in_units(kind, chosen)}, in rehearsals on public tables; yours: vfl leaks"
     say("leaks", told, f"--protect; all presets in {path}")
     mine, trees = MEASURED[kind].get(chosen), MEASURED[kind]["trees"]
     # The messages of encrypted trees depend on labels.
