@@ -206,7 +206,7 @@ def test_from_two_tables_to_scores(tmp_path: Path) -> None:
     assert json.loads(tried.stdout.splitlines()[-1])["metrics"]["test"]["auc"] > 0.81
     assert joint > 0.81
     assert own < 0.78
-    assert (run.folder / "learning-curves.png").exists()
+    assert (run.folder / "report.html").exists()
     # In the report.
     assert re.search(rf"^test .* {joint:.4g}", terminals.said, re.MULTILINE)
 
