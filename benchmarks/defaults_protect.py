@@ -5,7 +5,8 @@ and ``alone``, ``combined`` and ``seeded``, which ``vfl.simulate`` runs.
 ``vfl new`` writes the recipes; ``vfl leaks`` plays the attacks on all epochs. Eight tables: four of
 two classes, two of more, two regressions, cut to 3,000 rows. *Labels* is what the passive party
 reads that knows no label, or 50 to 200 labels, by the strongest of the attacks (AUC of two
-classes, accuracy of more, |ρ| of a regression); *columns* the mean R² of the passive party's
+classes, accuracy of more, |ρ| of a regression); with ``labels`` and ``both`` none are sent, and
+tests show that. *Columns* is the mean R² of the passive party's
 columns, from all epochs and its own columns, by an active party that knows a tenth of the rows.
 The command also writes the tables of README and of docs/results/defaults.md anew.
 """
@@ -26,6 +27,7 @@ from benchmarks.defaults_read import PRESETS, PROTECT, Tables, markdown
 from benchmarks.defaults_tables import TABLES, Shared
 from scripts.reference.__main__ import main as write_pages
 from vfl.leak_meter.report.result import Rehearsed
+from vfl.new.protect import LABEL_FREE
 
 USED = (
     "breast cancer",
@@ -43,8 +45,9 @@ LABELS = {
     "multiclass": ("epochs",),
     "regression": ("residuals",),
 }
-# Of what is no split training. FedOnce's active party sends nothing.
-ATTACKS = {"trees": ("nodes", "sides"), "fedonce": ("columns",)}
+# Of what is no split training. With an upload alone no message of the active party depends on labels.
+UPLOADS = dict.fromkeys((*LABEL_FREE, "fedonce"), ("columns",))
+ATTACKS = {"trees": ("nodes", "sides"), **UPLOADS}
 # What ``vfl.simulate`` runs, whose initial weights follow the seed; rehearsals draw theirs from secrets.
 # Only what they reach is measured.
 SIMULATED = {"alone": "alone", "combined": "combined", "seeded": None}

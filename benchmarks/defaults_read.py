@@ -30,15 +30,17 @@ NAMED = (
 )
 SHOWN = (*NAMED, "latitude", "place")
 CHOSEN = ("two classes", "five classes", "numbers", "mixed")
+# With these no message of the active party depends on labels, as tests show.
+NONE_SENT = ("labels", "both", "fedonce")
 # What the table of methods calls each, in its order.
 METHODS = {
     "alone": "the active party alone",
-    "none": "split training, the default of `vfl new`",
-    "labels": "`--protect labels`",
+    "none": "split training, `--protect none`",
+    "labels": "`--protect labels`, the default of `vfl new` for classes",
     "columns": "`--protect columns`",
     "both": "`--protect both`",
     "trees": "trees (SecureBoost)",
-    "fedonce": "one upload (FedOnce, PCA)",
+    "fedonce": "one upload, a network on it (FedOnce, PCA)",
     "combined": "all columns in one place",
 }
 Tables = dict[str, Any]
@@ -50,7 +52,7 @@ Tables = dict[str, Any]
 
 def gap(line: Tables) -> float:
     """Returns how far a run is behind LightGBM, as the docstring of ``benchmarks.defaults`` has it."""
-    mine, theirs = line["test"], line["lightgbm"]
+    mine, theirs = float(line["test"]), float(line["lightgbm"])
     return mine / theirs - 1 if line["task"] == "regression" else theirs - mine
 
 
@@ -179,7 +181,8 @@ def lost(kept: dict[str, Tables], preset: str) -> float:
 
 def means(kept: dict[str, Tables]) -> dict[str, dict[str, tuple[float, float | None, float]]]:
     """Returns {kind: {preset: (what it costs, labels read, columns read)}}, over the tables of a
-    kind for which that was measured, as ``vfl.new.protect`` has them.
+    kind for which that was measured, as ``vfl.new.protect`` has them; a preset that was measured on
+    no table of a kind is missing there.
     """
     by_kind: dict[str, list[Tables]] = {}
     for of in kept.values():
@@ -188,11 +191,14 @@ def means(kept: dict[str, Tables]) -> dict[str, dict[str, tuple[float, float | N
     for kind, tables in by_kind.items():
         found[kind] = {}
         for preset in PRESETS:
-            labels = [labels_read(of[preset]) for of in tables]
-            columns = [columns_read(of[preset]) or 0.0 for of in tables]
+            measured = [of for of in tables if preset in of]
+            if not measured:
+                continue
+            labels = [labels_read(of[preset]) for of in measured]
+            columns = [columns_read(of[preset]) or 0.0 for of in measured]
             known = [each for each in labels if each is not None]
             found[kind][preset] = (
-                round(fmean(lost(of, preset) for of in tables), 2),
+                round(fmean(lost(of, preset) for of in measured), 2),
                 round(fmean(known), 3) if known else None,
                 round(fmean(columns), 3),
             )
@@ -212,7 +218,8 @@ def floors(kept: dict[str, Tables]) -> dict[str, float]:
             if "mean of columns" in each["of"] and each["unit"] == "R²"
             for value in each["without"].values()
         ]
-        by_kind.setdefault(of["none"]["kind"], []).append(max(known))
+        (task,) = {found["kind"] for found in of.values()}
+        by_kind.setdefault(task, []).append(max(known))
     return {kind: round(fmean(values), 3) for kind, values in by_kind.items()}
 
 
@@ -228,7 +235,7 @@ def markdown(kept: dict[str, Tables]) -> str:
                 name if preset == "none" else "",
                 preset,
                 f"{each['metric'].removeprefix('test ')} {spread(each['test'])}",
-                "–" if labels is None else f"{UNITS[each['kind']].strip('|')} {labels:.2f}",
+                _labels(preset, labels, UNITS[each["kind"]].strip("|")),
                 "–" if columns is None else f"{columns:.2f} ({alone:.2f})",
                 f"{(each['bytes'] or 0) / 1e6:.1f}",
             )
@@ -236,10 +243,18 @@ def markdown(kept: dict[str, Tables]) -> str:
     return table((*headings, "columns read at least, R² (without a message)", "MB"), rows)
 
 
+def _labels(preset: str, read: float | None, unit: str) -> str:
+    if preset in NONE_SENT:
+        return "none sent"
+    return "–" if read is None else f"{unit} {read:.2f}"
+
+
 def presets() -> str:
-    """Returns the table of presets on all tables."""
+    """Returns the table of presets on all tables, as far as they were measured."""
     kept = json.loads(PROTECT.read_text())
-    return markdown({name: {each: of[each] for each in PRESETS} for name, of in kept.items()})
+    return markdown(
+        {name: {each: of[each] for each in PRESETS if each in of} for name, of in kept.items()}
+    )
 
 
 def methods() -> str:
@@ -247,13 +262,16 @@ def methods() -> str:
     kept = json.loads(PROTECT.read_text())
     rows = []
     for name, words in METHODS.items():
-        of = kept["credit"][name]
+        of = kept["credit"].get(name)
+        if of is None:
+            rows.append([words, "not measured", *["–"] * 3])
+            continue
         if name == "alone":
             leaks = ["–", "–", str(of["bytes"])]
         elif name == "combined":
             leaks = ["all", "all", "–"]
         else:
-            no_label = "none is sent" if name == "fedonce" else "not measured"
+            no_label = "none sent (by structure, tested)" if name in NONE_SENT else "not measured"
             read = [named(labels_line(of), no_label), named(columns_line(of), "–")]
             leaks = [*read, f"{of['bytes'] / 1e6:.1f}"]
         rows.append([words, f"{fmean(of['test']):.3f}", *leaks])

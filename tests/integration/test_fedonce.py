@@ -205,6 +205,28 @@ def test_other_objectives_run_and_split_training_goes_on_from_them(
     assert gradients.payload_bytes == 4 * 3 * (88 + 24)
 
 
+def test_components_beyond_those_of_a_party_are_zero(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tables = recipe(2, "binary")
+    tables["phases"][0] = {"kind": "fedonce", "objective": "pca"}
+    tables["model"] |= {"embedding_size": 20, "encoder": {"kind": "mlp"}}
+    summary, federation = run_here(tmp_path, tables, data(2, "binary"))
+    assert "accuracy" in summary["metrics"]["test"]
+    encoder = parameters(federation)["p1"]
+    (weight,) = [each for name, each in encoder.items() if name.endswith("weight")]
+    (bias,) = [each for name, each in encoder.items() if name.endswith("bias")]
+    # p1 has 15 of the 30 columns.
+    assert weight.shape == (20, 15)
+    eye = torch.eye(15, dtype=weight.dtype)
+    assert torch.allclose(weight[:15] @ weight[:15].T, eye, atol=1e-5)
+    assert not weight[15:].any()
+    assert not bias[15:].any()
+    notes = [each.getMessage() for each in caplog.records if "principal components" in each.msg]
+    assert len(notes) == 1
+    worded_as_before(notes[0])
+
+
 def test_predictions_come_from_the_encoders_as_they_were_learnt(tmp_path: Path) -> None:
     """p1's encoder is rebuilt with its tanh; without noise the scores are those of the trained
     weights.

@@ -62,6 +62,18 @@ FREE: dict[str, list[dict[str, Any]]] = {
     "fedhssl": [{**FEDHSSL, "cross": True, "local": True, "aggregate": True}, HEAD],
     "fedgssl": [{**FEDHSSL, "cross": True, "local": True, "aggregate": False}, HEAD],
     "head alone": [HEAD],
+    "fedonce pca + head gbdt": [fedonce("pca"), {"kind": "head"}],
+    "fedonce pca + head gbdt, early stopping": [fedonce("pca"), {"kind": "head"}],
+}
+# Of some of them; otherwise a linear layer.
+TOPS: dict[str, dict[str, Any]] = {
+    "fedonce pca + head gbdt": {"kind": "gbdt", "trees": 5, "min_rows": 5},
+    "fedonce pca + head gbdt, early stopping": {
+        "kind": "gbdt",
+        "trees": 20,
+        "min_rows": 5,
+        "early_stopping": 2,
+    },
 }
 # Recipes that tell the others something of labels.
 TELLING: dict[str, list[dict[str, Any]]] = {
@@ -79,7 +91,7 @@ TELLING: dict[str, list[dict[str, Any]]] = {
 
 @dataclass
 class Sent:
-    """The digests of what p0 sends: {(phase, number of message): SHA-256}, and to the server."""
+    """The digests of what the active party sends: {(phase, number of message): SHA-256}, and to the server."""
 
     messages: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     control: list[bytes] = field(default_factory=list)
@@ -94,14 +106,16 @@ def sent(
     *,
     permuted: bool,
 ) -> Sent:
-    """Runs a recipe, and returns what p0 has sent. ``permuted``: with other labels for its rows."""
-    found = Sent()
+    """Runs a recipe, and returns what its active party has sent. ``permuted``: with other labels
+    for its rows.
+    """
+    found, active = Sent(), made.active.name
     apply, say = Chain.apply, LocalSession._say
 
     def applied(self: Chain, tensors: Tensors, at: Passage = NOWHERE) -> Tensors:
         leaves = apply(self, tensors, at)
-        # An alignment knows no names of senders; passive parties send to p0 alone.
-        if at.sender == "p0" or (not at.sender and at.receiver != "p0"):
+        # An alignment knows no names of senders; passive parties send to the active party alone.
+        if at.sender == active or (not at.sender and at.receiver != active):
             digest = hashlib.sha256(repr((at, sorted(leaves))).encode())
             for name in sorted(leaves):
                 digest.update(leaves[name].detach().cpu().numpy().tobytes())
@@ -111,7 +125,7 @@ def sent(
     def said(self: LocalSession, message: Any) -> None:
         kind = message.WhichOneof("body")
         # Progress within a round is told now and then, by the clock.
-        if self.me == "p0" and (kind in ("plan", "alone") or message.progress.rounds):
+        if self.me == active and (kind in ("plan", "alone") or message.progress.rounds):
             copy = type(message)()
             copy.CopyFrom(message)
             # Metrics are aggregates of labels, and are declared as such.
@@ -148,8 +162,13 @@ def twice(
     return first, second
 
 
-def recipe(phases: list[dict[str, Any]], task: dict[str, Any] | None = None, **rows: Any) -> Recipe:
-    made = cases.recipe(2, task=task, rows=rows)
+def recipe(
+    phases: list[dict[str, Any]],
+    task: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    **rows: Any,
+) -> Recipe:
+    made = cases.recipe(2, task=task, model=model, rows=rows)
     evaluate = [] if phases[-1]["kind"] == "secureboost" else [EVALUATE]
     return parse(Recipe, {**made, "phases": [*phases, *evaluate]}, "recipe")
 
@@ -163,11 +182,8 @@ def of_active(summary: Summary) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize("name", FREE)
-def test_nothing_before_evaluation_depends_on_labels(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = twice(tmp_path, monkeypatch, recipe(FREE[name]), cases.digits(2))
+def assert_free(first: Sent, second: Sent) -> None:
+    """Asserts that two runs with other labels sent the same, and declared it."""
     assert first.messages == second.messages
     assert first.control == second.control
     assert first.control
@@ -175,6 +191,15 @@ def test_nothing_before_evaluation_depends_on_labels(
     declared = of_active(first.summary)
     assert set().union(*declared.values()) <= {"none"}
     assert set(declared) <= set(first.messages)
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_nothing_before_evaluation_depends_on_labels(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = recipe(FREE[name], model={"top": TOPS[name]} if name in TOPS else None)
+    first, second = twice(tmp_path, monkeypatch, made, cases.digits(2))
+    assert_free(first, second)
 
 
 @pytest.mark.parametrize("name", TELLING)

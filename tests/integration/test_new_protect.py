@@ -1,4 +1,6 @@
-"""``vfl new recipe --protect``: what a preset adds, what is told of it, and that one trains with it."""
+"""``vfl new recipe --protect``: how each preset trains, what the recipe says of it, and that the
+default of classes sends nothing that depends on labels.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from click.testing import CliRunner
 
 import vfl
 from benchmarks import defaults_read
+from tests.harness.here import vfl_here
 from tests.harness.sentences import raises, worded_as_before
+from tests.integration.test_label_free import assert_free, twice
 from vfl.new import protect
 from vfl.new.commands import new
 from vfl.new.rules import KINDS
@@ -52,22 +56,51 @@ def marked() -> str:
     return line.removeprefix("# > ").partition(":")[0]
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_recipe_of_each_preset_trains(kind: str, preset: protect.Protect) -> None:
-    recipe, _ = written(kind, "--protect", preset)
-    assert marked() == f"--protect {preset}"
-    (splitnn, _) = recipe.settings.phases
-    hides_labels, hides_columns = preset in ("labels", "both"), preset in ("columns", "both")
-    assert [each.sent_by for each in splitnn.transforms] == (["active"] if hides_labels else [])
-    assert ("mid" in splitnn.settings) == hides_columns
-    data: dict[str, Any] = {
+def data(kind: str) -> dict[str, dict[str, Any]]:
+    """Returns the parties' tables for a recipe of such a task."""
+    return {
         "bank": {"source": f"{kind}.csv", "id": "customer", "label": "goal"},
         "shop": {"source": "shop.csv", "id": "customer"},
     }
-    short = recipe.replace({"phases.splitnn.epochs": 2, "simulate": {"parties": data}})
-    run = vfl.simulate(short, quiet=True)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recipe_of_each_preset_trains(kind: Any, preset: protect.Protect) -> None:
+    recipe, _ = written(kind, "--protect", preset)
+    assert marked() == f"--protect {preset}"
+    if preset in protect.LABEL_FREE:
+        assert [each.kind for each in recipe.settings.phases] == ["fedonce", "head", "evaluate"]
+        assert recipe.settings.rows.split == "random"
+        width = 8 if preset == "labels" else protect.WIDTHS[kind]
+        assert recipe.settings.model.embedding_size == width
+        short = recipe.replace({"model.top.trees": 5})
+    else:
+        (splitnn, _) = recipe.settings.phases
+        assert ("mid" in splitnn.settings) == (preset == "columns")
+        short = recipe.replace({"phases.splitnn.epochs": 2})
+    assert not any(each.transforms for each in recipe.settings.phases)
+    run = vfl.simulate(short.replace({"simulate": {"parties": data(kind)}}), quiet=True)
     assert np.isfinite(run.metrics["test"]["loss"])
+
+
+@pytest.mark.parametrize("kind", ["binary", "multiclass"])
+def test_the_default_of_classes_sends_the_same_bytes_with_other_labels(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Private set intersection draws secrets, so that no two runs send the same.
+    made = written(kind, "--align", "digest")[0].replace({"model.top.trees": 20}).settings
+    first, second = twice(tmp_path / "runs", monkeypatch, made, data(kind))
+    assert_free(first, second)
+
+
+@pytest.mark.parametrize("kind", ["binary", "multiclass"])
+def test_a_forecast_of_the_default_of_classes_states_it(kind: str) -> None:
+    written(kind)
+    told = vfl_here("forecast", "recipe.toml", "--rows", "150", cwd=Path())
+    assert told.returncode == 0, told.stderr
+    statement = "No message of the active party carries label information"
+    assert statement in " ".join(told.stdout.split())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,15 +136,15 @@ def tuple_of(each: protect.Measured) -> tuple[float, float | None, float]:
     return each.lost, each.labels, each.columns
 
 
-def test_no_default_adds_noise_through_which_labels_are_read() -> None:
-    assert {*protect.DEFAULTS.values()} == {"none"}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_figure_in_a_recipe_is_a_lower_bound(kind: Any) -> None:
     lines = protect.comments(kind, "labels")
     assert "Each figure is a lower bound" in " ".join(lines)
     for line in lines:
-        if line[2:].startswith("--"):
-            assert "columns at least" in line
-            assert "labels at least" in line or "labels not measured" in line
+        preset, _, words = line[2:].partition(": ")
+        if preset.startswith("--"):
+            assert "columns at least" in words or "columns not measured" in words
+            if preset.endswith(("labels", "both")):
+                assert words.startswith("labels: none sent (by structure, tested), ")
+            else:
+                assert words.startswith(("labels at least", "labels not measured"))

@@ -75,12 +75,11 @@ def test_what_is_written_and_said() -> None:
         assert "missing" not in tables(f"{name}.toml")["data"]
 
 
-def test_networks_are_what_a_recipe_trains_without_the_flag() -> None:
-    said = run(*BANK)
-    assert [phase.kind for phase in load_recipe(Path("recipe.toml")).phases] == [
-        "splitnn",
-        "evaluate",
-    ]
+def test_networks_are_what_a_recipe_trains_if_nothing_is_protected() -> None:
+    said = run(*BANK, "--protect", "none")
+    recipe = load_recipe(Path("recipe.toml"))
+    assert [phase.kind for phase in recipe.phases] == ["splitnn", "evaluate"]
+    assert (recipe.rows.split, recipe.phases[0].settings["batch_size"]) == ("stratified", 32)
     worded_as_before(said)
 
 

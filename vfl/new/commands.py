@@ -130,14 +130,16 @@ def new() -> None:
     type=click.Choice(["splitnn", "secureboost"]),
     default="splitnn",
     show_default=True,
-    help="splitnn: train networks; secureboost: grow trees, which take missing cells as they are.",
+    help="splitnn: as --protect says; secureboost: grow trees on encrypted gradients, which take "
+    "missing cells as they are.",
 )
 @click.option(
     "--protect",
     type=click.Choice(["none", "labels", "columns", "both"]),
-    help="splitnn: what is made harder to read, at a price that the recipe tells. labels: noise on "
-    "gradients, which hides no label of two classes; columns: narrow embeddings that are drawn. "
-    "[default: none]",
+    help="splitnn: what is made harder to read, at a price that the recipe tells. labels: no "
+    "message depends on labels, because the others upload once and trees grow on that; columns: "
+    "narrow embeddings that are drawn; both: a narrow upload. [default: labels for classes, none "
+    "for a regression]",
 )
 def recipe(
     given: Given,

@@ -18,11 +18,10 @@ from vfl.new.files import (
     recipe_tables,
     recipe_text,
     refuse_existing,
-    split_training,
     write_all,
 )
 from vfl.new.look import Read, few_valued, look, read_values, reader
-from vfl.new.protect import DEFAULTS, Chosen, Protect, comments, protected
+from vfl.new.protect import DEFAULTS, LABEL_FREE, Chosen, Protect, comments, training_of
 from vfl.new.say import (
     is_here,
     said_digest,
@@ -34,6 +33,7 @@ from vfl.new.say import (
     say_table,
     say_training,
     say_trees,
+    say_uploads,
 )
 from vfl.new.settings import settings_for, telling_flags
 from vfl.new.trees import MOST_CATEGORIES, Method, grows_trees, training_for
@@ -107,15 +107,17 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     task = rules.task_of(found.labels, what, label, wishes.task)
     task = rules.with_positive(task, found.labels, what, wishes.positive)
     server, advertise = _addresses(given, active)
-    settings = rules.rows_for(found.rows, task, wishes.align, id_rules)
+    chosen = _preset(wishes, task.kind)
+    label_free = chosen in LABEL_FREE
+    settings = rules.rows_for(found.rows, task, wishes.align, id_rules, label_free=label_free)
     features = bool(found.numbers or found.categories)
     name = rules.recipe_name(label, (active, *passives))
-    chosen = _preset(wishes, task.kind)
-    if chosen == "trees":
-        training = training_for(found.rows, task)
-    else:
-        training = split_training(rules.sizes_for(found.rows), task.kind)
-        training = protected(training, task.kind, chosen)
+    sizes = rules.sizes_for(found.rows)
+    training = (
+        training_for(found.rows, task)
+        if chosen == "trees"
+        else training_of(sizes, task.kind, chosen)
+    )
     tables = recipe_tables(name, task, active, passives, settings, training, features=features)
     text, recipe = recipe_text(tables, recipe_path, comments(task.kind, chosen))
     own = party_tables(
@@ -131,8 +133,10 @@ def new_recipe(given: Given, wishes: Wishes) -> None:
     say_recipe(recipe, label, found, recipe_path)
     if trees:
         say_trees(recipe, found, recipe_path)
+    elif label_free:
+        say_uploads(recipe, recipe_path)
     else:
-        say_training(rules.sizes_for(found.rows), found, recipe_path)
+        say_training(sizes, found, recipe_path)
     say_leaks(task.kind, chosen, recipe_path)
     say_addresses(server, advertise, path)
     say("wrote", f"{recipe_path}: send it to {listed(passives)}; {said_digest(recipe)}")

@@ -209,15 +209,20 @@ def _as_wanted(wanted: str, values: int, text: bool, what: str) -> Task:
     return Task(cast(Kind, wanted), values if wanted == "multiclass" else None)
 
 
-def rows_for(rows: int, task: Task, align: str, id_rules: tuple[str, ...]) -> dict[str, Any]:
+def rows_for(
+    rows: int, task: Task, align: str, id_rules: tuple[str, ...], *, label_free: bool
+) -> dict[str, Any]:
     """Returns the recipe's table ``[rows]``: every split has its share of each class, if there are
-    classes.
+    classes and messages may depend on labels (not ``label_free``).
     """
     found: dict[str, Any] = (
         {"align": "psi", "at_least": least_in_common(rows)} if align == "psi" else {}
     )
     found |= {"id_rules": list(id_rules), "validation": sizes_for(rows).validation}
-    return found if task.kind == "regression" else found | {"split": "stratified"}
+    # The other parties know the order of a stratified division by the recipe's seed, so that the
+    # division tells them labels.
+    at_random = label_free or task.kind == "regression"
+    return found if at_random else found | {"split": "stratified"}
 
 
 # --- ids

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from vfl.new.look import Look
-from vfl.new.protect import MEASURED, Chosen, in_units
+from vfl.new.protect import LABEL_FREE, MEASURED, TREES, Chosen, in_units
 from vfl.new.rules import Counts, Kind, ModelSizes
 from vfl.new.settings import flags_of
 from vfl_common.config.recipe import Recipe
@@ -112,12 +112,23 @@ def say_training(sizes: ModelSizes, found: Look, path: Path) -> None:
     say("training", training, f"[[phases]] in {path}")
 
 
+def say_uploads(recipe: Recipe, path: Path) -> None:
+    """Says how the recipe in the file ``path`` grows trees on uploads."""
+    width = recipe.model.embedding_size
+    text = f"the other parties upload at most {width} numbers a row, once, learnt without labels"
+    say("model", text, f"[model] in {path}; networks: --protect none")
+    text = f"trees on these and your own columns, at most {TREES['trees']} rounds"
+    say("training", text, f"[model.top] in {path}")
+
+
 def say_leaks(kind: Kind, chosen: Chosen, path: Path) -> None:
-    """Says what others read of such a recipe, and whether trees would give away less."""
-    read = f"other parties can read them; in rehearsals on public tables: {in_units(kind, chosen)}"
-    told = f"{read}; yours: vfl leaks"
+    """Says what others read of such a recipe, and whether encrypted trees would give away less."""
+    told = f"{in_units(kind, chosen)}, in rehearsals on public tables; yours: vfl leaks"
     say("leaks", told, f"--protect; all presets in {path}")
-    mine, trees = MEASURED[kind][chosen], MEASURED[kind]["trees"]
+    mine, trees = MEASURED[kind].get(chosen), MEASURED[kind]["trees"]
+    # The messages of encrypted trees depend on labels.
+    if chosen in LABEL_FREE or mine is None:
+        return
     if trees.lost - mine.lost <= _AS_GOOD and trees.columns < mine.columns:
         labels = "but more" if trees.shows_more_labels(mine) else "and less"
         text = f"trees were as good there, and gave away less of the columns {labels} of the labels"

@@ -63,7 +63,8 @@ def check_before(guards: Sequence[Guard], tried: Assembled) -> Proposed:
     if opened.work.job == "train":
         # An epoch may have several rounds.
         for phase in opened.course.phases:
-            epochs[phase.name] = getattr(phase.settings, "epochs", epochs[phase.name])
+            # A head of trees has no epochs.
+            epochs[phase.name] = getattr(phase.settings, "epochs", None) or epochs[phase.name]
     asked = Proposed(opened, tried.party, len(tried.prepared.table), epochs, [*needed])
     for each in guards:
         each.before(asked)

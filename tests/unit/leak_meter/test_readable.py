@@ -26,13 +26,17 @@ SPLIT = {"kind": "splitnn", "epochs": 2, "batch_size": 32, "optimizer": STILL}
         ([SPLIT | {"micro_batches": 2}], {"embedding", "validation"}),
         ([SPLIT | {"validate_every": 2, "checkpoint_steps": 3}], {"embedding", "validation"}),
         ([{"kind": "head", "epochs": 1, "batch_size": 32}], {"upload"}),
+        ([{"kind": "head"}], {"upload"}),
     ],
-    ids=["split", "micro-batches", "parts of an epoch", "head"],
+    ids=["split", "micro-batches", "parts of an epoch", "head", "trees that stop early"],
 )
 def test_rows_are_those_of_the_tensors_that_came(
     phases: list[dict[str, Any]], exchanges: set[str], tmp_path: Path
 ) -> None:
-    made = cases.recipe(3, task={"kind": "binary"}) | {"phases": phases}
+    # Their upload has the validation rows, too.
+    trees = {"kind": "gbdt", "trees": 5, "early_stopping": 2}
+    model = {"top": trees} if "epochs" not in phases[0] else None
+    made = cases.recipe(3, task={"kind": "binary"}, model=model) | {"phases": phases}
     (tmp_path / "record").mkdir()
     rehearsal = Rehearsal(tmp_path / "record")
     data = cases.columns("sklearn:breast_cancer", 3, limit=200)

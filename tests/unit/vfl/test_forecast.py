@@ -183,7 +183,6 @@ def test_what_nobody_knows_is_asked_for() -> None:
     "phase",
     [
         {"kind": "fedhssl", "ssl": "moco", "batch_size": 20, "queue": 4096},
-        {"kind": "fedonce", "objective": "pca"},
         {
             "kind": "head",
             "epochs": 1,
@@ -191,7 +190,7 @@ def test_what_nobody_knows_is_asked_for() -> None:
             "dp": {"noise_multiplier": 1.0, "delta": 0.5},
         },
     ],
-    ids=["queue", "components", "privacy"],
+    ids=["queue", "privacy"],
 )
 def test_what_a_party_would_refuse_is_refused_with_its_sentence(phase: dict[str, Any]) -> None:
     data = {"source": "sklearn:breast_cancer", "label": "target", "limit": 100}

@@ -116,9 +116,9 @@ def test_what_the_files_hold() -> None:
         ("bank", "active", True),
         ("shop", "passive", True),
     ]
-    assert (recipe.rows.align, recipe.rows.at_least, recipe.rows.split) == ("psi", 12, "stratified")
+    assert (recipe.rows.align, recipe.rows.at_least, recipe.rows.split) == ("psi", 12, "random")
     assert recipe.rows.id_rules == ("trim", "casefold")
-    assert recipe.phases[0].settings["batch_size"] == 32
+    assert [phase.kind for phase in recipe.phases] == ["fedonce", "head", "evaluate"]
     tls = {"ca": "certs/ca.pem", "certificate": "certs/bank.pem", "key": "certs/bank.key"}
     assert tables("bank.toml") == {
         "name": "bank",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from vfl_party.base.phase import Phase
 from vfl_party.base.plugins import blaming
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.head.settings import UPLOAD
+from vfl_party.methods.head.upload import uploaded
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import chunks
@@ -105,8 +107,10 @@ class _Evaluate(_Unknown):
 
 class _Head(_Unknown):
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        uploads = exchange == "upload" and step.round == UPLOAD
-        return self._party.rows("train") if uploads else None
+        if exchange != "upload" or step.round != UPLOAD:
+            return None
+        splits = uploaded(self._party.recipe)
+        return np.concatenate([self._party.rows(split) for split in splits])
 
 
 class _SplitNN(_Unknown):

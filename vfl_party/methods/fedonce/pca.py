@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from vfl_party.base.phase import RoundReport
 from vfl_party.methods.fedonce.rows import rows_to_learn
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.phases.context import Party
+
+log = logging.getLogger(__name__)
 
 
 def principal_components(x_NF: Tensor, d: int) -> tuple[Tensor, Tensor, float]:
@@ -35,37 +38,44 @@ def principal_components(x_NF: Tensor, d: int) -> tuple[Tensor, Tensor, float]:
 
 
 class Pca:
-    """Fits the party's encoder, one linear layer, in one round: z = axes (x - mean)."""
+    """Fits the party's encoder, one linear layer, in one round: z = axes (x - mean).
+
+    The active party sets ``embedding_size`` and does not know how many columns the others have, so
+    numbers of z beyond the party's components are 0.
+    """
 
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
         self._party, self._rows = party, rows_to_learn(party, phase, settings.rows)
         linear = list(party.models["encoder"].modules())[-1]
-        d, where = party.embedding_size, f"recipe: phases: {phase}: objective = 'pca'"
+        d = party.embedding_size
         if (
             not isinstance(linear, nn.Linear)
             or len(list(party.models["encoder"].parameters())) != 2
         ):
             text = (
-                f"{where} makes one linear layer of the encoder, and an earlier phase wants another"
+                f"recipe: phases: {phase}: objective = 'pca' makes one linear layer of the "
+                "encoder, and an earlier phase wants another; leave out one of the two"
             )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; leave out one of the two")
+            raise InputError(Code.CONFIG_INVALID, text)
         most = min(linear.in_features, len(self._rows) - 1)
         if d > most:
-            text = (
-                f"{where}: {party.name} has {linear.in_features} columns and {len(self._rows)} rows"
+            # A report would tell the server how many columns the party has.
+            log.warning(
+                "phase %s: %s has %d columns and %d rows, so %d principal components: the other %d "
+                "of its embedding_size = %d numbers are 0",
+                *(phase, party.name, linear.in_features, len(self._rows), most, d - most, d),
+                extra={"event": "advice"},
             )
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"{text}, at most {most} components, and embedding_size is {d}; take fewer",
-            )
+        self._most = most
         self._linear = linear
 
     @torch.no_grad()
     def run_round(self, _round: int) -> RoundReport:
         (x,) = self._party.need_features().inputs(self._rows)
-        mean_F, axes_DF, kept = principal_components(x.flatten(1), self._linear.out_features)
-        self._linear.weight.copy_(axes_DF)
-        self._linear.bias.copy_(-axes_DF @ mean_F)
+        d = min(self._linear.out_features, self._most)
+        mean_F, axes_DF, kept = principal_components(x.flatten(1), d)
+        self._linear.weight.zero_()[:d] = axes_DF
+        self._linear.bias.zero_()[:d] = -axes_DF @ mean_F
         return RoundReport(0, {"local": {"variance": kept}})
 
     def close(self) -> None:
