@@ -326,7 +326,7 @@ class Assembled:
             "preprocessor": prepared.preprocessor.state() if prepared.preprocessor else None,
             "labels": prepared.labels.state() if prepared.labels else None,
             "data": self._data,
-            "threshold": party.threshold,
+            "threshold": party.scores.threshold,
             "chains": {"/".join(key): state for key, state in chains.items() if state is not None},
         }
 
@@ -352,7 +352,7 @@ class Assembled:
             )
         load_models(party.models, tree)
         # A checkpoint of an earlier version has none.
-        party.threshold = tree.get("threshold")
+        party.scores.threshold = tree.get("threshold")
         set_random_states(tree["generators"], party.device)
         for key, state in tree["chains"].items():
             phase, _, name = key.partition("/")

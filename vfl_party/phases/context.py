@@ -182,6 +182,19 @@ class _OneDevice:
 
 
 @dataclass
+class Scores:
+    """How a party makes scores, as training or the check of a trained model has decided.
+
+    ``threshold``: the probability above which a row is decided positive, if a rule of the recipe
+    has chosen it. ``blocks``: {model: the blocks in which it computes rows}; of a model that is
+    missing here, the usual ones.
+    """
+
+    threshold: float | None = None
+    blocks: Mapping[str, Blocks] = field(default_factory=dict)
+
+
+@dataclass
 class Party:
     """One party in one generation of a run, as its phases see it.
 
@@ -208,9 +221,7 @@ class Party:
             opened them.
 
     ``connections``: the links and the hub of this generation; None before ``connect``. ``hooks``:
-    what the party calls while a phase runs. ``threshold``: the probability above which a row is
-    decided positive, if a rule of the recipe has chosen it. ``blocks``: {model: the blocks in which
-    it scores rows}; of a model that is missing here, the usual ones.
+    what the party calls while a phase runs. ``scores``: how it makes scores.
     """
 
     name: str
@@ -228,8 +239,7 @@ class Party:
     exchanges: dict[tuple[str, str], Asking | Answering] = field(default_factory=dict)
     connections: Connections | None = field(default=None, init=False)
     hooks: Hooks = field(default_factory=Hooks, init=False)
-    threshold: float | None = field(default=None, init=False)
-    blocks: Mapping[str, Blocks] = field(default_factory=dict, init=False)
+    scores: Scores = field(default_factory=Scores, init=False)
 
     def __post_init__(self) -> None:
         if self.encode is _without_encoder and "encoder" in self.models:

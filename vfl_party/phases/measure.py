@@ -36,7 +36,7 @@ def measured(
     held = {name: each for name, each in found.items() if len(each[0])}
     if isinstance(task.threshold, ThresholdRule) and CHOOSES in held:
         rows, outputs = held[CHOOSES]
-        party.threshold = choose(task.threshold, outputs, party.take(targets, rows))
+        party.scores.threshold = choose(task.threshold, outputs, party.take(targets, rows))
     threshold = decides(party)
     if threshold is None and held:
         # Of parties with rows of their own.
@@ -62,4 +62,4 @@ def decides(party: Party) -> float | None:
     yet.
     """
     given = party.recipe.task.threshold
-    return party.threshold if isinstance(given, ThresholdRule) else given
+    return party.scores.threshold if isinstance(given, ThresholdRule) else given

@@ -264,7 +264,7 @@ class SoloScorer:
         self._model.eval()
         model = partial(forward, self._model, precision=party.recipe.model.precision)
         found = [
-            in_blocks(model, party.blocks.get(SOLO), *features.inputs(chunk))
+            in_blocks(model, party.scores.blocks.get(SOLO), *features.inputs(chunk))
             for chunk in features.expecting(chunks(rows))
         ]
         empty = torch.empty(0, party.recipe.task.outputs, device=party.device)
@@ -312,7 +312,7 @@ def embedded(party: Party, rows: Rows) -> Tensor:
     """
     features = party.need_features()
     if party.encodes_here:
-        return in_blocks(party.encode, party.blocks.get("encoder"), *features.inputs(rows))
+        return in_blocks(party.encode, party.scores.blocks.get("encoder"), *features.inputs(rows))
     # Other processes of the party make their inputs from the numbers of rows, so rows are repeated
     # here and not inputs.
     whole = np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % ROWS)])
@@ -323,7 +323,7 @@ def outputs_of(party: Party, z_BD: Tensor) -> Tensor:
     """Returns the top model's outputs [B, O] for combined embeddings [B, …], computed in blocks;
     see ``vfl_party.models.row_blocks``.
     """
-    return in_blocks(party.outputs, party.blocks.get("top"), z_BD)
+    return in_blocks(party.outputs, party.scores.blocks.get("top"), z_BD)
 
 
 def chunks(rows: Rows) -> list[Rows]:

@@ -68,7 +68,7 @@ class TrainedRun:
 
     ``encoder``: the settings of the party's encoder. ``state``: what its job's ``state`` returned
     at the end. ``path``: the party's folder of it. ``plugins``: names and versions of the plug-ins
-    with which the party began it. ``blocks``: see ``Party.blocks``; empty until the models are
+    with which the party began it. ``blocks``: see ``Scores.blocks``; empty until the models are
     checked.
     """
 
@@ -536,7 +536,7 @@ class Prediction:
         models' check on this machine has chosen.
         """
         # A run of an earlier version has none.
-        party.threshold = self.trained.state.get("threshold")
+        party.scores.threshold = self.trained.state.get("threshold")
         if not self.trained.blocks:
             self.trained.blocks.update(blocks_of(party))
-        party.blocks = self.trained.blocks
+        party.scores.blocks = self.trained.blocks

@@ -104,7 +104,7 @@ class Held:
         """Why a row's scores may depend in their last bits on the rows that are asked for with it,
         of this party's models; '' if they do not.
         """
-        return inexact(self.party.blocks)
+        return inexact(self.party.scores.blocks)
 
     @property
     def widths(self) -> Mapping[str, int]:
@@ -179,7 +179,7 @@ class Held:
         encode: Callable[..., Tensor] = party.models["encoder"] if own else party.encode
         if not drawn:
             encode = deterministic(party.models["encoder"])
-        blocks = party.blocks.get("encoder")
+        blocks = party.scores.blocks.get("encoder")
         parts = [in_blocks(encode, blocks, *found.inputs(chunk)) for chunk in chunks(rows)]
         empty = torch.empty(0, self._latents if own else party.embedding_size)
         whole = torch.cat(parts).cpu() if parts else empty
@@ -210,7 +210,7 @@ class Held:
         party = self.party
         precision = party.recipe.model.precision
         student = partial(forward, party.models[SOLO], precision=precision)
-        return in_blocks(student, party.blocks.get(SOLO), *inputs)
+        return in_blocks(student, party.scores.blocks.get(SOLO), *inputs)
 
     @torch.no_grad()
     def embed_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Tensor:
@@ -218,7 +218,9 @@ class Held:
         CPU. Raises InputError if the columns are not those of training.
         """
         party = self.party
-        return in_blocks(party.encode, party.blocks.get("encoder"), *self._given(columns, n)).cpu()
+        return in_blocks(
+            party.encode, party.scores.blocks.get("encoder"), *self._given(columns, n)
+        ).cpu()
 
     def _given(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
         """Returns the encoder's inputs of rows of a caller, [N, …] each."""

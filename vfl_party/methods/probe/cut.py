@@ -29,11 +29,13 @@ def latents_of(party: Party, rows: Rows) -> Tensor:
     """Returns the latents of a party's own rows, [B, C, H, W]."""
     bottom = party.models["encoder"]
     bottom.eval()
-    return in_blocks(bottom, party.blocks.get("encoder"), *party.need_features().inputs(rows))
+    return in_blocks(
+        bottom, party.scores.blocks.get("encoder"), *party.need_features().inputs(rows)
+    )
 
 
 def features_of(party: Party, tail: Tail, z: Tensor) -> Tensor:
     """Returns the tail's features [B, E] of latents, computed in blocks; see
     ``vfl_party.models.row_blocks``.
     """
-    return in_blocks(tail.features, party.blocks.get("tail"), z)
+    return in_blocks(tail.features, party.scores.blocks.get("tail"), z)
