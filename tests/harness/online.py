@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -72,10 +73,11 @@ class Online:
         serve = serve or {}
         recipe = load_joint(run, Origin.of(run).data.__iter__().__next__()).recipe
         active = store_of(run, recipe.active.name, serve=serve.get(recipe.active.name))
-        never = cast(Any, SentBefore)
         answers = {
             each.name: answers_of(
-                store_of(run, each.name, serve=serve.get(each.name)), never, limit
+                store_of(run, each.name, serve=serve.get(each.name)),
+                partial(SentBefore, run / each.name / "sent.sqlite", run.name),
+                limit,
             )
             for each in recipe.passives
         }

@@ -246,7 +246,7 @@ def test_no_encryption_is_said_in_check_log_and_summary(
     assert any("unencrypted" in each.sent for each in summary.exchanges)
     worded_as_before(encryption(summary))
     assert [each.carries for each in summary.exchanges if each.how] == [
-        "gradient unencrypted uint8 [rows, bytes] (NOT encrypted)",
+        "gradient unencrypted uint8 [rows, bytes] (NOT encrypted), may carry label information",
         "gradient unencrypted uint8 [sums, bytes] (NOT encrypted)",
     ]
 
