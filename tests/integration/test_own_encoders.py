@@ -129,8 +129,8 @@ def test_an_encoder_begins_with_weights_from_a_file(
     found, want = in_memory(tmp_path, recipe, TABLE), reference.train(recipe, TABLE)
     assert largest_deviation(found, want) <= TOLERANCE
     moved = found["p1"]["encoder.body.0.weight"] - linear.weight.detach()
-    # Adam moves a weight by at most its rate a step, in 12 steps.
-    assert moved.abs().max() <= (0.0 if frozen else 0.0121)
+    # Adam moves a weight by about its rate a step, 0.001 in 12 steps: far less than from a fresh draw.
+    assert moved.abs().max() <= (0.0 if frozen else 0.013)
     assert bool(moved.any()) is not frozen
 
 

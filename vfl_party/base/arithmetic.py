@@ -152,6 +152,8 @@ def _products(device: torch.device) -> Iterator[Tensor]:
         for rows in _ROWS:
             yield x[:rows] @ weight
     yield x.double() @ weight.double()
+    # Large enough to be divided between threads.
+    yield _uniform(device, 256, 1024) @ _uniform(device, 1024, 257, first=_OTHER)
 
 
 def _convolutions(device: torch.device) -> Iterator[Tensor]:
@@ -189,8 +191,8 @@ def _functions(device: torch.device) -> Iterator[Tensor]:
 def _draws(device: torch.device) -> Iterator[Tensor]:
     """Yields draws of a generator that only this function has."""
     generator = torch.Generator(device).manual_seed(7)
-    yield torch.randn(1000, generator=generator, device=device)
-    yield torch.rand(1000, generator=generator, device=device)
+    yield torch.randn(1000, generator=generator, device=device, dtype=torch.float32)
+    yield torch.rand(1000, generator=generator, device=device, dtype=torch.float32)
     yield torch.randperm(1000, generator=generator, device=device)
 
 

@@ -23,10 +23,11 @@ PRINT = "import torch; from vfl_party.base.arithmetic import arithmetic as a; pr
 
 
 def elsewhere(variables: dict[str, str]) -> Arithmetic:
-    """Returns the arithmetic of another process with these variables."""
+    """Returns the arithmetic of another process with these variables, and no other settings."""
+    kept = {name: value for name, value in os.environ.items() if name not in module.SETTINGS}
     done = subprocess.run(
         [sys.executable, "-c", PRINT],
-        env={**os.environ, **variables},
+        env=kept | variables,
         capture_output=True,
         text=True,
         timeout=120,
@@ -49,7 +50,9 @@ def made(**of: Any) -> Arithmetic:
 
 
 def test_another_process_of_this_machine_has_the_same() -> None:
-    assert elsewhere({"OMP_NUM_THREADS": str(torch.get_num_threads())}) == arithmetic(CPU)
+    settings = {name: os.environ[name] for name in module.SETTINGS if name in os.environ}
+    same = elsewhere(settings | {"OMP_NUM_THREADS": str(torch.get_num_threads())})
+    assert same == arithmetic(CPU)
 
 
 @pytest.mark.skipif(
@@ -57,8 +60,9 @@ def test_another_process_of_this_machine_has_the_same() -> None:
     reason="there is one instruction set only",
 )
 def test_another_instruction_set_gives_other_bits() -> None:
-    found = differences(arithmetic(CPU), elsewhere(MACHINES[OLDER]))
-    assert f"instructions: DEFAULT, was {torch.backends.cpu.get_cpu_capability()}" in found
+    here = elsewhere({})
+    found = differences(here, elsewhere(MACHINES[OLDER]))
+    assert f"instructions: DEFAULT, was {here.instructions}" in found
     assert "other bits in products, convolutions, functions, draws" in found
 
 
@@ -73,6 +77,16 @@ def test_the_process_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert arithmetic(CPU) == before
     assert torch.backends.mkldnn.enabled is False
     assert torch.equal(torch.rand(4), want)
+
+
+def test_the_default_type_of_numbers_changes_no_digest() -> None:
+    before = arithmetic(CPU)
+    module._arithmetic.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert arithmetic(CPU) == before
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_threads_count() -> None:
