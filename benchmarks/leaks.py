@@ -53,7 +53,7 @@ EVALUATE = {"kind": "evaluate"}
 # Epochs: every second one is attacked.
 EVERY = 2
 # Read by all rounds together.
-OVER_EPOCHS = ("none", "max norm", "iso 4", "marvell 4", "marvell 25", "label dp 1")
+OVER_EPOCHS = ("none", "max norm", "iso 4", "marvell 4", "marvell 25")
 
 
 def defences() -> dict[str, Tables]:
@@ -61,7 +61,6 @@ def defences() -> dict[str, Tables]:
     found: dict[str, Tables] = {"none": {}, "max norm": {"kind": "max_norm"}}
     found |= {f"iso {x:g}": {"kind": "iso", "amplifier": x} for x in (0.5, 1.0, 2.0, 4.0)}
     found |= {f"marvell {x:g}": {"kind": "marvell", "scale": x} for x in (1.0, 4.0, 10.0, 25.0)}
-    found |= {f"label dp {x:g}": {"kind": "label_dp", "epsilon": x} for x in (1.0, 4.0)}
     return found
 
 

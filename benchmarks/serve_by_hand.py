@@ -41,7 +41,7 @@ def _rows(run: vfl.Run, party: str, source: Path) -> tuple[dict[str, int], Any]:
 
 def app_of(party: str, folder: Path, shop: str) -> FastAPI:
     """Makes one of the two programs."""
-    run = vfl.Run.load(next((folder / "f" / "runs").iterdir()))
+    run = vfl.Run.load(next((folder / "f" / "runs").glob("*/summary.json")).parent)
     places, (model, inputs) = _rows(run, party, folder / f"{party}.csv")
     encoder = model.encoder
     app = FastAPI()

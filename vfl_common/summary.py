@@ -208,7 +208,15 @@ class Privacy(_Model):
     statement: Words
 
 
-_ABOUT_LABELS = {"": "", "none": "no label information", "possible": "may carry label information"}
+_ABOUT_LABELS = {
+    "": "",
+    "none": "no label information",
+    "randomised": "label information after randomised response",
+    "possible": "may carry label information",
+}
+
+
+AboutLabels = Literal["", "none", "randomised", "possible"]
 
 
 class ExchangeSummary(_Model):
@@ -230,7 +238,7 @@ class ExchangeSummary(_Model):
     chain: Words
     when: Words
     how: Words = ""
-    labels: Literal["", "none", "possible"] | None = None
+    labels: AboutLabels | None = None
 
     @property
     def about_labels(self) -> str:
@@ -251,14 +259,25 @@ def label_statement(exchanges: Iterable[ExchangeSummary]) -> str:
     lines = list(exchanges)
     if not lines or any(line.labels is None for line in lines):
         return ""
-    telling = dict.fromkeys(line.phase for line in lines if line.labels == "possible")
-    if telling:
-        return f"Messages of the active party may carry label information: {', '.join(telling)}."
-    return (
-        "No message of the active party carries label information: with other labels it would "
-        "send the same bytes. Metrics that the server shows, and scores that others get, depend on "
-        "labels."
-    )
+    possible = dict.fromkeys(line.phase for line in lines if line.labels == "possible")
+    noisy = dict.fromkeys(line.phase for line in lines if line.labels == "randomised")
+    shown = "Metrics that the server shows, and scores that others get, depend on labels."
+    if not possible and not noisy:
+        return (
+            "No message of the active party carries label information: with other labels it would "
+            f"send the same bytes. {shown}"
+        )
+    found = []
+    if noisy:
+        found.append(
+            "Messages of the active party depend on training labels after randomised response "
+            f"alone (task.label_epsilon): {', '.join(noisy)}."
+        )
+    if possible:
+        found.append(
+            f"Messages of the active party may carry label information: {', '.join(possible)}."
+        )
+    return " ".join(found)
 
 
 class Absence(_Model):

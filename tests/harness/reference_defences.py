@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,8 @@ KEY = 20261123
 Up = Callable[[Tensor], Tensor]
 # The encoder's output [B, 2D] -> z [B, D], the party's own loss.
 Draw = Callable[[Tensor], tuple[Tensor, Tensor]]
-# G [B, D], y [B], gradients of each class [C, B, D].
-Down = Callable[[Tensor, Tensor, Tensor], Tensor]
+# G [B, D], y [B].
+Down = Callable[[Tensor, Tensor], Tensor]
 
 
 def secret(size: int) -> bytes:
@@ -50,14 +49,11 @@ class Noise:
     def gaussian(self, *shape: int) -> Tensor:
         return torch.from_numpy(self._random.standard_normal(shape, dtype=np.float32))
 
-    def laplace(self, *shape: int) -> Tensor:
-        return torch.from_numpy(self._random.laplace(size=shape).astype(np.float32))
-
 
 def max_norm() -> Down:
     noise = Noise()
 
-    def changed(g: Tensor, _y: Tensor, _classes: Tensor) -> Tensor:
+    def changed(g: Tensor, _y: Tensor) -> Tensor:
         xi = noise.gaussian(len(g)).double()
         anywhere = noise.gaussian(*g.shape).double()
         g = g.double()
@@ -77,7 +73,7 @@ def max_norm() -> Down:
 def marvell(scale: float | None = None, error: float | None = None) -> Down:
     noise = Noise()
 
-    def changed(g: Tensor, y: Tensor, _classes: Tensor) -> Tensor:
+    def changed(g: Tensor, y: Tensor) -> Tensor:
         along, across, g = (
             noise.gaussian(len(g)).double(),
             noise.gaussian(*g.shape).double(),
@@ -138,16 +134,6 @@ def search(
         lambda x: of(x)[0], bounds=(0.0, most), method="bounded", options={"xatol": 1e-14 * power}
     )
     return min((of(0.0), of(found.x), of(most)), key=lambda each: each[0])[1]
-
-
-def label_dp(epsilon: float) -> Down:
-    noise = Noise()
-
-    def changed(g: Tensor, _y: Tensor, classes: Tensor) -> Tensor:
-        u = 2 / epsilon * noise.laplace(len(classes), len(g))
-        return g + sum(u[c][:, None] * classes[c] for c in range(len(classes)))
-
-    return changed
 
 
 def clipped(clip: float, epsilon: float, delta: float) -> Up:
@@ -278,28 +264,16 @@ def train(
                     assert z is not None
                     plain = z.detach()
                     came.append((sent_by[number](plain) if sent_by else plain).requires_grad_())
-                loss = partial(
-                    _loss, recipe, active, (epoch, batch), own, dict(zip(names, came, strict=True))
-                )
-                each_class = [
-                    torch.autograd.grad(
-                        loss(torch.full_like(y, c)),
-                        came,
-                        retain_graph=True,
-                        materialize_grads=True,
-                    )
-                    for c in range(recipe.task.classes or 2)
-                ]
+                others = dict(zip(names, came, strict=True))
                 for party in parties.values():
                     party.optimizer.zero_grad()
-                loss(y).backward()
+                _loss(recipe, active, (epoch, batch), own, others, y).backward()
                 zero_gradients(active.models)
                 for number, (z, leaf) in enumerate(zip(made, came, strict=True)):
                     assert z is not None
-                    of_class = torch.stack([grads[number] for grads in each_class])
                     back = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
                     if changed is not None:
-                        back = changed(back, y.reshape(-1), of_class)
+                        back = changed(back, y.reshape(-1))
                     features = passives[number].features
                     if own_loss is not None and features is not None:
                         alone = z.detach().double().requires_grad_()

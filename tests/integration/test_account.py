@@ -12,7 +12,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.rdp import RdpAccountant
 
 from tests.harness import cases
-from tests.harness.federation import Federation, refused
+from tests.harness.federation import Federation, refused, toml
 from tests.harness.kills import Killed, killed, plugged
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
@@ -23,6 +23,7 @@ from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import assemble, expected_rows, open_party
 from vfl_party.cli import cli
 from vfl_party.privacy.accountant import ORDERS, composed
+from vfl_party.privacy.label_noise import LABEL_SECRET
 from vfl_party.record.book import folder_of
 
 ROWS, WIDTH = 60, 4
@@ -117,6 +118,28 @@ def ended(federation: Federation) -> None:
     """Waits for all to end well; there are several runs."""
     for name, program in federation.programs.items():
         assert program.wait() == 0, f"{name}: {program.stderr}"
+
+
+def test_noise_on_labels_is_drawn_once_over_all_runs(tmp_path: Path) -> None:
+    """The second run costs no more; another ε does."""
+    tables = split()
+    tables["task"]["label_epsilon"] = 1.0
+    limits = {"p0": {"policy": {"level": "open", "account": {"epsilon": 1.2}}}}
+    secret = folder_of(tmp_path / "runs", "p0") / LABEL_SECRET
+    with Federation(tmp_path, tables, DATA, limits) as federation:
+        for _ in range(2):
+            federation.start_all()
+            ended(federation)
+            kept = secret.read_bytes()
+            assert account(federation, "p0")["p1"]["spent"]["epsilon"] == 1.0
+        assert secret.read_bytes() == kept
+        assert secret.stat().st_mode & 0o777 == 0o600
+        assert account(federation, "p1")["p0"]["spent"]["epsilon"] == 0
+        tables["task"]["label_epsilon"] = 0.5
+        (tmp_path / "recipe.toml").write_text(toml(tables))
+        federation.start_all()
+        text = refused(federation.programs["p0"], "policy.account.epsilon = 1.2", "p1")
+        assert "an ε of 1 for one person is spent at p1, and this run would add 0.5" in text
 
 
 def test_private_training_adds_up_over_runs_and_a_kill_costs_nothing_twice(tmp_path: Path) -> None:

@@ -39,10 +39,6 @@ DEFENCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         GRADIENTS | {"kind": "marvell", "error": 0.3},
         {"down": partial(reference.marvell, error=0.3)},
     ),
-    "label_dp": (
-        GRADIENTS | {"kind": "label_dp", "epsilon": 2.0},
-        {"down": partial(reference.label_dp, 2.0)},
-    ),
     "clipped_gaussian": (
         EMBEDDINGS | {"kind": "clipped_gaussian", "clip": 1.0, "epsilon": 4.0, "delta": 1e-5},
         {"up": partial(reference.clipped, 1.0, 4.0, 1e-5)},

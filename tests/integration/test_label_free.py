@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.summary import Summary
+from vfl_common.summary import Summary, label_statement
+from vfl_party.assembly.trial import try_party
 from vfl_party.data import Table
 from vfl_party.data.load import load_table
 from vfl_party.outbound.chain import Chain
@@ -104,10 +106,11 @@ def sent(
     made: Recipe,
     data: dict[str, dict[str, Any]],
     *,
-    permuted: bool,
+    permuted: bool = False,
+    labels: Mapping[str, Any] | None = None,
 ) -> Sent:
     """Runs a recipe, and returns what its active party has sent. ``permuted``: with other labels
-    for its rows.
+    for its rows. ``labels``: {id: the label}, in place of the table's.
     """
     found, active = Sent(), made.active.name
     apply, say = Chain.apply, LocalSession._say
@@ -136,6 +139,8 @@ def sent(
 
     def load(settings: DataSettings, with_label: bool) -> Table:
         table = load_table(settings, with_label=with_label)
+        if table.labels is not None and labels is not None:
+            return replace(table, labels=np.array([labels[id_] for id_ in table.ids]))
         if table.labels is None or not permuted:
             return table
         order = np.random.default_rng(3).permutation(len(table.labels))
@@ -239,3 +244,29 @@ def test_a_stratified_division_depends_on_labels(
     assert first.summary is not None
     assert of_active(first.summary)["open"] == {"possible"}
     assert first.messages["open"] != second.messages["open"]
+
+
+# Trees draw secret numbers, so that no two runs send the same bytes.
+@pytest.mark.parametrize("name", ["splitnn", "early stopping", "fedcvt", "splitnn, then fedhssl"])
+def test_messages_follow_from_noisy_labels_alone(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run without noise, on a table that has the noisy labels from the start, sends the same."""
+    rows: dict[str, Any] = {"aligned": 0.8} if name == "fedcvt" else {}
+    task, data = {"kind": "multiclass", "classes": 10}, cases.digits(2)
+    made = recipe(TELLING[name], task=task | {"label_epsilon": 1.0}, **rows)
+    active = made.active.name
+    party = try_party(made, active, parse(DataSettings, data[active], "data"), made.model.encoder)
+    assert party.prepared.labels is not None
+    assert party.party.data.targets is not None
+    decoded = party.prepared.labels.decode(party.party.data.targets)
+    noisy = dict(zip(party.prepared.table.ids, decoded, strict=True))
+    first = sent(tmp_path / "noise", monkeypatch, made, data)
+    plain = recipe(TELLING[name], task=task, **rows)
+    second = sent(tmp_path / "noisy", monkeypatch, plain, data, labels=noisy)
+    assert first.messages == second.messages
+    other = sent(tmp_path / "true", monkeypatch, plain, data)
+    assert other.messages != first.messages
+    assert first.summary is not None
+    assert "randomised" in set().union(*of_active(first.summary).values())
+    assert "after randomised response alone" in label_statement(first.summary.exchanges)

@@ -101,18 +101,15 @@ def test_in_flight_in_parts_and_again(
     assert largest_deviation(in_memory(tmp_path, tables, DATA), want) <= TOLERANCE
 
 
-LABEL_DP = {"kind": "label_dp", "epsilon": 2.0}
 MARVELL = {"kind": "marvell", "scale": 2.0}
 
 
 @pytest.mark.parametrize(
     ("how", "transform", "formula"),
     [
-        (SUBSETS, LABEL_DP, partial(reference_defences.label_dp, 2.0)),
-        (DROPOUT, LABEL_DP, partial(reference_defences.label_dp, 2.0)),
         (SUBSETS, MARVELL, partial(reference_defences.marvell, scale=2.0)),
     ],
-    ids=["label_dp of subsets", "label_dp of party dropout", "marvell of subsets"],
+    ids=["marvell of subsets"],
 )
 def test_with_defences(
     how: dict[str, Any],

@@ -396,20 +396,6 @@ def test_trees_of_one_party_are_those_of_lightgbm(tables: Path, tmp_path: Path) 
             ],
         ),
         (
-            BINARY | {"class_weight": "balanced"},
-            YES,
-            [
-                {
-                    "kind": "splitnn",
-                    "epochs": 1,
-                    "transforms": [
-                        {"kind": "label_dp", "exchange": "embedding", "sent_by": "active"}
-                        | {"epsilon": 1.0}
-                    ],
-                }
-            ],
-        ),
-        (
             BINARY,
             YES | W,
             [

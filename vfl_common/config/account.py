@@ -18,8 +18,8 @@ class AccountLimits(Section):
     """
 
     epsilon: Annotated[float, Field(ge=0.0, le=1e6)] | None = None
-    """The most ε of differential privacy for a person: of training with ``dp``, and of the
-    transforms ``clipped_gaussian`` and ``label_dp``, composed by Rényi divergences. Default: no
+    """The most ε of differential privacy for a person: of training with ``dp`` and of the transform
+    ``clipped_gaussian``, composed by Rényi divergences, and of ``task.label_epsilon``. Default: no
     limit.
     """
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = 1e-5

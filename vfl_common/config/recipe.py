@@ -145,6 +145,11 @@ class Recipe(Section):
                 'start: held_by = "active" is for parties that hold rows of their own; remove it'
             )
         self._check_found_rows()
+        if self.task.label_epsilon is not None and self.rows.split != "random":
+            text = f'needs rows.split = "random" (got "{self.rows.split}")'
+            raise ValueError(
+                f"task.label_epsilon: {text}. A division by the active party may tell labels."
+            )
         if self.task.kind == "ranking" and self.rows.split not in ("grouped", "column"):
             text = f'a ranking compares the rows of a query, and split = "{self.rows.split}"'
             raise ValueError(f'rows: {text} divides them; set split = "grouped"')

@@ -234,6 +234,11 @@ class TaskSettings(Section):
     """How much a row of each class counts in the loss: ``balanced``, so that all classes count the
     same in total; or a table, such as ``{yes = 5.0}``, in which a class that is not named counts 1.
     """
+    label_epsilon: Annotated[float, Field(ge=0.01, le=50.0)] | None = None
+    """``binary``, ``multiclass``: ε of randomised response on each training label. The noise of a
+    label is drawn once and kept over all runs, so ε does not grow with epochs. Labels of validation
+    and test rows, which metrics need, stay as they are. Default: no noise.
+    """
     threshold: Threshold | None = None
     """``binary``: the probability above which a row is decided positive: a number, or a rule that
     chooses it by the validation rows. Default: 0.5.
@@ -264,6 +269,10 @@ class TaskSettings(Section):
                 "give 'classes' for multiclass and multilabel tasks, and only for them"
             )
         self._check_loss()
+        if self.label_epsilon is not None and self.kind not in ("binary", "multiclass"):
+            raise ValueError(
+                f"label_epsilon is for binary and multiclass tasks (got {self.kind}). Remove it."
+            )
         if self.threshold is not None and self.kind != "binary":
             raise ValueError("threshold is for binary tasks; remove it")
         names = self.all_metrics

@@ -18,9 +18,9 @@ def account(party: Path, as_json: bool) -> None:
     the limits.
 
     Tables that have people in common are one data set, whatever their files are called. Of a person
-    the most of any person is shown. ε counts training with dp and the transforms clipped_gaussian
-    and label_dp; numbers without privacy left beside them, and ε says nothing about these. The sums
-    are made from the party's record, so a killed run counts what it has sent.
+    the most of any person is shown. ε counts training with dp, the transform clipped_gaussian and,
+    once, task.label_epsilon; numbers without privacy left as well, and ε says nothing about them.
+    The sums are made from the party's record, so a killed run counts what it has sent.
 
     \b
     Examples:

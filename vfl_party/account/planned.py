@@ -69,9 +69,12 @@ def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
 def _private_training(party: Party, found: dict[str, Planned]) -> None:
     """Adds this party's steps, at all others."""
     plan, name = party.privacy, party.name
+    others = [each.name for each in party.recipe.parties if each.name != name]
+    if party.label_noise is not None:
+        for other in others:
+            found[other].costs[party.label_noise] += 1
     if plan is None:
         return
-    others = [each.name for each in party.recipe.parties if each.name != name]
     for share in (each for each in plan.shares if each.party == name):
         for other in others:
             found[other].costs[plan.cost(share.spending)] += share.spending.steps

@@ -42,6 +42,7 @@ from vfl_party.outbound.sent import SentBefore
 from vfl_party.phases.advice import check_roles, label_taken
 from vfl_party.phases.context import Hooks, MakeEncoder, Party, PartyData
 from vfl_party.phases.course import Course
+from vfl_party.privacy.label_noise import randomise
 from vfl_party.ranks import Part, SpreadEncoder, check_spread
 
 log = logging.getLogger(__name__)
@@ -368,6 +369,7 @@ def assemble(
     spread: PutOnRanks | None = None,
     trees: TreeLimits | None = None,
     secret: int | None = None,
+    label_secret: int | None = None,
 ) -> Assembled:
     """Prepares the rows and makes models and phases; the same result each time, whatever the
     network does.
@@ -380,13 +382,17 @@ def assemble(
         spread: puts the encoder on several GPUs.
         trees: what the party file asks of trees; None: nothing.
         secret: see ``Party``.
+        label_secret: from which the noise of ``task.label_epsilon`` follows; None: from the seed
+            that this party's own draws follow from.
 
     Raises InputError.
     """
     course, name, work = opened.course, opened.name, opened.work
     prepared = work.prepare(opened, aligned)
+    own = course.recipe.seed if secret is None else secret
+    root = own if label_secret is None else label_secret
     # Of dropout.
-    seed = derive_seed(course.recipe.seed if secret is None else secret, "torch", name)
+    seed = derive_seed(own, "torch", name)
     torch.manual_seed(seed % 2**63)
     begin(torch.default_generator, seed)
     features = prepared.features
@@ -413,7 +419,7 @@ def assemble(
             splits=prepared.splits,
             features=features.to(device) if features is not None else None,
             labels=prepared.labels,
-            targets=prepared.targets.to(device) if prepared.targets is not None else None,
+            targets=_targets(opened, prepared, root, device),
             ids=prepared.table.ids,
             holdings=aligned.holdings,
             held=aligned.held,
@@ -429,6 +435,25 @@ def assemble(
     )
     phases = work.phases(party, prepared)
     return Assembled(opened, prepared, party, phases, random_states(device))
+
+
+def _targets(opened: Opened, prepared: Prepared, root: int, device: torch.device) -> Tensor | None:
+    """Returns the targets that phases work with: in training, with the noise of
+    ``task.label_epsilon``.
+    """
+    targets, task = prepared.targets, opened.recipe.task
+    if targets is None:
+        return None
+    if task.label_epsilon is not None and opened.work.job == "train":
+        targets = randomise(
+            targets,
+            prepared.table.ids,
+            prepared.splits,
+            epsilon=task.label_epsilon,
+            classes=task.classes or 2,
+            root=derive_seed(root, "labels", opened.name),
+        )
+    return targets.to(device)
 
 
 def parts_of(opened: Opened, aligned: Aligned) -> list[Part]:

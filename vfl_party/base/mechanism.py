@@ -16,13 +16,14 @@ class Mechanism:
     """Noise on something that one row moves by a bounded length.
 
     Args:
-        kind: ``gaussian`` or ``laplace``.
-        noise: σ, or Laplace's scale, over the most that a row moves it (L2, or L1 for Laplace).
+        kind: ``gaussian``, ``laplace``, or ``response``: randomised response whose noise is kept.
+        noise: σ, or Laplace's scale, over the most that a row moves it (L2, or L1 for Laplace); ε
+            of randomised response, whose uses cost no more than the first.
         rate: the probability with which a row takes part (Poisson sampling; of Gauss alone).
         times: how often at each use, with independent noise.
     """
 
-    kind: Literal["gaussian", "laplace"]
+    kind: Literal["gaussian", "laplace", "response"]
     noise: float
     rate: float = 1.0
     times: int = 1
@@ -36,7 +37,7 @@ class Mechanism:
     def read(cls, text: str) -> Mechanism:
         """Reads ``text``. Raises ValueError if it is none."""
         kind, noise, rate, times = text.split(" ")
-        if kind not in ("gaussian", "laplace"):
+        if kind not in ("gaussian", "laplace", "response"):
             raise ValueError(text)
         found = cls(kind, float(noise), float(rate), int(times))  # type: ignore[arg-type]
         if not (

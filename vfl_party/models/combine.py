@@ -66,25 +66,6 @@ class Combined:
                 z_BD.requires_grad_()
             self.values = [combine(rule, each) for each in (sets or [embeddings])]
 
-    def gradients_of(self, losses: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Returns the gradients of several losses, [losses, B, D] for each received one; before
-        ``backward``.
-        """
-        leaves = (
-            self.received
-            if self._total_BD is None
-            else dict.fromkeys(self.received, self._total_BD)
-        )
-        whole = list({id(leaf): leaf for leaf in leaves.values()}.values())
-        each = [
-            torch.autograd.grad(loss, whole, retain_graph=True, materialize_grads=True)
-            for loss in losses
-        ]
-        found = {
-            id(leaf): torch.stack([grads[n] for grads in each]) for n, leaf in enumerate(whole)
-        }
-        return {name: found[id(leaf)] for name, leaf in leaves.items()}
-
     def gradients(self) -> dict[str, Tensor]:
         """Returns d loss / d embedding of each received one, after ``loss.backward()``; zeros if it
         has no effect.

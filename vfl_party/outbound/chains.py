@@ -11,13 +11,14 @@ from typing import Literal, get_args
 
 import torch
 
+from vfl_common.bundle import Kind
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import WireSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.packing import coding
 from vfl_common.packing.coding import PLAIN, Coding
-from vfl_common.summary import ExchangeSummary
+from vfl_common.summary import AboutLabels, ExchangeSummary
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.base.seeds import derive_seed
 from vfl_party.outbound import codecs, transforms
@@ -183,10 +184,14 @@ def summarised(
     out. ``after_labels``: see ``Course.after_labels``.
     """
 
-    def labels(sender: str, sent: Sent) -> Literal["", "none", "possible"]:
+    def labels(sender: str, sent: Sent) -> AboutLabels:
         if sender in (PASSIVES, recipe.server) or (sender == "every party" and exchange.passive):
             return ""
-        return "none" if sent.label_free and not after_labels else "possible"
+        if sent.label_free and not after_labels:
+            return "none"
+        # A verdict follows from metrics, which are computed with the labels as they are.
+        noisy = recipe.task.label_epsilon is not None and sent.kind != Kind.VERDICT
+        return "randomised" if noisy else "possible"
 
     of_server = exchange.asks == "server"
     asks = "every party" if of_server and not exchange.passive else PASSIVES

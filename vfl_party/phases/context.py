@@ -21,6 +21,7 @@ from vfl_common.errors import Code, InputError, InternalError, VflError
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_party.base.devices import index_on
 from vfl_party.base.held import HeldRows
+from vfl_party.base.mechanism import Mechanism
 from vfl_party.base.phase import RoundReport
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.base.seeds import Rows, derive_seed
@@ -38,6 +39,7 @@ from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.outbound.sent import SentBefore
 from vfl_party.privacy.accountant import Spending
+from vfl_party.privacy.label_noise import mechanism
 from vfl_party.privacy.plan import PrivacyPlan
 from vfl_party.record.recorder import Recorder
 
@@ -252,6 +254,15 @@ class Party:
     def connect(self, connections: Connections | None, hooks: Hooks) -> None:
         """Connects the phases to the other parties, and to the program that runs them."""
         self.connections, self.hooks = connections, hooks
+        if self.record is not None and (noise := self.label_noise) is not None:
+            to = [party.name for party in self.recipe.parties if party.name != self.name]
+            self.record.spends(self.course.phases[0].name, noise.text, 1, "labels", to)
+
+    @property
+    def label_noise(self) -> Mechanism | None:
+        """What noisy labels cost each row; None without ``task.label_epsilon``."""
+        epsilon = self.recipe.task.label_epsilon
+        return None if epsilon is None or self.data.targets is None else mechanism(epsilon)
 
     @property
     def recipe(self) -> Recipe:

@@ -85,20 +85,26 @@ def epsilon(spendings: Sequence[Spending], delta: float) -> float:
 
 def composed(uses: Iterable[tuple[Mechanism, int]], delta: float) -> float:
     """Returns ε of mechanisms that are used one after the other, each so often; infinite if one of
-    them adds no noise, or next to none.
+    them adds no noise, or next to none. Randomised response of each ε counts once: its noise is
+    kept.
 
     Raises InputError if δ is not between 0 and 1.
     """
     _check(delta)
+    uses = [*uses]
+    once = {each.noise for each, times in uses if times and each.kind == "response"}
     taken = [(each, times) for each, times in uses if times and each.rate]
+    taken = [(each, times) for each, times in taken if each.kind != "response"]
+    # Pure differential privacy adds up as it is.
+    pure = sum(once)
     if not taken:
-        return 0.0
+        return pure
     if any(each.noise < _LEAST for each, _ in taken):
         return math.inf
     value, order = _convert(taken, ORDERS, delta)
     if order in (ORDERS[0], ORDERS[-1]):
         value, _ = _convert(taken, MORE_ORDERS, delta)
-    return max(0.0, value)
+    return pure + max(0.0, value)
 
 
 def simple_epsilon(spendings: Sequence[Spending], delta: float) -> float:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError, LostError
-from vfl_common.files import write_atomic
+from vfl_common.files import kept_secret, write_atomic
 from vfl_common.ledger import Ledger
 from vfl_common.process import garbage
 from vfl_common.process.logs import Console, version
@@ -29,12 +29,14 @@ from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import Assembled, Opened, PutOnRanks, assemble, open_party, parts_of
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
+from vfl_party.base.seeds import secret_seed
 from vfl_party.grants.approval import GrantGuard
 from vfl_party.policy.guards import guards_of
 from vfl_party.policy.words import without_words
 from vfl_party.predict.alone import Alone, is_away, write_waiting
 from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
+from vfl_party.privacy.label_noise import LABEL_SECRET
 from vfl_party.ranks import Guarded, Ranks, begin
 from vfl_party.record.book import Book, folder_of
 from vfl_party.record.heads import Heads
@@ -232,9 +234,14 @@ class PartyApp:
                 spread=spread,
                 trees=files.file.trees,
                 secret=secret,
+                label_secret=label_secret,
             )
 
         book = self._book()
+        label_secret = None
+        if files.is_active and recipe.task.label_epsilon is not None:
+            # The record's folder outlives runs, so that a label keeps its noise.
+            label_secret = secret_seed(kept_secret(book.folder / LABEL_SECRET, new_secret()))
         account = guard_of(book, limits_of(files.file), resumes=folders.resume is not None)
         heads = Heads(book, files.keyring.current)
         relay = HeadRelay(heads, files.name, recipe.active.name, files.keyring.current)

@@ -19,7 +19,6 @@ from vfl.leak_meter.scene.scene import EncoderInputs, Figure, Scene
 from vfl_common.config.models import TaskSettings
 from vfl_party.outbound.noise import NoisyFilter
 from vfl_party.outbound.transforms.iso import IsoNoise
-from vfl_party.outbound.transforms.label_dp import LabelDp, LabelDpSettings
 from vfl_party.outbound.transforms.marvell import Marvell, MarvellSettings
 
 ROWS, SIZE, WIDTH, ROUNDS = 800, 80, 8, 12
@@ -91,9 +90,15 @@ def iso(amplifier: float) -> Leave:
     return lambda g_BD, _, __: defence.noise(g_BD)
 
 
-def label_dp(epsilon: float) -> Leave:
-    defence = seeded(LabelDp(LabelDpSettings(epsilon=epsilon)))
-    return lambda g_BD, _, of_class: defence.noise(g_BD, of_class)
+def laplace(epsilon: float) -> Leave:
+    """Laplace noise on the one-hot label, drawn for each message (Yang et al., arXiv 2203.02073)."""
+    draw = np.random.default_rng(7).laplace
+
+    def leave(g_BD: Tensor, _: Tensor, of_class_CBD: Tensor) -> Tensor:
+        u_CB = torch.from_numpy(draw(scale=2 / epsilon, size=of_class_CBD.shape[:2]))
+        return g_BD + torch.einsum("cb,cbd->bd", u_CB, of_class_CBD).float()
+
+    return leave
 
 
 def test_all_labels_are_read_through_marvell_with_no_label_known() -> None:
@@ -109,8 +114,8 @@ def test_labels_are_read_through_noise_in_all_directions_by_a_sum() -> None:
     assert played(iso(1.0))["nothing, sum by round"].value >= 0.99
 
 
-def test_several_classes_are_read_through_label_dp_with_some_labels_known() -> None:
-    figures = played(label_dp(4.0), 4)
+def test_several_classes_are_read_through_noise_of_each_message_with_some_labels_known() -> None:
+    figures = played(laplace(4.0), 4)
     known = figures["200 labels, regression"]
     assert known.value >= 0.9
     assert known.baselines["own columns"] < 0.4

@@ -60,6 +60,7 @@ def test_a_setting_is_nothing_but_its_variables(
         "OMP_NUM_THREADS": "2",
         "MKL_NUM_THREADS": "2",
         "VFL_TESTS_THREADS": "2",
+        **script.IDLE,
     }
 
 

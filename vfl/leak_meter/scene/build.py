@@ -31,7 +31,9 @@ class Scenes:
 
     def of(self, attacker: str, seed: int) -> Scene:
         """Returns what ``attacker`` has, and the truth."""
-        active = next(each.party for each in self._parties.values() if each.party.role == "active")
+        owner = next(each for each in self._parties.values() if each.party.role == "active")
+        # The labels before any noise: those are what an attacker wants.
+        active, targets = owner.party, owner.prepared.targets
         owners = {name: held for name in self._parties if (held := self._owner(name)) is not None}
         if attacker == active.recipe.server:
             task = active.recipe.task
@@ -39,7 +41,7 @@ class Scenes:
                 attacker=attacker,
                 role="server",
                 task=task,
-                labels=_classes(active.data.targets, task.kind),
+                labels=_classes(targets, task.kind),
                 rows={},
                 seed=derive_seed(seed, "attack", attacker),
                 gradients=_nothing,
@@ -53,8 +55,8 @@ class Scenes:
             attacker=attacker,
             role=own.role,
             task=own.recipe.task,
-            labels=_classes(active.data.targets, own.recipe.task.kind),
-            targets=_numbers(active.data.targets, own.recipe.task.kind),
+            labels=_classes(targets, own.recipe.task.kind),
+            targets=_numbers(targets, own.recipe.task.kind),
             rows=own.data.splits,
             seed=derive_seed(seed, "attack", attacker),
             gradients=partial(self._recording.batches, active.name, attacker, "gradient"),

@@ -13,9 +13,8 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.dcor import with_labels
-from vfl_party.methods.splitnn.exchanges import embedding, validation
+from vfl_party.methods.splitnn.exchanges import LABELS, embedding, validation
 from vfl_party.methods.splitnn.local import ActiveLocal, Swapped
-from vfl_party.methods.splitnn.row_facts import OF_CLASS, RowFacts
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.stopping import Judge
 from vfl_party.methods.splitnn.training import OwnTraining
@@ -53,25 +52,6 @@ class ActiveSplitNN(Phase):
         self._sets = Sets(party, name, settings)
         self._loss = loss_fn(party.recipe.task)
         self._weights = party.row_weights(party.rows("train"))
-        knows = self._embedding.chains.down.knows
-        if settings.dcor and OF_CLASS in knows:
-            text = (
-                f"recipe: phases: {name}: dcor tells the labels in a gradient that the "
-                "transform label_dp does not"
-            )
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"{text} cover, so its epsilon would not hold; remove one of them",
-            )
-        if self._weights is not None and OF_CLASS in knows:
-            text = (
-                f"recipe: phases: {name}: task.class_weight and data.weight tell something of the "
-                "labels of all rows"
-            )
-            raise InputError(
-                Code.CONFIG_INVALID,
-                f"{text} that the epsilon of label_dp does not cover; remove one of them",
-            )
         kind = party.recipe.task.kind
         if kind == "ranking" and settings.dcor:
             text = f"recipe: phases: {name}: dcor looks at each row's label, and a ranking has"
@@ -84,8 +64,8 @@ class ActiveSplitNN(Phase):
                 Code.CONFIG_INVALID,
                 f"{text}, and that of a {kind} task compares the rows of a batch; remove them",
             )
-        # Defences that depend on labels want to be told more about the rows of a gradient.
-        self._facts = RowFacts(knows, party.recipe.task) if knows else None
+        # Some defences of gradients depend on the labels of their rows.
+        self._tells = LABELS in self._embedding.chains.down.knows
         # A late policy goes on without a passive party.
         self._absent = Absent(party, name, settings) if settings.late_policy != "wait" else None
         self.lenient = self._absent is not None
@@ -166,24 +146,21 @@ class ActiveSplitNN(Phase):
         outputs = [party.outputs(each) for each in combined.values]
         weights = self._weights_of(rows)
 
-        def loss_of(targets: Tensor) -> Tensor:
-            found = summed(losses_of(self._loss, outputs, targets, weights, parts), sets)
-            return found if share == 1.0 else found * share
-
-        loss = loss_of(y_B)
-        facts: Mapping[str, Tensors] = {}
-        if self._facts is not None:
+        loss = summed(losses_of(self._loss, outputs, y_B, weights, parts), sets)
+        loss = loss if share == 1.0 else loss * share
+        labels: Mapping[str, Tensors] = {}
+        if self._tells:
             labels = {
-                name: y_B if held is None else party.take(y_B, held.of(name, rows)) for name in z_BD
+                name: {LABELS: y_B if held is None else party.take(y_B, held.of(name, rows))}
+                for name in z_BD
             }
-            facts = self._facts.of(combined, labels, y_B, loss_of)
         backward(loss)
         # The parties proceed while the top model is updated: each gradient is of the weights before
         # the update.
         dz_BD = combined.gradients()
         if self._settings.dcor:
             dz_BD = with_labels(dz_BD, z_BD, y_B, self._settings.dcor)
-        self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()}, facts, rows)
+        self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()}, labels, rows)
         if self._watch is not None:
             self._watch.batch(own, z_BD)
         return loss.detach(), Swapped(rows, z_BD, dz_BD, place)

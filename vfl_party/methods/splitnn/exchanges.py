@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from vfl_common.bundle import Kind
 from vfl_party.methods.splitnn.mid import drawn
-from vfl_party.methods.splitnn.row_facts import BESIDE
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.outbound.declared import Exchange, Sent, f32, noise
 from vfl_party.phases.scoring import scoring
+
+# What a defence of the gradients may know of their rows: the targets.
+LABELS = "labels"
 
 
 def embedding(settings: SplitNNSettings) -> Exchange:
@@ -19,7 +21,9 @@ def embedding(settings: SplitNNSettings) -> Exchange:
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, how=how)
     through = noise("iso", amplifier=settings.iso)
     how = f"with that of dCor(z, y), λ = {settings.dcor:g}" if settings.dcor else ""
-    down = Sent(Kind.GRADIENT, {"dz": f32("rows", "width")}, through, beside=BESIDE, how=how)
+    down = Sent(
+        Kind.GRADIENT, {"dz": f32("rows", "width")}, through, beside=frozenset({LABELS}), how=how
+    )
     return Exchange("embedding", up, down)
 
 

@@ -28,7 +28,6 @@ from vfl_party.outbound.transforms.clipped_gaussian import (
     ClippedGaussianSettings,
     sigma_of,
 )
-from vfl_party.outbound.transforms.label_dp import LabelDp, LabelDpSettings
 from vfl_party.outbound.transforms.marvell import Marvell, MarvellSettings
 from vfl_party.outbound.transforms.max_norm import MaxNorm
 
@@ -49,18 +48,15 @@ def made(kind: str) -> tuple[Filter, dict[str, torch.Tensor]]:
         "max_norm": MaxNorm(),
         "marvell": Marvell(MarvellSettings(scale=2.0)),
         "marvell of an error": Marvell(MarvellSettings(error=0.3)),
-        "label_dp": LabelDp(LabelDpSettings(epsilon=1.0)),
         "clipped_gaussian": ClippedGaussian(
             ClippedGaussianSettings(clip=1.0, epsilon=1.0, delta=1e-5)
         ),
     }
-    filters[kind].tell(
-        {"labels": positive.float()[:, None], "class gradients": torch.stack([g, -g])}
-    )
+    filters[kind].tell({"labels": positive.float()[:, None]})
     return filters[kind], {"dz": g}
 
 
-KINDS = ["max_norm", "marvell", "marvell of an error", "label_dp", "clipped_gaussian"]
+KINDS = ["max_norm", "marvell", "marvell of an error", "clipped_gaussian"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,16 +133,6 @@ def test_a_batch_of_one_class_gets_noise_of_the_same_power_and_equal_means_none(
     assert torch.equal(defence.noise(g, half), g)
 
 
-def test_label_dp_is_the_laplace_mechanism_on_the_one_hot_label() -> None:
-    defence = LabelDp(LabelDpSettings(epsilon=0.5))
-    of_class = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]]).expand(2, 2000, 2)
-    noise = defence.noise(torch.zeros(2000, 2), of_class)
-    u = noise / torch.tensor([1.0, 2.0])
-    # E|Laplace(b)| = b = 2 / ε.
-    assert u.abs().mean().item() == pytest.approx(2 / 0.5, rel=0.08)
-    assert u.pow(2).mean().item() == pytest.approx(2 * 4.0**2, rel=0.2)
-
-
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 10.0])
 @pytest.mark.parametrize("delta", [1e-8, 1e-3])
 def test_the_sigma_is_the_least_of_the_analytic_mechanism(epsilon: float, delta: float) -> None:
@@ -179,7 +165,6 @@ def recipe(task: dict[str, Any], **transform: Any) -> Recipe:
             {"kind": "multiclass", "classes": 3},
             {"kind": "marvell", "sent_by": "active", "scale": 1.0},
         ),
-        ({"kind": "regression"}, {"kind": "label_dp", "sent_by": "active", "epsilon": 1.0}),
         ({"kind": "binary"}, {"kind": "marvell", "sent_by": "passive", "scale": 1.0}),
         ({"kind": "binary"}, {"kind": "marvell", "sent_by": "active"}),
     ],

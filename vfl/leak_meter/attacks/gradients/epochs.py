@@ -15,9 +15,9 @@ the logarithm of its length across the axis, and the cosine of its part across t
 the round before. In each batch the rows of a class are one Gaussian, and expectation maximisation
 adds up what all batches tell of a row (``vfl.leak_meter.learn.mixture``). Two classes.
 
-*Mixture of means*: through ``label_dp``, ``max_norm`` and ``iso``. Of a row's gradients, scaled to
-length one, the means over each quarter of the training are features of a mixture of Gaussians. Any
-number of classes.
+*Mixture of means*: through ``max_norm``, ``iso`` and noise on each message's labels. Of a row's
+gradients, scaled to length one, the means over each quarter of the training are features of a
+mixture of Gaussians. Any number of classes.
 
 With labels known, the classes of their rows are held fixed, and the search begins with a regression
 from the means and the attacker's own columns to these classes. *Regression* is that by itself, and
