@@ -448,6 +448,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 ELSEWHERE = {
     "iso": "its noise has a key of its own at each party, so no two runs are alike",
     "mid": "likewise",
+    "label_epsilon": "a party draws noise on labels from a secret; see test_label_free.py",
     "kind = resnet18": "eleven million weights; its layers are those of cnn",
     **{
         f"kind = {kind}": "likewise: test_models.py and test_halves.py train each for a step"
