@@ -18,7 +18,7 @@ import pytest
 from tests.harness import cases, ports, reference
 from tests.harness.federation import BIN, RUN_S, Federation, Program
 from tests.harness.memory import run_here
-from tests.harness.preloaded import float64
+from tests.harness.preloaded import float64, threads
 from tests.harness.proxy import Proxy
 from tests.harness.sentences import error_as_before
 from tests.harness.sharing import FRESH
@@ -116,6 +116,7 @@ def test_they_get_the_parameters_of_one_process(
     assert sent["embedding"] == 3 * 8 * WIDTH * (TRAIN + VALIDATION)
 
 
+@pytest.mark.skipif(threads.NUMBER > 1, reason="an installed program computes on one thread")
 @pytest.mark.usefixtures("float64")
 def test_a_rank_is_killed_and_the_party_started_again(
     undisturbed: tuple[Parameters, dict[str, Any]], tmp_path: Path
