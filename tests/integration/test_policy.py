@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.harness import cases
+from tests.harness.aligning import Direct
 from tests.harness.federation import Federation, reason_to_wait, refused
 from tests.harness.memory import in_memory, in_process
 from tests.harness.sentences import raises, worded_as_before
@@ -21,6 +22,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.rpc.messages import MOST_SHOWN
+from vfl_party.align import rounds
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.outbound.declared import Exchange, Sent, Use, f32, u8
 from vfl_party.outbound.filter import Filter, Leaving
@@ -444,3 +446,52 @@ def test_limits_of_who_is_told_later_how_many_rows_there_are_hold_at_the_way_out
         with raises(InputError, Code.REFUSED):
             in_process(run, moco | {"simulate": policies}, cases.own_rows(2))
         assert ("mocosfl", "gradient") not in frames
+
+
+FEDONCE_PCA: dict[str, Any] = {"kind": "fedonce", "objective": "pca"}
+HEAD: dict[str, Any] = {"kind": "head", "own_encoder": "trained", "batch_size": 20}
+# Three batches of the 48 training rows are an epoch; what a case says is two epochs, but for pca.
+EPOCHS: dict[str, tuple[int, list[dict[str, Any]]]] = {
+    "splitnn": (2, [{"kind": "splitnn", "steps": 6, "batch_size": 20, "checkpoint_steps": 1}]),
+    "student": (2, [SPLIT | {"epochs": 1}, {"kind": "student", "steps": 6, "batch_size": 20}]),
+    "head": (2, [FEDONCE_PCA, HEAD | {"steps": 6}]),
+    "pca": (1, [FEDONCE_PCA, HEAD | {"epochs": 1}]),
+}
+
+
+@pytest.mark.parametrize("name", list(EPOCHS))
+@pytest.mark.parametrize("who", ["p0", "p1"])
+def test_steps_count_as_the_epochs_that_they_make(who: str, name: str, tmp_path: Path) -> None:
+    epochs, phases = EPOCHS[name]
+    for level in ("careful", "open"):
+        tables = recipe(phases, {who: {"level": level, "most_epochs": epochs}})
+        assert in_process(tmp_path / level, tables, data(phases)).metrics
+    if epochs == 1:
+        return
+    tables = recipe(phases, {who: {"level": "open", "most_epochs": epochs - 1}})
+    with raises(InputError, Code.REFUSED):
+        in_process(tmp_path / "refused", tables, data(phases))
+
+
+def test_epochs_follow_from_the_rows_that_are_in_common(
+    tmp_path: Path, frames: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six steps are two epochs of 60 rows, and six epochs of the ten rows that both have."""
+    monkeypatch.setattr(rounds, "Masking", Direct)
+    tables = recipe([{"kind": "splitnn", "steps": 6, "batch_size": 20}])
+    tables |= {"task": {"kind": "binary"}, "rows": {"align": "psi", "test": 0.0}}
+    files: dict[str, dict[str, Any]] = {}
+    for place, name in enumerate(("p0", "p1")):
+        lines = [f"c{row:03d},{row % 7},{row % 2}" for row in range(50 * place, 50 * place + 60)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["id,a,y", *lines]))
+        label = {"label": "y"} if not place else {"drop": ["y"]}
+        files[name] = {"source": str(tmp_path / f"{name}.csv"), "id": "id", **label}
+    for most, fine in ((6, True), (5, False)):
+        frames.clear()
+        policies = {"policies": {"p1": {"level": "open", "most_epochs": most}}}
+        if fine:
+            in_process(tmp_path / "fine", tables | {"simulate": policies}, files)
+            continue
+        with raises(InputError, Code.REFUSED):
+            in_process(tmp_path / "refused", tables | {"simulate": policies}, files)
+        assert ("splitnn", "embedding") not in frames

@@ -44,6 +44,7 @@ class ActiveSplitNN(Phase):
         self._party, self._settings = party, settings
         self._training = OwnTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
+        self.epochs = self._training.batches.epochs
         self._embedding = party.answering(
             name, embedding(settings), width=party.widths or party.embedding_size
         )
