@@ -30,6 +30,7 @@ from vfl_party.outbound.worded import Worded
 from vfl_party.policy.code import digest_of, digests
 from vfl_party.policy.meeting import SHOWN, meet, shown_by
 from vfl_party.policy.words import WordsGuard
+from vfl_party.record.lines import ALL
 
 NOISE = [
     {"kind": "gaussian", "exchange": exchange, "sent_by": "passive", "sigma": 0.5}
@@ -495,3 +496,55 @@ def test_epochs_follow_from_the_rows_that_are_in_common(
         with raises(InputError, Code.REFUSED):
             in_process(tmp_path / "refused", tables | {"simulate": policies}, files)
         assert ("splitnn", "embedding") not in frames
+
+
+# How a batch of twenty rows is exchanged: {name: (keys of the phase, rows of its smallest message)}.
+PIPED: dict[str, tuple[dict[str, Any], int]] = {
+    "plain": ({}, 14),
+    "in flight": ({"in_flight": 3}, 14),
+    "local updates": ({"local_updates": 2}, 14),
+    "cache": ({"cache": {"batches": 2, "uses": 1}}, 14),
+    "parts": ({"micro_batches": 2}, 7),
+}
+
+
+@pytest.mark.parametrize("name", list(PIPED))
+@pytest.mark.parametrize("counted_before", [True, False])
+def test_min_rows_and_max_numbers_hold_however_batches_are_exchanged(
+    counted_before: bool,
+    name: str,
+    tmp_path: Path,
+    frames: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each limit lets a run go to its end that meets it exactly, and stops one that is beyond it."""
+    if not counted_before:
+        monkeypatch.setattr("vfl_party.policy.planned.MOST_STEPS", 1)
+    keys, smallest = PIPED[name]
+    phases = [SPLIT | keys]
+    # Two epochs of eight numbers.
+    for key, limit, beyond in (("least_rows", smallest, 1), ("most_numbers", 16, -1)):
+        for words in ({key: limit}, {key: limit + beyond}):
+            frames.clear()
+            tables = recipe(phases, {"p1": {"level": "open"} | words})
+            tables["rows"] = {"validation": 0.0, "test": 0.1}
+            if words[key] == limit:
+                in_process(tmp_path / key, tables, data(phases))
+                assert frames
+                continue
+            with raises(InputError, Code.REFUSED):
+                in_process(tmp_path / f"{key}-refused", tables, data(phases))
+            assert counted_before == (frames == [])
+
+
+def test_min_rows_holds_for_a_method_that_does_not_say_its_rows() -> None:
+    sent = Sent(Kind.EMBEDDING, {"z": f32("rows", 4)})
+    for limit, fine in ((3, True), (4, False)):
+        policy = Worded(PolicySettings(level="open", least_rows=limit))
+        held = policy("a", Exchange("embedding", sent), sent)
+        leaving = Leaving(StepKey("a", 0, 0), "embedding", ("p0",), 12, 48, ALL, 3)
+        if fine:
+            held.leaves(leaving)
+            continue
+        with raises(InputError, Code.REFUSED):
+            held.leaves(leaving)

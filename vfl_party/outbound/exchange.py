@@ -124,8 +124,7 @@ class _Side:
             about = ALL
         numbers = sum(x.numel() for x in given.values())
         if given and chain.watches:
-            rows = next(iter(given.values())).shape[:1] if about is ALL else ()
-            people = rows[0] if rows else len(about) if _is_listed(about) else 0
+            people = len(about) if _is_listed(about) else _rows_in(sent, given) * (about is ALL)
             payload = sum(each.data.nbytes for each in bundle.tensors.values())
             leaving = Leaving(step, bundle.kind.label, to, numbers, payload, about, people)
             chain.leaves(leaving)
@@ -151,6 +150,12 @@ def way_of(exchange: Exchange, chains: Chains, tensors: int, *, up: bool) -> tup
 
 def _direction(exchange: Exchange, chains: Chains, *, up: bool) -> tuple[Sent, Chain]:
     return (exchange.up, chains.up) if up else (exchange.down, chains.down)
+
+
+def _rows_in(sent: Sent, given: Tensors) -> int:
+    """Returns the number of rows in tensors that are declared with rows."""
+    sizes = (len(given[name]) for name, (_, shape) in sent.tensors.items() if shape[:1] == ("rows",))
+    return next(sizes, 0)
 
 
 def _is_listed(about: About) -> TypeGuard[Sequence[int] | npt.NDArray[Any]]:
