@@ -154,7 +154,9 @@ def _direction(exchange: Exchange, chains: Chains, *, up: bool) -> tuple[Sent, C
 
 def _rows_in(sent: Sent, given: Tensors) -> int:
     """Returns the number of rows in tensors that are declared with rows."""
-    sizes = (len(given[name]) for name, (_, shape) in sent.tensors.items() if shape[:1] == ("rows",))
+    sizes = (
+        len(given[name]) for name, (_, shape) in sent.tensors.items() if shape[:1] == ("rows",)
+    )
     return next(sizes, 0)
 
 
@@ -357,13 +359,14 @@ class Answering(_Side):
         step: StepKey,
         tensors: Mapping[str, Tensors],
         beside: Mapping[str, Tensors] = MappingProxyType({}),
-        about: About = None,
+        about: About | Mapping[str, About] = None,
     ) -> None:
         """Answers each party with its own tensors; those that are the same objects for several are
         encoded once.
 
         ``beside``: {party: what the chain may know of its rows}; it is not sent. ``about``: the
-        numbers of the rows that the answers tell of, for the party's record.
+        numbers of the rows that the answers tell of, for the party's record; {party: rows} if
+        these differ.
         """
         for each in tensors.values():
             wait_for_gpus(each)
@@ -375,7 +378,7 @@ class Answering(_Side):
         step: StepKey,
         tensors: Mapping[str, Tensors],
         beside: Mapping[str, Tensors],
-        about: About,
+        about: About | Mapping[str, About],
     ) -> None:
         down, kind, repeats = self.chains.down, self.exchange.down.kind, self.chains.down.repeats
         replies: dict[str, Bundle] = {}
@@ -399,7 +402,9 @@ class Answering(_Side):
         for party, bundle in replies.items():
             to.setdefault(id(bundle), []).append(party)
         for parties in to.values():
-            self._record(step, replies[parties[0]], tensors[parties[0]], parties, about, up=False)
+            first = parties[0]
+            rows = about[first] if isinstance(about, Mapping) else about
+            self._record(step, replies[first], tensors[first], parties, rows, up=False)
         self.hub.reply(step, replies)
 
     @spends(ENCODE)

@@ -66,7 +66,7 @@ class WordsGuard:
             exchanges_of(asked.party)
 
     def check_epochs(self, epochs: Mapping[str, int]) -> None:
-        """Raises InputError (REFUSED) if a phase has more epochs than the policy allows. ``epochs``:
+        """Raises InputError (REFUSED) if a phase has more epochs than allowed. ``epochs``:
         {phase: its epochs}.
         """
         if not isinstance(self._policy, PolicySettings) or self._policy.most_epochs is None:

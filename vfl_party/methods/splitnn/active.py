@@ -184,7 +184,9 @@ class ActiveSplitNN(Phase):
         dz_BD = combined.gradients()
         if self._settings.dcor:
             dz_BD = with_labels(dz_BD, z_BD, y_B, self._settings.dcor)
-        self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()}, facts, rows)
+        replies = {name: {"dz": dz} for name, dz in dz_BD.items()}
+        about = rows if held is None else {name: rows[held.of(name, rows)] for name in dz_BD}
+        self._embedding.reply(step, replies, facts, about)
         if self._watch is not None:
             self._watch.batch(own, z_BD)
         return loss.detach(), Swapped(rows, z_BD, dz_BD, place)
