@@ -87,7 +87,7 @@ class Labels:
             raise checks.unusable(
                 source, f"its label has {len(classes)} different values, but a binary task has two"
             )
-        if task.classes is not None and len(classes) > task.classes:
+        if task.classes is not None and len(classes) != task.classes:
             what = (
                 f"its label has {len(classes)} different values, but the recipe's task has "
                 f"{task.classes} classes"
