@@ -291,6 +291,15 @@ def test_a_threshold_is_a_probability_whatever_the_scores(
         decided(scored, found)
 
 
+@pytest.mark.parametrize("rule", [RULES[0], *RULES[2:]])
+def test_a_threshold_divides_probabilities_near_zero(rule: dict[str, object]) -> None:
+    """Rows whose logits are below -36.7, the logit of 2 ** -53."""
+    outputs = torch.tensor([[-50.0], [-40.0], [-60.0], [-45.0], [-200.0], [-300.0]])
+    targets = torch.tensor([[0.0], [1.0], [0.0], [1.0], [0.0], [0.0]])
+    threshold = choose(ThresholdRule.model_validate(rule), outputs, targets)
+    assert decided(outputs, threshold).float().tolist() == targets.tolist()
+
+
 def test_without_a_threshold_half_decides() -> None:
     outputs = torch.tensor([[-1e-30], [0.0], [1e-30]])
     assert decided(outputs, None).flatten().tolist() == [False, False, True]
