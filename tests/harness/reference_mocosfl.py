@@ -73,7 +73,9 @@ class Client:
         order = batches(
             derive_seed(self.seed, self.name), self.phase, self.steps // per, self.rows, self.size
         )
-        return [batch for batch in order if len(batch) == self.size][self.steps % per]
+        full = [batch for batch in order if len(batch) == self.size]
+        found: Rows = full[self.steps % per]
+        return found
 
     def views(self) -> tuple[Tensor, Tensor]:
         random = torch.Generator().manual_seed(

@@ -159,7 +159,7 @@ def tables(folder: Path, *, partial: bool) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for place, name in enumerate(NAMES):
         rows = [row for row in range(ROWS) if not place or not partial or row % 3 != place]
-        frame = pd.DataFrame({"id": [person(row) for row in rows], "x": np.float32(rows)})
+        frame = pd.DataFrame({"id": [person(row) for row in rows], "x": np.array(rows, np.float32)})
         if not place:
             frame["y"] = [row % 2 for row in rows]
         frame.to_csv(folder / f"{name}.csv", index=False)
