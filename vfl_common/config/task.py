@@ -209,8 +209,8 @@ class TaskSettings(Section):
     query, which ``data.group`` tells apart.
     """
     classes: Annotated[int, Field(ge=2)] | None = None
-    """The number of classes, all of which the label must have, or of the labels of ``multilabel``;
-    these two need it, the others refuse it.
+    """The number of classes, or of the labels of ``multilabel``; these two need it, the others
+    refuse it.
     """
     metrics: tuple[KindName, ...] = ()
     """Metrics beside those that are always computed: ``ks``, ``gini``, ``average_precision``

@@ -87,7 +87,7 @@ class Labels:
             raise checks.unusable(
                 source, f"its label has {len(classes)} different values, but a binary task has two"
             )
-        if task.classes is not None and len(classes) != task.classes:
+        if task.classes is not None and len(classes) > task.classes:
             what = (
                 f"its label has {len(classes)} different values, but the recipe's task has "
                 f"{task.classes} classes"
@@ -142,6 +142,14 @@ class Labels:
         text = any(isinstance(name, str) for name in self.classes)
         names: npt.NDArray[Any] = np.array(self.classes, dtype=object if text else None)
         return np.take(names, flat.long().numpy())
+
+    def known(self, outputs_NO: torch.Tensor) -> torch.Tensor:
+        """Returns the outputs of the classes that the labels have, [N, K]; for another task, all.
+
+        A multi-class task may have more classes than the labels: metrics and predictions decide
+        among those that there are.
+        """
+        return outputs_NO[:, : len(self.classes)] if self.kind == "multiclass" else outputs_NO
 
     def unscale(self, scaled: torch.Tensor) -> torch.Tensor:
         """Returns a regression's predictions in the label's own unit; same shape."""
