@@ -322,8 +322,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, why: str) -> InputError:
-    what = f"restore it, or remove {path.parent} to go on without it"
-    text = f"{path}: {why}; {what}, or begin a new run with --fresh at the server and here"
+    text = f"{path}: {why}; restore it, or begin a new run with --fresh at the server and here"
     return InputError(Code.FILE_INVALID, text)
 
 

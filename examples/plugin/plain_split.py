@@ -88,7 +88,7 @@ class Passive(Side):
         tick = self.party.ticker(self.name, round_, self.rounds, len(todo))
         for step, rows in todo:
             z_BD = self.party.encode(*self.party.need_features().inputs(rows))
-            dz_BD = self.embedding.swap(step, {"z": z_BD}, rows=len(rows))["dz"]
+            dz_BD = self.embedding.swap(step, {"z": z_BD}, rows, rows=len(rows))["dz"]
             self.optimizer.zero_grad()
             z_BD.backward(dz_BD)
             self.optimizer.step()
@@ -114,7 +114,8 @@ class Active(Side):
             loss = loss_of(party.outputs(combined), party.take(targets, rows))
             self.optimizer.zero_grad()
             loss.backward()
-            self.embedding.reply(step, {name: {"dz": z.grad} for name, z in z_BD.items()})
+            replies = {name: {"dz": z.grad} for name, z in z_BD.items()}
+            self.embedding.reply(step, replies, about=rows)
             self.optimizer.step()
             total += loss.item()
             tick()

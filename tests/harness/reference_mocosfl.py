@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tests.harness import wiring
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
-from vfl_party.base.seeds import batches, derive_seed, split_rows
+from vfl_party.base.seeds import Rows, batches, derive_seed, split_rows
 from vfl_party.data import Preprocessor, load_table
 from vfl_party.models import seeded
 from vfl_party.models.halves import Bottleneck, Halves
@@ -47,7 +47,7 @@ class _Net:
             group["lr"] = self.lr * (1 + math.cos(math.pi * at)) / 2
 
 
-class _Client:
+class Client:
     def __init__(
         self, recipe: Recipe, name: str, data: DataSettings, phase: str, settings: dict[str, Any]
     ) -> None:
@@ -68,16 +68,20 @@ class _Client:
         self.size = settings["batch_size"]
         self.steps = 0
 
-    def views(self) -> tuple[Tensor, Tensor]:
+    def batch(self) -> Rows:
         per = len(self.rows) // self.size
         order = batches(
             derive_seed(self.seed, self.name), self.phase, self.steps // per, self.rows, self.size
         )
         full = [batch for batch in order if len(batch) == self.size]
+        found: Rows = full[self.steps % per]
+        return found
+
+    def views(self) -> tuple[Tensor, Tensor]:
         random = torch.Generator().manual_seed(
             derive_seed(self.seed, "augment", self.phase, self.name, self.steps)
         )
-        x = self.features.inputs(full[self.steps % per])
+        x = self.features.inputs(self.batch())
         self.steps += 1
         if self.raw:
             return x[0], self.augment.one_view(x, random)[0]
@@ -122,7 +126,7 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
     with seeded(derive_seed(recipe.seed, "init", "tail")):
         tail = _Net(halves.tail(settings["width"]), lr)
     clients = [
-        _Client(recipe, p.name, DataSettings(**data[p.name]), phase, settings)
+        Client(recipe, p.name, DataSettings(**data[p.name]), phase, settings)
         for p in recipe.passives
     ]
     below: dict[str, Any] = settings.get("bottom_optimizer") or settings["optimizer"]

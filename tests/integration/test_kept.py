@@ -75,10 +75,12 @@ def test_scores_are_of_the_positive_class() -> None:
     assert list(again.columns) == ["id", "matched_id", "state", "score_0", "class"]
 
 
-def test_classes_by_name() -> None:
+@pytest.mark.parametrize("classes", [3, 6])
+def test_classes_by_name(classes: int) -> None:
+    """A task may have more classes than the labels: metrics and predictions know the same ones."""
     names = np.array(["low", "middle", "high"])
     sizes = pd.qcut(BANK["mean area"], 3, labels=names).astype(str)
-    task = {"task": {"kind": "multiclass", "classes": 3}}
+    task = {"task": {"kind": "multiclass", "classes": classes, "metrics": ["log_loss"]}}
     found = run(BANK.assign(target=sizes), recipe=vfl.Recipe.from_dict(TABLES | task))
     rows = parts(found)["test"]
     assert list(rows.columns[5:-1]) == ["score_high", "score_low", "score_middle"]
@@ -90,6 +92,8 @@ def test_classes_by_name() -> None:
         rows["truth"], scores, multi_class="ovr", labels=["high", "low", "middle"]
     )
     assert auc == pytest.approx(named["auc"])
+    assert scores.sum(axis=1).to_numpy() == pytest.approx(1.0)
+    assert sk.log_loss(rows["truth"], scores) == pytest.approx(named["log_loss"], rel=1e-5)
 
 
 def test_values_in_the_label_s_own_unit() -> None:

@@ -25,7 +25,9 @@ from vfl_party.outbound.declared import Use
 WORDS = {
     'f32("rows", "width")': 'f32("rows", "directions")',
     "EMBEDDING, width=party.embedding_size)": "EMBEDDING)",
-    'swap(step, {"z": z_BD}, rows=len(rows))': 'swap(step, {"z": z_BD}, rows=len(rows), directions=8)',
+    'swap(step, {"z": z_BD}, rows, rows=len(rows))': (
+        'swap(step, {"z": z_BD}, rows, rows=len(rows), directions=8)'
+    ),
     "collect(step, rows=len(rows))": "collect(step, rows=len(rows), directions=8)",
 }
 PLAIN = {"kind": "mine", "name": "plain", "epochs": 2, "batch_size": 24}

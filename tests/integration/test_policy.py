@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.harness import cases
+from tests.harness.aligning import Direct
 from tests.harness.federation import Federation, reason_to_wait, refused
 from tests.harness.memory import in_memory, in_process
 from tests.harness.sentences import raises, worded_as_before
@@ -21,6 +22,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.rpc.messages import MOST_SHOWN
+from vfl_party.align import rounds
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.outbound.declared import Exchange, Sent, Use, f32, u8
 from vfl_party.outbound.filter import Filter, Leaving
@@ -28,6 +30,7 @@ from vfl_party.outbound.worded import Worded
 from vfl_party.policy.code import digest_of, digests
 from vfl_party.policy.meeting import SHOWN, meet, shown_by
 from vfl_party.policy.words import WordsGuard
+from vfl_party.record.lines import ALL
 
 NOISE = [
     {"kind": "gaussian", "exchange": exchange, "sent_by": "passive", "sigma": 0.5}
@@ -444,3 +447,104 @@ def test_limits_of_who_is_told_later_how_many_rows_there_are_hold_at_the_way_out
         with raises(InputError, Code.REFUSED):
             in_process(run, moco | {"simulate": policies}, cases.own_rows(2))
         assert ("mocosfl", "gradient") not in frames
+
+
+FEDONCE_PCA: dict[str, Any] = {"kind": "fedonce", "objective": "pca"}
+HEAD: dict[str, Any] = {"kind": "head", "own_encoder": "trained", "batch_size": 20}
+# Three batches of the 48 training rows are an epoch; what a case says is two epochs, but for pca.
+EPOCHS: dict[str, tuple[int, list[dict[str, Any]]]] = {
+    "splitnn": (2, [{"kind": "splitnn", "steps": 6, "batch_size": 20, "checkpoint_steps": 1}]),
+    "student": (2, [SPLIT | {"epochs": 1}, {"kind": "student", "steps": 6, "batch_size": 20}]),
+    "head": (2, [FEDONCE_PCA, HEAD | {"steps": 6}]),
+    "pca": (1, [FEDONCE_PCA, HEAD | {"epochs": 1}]),
+}
+
+
+@pytest.mark.parametrize("name", list(EPOCHS))
+@pytest.mark.parametrize("who", ["p0", "p1"])
+def test_steps_count_as_the_epochs_that_they_make(who: str, name: str, tmp_path: Path) -> None:
+    epochs, phases = EPOCHS[name]
+    for level in ("careful", "open"):
+        tables = recipe(phases, {who: {"level": level, "most_epochs": epochs}})
+        assert in_process(tmp_path / level, tables, data(phases)).metrics
+    if epochs == 1:
+        return
+    tables = recipe(phases, {who: {"level": "open", "most_epochs": epochs - 1}})
+    with raises(InputError, Code.REFUSED):
+        in_process(tmp_path / "refused", tables, data(phases))
+
+
+def test_epochs_follow_from_the_rows_that_are_in_common(
+    tmp_path: Path, frames: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six steps are two epochs of 60 rows, and six epochs of the ten rows that both have."""
+    monkeypatch.setattr(rounds, "Masking", Direct)
+    tables = recipe([{"kind": "splitnn", "steps": 6, "batch_size": 20}])
+    tables |= {"task": {"kind": "binary"}, "rows": {"align": "psi", "test": 0.0}}
+    files: dict[str, dict[str, Any]] = {}
+    for place, name in enumerate(("p0", "p1")):
+        lines = [f"c{row:03d},{row % 7},{row % 2}" for row in range(50 * place, 50 * place + 60)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["id,a,y", *lines]))
+        label = {"label": "y"} if not place else {"drop": ["y"]}
+        files[name] = {"source": str(tmp_path / f"{name}.csv"), "id": "id", **label}
+    for most, fine in ((6, True), (5, False)):
+        frames.clear()
+        policies = {"policies": {"p1": {"level": "open", "most_epochs": most}}}
+        if fine:
+            in_process(tmp_path / "fine", tables | {"simulate": policies}, files)
+            continue
+        with raises(InputError, Code.REFUSED):
+            in_process(tmp_path / "refused", tables | {"simulate": policies}, files)
+        assert ("splitnn", "embedding") not in frames
+
+
+# How a batch of twenty rows is exchanged: {name: (keys of the phase, rows of its smallest message)}.
+PIPED: dict[str, tuple[dict[str, Any], int]] = {
+    "plain": ({}, 14),
+    "in flight": ({"in_flight": 3}, 14),
+    "local updates": ({"local_updates": 2}, 14),
+    "cache": ({"cache": {"batches": 2, "uses": 1}}, 14),
+    "parts": ({"micro_batches": 2}, 7),
+}
+
+
+@pytest.mark.parametrize("name", list(PIPED))
+@pytest.mark.parametrize("counted_before", [True, False])
+def test_min_rows_and_max_numbers_hold_however_batches_are_exchanged(
+    counted_before: bool,
+    name: str,
+    tmp_path: Path,
+    frames: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each limit lets a run go to its end that meets it exactly, and stops one that is beyond it."""
+    if not counted_before:
+        monkeypatch.setattr("vfl_party.policy.planned.MOST_STEPS", 1)
+    keys, smallest = PIPED[name]
+    phases = [SPLIT | keys]
+    # Two epochs of eight numbers.
+    for key, limit, beyond in (("least_rows", smallest, 1), ("most_numbers", 16, -1)):
+        for words in ({key: limit}, {key: limit + beyond}):
+            frames.clear()
+            tables = recipe(phases, {"p1": {"level": "open"} | words})
+            tables["rows"] = {"validation": 0.0, "test": 0.1}
+            if words[key] == limit:
+                in_process(tmp_path / key, tables, data(phases))
+                assert frames
+                continue
+            with raises(InputError, Code.REFUSED):
+                in_process(tmp_path / f"{key}-refused", tables, data(phases))
+            assert counted_before == (frames == [])
+
+
+def test_min_rows_holds_for_a_method_that_does_not_say_its_rows() -> None:
+    sent = Sent(Kind.EMBEDDING, {"z": f32("rows", 4)})
+    for limit, fine in ((3, True), (4, False)):
+        policy = Worded(PolicySettings(level="open", least_rows=limit))
+        held = policy("a", Exchange("embedding", sent), sent)
+        leaving = Leaving(StepKey("a", 0, 0), "embedding", ("p0",), 12, 48, ALL, 3)
+        if fine:
+            held.leaves(leaving)
+            continue
+        with raises(InputError, Code.REFUSED):
+            held.leaves(leaving)

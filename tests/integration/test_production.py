@@ -5,6 +5,7 @@ person's deletion.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -231,6 +232,23 @@ def test_old_runs_go_and_what_is_needed_stays(place: Path, tmp_path: Path) -> No
     assert scorings.read(tmp_path / "runs") == []
     assert vfl_here("models", "rollback", cwd=tmp_path).stdout.startswith(names[1])
     worded_as_before(vfl_here("prune", cwd=tmp_path).stderr)
+
+
+def test_a_run_stays_whose_alignment_another_names(place: Path, tmp_path: Path) -> None:
+    """The other is as old, and stays as the newest of its recipe; it names one that names a third."""
+    (tmp_path / "runs").mkdir()
+    names = [f"2025010{day}-020000-two-aaaa" for day in range(1, 5)]
+    for name in names:
+        shutil.copytree(place / "runs" / runs(place)[0], tmp_path / "runs" / name)
+    for name, of in ((names[3], names[1]), (names[1], names[0])):
+        for path in (tmp_path / "runs" / name).glob("*/recipe.json"):
+            tables = json.loads(path.read_text())
+            tables["rows"] |= {"align": "psi", "alignment": of}
+            path.write_text(json.dumps(tables))
+    said = vfl_here("prune", "--older-than", "30", cwd=tmp_path).stdout
+    assert {path.name for path in (tmp_path / "runs").glob("2*")} == {*names} - {names[2]}
+    for name, of in ((names[3], names[1]), (names[1], names[0])):
+        assert re.search(rf"{of} \(.*\): kept, because {name} has its alignment\n", said)
 
 
 def test_failed_predictions_go_and_failed_trainings_stay(place: Path, tmp_path: Path) -> None:

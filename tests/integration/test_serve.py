@@ -440,19 +440,23 @@ def scorer(served: Served, answer: Callable[[str, Sequence[str]], Answered]) -> 
     return OnlineScorer(Store(files, trained, print), ask, 1.0, Quality(), {})
 
 
-def test_numbers_that_are_too_large_for_the_model_give_no_score(served: Served) -> None:
-    """They are finite, and their sums are not, which JSON cannot write."""
+@pytest.mark.parametrize("most", [3.4e38, 1e30, 1.1e18])
+def test_numbers_that_are_too_large_for_the_model_are_in_no_score(
+    served: Served, most: float
+) -> None:
+    """Training refuses such numbers; a row with them is scored without the parties that gave them."""
     top = served.run.model("p0").top
     assert top is not None
     sign_ND = next(top.parameters())[0].detach().sign().reshape(len(NAMES), -1)
 
     def answer(name: str, ids: Sequence[str]) -> Answered:
-        most_D = 3.4e38 * sign_ND[NAMES.index(name)].numpy()
+        most_D = most * sign_ND[NAMES.index(name)].numpy()
         z_ND = np.stack([most_D if each == "K-2" else np.ones_like(most_D) for each in ids])
         return Answered(bytes([EMBEDDED] * len(ids)), z_ND.astype("<f4").tobytes())
 
     found = scorer(served, answer).score(["K-1", "K-2", "K-3"])
-    assert found.state == ["scored", "failed", "scored"]
+    assert found.state == ["scored", "partly", "scored"]
+    assert found.part(1).missing == {"p1": "failed", "p2": "failed"}
     assert np.isfinite(found.columns["score_1"]).all()
     assert json.dumps(rows_of(["K-1", "K-2", "K-3"], found), allow_nan=False)
 

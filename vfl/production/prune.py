@@ -39,7 +39,7 @@ def old_runs(out: Path, days: float) -> list[Old]:
     found, _ = find_runs(out)
     before = time.time() - days * _DAY_S
     old = [each for each in found if each.began_s < before and each.state != "study"]
-    kept = _needed(out, [each for each in found if each not in old])
+    kept = _needed(out, old, [each for each in found if each not in old])
     return [
         Old(each.folder, _size(each.folder), _why(each, kept))
         for each in sorted(old, key=lambda each: each.began_s)
@@ -80,16 +80,25 @@ def _older(each: scorings.Scoring, days: float) -> bool:
     return at < time.time() - days * _DAY_S
 
 
-def _needed(out: Path, others: list[Listed]) -> dict[str, str]:
-    """Returns {run's id: why it must stay}."""
-    registry, needed = ModelRegistry(out), dict[str, str]()
-    for each in others:
-        for start in _starts(each.folder):
-            needed[start] = f"{each.folder.name} has started from it"
-    newest: dict[str, str] = {}
+def _needed(out: Path, old: list[Listed], others: list[Listed]) -> dict[str, str]:
+    """Returns {run's id: why it must stay}. ``others``: the runs that stay for their age."""
+    needed = _in_production(out)
+    staying = [*others, *(each for each in old if _why(each, needed))]
+    # A run that stays for another one's sake names runs, too: the list grows.
+    for each in staying:
+        for run, use in _uses(each.folder):
+            if run not in needed:
+                needed[run] = f"{each.folder.name} {use}"
+                staying.extend(other for other in old if other.folder.name == run)
+    return needed
+
+
+def _in_production(out: Path) -> dict[str, str]:
+    """Returns {run's id: why it must stay}, as the registry of models has it."""
+    registry, newest = ModelRegistry(out), dict[str, str]()
     for trained in registry.trained():
         newest.setdefault(trained.recipe, trained.run_id)
-    needed |= dict.fromkeys(newest.values(), "it is the newest trained run of its recipe")
+    needed = dict.fromkeys(newest.values(), "it is the newest trained run of its recipe")
     for line in registry.lines().values():
         if line.before:
             needed[line.before[-1]] = "a rollback would bring it back"
@@ -98,15 +107,17 @@ def _needed(out: Path, others: list[Listed]) -> dict[str, str]:
     return needed
 
 
-def _starts(folder: Path) -> Iterator[str]:
-    """Yields the run from which the recipe of a run starts."""
+def _uses(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yields each run that the recipe of a run names, with what it takes from that run."""
     for path in folder.glob("*/run.json"):
         try:
             recipe: Recipe = RunFolder(path.parent, folder.name).recipe()
         except InputError:
             continue
+        if recipe.rows.alignment is not None:
+            yield recipe.rows.alignment, "has its alignment"
         if recipe.start is not None:
-            yield recipe.start.run
+            yield recipe.start.run, "has started from it"
 
 
 def _why(each: Listed, needed: dict[str, str]) -> str:

@@ -66,6 +66,9 @@ class Phase(ABC):
     name: str
     # Planned.
     rounds: int
+    # Passes over the training rows, as a policy limits them. None: ``epochs`` of the settings, or
+    # the rounds.
+    epochs: int | None = None
     # First round from which this side sends and receives nothing in this phase; None if there is
     # none. So (1) it keeps its results when others roll back, (2) a passive party may leave if no
     # phase follows, (3) the next exchange has no step timeout, because the others may also be at

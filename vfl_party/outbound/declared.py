@@ -152,7 +152,8 @@ class Sent:
     ``beside``: what the sender tells its chain of the rows, and does not send (``Filter.tell``).
     ``how``: what the method itself has done to the tensors, such as encrypting or drawing them, in
     words, for people. ``label_free``: if the active party sends them, they do not depend on labels,
-    unless an earlier phase has trained on labels what they are computed with.
+    unless an earlier phase has trained on labels what they are computed with. ``rows_of``: whose
+    rows they have a number for; of the ``receiver``'s rows, the sender holds no data.
     """
 
     kind: Kind
@@ -161,6 +162,7 @@ class Sent:
     beside: frozenset[str] = frozenset()
     how: str = ""
     label_free: bool = False
+    rows_of: Literal["sender", "receiver"] = "sender"
 
     def spec(self, **sizes: int) -> BundleSpec:
         """Returns the spec of the tensors before codec and frames; ``sizes``: values for words in
@@ -170,8 +172,9 @@ class Sent:
 
     @property
     def about_rows(self) -> bool:
-        """Whether it has a number, or several, for each of some rows."""
-        return any(shape[:1] == ("rows",) for _, shape in self.tensors.values())
+        """Whether it has a number, or several, for each of some of the sender's rows."""
+        rows = (shape[:1] == ("rows",) for _, shape in self.tensors.values())
+        return self.rows_of == "sender" and any(rows)
 
     def __str__(self) -> str:
         """Returns ``embedding z float32 [rows, width]``; more than three tensors are counted

@@ -124,8 +124,7 @@ class _Side:
             about = ALL
         numbers = sum(x.numel() for x in given.values())
         if given and chain.watches:
-            rows = next(iter(given.values())).shape[:1] if about is ALL else ()
-            people = rows[0] if rows else len(about) if _is_listed(about) else 0
+            people = len(about) if _is_listed(about) else _rows_in(sent, given) * (about is ALL)
             payload = sum(each.data.nbytes for each in bundle.tensors.values())
             leaving = Leaving(step, bundle.kind.label, to, numbers, payload, about, people)
             chain.leaves(leaving)
@@ -151,6 +150,14 @@ def way_of(exchange: Exchange, chains: Chains, tensors: int, *, up: bool) -> tup
 
 def _direction(exchange: Exchange, chains: Chains, *, up: bool) -> tuple[Sent, Chain]:
     return (exchange.up, chains.up) if up else (exchange.down, chains.down)
+
+
+def _rows_in(sent: Sent, given: Tensors) -> int:
+    """Returns the number of rows in tensors that are declared with rows."""
+    sizes = (
+        len(given[name]) for name, (_, shape) in sent.tensors.items() if shape[:1] == ("rows",)
+    )
+    return next(sizes, 0)
 
 
 def _is_listed(about: About) -> TypeGuard[Sequence[int] | npt.NDArray[Any]]:
@@ -352,13 +359,14 @@ class Answering(_Side):
         step: StepKey,
         tensors: Mapping[str, Tensors],
         beside: Mapping[str, Tensors] = MappingProxyType({}),
-        about: About = None,
+        about: About | Mapping[str, About] = None,
     ) -> None:
         """Answers each party with its own tensors; those that are the same objects for several are
         encoded once.
 
         ``beside``: {party: what the chain may know of its rows}; it is not sent. ``about``: the
-        numbers of the rows that the answers tell of, for the party's record.
+        numbers of the rows that the answers tell of, for the party's record; {party: rows} if
+        these differ.
         """
         for each in tensors.values():
             wait_for_gpus(each)
@@ -370,7 +378,7 @@ class Answering(_Side):
         step: StepKey,
         tensors: Mapping[str, Tensors],
         beside: Mapping[str, Tensors],
-        about: About,
+        about: About | Mapping[str, About],
     ) -> None:
         down, kind, repeats = self.chains.down, self.exchange.down.kind, self.chains.down.repeats
         replies: dict[str, Bundle] = {}
@@ -394,7 +402,9 @@ class Answering(_Side):
         for party, bundle in replies.items():
             to.setdefault(id(bundle), []).append(party)
         for parties in to.values():
-            self._record(step, replies[parties[0]], tensors[parties[0]], parties, about, up=False)
+            first = parties[0]
+            rows = about[first] if isinstance(about, Mapping) else about
+            self._record(step, replies[first], tensors[first], parties, rows, up=False)
         self.hub.reply(step, replies)
 
     @spends(ENCODE)

@@ -214,7 +214,7 @@ class Held(Filter):
         if not listed and (leaving.rows != ALL or leaving.kind == "rows"):
             return
         rows = leaving.people
-        if listed and self._batches and 0 < rows < settings.least_rows:
+        if self._batches and 0 < rows < settings.least_rows:
             raise self._refused("least_rows", f"a batch has {rows:,} rows")
         width = -(-leaving.numbers // max(1, rows))
         for receiver in leaving.to:

@@ -46,7 +46,7 @@ def measured(
     return {
         name: evaluate(
             task,
-            outputs,
+            labels.known(outputs),
             party.take(targets, rows),
             labels.unscale,
             weights_N=None if weights is None else party.take(weights, rows),

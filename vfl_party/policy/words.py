@@ -59,14 +59,22 @@ class WordsGuard:
         self.serves()
         if policy.plugins is not None:
             self._check_plugins(policy.plugins, asked.plugins)
-        for name, epochs in asked.epochs.items():
-            if policy.most_epochs is not None and epochs > policy.most_epochs:
-                given = f"phase {name} has {epochs:,}"
-                raise refused("most_epochs", policy.most_epochs, given)
+        self.check_epochs(asked.epochs)
         self._check_plan(policy, asked)
         if policy.demands and asked.opened.work.job == "train":
             # A demand that only a prediction does not meet would show after the training.
             exchanges_of(asked.party)
+
+    def check_epochs(self, epochs: Mapping[str, int]) -> None:
+        """Raises InputError (REFUSED) if a phase has more epochs than allowed. ``epochs``:
+        {phase: its epochs}.
+        """
+        if not isinstance(self._policy, PolicySettings) or self._policy.most_epochs is None:
+            return
+        limit = self._policy.most_epochs
+        for name, count in epochs.items():
+            if count > limit:
+                raise refused("most_epochs", limit, f"phase {name} has {count:,}")
 
     def serves(self) -> None:
         """Raises InputError (REFUSED) if a model of the recipe may not be used: because of the

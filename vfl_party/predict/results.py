@@ -232,7 +232,8 @@ def result_columns(
     """
     # Float32 sigmoids would round the last bit differently in vectorised and scalar code.
     link = partial(scores, recipe.task)
-    found = in_blocks(link, None, outputs_NO.double()).to(outputs_NO.dtype).cpu()
+    known_NO = labels.known(outputs_NO)
+    found = in_blocks(link, None, known_NO.double()).to(outputs_NO.dtype).cpu()
     if recipe.task.kind == "survival":
         return {"risk": found.reshape(-1).numpy()}
     if recipe.task.kind == "ranking":
@@ -245,11 +246,10 @@ def result_columns(
         return {f"{_SCORE}{labels.classes[1]}": found.reshape(-1).numpy(), "class": list(chosen)}
     if recipe.task.kind == "multilabel":
         return {f"{_SCORE}{name}": found[:, at].numpy() for at, name in enumerate(labels.classes)}
-    known = found[:, : len(labels.classes)]
     named = {
-        f"{_SCORE}{name}": known[:, column].numpy() for column, name in enumerate(labels.classes)
+        f"{_SCORE}{name}": found[:, column].numpy() for column, name in enumerate(labels.classes)
     }
-    return {**named, "class": list(labels.decode(known.argmax(dim=1)))}
+    return {**named, "class": list(labels.decode(found.argmax(dim=1)))}
 
 
 def check_output(path: Path, *, replace: bool = False) -> None:

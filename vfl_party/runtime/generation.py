@@ -36,7 +36,7 @@ from vfl_party.phases.context import Hooks
 from vfl_party.phases.measure import decides
 from vfl_party.policy.meeting import Guard, meet, shown_by
 from vfl_party.predict.results import id_names, keep, kept_table
-from vfl_party.runtime.joining import check_before, joining_of
+from vfl_party.runtime.joining import check_before, check_epochs, joining_of
 
 log = logging.getLogger(__name__)
 
@@ -461,6 +461,14 @@ class Preparation:
         """
         return meet(self._guards, start.run_id, start.shown)
 
+    def _assemble_checked(self, aligned: Aligned, secret: int | None) -> Assembled:
+        """Assembles the party from the aligned rows. Raises InputError (REFUSED) if these rows make
+        more epochs than the policy allows.
+        """
+        assembled = self._assemble(aligned, secret)
+        check_epochs(self._guards, assembled)
+        return assembled
+
     def generation(self, folder: RunFolder, transport: Transport, hooks: Hooks) -> Generation:
         """Makes the next generation."""
         ready, self._ready = self._ready if self._usable else None, None
@@ -469,7 +477,7 @@ class Preparation:
         return Generation(
             self._opened,
             self._alignment,
-            self._assemble,
+            self._assemble_checked,
             folder,
             transport,
             init=self._init,

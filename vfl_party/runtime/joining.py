@@ -16,6 +16,7 @@ from vfl_party.assembly.models import load_encoder
 from vfl_party.assembly.party import TRAINING, Assembled, Training
 from vfl_party.phases.course import Course
 from vfl_party.policy.meeting import Guard, Proposed
+from vfl_party.policy.words import WordsGuard
 from vfl_party.predict.prediction import load_start
 from vfl_party.runtime import versions
 
@@ -59,13 +60,29 @@ def check_before(guards: Sequence[Guard], tried: Assembled) -> Proposed:
     """
     opened = tried.opened
     needed = versions.shared(opened) | versions.modelling(opened) | versions.reading(opened)
-    epochs = {phase.name: phase.rounds for phase in tried.plan}
-    if opened.work.job == "train":
-        # An epoch may have several rounds.
-        for phase in opened.course.phases:
-            # A head of trees has no epochs.
-            epochs[phase.name] = getattr(phase.settings, "epochs", None) or epochs[phase.name]
-    asked = Proposed(opened, tried.party, len(tried.prepared.table), epochs, [*needed])
+    rows, epochs = len(tried.prepared.table), _epochs_of(tried)
+    asked = Proposed(opened, tried.party, rows, epochs, [*needed])
     for each in guards:
         each.before(asked)
     return asked
+
+
+def check_epochs(guards: Sequence[Guard], aligned: Assembled) -> None:
+    """Has the policy check the epochs again: with ``steps``, they follow from the number of aligned
+    rows. ``aligned``: the party that would train. Raises InputError (REFUSED).
+    """
+    for guard in guards:
+        if isinstance(guard, WordsGuard):
+            guard.check_epochs(_epochs_of(aligned))
+
+
+def _epochs_of(party: Assembled) -> dict[str, int]:
+    """Returns {phase: passes over its training rows}; in a prediction, its rounds."""
+    rounds = {phase.name: phase.rounds for phase in party.phases}
+    if party.opened.work.job != "train":
+        return rounds
+    settings = {phase.name: phase.settings for phase in party.opened.course.phases}
+    return {
+        phase.name: phase.epochs or getattr(settings[phase.name], "epochs", None) or phase.rounds
+        for phase in party.phases
+    }

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vfl_common.bundle import HUGE
 from vfl_common.errors import InternalError, VflError
 from vfl_common.rpc.serving.answered import (
     EMBEDDED,
@@ -224,8 +225,13 @@ class OnlineScorer:
             if nonfinite(values):
                 why[name] = "failed"
                 continue
+            z_MD, embedded = values.view(-1, width), np.flatnonzero(state == EMBEDDED)
+            # A larger number saturates the top model, and the score says nothing of the row.
+            usable = (z_MD.abs() <= HUGE).all(dim=1)
+            state = state.copy()
+            state[embedded[~usable.numpy()]] = FAILED
             there[name], why[name] = state == EMBEDDED, state
-            z[name][torch.from_numpy(there[name])] = values.view(-1, width)
+            z[name][torch.from_numpy(there[name])] = z_MD[usable]
         return there, why, z
 
     def _part(

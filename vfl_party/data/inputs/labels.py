@@ -143,6 +143,14 @@ class Labels:
         names: npt.NDArray[Any] = np.array(self.classes, dtype=object if text else None)
         return np.take(names, flat.long().numpy())
 
+    def known(self, outputs_NO: torch.Tensor) -> torch.Tensor:
+        """Returns the outputs of the classes that the labels have, [N, K]; for another task, all.
+
+        A multi-class task may have more classes than the labels: metrics and predictions decide
+        among those that there are.
+        """
+        return outputs_NO[:, : len(self.classes)] if self.kind == "multiclass" else outputs_NO
+
     def unscale(self, scaled: torch.Tensor) -> torch.Tensor:
         """Returns a regression's predictions in the label's own unit; same shape."""
         return scaled * self.std + self.mean

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -19,6 +21,9 @@ from vfl_party.data.collect import columns_of, label_values, split_values
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.reading import id_texts
 from vfl_party.data.row_arrays import Space, parts_of, release
+
+# The most bytes that a byte of a ZIP file stands for. DEFLATE codes up to 258 bytes in two bits.
+_RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 
 
 def read_npz(settings: DataSettings, with_label: bool) -> Rows:
@@ -205,6 +210,9 @@ def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
             version, np.lib.format.read_array_header_2_0
         )
         shape, fortran, dtype = read(raw)
+        # Before there is memory for it: a small file can promise an array of any size.
+        if math.prod(shape) * dtype.itemsize > _most_bytes(file, f"{name}.npy"):
+            raise ValueError(shape)
         if len(shape) < 3 or fortran or dtype.hasobject or 0 in shape:
             found: npt.NDArray[Any] = file[name]
             return found
@@ -215,6 +223,13 @@ def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
             into[part] = cells.reshape(rows.shape)
             release(into)
     return into
+
+
+def _most_bytes(file: Any, member: str) -> int:
+    """Returns the most bytes that a member of an open NPZ file can hold."""
+    info, size = file.zip.getinfo(member), os.fstat(file.zip.fp.fileno()).st_size
+    ratio = _RATIOS.get(info.compress_type)
+    return int(info.file_size if ratio is None else min(info.file_size, ratio * size))
 
 
 def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[str]:

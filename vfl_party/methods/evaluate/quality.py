@@ -39,7 +39,7 @@ class Judge:
     ) -> None:
         self._task, self._metric = party.recipe.task, metric
         labels, targets = party.need_labels()
-        self._unscale, self._threshold = labels.unscale, decides(party)
+        self._labels, self._threshold = labels, decides(party)
         self._targets = party.take(targets, rows).cpu()
         weights = party.row_weights(party.rows("train"))
         self._weights = None if weights is None else party.take(weights, rows).cpu()
@@ -62,9 +62,9 @@ class Judge:
     def _measured(self, outputs_NO: Tensor, targets: Tensor, weights: Tensor | None) -> float:
         found = evaluate(
             self._task,
-            outputs_NO,
+            self._labels.known(outputs_NO),
             targets,
-            self._unscale,
+            self._labels.unscale,
             weights_N=weights,
             threshold=self._threshold,
         )

@@ -33,6 +33,7 @@ class ActiveFedCVT(Phase):
         heads = {view: _head(party, name, view) for view in ("active", "passive")}
         self._training = FedCVTTraining(party, name, settings, heads)
         self.name, self.rounds = name, self._training.batches.rounds
+        self.epochs = self._training.batches.epochs
         self._theirs = settings.own_batch("passive")
         sizes = {"width": party.embedding_size, "own": self._theirs}
         self._representations = party.answering(name, representations(settings), **sizes)

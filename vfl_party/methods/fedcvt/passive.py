@@ -24,6 +24,7 @@ class PassiveFedCVT(Phase):
         self._party = party
         self._training = FedCVTTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
+        self.epochs = self._training.batches.epochs
         sizes = {"width": party.embedding_size, "own": settings.own_batch("passive")}
         self._representations = party.asking(name, representations(settings), **sizes)
         self._validation = SplitScorer(party, name, VALIDATION)

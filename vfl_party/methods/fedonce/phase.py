@@ -81,7 +81,7 @@ class FedOnce(Phase):
 
     def __init__(self, party: Party, name: str, settings: FedOnceSettings) -> None:
         self.name = name
-        self.rounds = 1 if settings.objective == "pca" else settings.epochs
+        self.rounds = self.epochs = 1 if settings.objective == "pca" else settings.epochs
         learns = party.name != party.recipe.active.name or settings.active
         self._learner: Learner | None = None
         if learns and party.features is not None:

@@ -79,7 +79,7 @@ class ActiveHead(Phase):
             )
         self._params = list(self._models.parameters())
         self._optimizer = build_optimizer(settings.optimizer, self._params)
-        self._epochs = settings.epochs_over(len(self._rows))
+        self.epochs = self._epochs = settings.epochs_over(len(self._rows))
         self._schedule = build_schedule(settings.optimizer, self._optimizer, self._epochs)
         self._positions = np.arange(len(self._rows), dtype=np.int64)
         self._private: PrivateSteps | None = None

@@ -24,6 +24,7 @@ class PassiveHead(Phase):
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
         self.name, self.rounds, self._party = name, 2, party
+        self.epochs = settings.epochs_over(len(party.joint_rows("train")))
         check_sets(party, name, settings)
         self._upload = party.asking(
             name, upload(settings, party.course.protected), width=party.embedding_size

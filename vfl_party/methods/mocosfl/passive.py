@@ -10,6 +10,7 @@ import torch
 
 from vfl_common.bundle import StepKey
 from vfl_party.base.phase import Phase, RoundReport, Tree
+from vfl_party.base.seeds import Rows
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.steps import StepPlan, averaged, halves_of, momentum_of
@@ -76,23 +77,23 @@ class PassiveMocoSFL(Phase):
     def _steps(self, round_: int, steps: int) -> None:
         party = self._party
         for done, (step, number) in enumerate(self._course.steps(round_), 1):
-            v1, v2 = self._views.of(number)
+            rows, (v1, v2) = self._views.rows(number), self._views.of(number)
             if self._settings.frozen:
                 with torch.no_grad():
                     latents = {"q": self._bottom(*v1), "k": self._bottom(*v2)}
                 check_own(party, step, latents)
-                self._latents.swap(step, latents)
+                self._latents.swap(step, latents, rows)
             else:
-                self._train(step, v1, v2)
+                self._train(step, rows, v1, v2)
             party.tick(self.name, round_, self.rounds, done, steps)
 
-    def _train(self, step: StepKey, v1: Inputs, v2: Inputs) -> None:
+    def _train(self, step: StepKey, rows: Rows, v1: Inputs, v2: Inputs) -> None:
         with torch.no_grad():
             ema_update(self._momentum, self._bottom, self._settings.momentum)
             k = self._momentum(*v2)
         q = self._bottom(*v1)
         check_own(self._party, step, {"q": q.detach(), "k": k})
-        self._latents.send(step, {"q": q, "k": k})
+        self._latents.send(step, {"q": q, "k": k}, rows)
         self._half.zero_grad()
         backward(q, self._latents.receive(step)["dq"])
         self._half.step()

@@ -44,19 +44,22 @@ class Views:
         """The number of full batches in a pass over the rows."""
         return len(self._rows) // self._size
 
-    def of(self, number: int) -> tuple[Inputs, Inputs]:
-        """Returns two views of a step's batch; after the last batch, the rows begin again.
+    def rows(self, number: int) -> Rows:
+        """Returns the rows of a step's batch, [B]; after the last batch, the rows begin again.
         ``number``: of the step.
         """
-        seed, name = self._party.own_seed, self._party.name
-        pass_, batch = divmod(number, self.batches)
+        seed, (pass_, batch) = self._party.own_seed, divmod(number, self.batches)
         if self._pass[0] != pass_:
-            self._pass = (
-                pass_,
-                full_batches(derive_seed(seed, name), self._phase, pass_, self._rows, self._size),
-            )
-        random = generator(derive_seed(seed, "augment", self._phase, name, number))
-        inputs = self._features.inputs(self._pass[1][batch])
+            seed = derive_seed(seed, self._party.name)
+            batches = full_batches(seed, self._phase, pass_, self._rows, self._size)
+            self._pass = pass_, batches
+        return self._pass[1][batch]
+
+    def of(self, number: int) -> tuple[Inputs, Inputs]:
+        """Returns two views of the rows of a step. ``number``: see ``rows``."""
+        inputs = self._features.inputs(self.rows(number))
+        name, batch = self._party.name, number % self.batches
+        random = generator(derive_seed(self._party.own_seed, "augment", self._phase, name, number))
         for following in self._pass[1][batch + 1 : batch + 2]:
             self._features.expect(following)
         if self._raw:

@@ -128,15 +128,16 @@ class Walk:
         found = [np.empty((0, len(self._forest.base)))]
         for chunk in self._chunks(rows):
             codes_BF = codes_NF[chunk] if len(codes_NF) else codes_NF
-            scores_BK, at = self._scored(of, at, len(chunk), codes_BF)
+            scores_BK, at = self._scored(of, at, chunk, codes_BF)
             found.append(scores_BK)
         return Scored(torch.from_numpy(np.concatenate(found)), {}, at.batch - first.batch)
 
     def _scored(
-        self, of: Map, step: StepKey, count: int, codes_BF: Codes
+        self, of: Map, step: StepKey, chunk: Rows, codes_BF: Codes
     ) -> tuple[Doubles, StepKey]:
-        """Returns the scores [B, K] of a chunk, and the step after it."""
-        descent, parties, trees = Descent(of, codes_BF, count), of.passives, of.flat.trees
+        """Returns the scores [B, K] of the rows of a chunk, and the step after it."""
+        count, parties, trees = len(chunk), of.passives, of.flat.trees
+        descent = Descent(of, codes_BF, count)
         for level in range(self._depth + 1):
             packed = packed_bytes(count * trees) if level else 0
             received = self._answering.collect(step, packed=packed) if parties else {}
@@ -150,6 +151,6 @@ class Walk:
             if parties:
                 nodes = {party: torch.from_numpy(descent.nodes(party)[:rows]) for party in parties}
                 replies = {party: {"nodes": each} for party, each in nodes.items()}
-                self._answering.reply(step, replies)
+                self._answering.reply(step, replies, about=chunk)
             step = StepKey(step.phase, step.round, step.batch + 1)
         return descent.scores(), step

@@ -43,6 +43,7 @@ class ActiveSplitNN(Phase):
         self._party, self._settings = party, settings
         self._training = OwnTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
+        self.epochs = self._training.batches.epochs
         self._embedding = party.answering(
             name, embedding(settings), width=party.widths or party.embedding_size
         )
@@ -160,7 +161,9 @@ class ActiveSplitNN(Phase):
         dz_BD = combined.gradients()
         if self._settings.dcor:
             dz_BD = with_labels(dz_BD, z_BD, y_B, self._settings.dcor)
-        self._embedding.reply(step, {name: {"dz": dz} for name, dz in dz_BD.items()}, labels, rows)
+        replies = {name: {"dz": dz} for name, dz in dz_BD.items()}
+        about = rows if held is None else {name: rows[held.of(name, rows)] for name in dz_BD}
+        self._embedding.reply(step, replies, labels, about)
         if self._watch is not None:
             self._watch.batch(own, z_BD)
         return loss.detach(), Swapped(rows, z_BD, dz_BD, place)

@@ -37,6 +37,7 @@ class PassiveSplitNN(Phase):
         check_sets(party, name, settings)
         self._training = OwnTraining(party, name, settings)
         self.name, self.rounds = name, self._training.batches.rounds
+        self.epochs = self._training.batches.epochs
         self._embedding = party.asking(name, embedding(settings), width=party.embedding_size)
         # With a late policy the others may go on without this party.
         self.lenient = self._embedding.lenient = settings.late_policy != "wait"

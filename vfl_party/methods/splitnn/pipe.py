@@ -179,7 +179,7 @@ class Pipe:
                 else nullcontext()
             ):
                 z_BD = party.encode(*inputs)
-            self._embedding.send(StepKey(self._name, round_, number), {"z": z_BD})
+            self._embedding.send(StepKey(self._name, round_, number), {"z": z_BD}, rows)
             sent.z.append(z_BD)
         return sent
 

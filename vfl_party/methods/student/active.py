@@ -19,7 +19,7 @@ from vfl_party.base.seeds import Rows
 from vfl_party.methods.student.exchanges import KEPT, asked, embeddings, kept_at
 from vfl_party.methods.student.model import Student
 from vfl_party.methods.student.settings import ASK, StudentSettings
-from vfl_party.methods.student.training import Answers, Learner, rounds_of
+from vfl_party.methods.student.training import Answers, Learner, epochs_of, rounds_of
 from vfl_party.models import combine
 from vfl_party.models.metrics import lower_is_better
 from vfl_party.phases.context import Party
@@ -39,6 +39,7 @@ class ActiveStudent(Phase):
     def __init__(self, party: Party, name: str, settings: StudentSettings) -> None:
         _check(party, name, settings)
         self.name, self.rounds = name, rounds_of(party, settings)
+        self.epochs = epochs_of(party, settings)
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party))
         self._kept = party.answering(name, KEPT)

@@ -8,7 +8,7 @@ from vfl_common.bundle import StepKey
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.methods.student.exchanges import KEPT, asked, embeddings, kept_at
 from vfl_party.methods.student.settings import ASK, StudentSettings
-from vfl_party.methods.student.training import rounds_of
+from vfl_party.methods.student.training import epochs_of, rounds_of
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import SplitScorer
 
@@ -20,6 +20,7 @@ class PassiveStudent(Phase):
 
     def __init__(self, party: Party, name: str, settings: StudentSettings) -> None:
         self.name, self.rounds = name, rounds_of(party, settings)
+        self.epochs = epochs_of(party, settings)
         self.skippable = tuple(range(self.rounds))
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party))

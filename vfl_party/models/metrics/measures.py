@@ -329,7 +329,11 @@ def _regression(
     }
     wanted: dict[str, Callable[[], float]] = {"mae": lambda: m.mean_absolute_error(*own).item()}
     if own[1].min() != own[1].max():
-        wanted["r2"] = lambda: m.r2_score(*own).item()
+        # Around the mean: a sum of squares of large labels would round the variance away.
+        centred = own[1] - own[1].mean()
+        wanted["r2"] = lambda: (
+            1 - (own[0] - own[1]).square().sum() / centred.square().sum()
+        ).item()
     if bool((own[1] != 0).all()):
         wanted["mape"] = lambda: m.mean_absolute_percentage_error(*own).item()
     return found | _asked(task, wanted)

@@ -13,8 +13,8 @@ from vfl_common.config.task import ThresholdRule
 
 # What a row is without a threshold of the recipe's.
 USUAL = 0.5
-# So that it has a logit.
-_LEAST = 2.0**-53
+# Each has a finite logit.
+_MIN, _MAX = math.ulp(0.0), 1.0 - 2.0**-53
 
 
 def decided(outputs_N1: Tensor, threshold: float | None) -> Tensor:
@@ -31,7 +31,8 @@ def decided(outputs_N1: Tensor, threshold: float | None) -> Tensor:
 def choose(rule: ThresholdRule, outputs_N1: Tensor, targets_N1: Tensor) -> float:
     """Chooses a threshold by the scores of rows and their labels.
 
-    It is half-way between two neighbouring scores. Of several that are as good, the highest.
+    It is half-way between two neighbouring scores. Of several that are as good, the highest. Logits
+    above 36.7 have the probability 1 in float64, so no threshold divides them.
 
     Args:
         rule: what is best.
@@ -56,7 +57,7 @@ def choose(rule: ThresholdRule, outputs_N1: Tensor, targets_N1: Tensor) -> float
     ends_K = torch.cat([p_N.new_ones(1), p_N, p_N.new_zeros(1)])
     worth_K = worth_K.masked_fill(ends_K[:-1] == ends_K[1:], -torch.inf)
     cut = int(worth_K.argmax())
-    return min(max(float((ends_K[cut] + ends_K[cut + 1]) / 2), _LEAST), 1.0 - _LEAST)
+    return min(max(float((ends_K[cut] + ends_K[cut + 1]) / 2), _MIN), _MAX)
 
 
 def threshold_of(

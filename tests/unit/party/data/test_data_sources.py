@@ -1,6 +1,8 @@
 """NPZ files, folders of images, named sets, and views of images."""
 
+import io
 import struct
+import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,23 @@ def test_npz_bad_files(tmp_path: Path) -> None:
         refused(str(path), Code.FILE_INVALID)
     with path.open("wb") as file:
         np.save(file, np.zeros((2, 2)))
+    refused(str(path), Code.FILE_INVALID)
+
+
+@pytest.mark.parametrize("shape", [(10**12,), (10**6, 10**6), (10**6, 1000, 1000)])
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("promised", [0, 10**13], ids=["by the array", "by the directory, too"])
+def test_npz_that_promises_more_than_its_bytes_can_hold(
+    tmp_path: Path, shape: tuple[int, ...], method: int, promised: int
+) -> None:
+    """The array's header says 8 TB, and 100 bytes follow."""
+    path, head = tmp_path / "x.npz", io.BytesIO()
+    described = {"descr": "<f8", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_2_0(head, described)
+    with zipfile.ZipFile(path, "w", method) as file:
+        file.writestr("x.npy", head.getvalue() + bytes(100))
+        # What the directory is written from.
+        file.filelist[0].file_size = promised or file.filelist[0].file_size
     refused(str(path), Code.FILE_INVALID)
 
 

@@ -180,6 +180,19 @@ def test_more_metrics_of_numbers_are_those_of_scikit_learn_in_the_unit_of_the_la
     assert {"r2", "mape"}.isdisjoint(undefined)
 
 
+@pytest.mark.parametrize(("mean", "scale"), [(1.7e9, 60.0), (1e8, 1.0), (1e9, 1e-3), (-1e10, 1.0)])
+def test_r2_of_numbers_far_from_zero_is_that_of_scikit_learn(mean: float, scale: float) -> None:
+    targets_N1 = randn(400, 1).double()
+    outputs_N1 = targets_N1 + 0.5 * randn(400, 1)
+
+    def unscale(v: torch.Tensor) -> torch.Tensor:
+        return v * scale + mean
+
+    task = TaskSettings(kind="regression", metrics=("r2",))
+    want = sk.r2_score(unscale(targets_N1).numpy(), unscale(outputs_N1).numpy())
+    assert evaluate(task, outputs_N1, targets_N1, unscale)["r2"] == pytest.approx(want, rel=1e-9)
+
+
 def test_counts_are_measured_by_their_rates() -> None:
     task = TaskSettings.model_validate({"kind": "regression", "loss": "poisson"})
     outputs_N1, targets_N1 = randn(100, 1), torch.randint(5, (100, 1), generator=GENERATOR).float()
@@ -276,6 +289,15 @@ def test_a_threshold_is_a_probability_whatever_the_scores(
         found = choose(ThresholdRule.model_validate(rule), scored, torch.full_like(scored, label))
         assert 0.0 < found < 1.0
         decided(scored, found)
+
+
+@pytest.mark.parametrize("rule", [RULES[0], *RULES[2:]])
+def test_a_threshold_divides_probabilities_near_zero(rule: dict[str, object]) -> None:
+    """Rows whose logits are below -36.7, the logit of 2 ** -53."""
+    outputs = torch.tensor([[-50.0], [-40.0], [-60.0], [-45.0], [-200.0], [-300.0]])
+    targets = torch.tensor([[0.0], [1.0], [0.0], [1.0], [0.0], [0.0]])
+    threshold = choose(ThresholdRule.model_validate(rule), outputs, targets)
+    assert decided(outputs, threshold).float().tolist() == targets.tolist()
 
 
 def test_without_a_threshold_half_decides() -> None:
