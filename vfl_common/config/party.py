@@ -87,6 +87,14 @@ class TreeLimits(Section):
 class ServeSettings(Section):
     """How this party serves a trained model: ``vfl-party serve``."""
 
+    listen: Address | None = None
+    """Active party: where it waits for passive parties while it serves. A party that trains while it
+    serves needs another port here. Default: the party file's ``listen``.
+    """
+    active: Address | None = None
+    """Passive party: the address at which the active party serves. Default: the party file's
+    ``active``.
+    """
     http: Address = "127.0.0.1:8080"
     """Active party: where it answers HTTP; port 0 takes a free port."""
     grpc: Address | None = None

@@ -81,10 +81,11 @@ class Passive:
         file = first.files.file
         self._opener, self._console, self._failed = opener, console, failed
         self._patient, self.name = patient, file.name
-        if file.active is None:
-            text = f"party {self.name}: set active to the address at which {opener.active} serves"
-            raise InputError(Code.CONFIG_INVALID, text)
-        self.address = file.active
+        address = file.serve.active or file.active
+        if address is None:
+            text = f"party {self.name}: has no address of {opener.active}, which serves"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; set serve.active to it")
+        self.address = address
         self._path = Path(file.out) / f"answers-{self.name}.sqlite"
         # One for all runs: whoever is asked about gets as many answers from all of them together.
         self._out = Path(file.out)
