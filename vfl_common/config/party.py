@@ -88,8 +88,8 @@ class ServeSettings(Section):
     """How this party serves a trained model: ``vfl-party serve``."""
 
     listen: Address | None = None
-    """Active party: where it waits for passive parties while it serves. A party that trains while it
-    serves needs another port here. Default: the party file's ``listen``.
+    """Active party: where it waits for passive parties while it serves. A party that trains at the
+    same time needs another port here. Default: the party file's ``listen``.
     """
     active: Address | None = None
     """Passive party: the address at which the active party serves. Default: the party file's

@@ -26,6 +26,7 @@ from vfl_party.record.book import Book, folder_of
 from vfl_party.record.heads import Heads
 from vfl_party.record.recorder import Recorder, ServingRecord
 from vfl_party.serve.counts import Counts
+from vfl_party.serve.disk import Disk
 from vfl_party.serve.granted import PredictionsLeft
 from vfl_party.serve.kinds.choice import bytes_of_row
 from vfl_party.serve.models.compare import Disagreement
@@ -138,6 +139,7 @@ class Opener:
         # A student asks nobody, and nothing leaves.
         folder = folder_of(Path(file.record.folder or file.out), file.name)
         self._book = Book(folder, file.name) if not solo else None
+        self.disk = Disk(folder, lambda said: console.show("advice", said=said))
         # Of all runs together.
         self._account = guard_of(self._book, limits_of(file)) if self._book is not None else None
         # {run id: the grant with which it was opened last}.
@@ -167,7 +169,7 @@ class Opener:
             whole=file.record.digest == "whole",
             allows=self._account,
         )
-        return ServingRecord(recorder, way)
+        return self.disk.watched(ServingRecord(recorder, way))
 
     def close(self) -> None:
         """Signs the head of the record, and closes it."""

@@ -179,7 +179,7 @@ class Serving:
             listens = listening(where, opener.keyring, [several, health], threads)
             _, address = stack.enter_context(listens)
             stack.callback(several.close)
-        catalog = http.catalog(models, tokens, self.counts)
+        catalog = http.catalog(models, tokens, self.counts, opener.disk.ready)
         told = telling(runs[0].path, self.file.name, access_log=settings.access_log)
         teller = stack.enter_context(told)
         app = http.make_app(catalog, _hosts(settings), teller)

@@ -17,6 +17,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
+from vfl_common.process.logs import LogOnce
 from vfl_common.rpc.channel import connect
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.serving.answered import (
@@ -88,6 +89,7 @@ class Attendance:
         self._run_id, self._digest, self._most_ids = run_id, digest, most_ids
         self._answer, self._attends, self._refused = answer, attends, refused
         self._keeping, self._at_once, self._writes = keeping, at_once, writes
+        self._once = LogOnce(log)
         # Of the stream that is up.
         self._outbox: queue.SimpleQueue[bytes | None] | None = None
         self._ended = threading.Event()
@@ -216,12 +218,14 @@ class Attendance:
                 continue
             try:
                 data, sent = self._answered(each)
+                self._once.over("answer")
             except TimeoutError:
                 continue
-            except Exception as failed:
+            except Exception as failed:  # noqa: BLE001 - it is logged, and the peer reads of it
                 cause = failed.__cause__ if isinstance(failed, UntoldError) else None
                 error = cause if isinstance(cause, Exception) else failed
-                log.warning("no answer: %s", error, exc_info=not isinstance(error, VflError))
+                defect = not isinstance(error, VflError)
+                self._once.warning("answer", f"no answer: {error}", exc_info=defect)
                 answer = serving_pb2.Answer(number=each.question.number)
                 answer.failure.CopyFrom(to_failure(error))
                 data, sent = serving_pb2.FromParty(answer=answer).SerializeToString(), 0
@@ -236,12 +240,16 @@ class Attendance:
         ids = list(question.ids)
         count = len(ids) - ids.count("")
         try:
-            return self._written(question, step, count, self._answer(ids, asked.until_s, step))
+            found = self._written(question, step, count, self._answer(ids, asked.until_s, step))
         except UntoldError as error:
             if not ids:
                 # A later step of a scoring, whose first answer has left.
                 raise
-            log.warning("answers for none of the ids: %s", error, extra={"event": "untold"})
+            text = f"answers for none of the ids: {error}"
+            self._once.warning("untold", text, event="untold")
+        else:
+            self._once.over("untold")
+            return found
         nobody = [""] * len(ids)
         return self._written(question, step, count, self._answer(nobody, asked.until_s, step))
 

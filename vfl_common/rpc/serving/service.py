@@ -19,6 +19,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
+from vfl_common.process.logs import LogOnce
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.serving.answered import (
@@ -99,6 +100,7 @@ class ServingService:
         self._widths, self._keyring, self._ledger = dict(widths), keyring, ledger
         self._run_id, self._digest, self._attends = run_id, digest, attends
         self._writes = writes
+        self._once = LogOnce(log)
         self._changed = threading.Condition()
         self._streams: dict[str, _Stream] = {}
         self._held: Counter[str] = Counter()
@@ -346,10 +348,11 @@ class ServingService:
         try:
             if answer.HasField("failure"):
                 error = from_failure(answer.failure, sender=party, me=self._keyring.name)
-                log.warning("%s", error, extra={"event": "unanswered", "peer": party})
+                self._once.warning(party, str(error), event="unanswered", peer=party)
             else:
                 step = question.steps[party] if question.steps is not None else None
                 found = read_answer(answer, question.ids[party], self._widths[party], party, step)
+                self._once.over(party)
         finally:
             with self._changed:
                 if party in question.waiting:
