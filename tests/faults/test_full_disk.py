@@ -18,6 +18,7 @@ from tests.harness import cases
 from tests.harness.federation import Federation, refused
 from tests.harness.sentences import error_as_before
 from tests.harness.served import Served, trained
+from vfl_party.serve.run import LOG
 
 MOUNT, UMOUNT = shutil.which("mount"), shutil.which("umount")
 
@@ -52,7 +53,7 @@ def filled(folder: Path) -> Iterator[None]:
 
 def lines_of(served: Served, name: str, *events: str) -> list[dict[str, Any]]:
     """The lines of a party's log with these events."""
-    text = (served.run.folder / name / "serve.jsonl").read_text()
+    text = (served.federation.folder / "runs" / LOG.format(name)).read_text()
     return [line for line in map(json.loads, text.splitlines()) if line["event"] in events]
 
 

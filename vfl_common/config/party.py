@@ -112,7 +112,7 @@ class ServeSettings(Section):
     key: str | None = None
     """Active party: the PEM file of that certificate's key, with mode 0600."""
     access_log: bool = True
-    """Active party: write a line for each request into ``serve-access.jsonl`` in the run's folder:
+    """Active party: write a line for each request into ``serve-access-NAME.jsonl`` in ``out``:
     when, by whose token, which model, how many rows, with which status, and how long it took. It
     never has ids.
     """

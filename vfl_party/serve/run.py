@@ -35,8 +35,8 @@ from vfl_party.serve.rpc.model import answering as answering_grpc
 from vfl_party.serve.telling.teller import telling
 from vfl_party.serve.tokens import Tokens
 
-# In the party's folder of the first run.
-LOG = "serve.jsonl"
+# In the folder of the party's runs: they outlive each run that is served.
+LOG, ACCESS = "serve-{}.jsonl", "serve-access-{}.jsonl"
 INSTALL = 'pip install "vfl[serve]"'
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Serving:
             known = {each.run_id for each in runs}
             more = [each for each in dict.fromkeys(routed) if each not in known]
             runs += self._beside(runs, [self._routed_run(each) for each in more])
-        log_to(runs[0].path / LOG, run=runs[0].run_id, party=self.file.name)
+        log_to(self._beside_runs(LOG), party=self.file.name)
         given = (self.device, self.source)
         opener = Opener(self.path, self.file, runs, self.console, *given, solo=self.solo)
         failed = queue.SimpleQueue[BaseException]()
@@ -116,6 +116,10 @@ class Serving:
             stack.callback(watch.close)
             watch.watch()
             raise failed.get()
+
+    def _beside_runs(self, name: str) -> Path:
+        """Returns the path of a log; ``name``: with a place for the party's name."""
+        return self.registry.out / name.format(self.file.name)
 
     def _routed_run(self, run_id: str) -> TrainedRun:
         """Loads a run that ``serve.weights`` or ``serve.shadow`` names. Raises InputError."""
@@ -180,7 +184,8 @@ class Serving:
             _, address = stack.enter_context(listens)
             stack.callback(several.close)
         catalog = http.catalog(models, tokens, self.counts, opener.disk.ready)
-        told = telling(runs[0].path, self.file.name, access_log=settings.access_log)
+        access = self._beside_runs(ACCESS) if settings.access_log else None
+        told = telling(access, self.file.name)
         teller = stack.enter_context(told)
         app = http.make_app(catalog, _hosts(settings), teller)
         url = stack.enter_context(http.listening(app, settings))
