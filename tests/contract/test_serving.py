@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 from tests.contract.exchanges import WAIT_S, credentials, keyring
-from tests.harness.sentences import raises
+from tests.harness.sentences import raises, worded_as_before
 from tests.harness.waiting import wait_until
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.serving import attendance as attending
 from vfl_common.rpc.serving.answered import (
     EMBEDDED,
     NOT_ANSWERED,
@@ -279,6 +280,31 @@ def test_a_newer_stream_takes_the_place_of_an_older_one(
             lambda: service.ask(["a"], WAIT_S).wait()["north"],
             lambda found: isinstance(found, Answered),
         )
+
+
+def test_a_second_program_of_a_party_is_refused_by_name(
+    service: ServingService, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would take the place from each other for ever, and some rows would miss the party."""
+    first = attendance_of("north", address)
+    run(first)
+    attend("south", address)
+    wait_until(lambda: service.present == [*WIDTHS])
+    monkeypatch.setattr(attending, "_TAKEN_S", 0.3)
+    ended = attend("north", address)
+    wait_until(lambda: ended)
+    assert isinstance(ended[0], PeerError)
+    assert ended[0].code is Code.NAME_TAKEN
+    worded_as_before(str(ended[0]))
+    assert isinstance(service.ask(["a"], WAIT_S).wait()["north"], Answered)
+    # Once the first has ended, another takes its place.
+    second = attend("north", address)
+    first.close()
+    wait_until(
+        lambda: service.ask(["a"], WAIT_S).wait()["north"],
+        lambda found: isinstance(found, Answered),
+    )
+    assert not second
 
 
 def test_who_does_not_answer_is_late(service: ServingService, address: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,9 @@ _CONNECT_S = 2.0
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 # Refusals that another try may not meet: an older stream of this party may be about to end.
 _PASSES = (Code.NAME_TAKEN, Code.INTERNAL)
+# A dead stream of this party ends sooner (see ``vfl_common.rpc.channel``), so after that another
+# program of the party serves.
+_TAKEN_S = 60.0
 # The peer asks many at once, and waits for none of them long.
 _MOST_WAITING = 256
 
@@ -90,6 +94,9 @@ class Attendance:
         self._answer, self._attends, self._refused = answer, attends, refused
         self._keeping, self._at_once, self._writes = keeping, at_once, writes
         self._once = LogOnce(log)
+        self._program = secrets.token_hex(8)
+        # Since when the active party says that another program has this one's place.
+        self._taken_s: float | None = None
         # Of the stream that is up.
         self._outbox: queue.SimpleQueue[bytes | None] | None = None
         self._ended = threading.Event()
@@ -131,7 +138,10 @@ class Attendance:
     def _present(self, outbox: queue.SimpleQueue[bytes | None]) -> None:
         allowed = self._keeping()
         present = serving_pb2.Present(
-            run_id=self._run_id, recipe_digest=self._digest, protocol=PROTOCOL
+            run_id=self._run_id,
+            recipe_digest=self._digest,
+            protocol=PROTOCOL,
+            program=self._program,
         )
         if allowed.seconds:
             present.keeping.seconds, present.keeping.features = allowed.seconds, allowed.features
@@ -164,8 +174,8 @@ class Attendance:
                 word = self._read(data)
                 if word.HasField("failure"):
                     error = from_failure(word.failure, sender=self._peer, me=self._keyring.name)
-                    if error.code in _PASSES:
-                        log.warning("%s", error, extra={"event": "away"})
+                    if error.code in _PASSES and not self._is_taken(error):
+                        self._once.warning("away", str(error), event="away")
                         break
                     if error.code is Code.RECIPE_DIFFERS and self._refused is not None:
                         self._refused(str(error))
@@ -176,7 +186,8 @@ class Attendance:
                     self._take(word.question, asked)
                 elif not welcome:
                     self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
-                    welcome = True
+                    welcome, self._taken_s = True, None
+                    self._once.over("away")
                     self._outbox = outbox
                     # The features may have changed since the first message.
                     if self._keeping().seconds:
@@ -197,6 +208,15 @@ class Attendance:
             if welcome:
                 self._attends(False)
         return welcome
+
+    def _is_taken(self, error: VflError) -> bool:
+        """Whether another program has had this one's place for too long."""
+        if error.code is not Code.NAME_TAKEN:
+            return False
+        now_s = time.monotonic()
+        if self._taken_s is None:
+            self._taken_s = now_s
+        return now_s - self._taken_s >= _TAKEN_S
 
     def _take(self, question: serving_pb2.Question, asked: queue.Queue[_Asked | None]) -> None:
         """Queues a question. Raises PeerError if it is none."""

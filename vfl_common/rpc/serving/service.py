@@ -32,6 +32,7 @@ from vfl_common.rpc.serving.answered import (
     read_keeping,
 )
 from vfl_common.rpc.serving.patience import Patience
+from vfl_common.text import clean
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
 PHASE, QUESTION, ANSWER = "serve", "question", "answer"
@@ -41,6 +42,8 @@ MAX_STREAMS = 3
 _MOST_OPEN = 1_000
 # Questions to one party that it does not take from the wire: further ones would fill the memory.
 _MOST_UNSENT = 64
+# Of the random text that names a party's program.
+_LONGEST_NAME = 64
 
 log = logging.getLogger(__name__)
 
@@ -63,10 +66,13 @@ class _Question:
 
 @dataclass
 class _Stream:
-    """A party's stream. ``open``: its questions without an answer, by number."""
+    """A party's stream. ``program``: tells the programs of a party apart; '' with an older release.
+    ``open``: its questions without an answer, by number.
+    """
 
     party: str
     keeping: Keeping
+    program: str = ""
     outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     open: dict[int, _Question] = field(default_factory=dict)
     patience: Patience = field(default_factory=Patience)
@@ -219,7 +225,7 @@ class ServingService:
             party = caller(context, self._keyring)
             self._take_place(party)
             try:
-                stream = _Stream(party, self._check(party, requests))
+                stream = self._check(party, requests)
                 # Otherwise the stream has ended already.
                 if context.add_callback(lambda: stream.outbox.put(None)):
                     yield from self._asking(stream, requests)
@@ -228,7 +234,7 @@ class ServingService:
                     self._held[party] -= 1
         except Exception as error:
             if isinstance(error, PeerError):
-                log.warning("%s", error, extra={"event": "refused"})
+                self._once.warning(f"refused {error.party}", str(error), event="refused")
             elif not isinstance(error, VflError | grpc.RpcError):
                 log.exception("internal error", extra={"event": "failed"})
             yield serving_pb2.FromActive(failure=to_failure(error)).SerializeToString()
@@ -243,9 +249,9 @@ class ServingService:
                 raise PeerError(Code.NAME_TAKEN, text, party=party)
             self._held[party] += 1
 
-    def _check(self, party: str, requests: Iterator[bytes]) -> Keeping:
-        """Reads the first message, and returns what it allows. Raises PeerError if the party does
-        not serve this model.
+    def _check(self, party: str, requests: Iterator[bytes]) -> _Stream:
+        """Reads the first message, and returns the stream that it begins. Raises PeerError if the
+        party does not serve this model.
         """
         word = self._read(party, next(requests, b""))
         if not word.HasField("present"):
@@ -260,7 +266,7 @@ class ServingService:
             raise PeerError(
                 Code.RECIPE_DIFFERS, f"{text}; give both the same run with --run", party=party
             )
-        return read_keeping(said)
+        return _Stream(party, read_keeping(said), clean(said.program, _LONGEST_NAME))
 
     def _asking(self, stream: _Stream, requests: Iterator[bytes]) -> Iterator[bytes]:
         """Sends questions until the stream ends, while another thread reads the answers."""
@@ -276,12 +282,12 @@ class ServingService:
                 stream.outbox.put(None)
 
         welcome = serving_pb2.FromActive(welcome=serving_pb2.Welcome()).SerializeToString()
-        self._ledger.add(stream.party, CONTROL, CONTROL, "sent", 0, len(welcome))
-        yield welcome
         self._come(stream)
-        reader = threading.Thread(target=listen, name=f"answers-{stream.party}", daemon=True)
-        reader.start()
         try:
+            self._ledger.add(stream.party, CONTROL, CONTROL, "sent", 0, len(welcome))
+            yield welcome
+            reader = threading.Thread(target=listen, name=f"answers-{stream.party}", daemon=True)
+            reader.start()
             while (data := stream.outbox.get()) is not None:
                 self._ledger.add(stream.party, PHASE, QUESTION, "sent", 0, len(data))
                 yield data
@@ -292,17 +298,27 @@ class ServingService:
                 raise error
 
     def _come(self, stream: _Stream) -> None:
-        """Takes a stream in the place of the party's last one, which may be dead."""
+        """Takes a stream in the place of the party's last one, which may be dead. Raises PeerError
+        (NAME_TAKEN) if that belongs to another program, which answers: both would take the place
+        from each other for ever.
+        """
+        party = stream.party
         with self._changed:
-            before = self._streams.get(stream.party)
-            self._streams[stream.party] = stream
+            before = self._streams.get(party)
+            # Releases without the name of a program take the place, as before.
+            both = {before.program, stream.program} if before is not None else set[str]()
+            if before is not None and len(both - {""}) == 2 and before.patience.waits:
+                text = f"another program of {party} serves {self._run_id} already; stop one of them"
+                raise PeerError(Code.NAME_TAKEN, text, party=party)
+            self._streams[party] = stream
             if self._closed:
                 stream.outbox.put(None)
         if before is not None:
             before.outbox.put(None)
             self._give_up(before)
         else:
-            self._attends(stream.party, True)
+            self._once.over(f"refused {party}")
+            self._attends(party, True)
 
     def _leave(self, stream: _Stream) -> None:
         with self._changed:
