@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -45,15 +45,28 @@ def loading(*, solo: bool) -> Callable[[Path, str], TrainedRun]:
     return load_solo if solo else load_joint
 
 
+@dataclass(frozen=True)
+class Standing:
+    """How a run that is served stands. ``present``: {peer: whether it attends}; ``waiting``:
+    requests in the queue, at the active party.
+    """
+
+    present: Mapping[str, bool]
+    waiting: int | None = None
+
+
 @dataclass
 class Tally:
-    """What is counted of a run, from the program's start on. ``model``: the recipe's name."""
+    """What is counted of a run, from the program's start on. ``model``: the recipe's name.
+    ``standing``: returns how it stands now; None while it is not served.
+    """
 
     model: str
     run_id: str
     counts: Counts = field(default_factory=Counts)
     ledger: Ledger = field(default_factory=Ledger)
     shadow: Disagreement | None = None
+    standing: Callable[[], Standing] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,7 @@ class Opened:
 
     def close(self) -> None:
         """Looks at the table no longer, and keeps the bytes that were counted."""
+        self.tally.standing = None
         self.store.close()
         if self.approval is not None:
             self.approval.close()

@@ -18,7 +18,7 @@ from vfl_party.serve.answering import DailyLimit, Limit, Limits, SentBefore
 from vfl_party.serve.asked import AskedADay, AskedIds, aligned_ids, asked_a_day, tables
 from vfl_party.serve.granted import GrantedRows, LeastRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
-from vfl_party.serve.opening import Opened, Opener
+from vfl_party.serve.opening import Opened, Opener, Standing
 
 # A party that asks for many ids at once; its own bound may be another one.
 _LEAST_MOST_IDS = 1024
@@ -109,10 +109,11 @@ class Passive:
         # The account only looks: an answer counts there when it is written down.
         limit = together(self._least, [self._limit, account], [granted])
         answers = answers_of(opened.store, sent, limit, self._asked_of(opened))
-        told = [""]
+        told, there = [""], [False]
+        opened.tally.standing = lambda: Standing({peer: there[0]})
 
         def attends(here: bool) -> None:
-            told[0] = ""
+            told[0], there[0] = "", here
             self._console.emit("attending" if here else "away", peer=peer, run=run_id)
 
         def refused(why: str) -> None:

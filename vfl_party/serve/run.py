@@ -9,13 +9,12 @@ import queue
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from vfl_common.config.party import PartyFile, ServeSettings
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.process.logs import Console, log_to
+from vfl_common.process.logs import Console, log_to, version
 from vfl_common.production.registry import ModelRegistry
 from vfl_common.rpc.channel import listening, split_address
 from vfl_common.rpc.health import MAX_CHECKS, Health
@@ -107,7 +106,7 @@ class Serving:
         failed = queue.SimpleQueue[BaseException]()
         with ExitStack() as stack:
             stack.callback(opener.close)
-            stack.enter_context(self._exposed(opener))
+            stack.enter_context(self._exposed(opener, runs))
             if is_active:
                 self._answer(stack, opener, runs)
             else:
@@ -288,17 +287,29 @@ class Serving:
         )
 
     @contextlib.contextmanager
-    def _exposed(self, opener: Opener) -> Iterator[None]:
+    def _exposed(self, opener: Opener, runs: Sequence[TrainedRun]) -> Iterator[None]:
         """Serves metrics to Prometheus, if they were asked for."""
         if not self.metrics:
             yield
             return
         from vfl_common.prometheus import exposed, listen_address
-        from vfl_party.serve.prometheus import families
+        from vfl_party.serve.prometheus import ServeMetrics
 
         address = listen_address(self.metrics)
-        told = partial(families, opener.tallies, self.counts)
-        with exposed(address, told, lambda: "running") as port:
+        found = ServeMetrics(
+            {
+                "party": self.file.name,
+                "role": "active" if opener.active == self.file.name else "passive",
+                "recipe": ",".join(dict.fromkeys(each.recipe.name for each in runs)),
+                "device": self.device or self.file.device,
+                "version": version(),
+            },
+            opener.tallies,
+            self.counts,
+            opener.disk.ready,
+            opener.keyring.ends,
+        )
+        with exposed(address, found.families, found.state) as port:
             self.console.emit("metrics", address=port.address)
             yield
 
