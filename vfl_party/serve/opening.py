@@ -69,6 +69,19 @@ class Tally:
     standing: Callable[[], Standing] | None = None
 
 
+def present(tallies: Mapping[str, Tally]) -> dict[str, list[str]]:
+    """Returns {run id: the peers that attend it now}."""
+    standing = {run: each.standing() for run, each in tallies.items() if each.standing is not None}
+    return {run: [*filter(each.present.get, each.present)] for run, each in standing.items()}
+
+
+def missing(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a peer that attended a run does not attend it now. A run that is not served any more
+    misses nobody.
+    """
+    return any(set(peers) - set(now[run]) for run, peers in before.items() if run in now)
+
+
 @dataclass(frozen=True)
 class Opened:
     """A run with its rows, as it is served. ``approval``: the grant that allows it; None if the

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import queue
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vfl_common.config.party import PartyFile, ServeSettings
 from vfl_common.errors import Code, InputError, VflError
+from vfl_common.process.handover import hand_over, notify, on_hangup, predecessor
 from vfl_common.process.logs import Console, log_to, version
 from vfl_common.production.registry import ModelRegistry
-from vfl_common.rpc.channel import listening, split_address
+from vfl_common.rpc.channel import listening
 from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE
 from vfl_common.rpc.serving.several import SeveralRuns
@@ -28,21 +30,32 @@ from vfl_party.serve.models.chosen import Chosen
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.models.follow import Follower
 from vfl_party.serve.models.lineage import Lineage, LoadedRun
-from vfl_party.serve.opening import Opened, Opener, loading
+from vfl_party.serve.opening import Opened, Opener, loading, missing, present
 from vfl_party.serve.passive import Passive
+from vfl_party.serve.reach import check_open, hosts, plain_words
 from vfl_party.serve.rpc.model import answering as answering_grpc
 from vfl_party.serve.telling.teller import telling
 from vfl_party.serve.tokens import Tokens
 
 # In the folder of the party's runs: they outlive each run that is served.
 LOG, ACCESS = "serve-{}.jsonl", "serve-access-{}.jsonl"
+# After a handover the passive parties connect again within a second. One that is gone is not waited
+# for.
+_COME_S, _LOOK_S = 5.0, 0.02
 INSTALL = 'pip install "vfl[serve]"'
+
+if TYPE_CHECKING:
+    from vfl_party.serve.http.port import Port
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=LoadedRun)
 # By the name of the recipe.
 Lineages = Mapping[str, Lineage[R]]
+
+
+class _Hangup(Exception):  # noqa: N818 - a person's wish, not a fault
+    """SIGHUP has come."""
 
 
 @dataclass
@@ -106,15 +119,47 @@ class Serving:
         failed = queue.SimpleQueue[BaseException]()
         with ExitStack() as stack:
             stack.callback(opener.close)
-            stack.enter_context(self._exposed(opener, runs))
+            port = None
             if is_active:
-                self._answer(stack, opener, runs)
+                port = self._answer(stack, opener, runs)
             else:
                 self._attend(stack, opener, runs, failed)
             watch = GrantWatch(lambda: [*opener.approvals.values()], failed, self.console.emit)
             stack.callback(watch.close)
             watch.watch()
-            raise failed.get()
+            on_hangup(lambda: failed.put(_Hangup()))
+            notify("READY=1")
+            while isinstance(ended := failed.get(), _Hangup):
+                if self._hands_over(opener, port):
+                    return
+            raise ended
+
+    def _hands_over(self, opener: Opener, port: Port | None) -> bool:
+        """Has a new process take over; returns whether it does. ``port``: of HTTP, if this party is
+        active.
+        """
+        sockets = {"http": port.socket} if port is not None else {}
+        try:
+            process = hand_over(sockets, lambda: {"present": present(opener.tallies)})
+        except InputError as error:
+            log.error("%s", error, extra={"event": "handover"})
+            self.console.show("advice", said=str(error))
+            return False
+        self.console.emit("handover", pid=process)
+        if port is not None:
+            port.leave()
+        return True
+
+    def _takes_over(
+        self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]
+    ) -> tuple[dict[str, socket.socket], dict[str, list[str]]]:
+        """Waits until the process before this one has ended, if there is one, and serves metrics.
+        Returns its sockets, and {run id: who attended it}. Raises InputError.
+        """
+        before = predecessor()
+        there: dict[str, list[str]] = before.wait()["present"] if before is not None else {}
+        stack.enter_context(self._exposed(opener, runs))
+        return dict(before.sockets) if before is not None else {}, there
 
     def _beside_runs(self, name: str) -> Path:
         """Returns the path of a log; ``name``: with a place for the party's name."""
@@ -151,26 +196,31 @@ class Serving:
     ) -> None:
         """Begins to answer the active party. Raises VflError. ``failed``: gets what ends it."""
         opened = [opener.open(each) for each in runs]
+        self._takes_over(stack, opener, runs)
         patient = len(runs) > 1 or bool(self.follows)
         passive = Passive(opener, opened[0], self.console, failed, patient=patient)
         self.console.emit("ready", name=passive.name, address=passive.address)
         self._serve(stack, opener, opened, passive.open)
 
-    def _answer(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> None:
-        """Begins to answer HTTP. Raises VflError."""
+    def _answer(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> Port:
+        """Begins to answer HTTP; returns the port. Raises VflError."""
         http, settings = _http(), self.settings
         check_open(settings)
+        http.require_certificate(settings)
         if (said := plain_words(settings)) is not None:
             log.warning("%s", said, extra={"event": "advice"})
             self.console.show("advice", said=said)
         path = Path(settings.tokens) if settings.tokens is not None else None
         kept = Path(self.file.out) / f"tokens-{self.file.name}.json" if path is not None else None
+        # What is wrong with the file must be said while the process before this one still answers.
+        Tokens(path)
+        opened = [opener.open(each) for each in runs]
+        sockets, there = self._takes_over(stack, opener, runs)
         tokens = Tokens(path, kept=kept)
         # Of each model that is followed: those that are kept, one that comes, one that goes.
         most = len(runs) + len(self.follows) * (settings.keep + 2)
         several = SeveralRuns(opener.keyring, opener.passives, most)
         active = Active(opener, several, self.console, tokens, http.served)
-        opened = [opener.open(each) for each in runs]
         lines = self._serve(stack, opener, opened, active.open)
         models = self._models(lines, http)
         may_ask = [self.file.name, *opener.servers, *opener.passives]
@@ -186,11 +236,16 @@ class Serving:
         access = self._beside_runs(ACCESS) if settings.access_log else None
         told = telling(access, self.file.name)
         teller = stack.enter_context(told)
-        app = http.make_app(catalog, _hosts(settings), teller)
-        url = stack.enter_context(http.listening(app, settings))
+        app = http.make_app(catalog, hosts(settings), teller)
+        # Whoever has attended comes back, and until then callers wait in the socket.
+        until_s = time.monotonic() + _COME_S
+        while time.monotonic() < until_s and missing(there, present(opener.tallies)):
+            time.sleep(_LOOK_S)
+        port: Port = stack.enter_context(http.listening(app, settings, sockets.get("http")))
         grpc = stack.enter_context(answering_grpc(catalog, settings, teller))
-        where = {"http": url} | ({"grpc": grpc} if grpc is not None else {})
+        where = {"http": port.url} | ({"grpc": grpc} if grpc is not None else {})
         self.console.emit("ready", name=self.file.name, address=address, **where)
+        return port
 
     def _serve(
         self,
@@ -314,53 +369,6 @@ class Serving:
             yield
 
 
-def check_open(settings: ServeSettings) -> None:
-    """Raises InputError if HTTP would be open to more than was meant."""
-    if (settings.certificate is None) != (settings.key is None):
-        raise InputError(Code.CONFIG_INVALID, "serve: give certificate and key, or none of them")
-    reached = _reached(settings)
-    if settings.tokens is None and reached:
-        key, address = next(iter(reached.items()))
-        text = f"{key}: others can reach {address}, and no token is asked for"
-        ways = "set serve.tokens to a file that vfl-party token writes, or take 127.0.0.1"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
-
-
-def plain_words(settings: ServeSettings) -> str | None:
-    """Returns what to say if tokens travel where others can read them; None if they do not."""
-    reached = _reached(settings)
-    if not reached or settings.certificate is not None:
-        return None
-    text = f"{' and '.join(reached)}: without a certificate, whoever is on the way reads the tokens"
-    return f"{text}; set serve.certificate and serve.key, unless a proxy in front has HTTPS"
-
-
-def _reached(settings: ServeSettings) -> dict[str, str]:
-    """Returns {key: address} of the ports that others than this machine can reach."""
-    given = {"serve.http": settings.http, "serve.grpc": settings.grpc}
-    return {
-        key: address
-        for key, address in given.items()
-        if address is not None and not _is_local(split_address(address)[0])
-    }
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _hosts(settings: ServeSettings) -> frozenset[str] | None:
-    """Returns the names under which callers may reach the port; None: any, since they need a
-    token.
-    """
-    if settings.tokens is not None:
-        return None
-    return frozenset(("localhost", "127.0.0.1", "[::1]", split_address(settings.http)[0]))
-
-
 @dataclass(frozen=True)
 class _Http:
     """What the port is made of, which needs packages of the extra."""
@@ -371,6 +379,7 @@ class _Http:
     model: Callable[..., Any]
     routed: Callable[..., Any]
     served: Callable[..., Any]
+    require_certificate: Callable[..., None]
 
 
 def _http() -> _Http:
@@ -379,9 +388,11 @@ def _http() -> _Http:
         from vfl_party.serve.http.app import make_app
         from vfl_party.serve.http.catalog import Catalog, ServedModel
         from vfl_party.serve.http.port import listening as listening_http
+        from vfl_party.serve.http.port import require_certificate
         from vfl_party.serve.http.routed import Routed
         from vfl_party.serve.http.served import Served
     except ImportError as error:
         text = f"serve: FastAPI cannot be imported here ({str(error).splitlines()[0]}); {INSTALL}"
         raise InputError(Code.CONFIG_INVALID, text) from None
-    return _Http(make_app, listening_http, Catalog, ServedModel, Routed, Served)
+    parts = (make_app, listening_http, Catalog, ServedModel, Routed, Served, require_certificate)
+    return _Http(*parts)

@@ -63,6 +63,9 @@ def test_a_prediction_has_the_limits_of_a_run(name: str) -> None:
         ("Unit", "StartLimitIntervalSec"),
         ("Unit", "StartLimitBurst"),
         ("Service", "RestartSec"),
+        ("Service", "Type"),
+        ("Service", "TimeoutStartSec"),
+        ("Service", "ExecReload"),
     }
     assert differ == {
         ("Unit", "Description"),

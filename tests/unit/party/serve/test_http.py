@@ -65,8 +65,8 @@ def port(tokens: Path | None = None) -> Iterator[Port]:
     counts = Counts()
     served = made_served(score, tokens=Tokens(tokens))
     made = http_app.make_app(catalog(Tokens(tokens), counts, served), None)
-    with listening(made, ServeSettings(http="127.0.0.1:0")) as url:
-        where = urlsplit(url)
+    with listening(made, ServeSettings(http="127.0.0.1:0")) as listens:
+        where = urlsplit(listens.url)
         yield Port(where.hostname or "", where.port or 0, counts)
     served.batcher.close()
 
@@ -214,7 +214,8 @@ def test_the_port_says_whether_rows_are_exact(why: str) -> None:
     served = made_served(score, inexact=why)
     with contextlib.closing(served.batcher):
         made = http_app.make_app(catalog(Tokens(None), Counts(), served), None)
-        with listening(made, ServeSettings(http="127.0.0.1:0")) as url:
+        with listening(made, ServeSettings(http="127.0.0.1:0")) as listens:
+            url = listens.url
             want = {"exact": not why, "why_inexact": why or None}
             (model,) = get(url, "/v1/models")["models"]
             (version,) = model["versions"]
