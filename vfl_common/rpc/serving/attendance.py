@@ -31,7 +31,8 @@ from vfl_common.rpc.serving.answered import (
     Writes,
     untold,
 )
-from vfl_common.rpc.serving.service import ANSWER, PHASE, QUESTION, SERVICE
+from vfl_common.rpc.serving.service import SERVICE
+from vfl_common.rpc.serving.stream import ANSWER, PHASE, QUESTION
 
 _CONNECT_S = 2.0
 # Between two tries: the shortest, and the longest.
