@@ -146,8 +146,7 @@ def test_a_new_process_that_cannot_start_changes_nothing(tmp_path: Path) -> None
         served.federation.fresh = True
         served.start_all()
         active = served.program("p0")
-        path = served.federation.folder / "p0.toml"
-        path.write_text(path.read_text().replace("[serve]", "[serve]\nno_such_key = 1"))
+        (served.federation.folder / "p0.toml").write_text("no_such_key = 1")
         active.signal(signal.SIGHUP)
         said = active.wait_for("advice", 120.0)["said"]
         worded_as_before(said)

@@ -42,8 +42,8 @@ class Disk:
                 if error.code is Code.FILE_INVALID:
                     self._note(error)
                 raise
-            if self._failed:
-                self._note(None)
+            # A short line may have found room where the next one does not.
+            self.ready()
 
         return watched
 

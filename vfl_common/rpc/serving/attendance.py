@@ -246,7 +246,8 @@ class Attendance:
                 cause = failed.__cause__ if isinstance(failed, UntoldError) else None
                 error = cause if isinstance(cause, Exception) else failed
                 defect = not isinstance(error, VflError)
-                self._once.warning("answer", f"no answer: {error}", exc_info=defect)
+                text = f"no answer: {error}"
+                self._once.warning("answer", text, exc_info=defect, event="unanswered")
                 answer = serving_pb2.Answer(number=each.question.number)
                 answer.failure.CopyFrom(to_failure(error))
                 data, sent = serving_pb2.FromParty(answer=answer).SerializeToString(), 0
