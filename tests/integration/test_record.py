@@ -209,7 +209,7 @@ def test_a_record_that_is_lost_is_accepted_by_hand(
         if restored:
             shutil.copytree(record, backup)
             federation.start_all()
-            federation.finish()
+            assert all(each.wait() == 0 for each in federation.programs.values())
         shutil.rmtree(record)
         if restored:
             backup.rename(record)

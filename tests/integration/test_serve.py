@@ -483,8 +483,13 @@ def test_the_access_log_has_no_ids(served: Served) -> None:
 
 def test_a_program_that_serves_has_no_file_of_a_run_open(served: Served) -> None:
     """``vfl prune`` removes the run with which it has started, once another is in production."""
-    process = psutil.Process(served.program("p0").process.pid)
-    found = {Path(each.path) for each in process.open_files()}
+    port = urlsplit(served.url).port
+    (pid,) = {
+        each.pid
+        for each in psutil.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN and each.laddr.port == port
+    }
+    found = {Path(each.path) for each in psutil.Process(pid).open_files()}
     out = served.run.folder.parent
     assert {out / name.format("p0") for name in (LOG, ACCESS)} <= found
     assert not [each for each in found if served.run.folder in each.parents]

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from vfl_common.errors import Code, VflError
+from vfl_common.files import require_room
 from vfl_common.rpc.serving.answered import Outgoing, Writes
-
-# A line of the record of a question about some hundred ids.
-_TRIAL_BYTES = 1 << 14
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +48,8 @@ class Disk:
         caller that waits for readiness asks for nothing that would be written.
         """
         if self._failed:
-            with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=self._folder) as file:
-                file.write(bytes(_TRIAL_BYTES))
-                file.flush()
-                os.fsync(file.fileno())
+            with contextlib.suppress(VflError):
+                require_room(self._folder)
                 self._note(None)
         return not self._failed
 

@@ -22,6 +22,7 @@ from vfl_common.rpc.channel import listening
 from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE
 from vfl_common.rpc.serving.several import SeveralRuns
+from vfl_party.assembly.machine import room
 from vfl_party.predict.prediction import TrainedRun
 from vfl_party.serve.active import Active, ActiveRun
 from vfl_party.serve.counts import Counts
@@ -114,6 +115,7 @@ class Serving:
             more = [each for each in dict.fromkeys(routed) if each not in known]
             runs += self._beside(runs, [self._routed_run(each) for each in more])
         log_to(self._beside_runs(LOG), party=self.file.name)
+        room(self.file)
         given = (self.device, self.source)
         opener = Opener(self.path, self.file, runs, self.console, *given, solo=self.solo)
         failed = queue.SimpleQueue[BaseException]()
