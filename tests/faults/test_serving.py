@@ -98,6 +98,8 @@ def steady(served: Served, rate: float) -> Iterator[list[tuple[int, str]]]:
             found.append((0, repr(error)))
         if keeps:
             kept.put(line)
+        else:
+            line.close()
 
     def load() -> None:
         with ThreadPoolExecutor(64) as threads:
@@ -113,6 +115,8 @@ def steady(served: Served, rate: float) -> Iterator[list[tuple[int, str]]]:
     finally:
         ended.set()
         thread.join()
+        while not kept.empty():
+            kept.get().close()
 
 
 def test_a_restart_of_the_active_party_loses_no_request(tmp_path: Path) -> None:
