@@ -230,8 +230,8 @@ class Serving:
         threads = (MAX_STREAMS * most + MAX_CHECKS) * len(opener.passives) + 2 * MAX_CHECKS + 4
         address = ""
         if not self.solo:
-            where = self.settings.listen or self.file.listen
-            listens = listening(where, opener.keyring, [several, health], threads)
+            own = self.settings.listen or self.file.listen
+            listens = listening(own, opener.keyring, [several, health], threads)
             _, address = stack.enter_context(listens)
             stack.callback(several.close)
         catalog = http.catalog(models, tokens, self.counts, opener.disk.ready)

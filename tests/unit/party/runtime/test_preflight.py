@@ -16,7 +16,6 @@ from tests.harness import cases
 from tests.harness.federation import toml
 from tests.harness.sentences import raises, worded_as_before
 from vfl.certs.authority import create_authority, issue
-from vfl_common import files
 from vfl_common.errors import Code, InputError
 from vfl_party.cli import cli
 from vfl_party.data.sources.databases.query import SORTED
@@ -125,7 +124,7 @@ def test_a_disk_without_room_is_found_before_a_run(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path = federation(tmp_path) / "p0.toml"
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     (disk,) = [finding for finding in checked(path) if finding.about == "disk"]
     assert not disk.fine
     worded_as_before(disk.text)
