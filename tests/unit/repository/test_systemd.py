@@ -84,10 +84,10 @@ def test_the_units_of_a_party_share_user_folder_and_file() -> None:
         (values,) = {tuple(each["Service", key]) for each in units}
         assert "%i" in values[0], key
     for each in units:
-        assert ("Service", "DynamicUser") not in each
-        assert ("Service", "LoadCredential") not in each
         assert each["Service", "ExecStart"][0].split()[2] == "party.toml"
     for name in UNITS:
+        assert ("Service", "DynamicUser") not in unit(name)
+        assert ("Service", "LoadCredential") not in unit(name)
         assert "/run/credentials" not in (FOLDER / name).read_text()
         assert "--log-stdout" in one(name, "ExecStart")
 
@@ -180,6 +180,7 @@ def test_restarts_are_for_what_a_restart_mends(name: str) -> None:
 @pytest.mark.parametrize("name", UNITS)
 def test_a_program_may_write_its_runs_and_nothing_else(name: str) -> None:
     for key, value in {
+        "User": "vfl-%i",
         "NoNewPrivileges": "yes",
         "ProtectSystem": "strict",
         "ProtectHome": "yes",
@@ -188,8 +189,6 @@ def test_a_program_may_write_its_runs_and_nothing_else(name: str) -> None:
         "StateDirectory": "vfl/%i",
     }.items():
         assert one(name, key) == value
-    user = "DynamicUser" if "server" in name else "User"
-    assert one(name, user) == {"DynamicUser": "yes", "User": "vfl-%i"}[user]
 
 
 @pytest.mark.parametrize("name", UNITS)
