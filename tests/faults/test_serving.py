@@ -145,6 +145,21 @@ def test_a_restart_of_the_active_party_loses_no_request(tmp_path: Path) -> None:
         print(f"{len(found)} requests, none lost")
 
 
+def test_a_passive_party_is_handed_over_and_attends_again(tmp_path: Path) -> None:
+    with trained(tmp_path, PHASES["embeddings"]) as served:
+        served.federation.fresh = True
+        served.start_all()
+        first = served.program("p1")
+        first.signal(signal.SIGHUP)
+        second = psutil.Process(first.wait_for("handover", 120.0)["pid"])
+        try:
+            first.wait_for("attending", 60.0)
+            assert first.process.wait(30.0) == 0
+            wait_until(lambda: served.rows("K-1")[0]["state"] == "scored")
+        finally:
+            second.kill()
+
+
 def test_a_new_process_that_cannot_start_changes_nothing(tmp_path: Path) -> None:
     with trained(tmp_path, PHASES["embeddings"]) as served:
         served.federation.fresh = True
