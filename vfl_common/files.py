@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ OLDER = 5
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
+# More than a line of the record of a question about some hundred ids.
+_TRIAL_BYTES = 1 << 16
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -66,6 +69,22 @@ def require_folder(path: Path) -> None:
             raise unwritable(path, error) from None
         text = f"out: {path} is no folder in which files can be made ({error.strerror})"
         raise InputError(Code.FILE_INVALID, f"{text}; give another") from None
+
+
+def require_room(folder: Path) -> Path:
+    """Writes a small file in a folder, or in the nearest one above it that exists, and removes it.
+    Returns that folder. Raises InputError if it cannot be written.
+    """
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_TRIAL_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    return folder
 
 
 def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:

@@ -145,10 +145,10 @@ def check(party: Path, device: str | None, offline: bool) -> None:
     """Check everything that the file PARTY names, without training: one line each, with what to do.
 
     It checks party file and recipe, certificate, device, data (columns, types, missing values,
-    label), models, the address to listen on, and whether the server can be reached and would take
-    this party: they compare recipe, protocol and plug-ins. The active party is tried, too, if the
-    file has its address (active). A line that begins with note
-    is about something that can be run, and is perhaps not meant.
+    label), models, room on the disk, the addresses to listen on (those of serve, too), and whether
+    the server can be reached and would take this party: they compare recipe, protocol and plug-ins.
+    The active party is tried, too, if the file has its address (active). A line that begins with
+    note is about something that can be run, and is perhaps not meant.
     """
     from vfl_party.runtime.preflight import check as look
     from vfl_party.runtime.preflight import require

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -15,13 +16,16 @@ import numpy as np
 import pytest
 
 from tests.contract.exchanges import WAIT_S, credentials, keyring
-from tests.harness.sentences import raises
+from tests.harness.sentences import raises, worded_as_before
 from tests.harness.waiting import wait_until
 from vfl_common.errors import Code, InputError, PeerError
+from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.channel import dial, listening
+from vfl_common.rpc.serving import attendance as attending
+from vfl_common.rpc.serving import service as answering
 from vfl_common.rpc.serving.answered import (
     EMBEDDED,
     NOT_ANSWERED,
@@ -279,6 +283,54 @@ def test_a_newer_stream_takes_the_place_of_an_older_one(
             lambda: service.ask(["a"], WAIT_S).wait()["north"],
             lambda found: isinstance(found, Answered),
         )
+
+
+def test_a_second_program_of_a_party_is_refused_by_name(
+    service: ServingService, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would take the place from each other for ever, and some rows would miss the party."""
+    first = attendance_of("north", address)
+    run(first)
+    attend("south", address)
+    wait_until(lambda: service.present == [*WIDTHS])
+    monkeypatch.setattr(attending, "_TAKEN_S", 0.3)
+    ended = attend("north", address)
+    wait_until(lambda: ended)
+    assert isinstance(ended[0], PeerError)
+    assert ended[0].code is Code.NAME_TAKEN
+    worded_as_before(str(ended[0]))
+    assert isinstance(service.ask(["a"], WAIT_S).wait()["north"], Answered)
+    # Once the first has ended, another takes its place.
+    second = attend("north", address)
+    first.close()
+    wait_until(
+        lambda: service.ask(["a"], WAIT_S).wait()["north"],
+        lambda found: isinstance(found, Answered),
+    )
+    assert not second
+
+
+def test_a_revoked_party_is_let_go_although_its_connection_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "CHECK_S", 0.1)
+    revoked = tmp_path / "revoked.txt"
+    revoked.write_text("")
+    own = Keyring(keyring(ME)._tls.model_copy(update={"revoked": str(revoked)}), ME)
+    service = ServingService(
+        WIDTHS, own, Ledger(), run_id=RUN, digest=DIGEST, attends=lambda _name, _here: None
+    )
+    with listening("127.0.0.1:0", own, [service], 12) as (_, address):
+        north, south = attend("north", address), attend("south", address)
+        wait_until(lambda: service.present == [*WIDTHS])
+        revoked.write_text(f"{credentials('north').certificate.serial_number:x}\n")
+        wait_until(lambda: service.present == ["south"])
+        wait_until(lambda: north)
+        assert isinstance(north[0], PeerError)
+        assert north[0].code is Code.CERTIFICATE_INVALID
+        assert isinstance(service.ask(["a"], WAIT_S).wait()["south"], Answered)
+        assert not south
+        service.close()
 
 
 def test_who_does_not_answer_is_late(service: ServingService, address: str) -> None:

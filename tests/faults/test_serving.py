@@ -4,16 +4,23 @@ name who was missing.
 
 from __future__ import annotations
 
+import http.client
+import json
+import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psutil
 import pytest
 
+from tests.harness.sentences import worded_as_before
 from tests.harness.served import NAMES, Served, trained
 from tests.harness.waiting import wait_until
 
@@ -63,6 +70,108 @@ def seconds_until(happened: Callable[[], object]) -> float:
 def missing(row: Any) -> dict[str, str]:
     found: dict[str, str] = row["missing"]
     return found
+
+
+@contextmanager
+def steady(served: Served, rate: float) -> Iterator[list[tuple[int, str]]]:
+    """Asks so often a second while the block runs, whatever the answers take; fills the list with
+    each request's status and state. Every second request has a connection of its own, the others
+    share connections that are kept.
+    """
+    found: list[tuple[int, str]] = []
+    kept: queue.SimpleQueue[http.client.HTTPConnection] = queue.SimpleQueue()
+    ended, at = threading.Event(), urlsplit(served.url).netloc
+
+    def ask(number: int) -> None:
+        keeps = number % 2 == 0
+        try:
+            line = kept.get_nowait() if keeps else http.client.HTTPConnection(at, timeout=30)
+        except queue.Empty:
+            line = http.client.HTTPConnection(at, timeout=30)
+        body = json.dumps({"ids": [f"K-{number % 120}"]})
+        try:
+            line.request("POST", "/v1/predict", body, {"content-type": "application/json"})
+            answer = line.getresponse()
+            rows = json.loads(answer.read())["rows"]
+            found.append((answer.status, rows[0]["state"]))
+        except (OSError, http.client.HTTPException, KeyError) as error:
+            found.append((0, repr(error)))
+        if keeps:
+            kept.put(line)
+        else:
+            line.close()
+
+    def load() -> None:
+        with ThreadPoolExecutor(64) as threads:
+            number = 0
+            while not ended.wait(1 / rate):
+                number += 1
+                threads.submit(ask, number)
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        thread.join()
+        while not kept.empty():
+            kept.get().close()
+
+
+def test_a_restart_of_the_active_party_loses_no_request(tmp_path: Path) -> None:
+    """Thirty requests a second, while SIGHUP has a new process take over: for an upgrade, say."""
+    with trained(tmp_path, PHASES["embeddings"]) as served:
+        # A fork of the launcher has no command of its own.
+        served.federation.fresh = True
+        served.start_all()
+        first = served.program("p0")
+        with steady(served, 30.0) as found:
+            wait_until(lambda: len(found) > 30)
+            first.signal(signal.SIGHUP)
+            second = psutil.Process(first.wait_for("handover", 120.0)["pid"])
+            try:
+                assert first.wait_for("ready", 60.0)["http"] == served.url
+                assert first.process.wait(30.0) == 0
+                asked = len(found)
+                wait_until(lambda: len(found) > asked + 30)
+                assert served.get("/healthz")["present"] == [*NAMES[1:]]
+            except BaseException:
+                second.kill()
+                raise
+        assert set(found) == {(200, "scored")}
+        second.terminate()
+        psutil.wait_procs([second], 30.0)
+        print(f"{len(found)} requests, none lost")
+
+
+def test_a_passive_party_is_handed_over_and_attends_again(tmp_path: Path) -> None:
+    with trained(tmp_path, PHASES["embeddings"]) as served:
+        served.federation.fresh = True
+        served.start_all()
+        first = served.program("p1")
+        first.signal(signal.SIGHUP)
+        second = psutil.Process(first.wait_for("handover", 120.0)["pid"])
+        try:
+            first.wait_for("attending", 60.0)
+            assert first.process.wait(30.0) == 0
+            wait_until(lambda: served.rows("K-1")[0]["state"] == "scored")
+        finally:
+            second.kill()
+
+
+def test_a_new_process_that_cannot_start_changes_nothing(tmp_path: Path) -> None:
+    with trained(tmp_path, PHASES["embeddings"]) as served:
+        served.federation.fresh = True
+        served.start_all()
+        active = served.program("p0")
+        (served.federation.folder / "p0.toml").write_text("no_such_key = 1")
+        active.signal(signal.SIGHUP)
+        said = active.wait_for("advice", 120.0)["said"]
+        worded_as_before(said)
+        assert "goes on" in said
+        (row,) = served.rows("K-1")
+        assert row["state"] == "scored"
 
 
 @pytest.mark.parametrize("kind", PHASES)

@@ -45,7 +45,7 @@ class Served:
         own_serve = {"http": "127.0.0.1:0"} if name == "p0" else {"asked_a_day": 1_000_000}
         serve = own_serve | serve
         known = self.federation.extra.get(name, {})
-        kept = {key: of for key, of in known.items() if key in ("out", "policy", "pins")}
+        kept = {key: of for key, of in known.items() if key in ("out", "policy", "pins", "record")}
         self.federation.extra[name] = {**kept, **own, "serve": serve}
         path = self.federation.write_party(name).name
         runs = [word for each in self.runs or (self.run.folder.name,) for word in ("--run", each)]

@@ -104,6 +104,6 @@ def serving(
     with contextlib.ExitStack() as stack:
         stack.callback(served.batcher.close)
         app = make_app(models, None, teller)
-        here.url = stack.enter_context(listening(app, found))
+        here.url = stack.enter_context(listening(app, found)).url
         here.grpc = stack.enter_context(answering(models, found, teller)) or ""
         yield here

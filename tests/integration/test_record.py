@@ -193,16 +193,33 @@ def test_passive_parties_get_the_heads_that_others_hold(tmp_path: Path) -> None:
             assert not [*(record_of(federation, name) / PEERS).glob("*.json")]
 
 
-def test_a_record_that_is_lost_is_accepted_by_hand(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("restored", "why"), [(False, "another one"), (True, "does not go on from")]
+)
+def test_a_record_that_is_lost_is_accepted_by_hand(
+    restored: bool, why: str, tmp_path: Path
+) -> None:
+    """Also a record from yesterday's backup, with the command of the page about restoring."""
+    page = (Path(__file__).parents[2] / "docs/how-to/production/keep.md").read_text()
+    command = next(line for line in page.splitlines() if "disclosures accept" in line).split()
     with Federation(tmp_path, recipe(1), table(tmp_path, ROWS, 1)) as federation:
         federation.start_all()
         federation.finish()
-        shutil.rmtree(record_of(federation, "p1"))
+        record, backup = record_of(federation, "p1"), tmp_path / "backup"
+        if restored:
+            shutil.copytree(record, backup)
+            federation.start_all()
+            assert all(each.wait() == 0 for each in federation.programs.values())
+        shutil.rmtree(record)
+        if restored:
+            backup.rename(record)
         federation.start_all()
-        said = federation.programs["p1"].wait_for("advice")["said"]
-        assert "a new record begins" in said
-        refused(federation.programs["p0"], "p1", "another one")
-        disclosures(federation, "accept", str(tmp_path / "p0.toml"), "p1")
+        if not restored:
+            said = federation.programs["p1"].wait_for("advice")["said"]
+            assert "a new record begins" in said
+        refused(federation.programs["p0"], "p1", why)
+        given = {"bank.toml": str(tmp_path / "p0.toml"), "shop": "p1"}
+        disclosures(federation, *(given.get(word, word) for word in command[2:]))
         for each in federation.programs.values():
             each.stop()
         federation.start_all()

@@ -120,6 +120,22 @@ def test_a_release_is_a_commit_a_tag_a_wheel_and_an_sdist(repository: Path) -> N
     assert release(repository, "0.3.0").returncode == 2
 
 
+def test_the_page_of_images_installs_locks_as_pip_takes_them() -> None:
+    """A lock has hashes of libraries alone, so pip refuses it as constraints (``-c``)."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs/how-to/operate/image.md").read_text()
+    for name in ("server", "cuda", "cpu"):
+        lock = root / f"deploy/locks/requirements-{name}.txt"
+        command = f"pip install --no-deps --require-hashes -r {lock.name}"
+        assert command in lock.read_text()
+        assert lock.name in page
+    shown = [line for line in page.splitlines() if line.startswith("pip install")]
+    assert shown == [
+        "pip install --no-deps --require-hashes -r deploy/locks/requirements-server.txt",
+        "pip install --no-deps dist/vfl_server-*.whl",
+    ]
+
+
 def test_the_lists_of_libraries_have_every_pin_of_the_locks() -> None:
     loader = SourceFileLoader("release", str(SCRIPT))
     spec = importlib.util.spec_from_loader("release", loader)

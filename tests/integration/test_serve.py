@@ -20,6 +20,7 @@ from urllib.request import urlopen
 import grpc
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 import torch
 
@@ -35,10 +36,10 @@ from vfl_party.phases.stand_in import kept
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import Quality
 from vfl_party.serve.kinds.alone import AloneScorer
+from vfl_party.serve.run import ACCESS, LOG
 from vfl_party.serve.scorer import OnlineScorer
 from vfl_party.serve.store import Store
 from vfl_party.serve.telling.request import OWN, PARTIES, QUEUE, TOP, ToldRequest, noting
-from vfl_party.serve.telling.teller import FILE
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
@@ -477,11 +478,25 @@ def test_where_the_time_of_a_request_goes(served: Served) -> None:
 
 def test_the_access_log_has_no_ids(served: Served) -> None:
     served.rows("K-1", "K-2")
-    path = served.run.folder / "p0" / FILE
+    path = served.run.folder.parent / ACCESS.format("p0")
     text = wait_until(path.read_text, lambda text: '"rows": 2' in text)
     line = json.loads(text.splitlines()[-1])
     assert (line["route"], line["status"], line["model"]) == ("POST /v1/predict", 200, "case")
     assert "K-" not in text
+
+
+def test_a_program_that_serves_has_no_file_of_a_run_open(served: Served) -> None:
+    """``vfl prune`` removes the run with which it has started, once another is in production."""
+    port = urlsplit(served.url).port
+    (pid,) = {
+        each.pid
+        for each in psutil.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN and each.laddr.port == port
+    }
+    found = {Path(each.path) for each in psutil.Process(pid).open_files()}
+    out = served.run.folder.parent
+    assert {out / name.format("p0") for name in (LOG, ACCESS)} <= found
+    assert not [each for each in found if served.run.folder in each.parents]
 
 
 def test_an_id_that_is_spelt_longer_than_any_is_nobodys(served: Served) -> None:

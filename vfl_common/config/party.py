@@ -87,6 +87,14 @@ class TreeLimits(Section):
 class ServeSettings(Section):
     """How this party serves a trained model: ``vfl-party serve``."""
 
+    listen: Address | None = None
+    """Active party: where it waits for passive parties while it serves. A party that trains at the
+    same time needs another port here. Default: the party file's ``listen``.
+    """
+    active: Address | None = None
+    """Passive party: the address at which the active party serves. Default: the party file's
+    ``active``.
+    """
     http: Address = "127.0.0.1:8080"
     """Active party: where it answers HTTP; port 0 takes a free port."""
     grpc: Address | None = None
@@ -104,7 +112,7 @@ class ServeSettings(Section):
     key: str | None = None
     """Active party: the PEM file of that certificate's key, with mode 0600."""
     access_log: bool = True
-    """Active party: write a line for each request into ``serve-access.jsonl`` in the run's folder:
+    """Active party: write a line for each request into ``serve-access-NAME.jsonl`` in ``out``:
     when, by whose token, which model, how many rows, with which status, and how long it took. It
     never has ids.
     """

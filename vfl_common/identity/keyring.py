@@ -184,6 +184,16 @@ class Keyring:
             self._warn(name, certificate)
         return name
 
+    def require_valid(self, certificate_pem: bytes) -> None:
+        """Raises PeerError if a caller of an open connection would not be admitted now: its
+        certificate has been revoked since, or has ended.
+        """
+        name = self.admit(certificate_pem)
+        ends = x509.load_pem_x509_certificate(certificate_pem).not_valid_after_utc
+        if ends < datetime.now(UTC):
+            text = f"the certificate of {name} has ended ({ends:%Y-%m-%d %H:%M} UTC); renew it"
+            raise PeerError(Code.CERTIFICATE_INVALID, text, party=name)
+
     def ends(self) -> dict[str, datetime]:
         """Returns when the certificates end: this process's, the CA's (``ca``) and those of peers
         that have called.

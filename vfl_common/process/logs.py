@@ -70,10 +70,27 @@ class _LogFile(RotatingFileHandler):
         with contextlib.suppress(OSError):
             super().doRollover()
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+    # Lines that could not be written since the last one that was.
+    missing = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a line; before it, how many lines are missing in its place."""
+        before, self.missing = self.missing, 0
+        if before:
+            facts = {"msg": f"up to {before:,} lines are missing here: the disk had no room"}
+            level = {"levelname": "WARNING", "event": "missing", "lines": before}
+            super().emit(logging.makeLogRecord({**facts, **level}))
+        if self.missing:
+            # There is still no room, and the line would follow a gap without a word.
+            self.missing = before + 1
+            return
+        super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's name
         """Drops a line if the disk is full: the run ends with a sentence at the next important
         file.
         """
+        self.missing += 1
 
 
 class _StdoutLog(logging.StreamHandler[TextIO]):
@@ -86,6 +103,26 @@ class _StdoutLog(logging.StreamHandler[TextIO]):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """Drops a line if the reader is gone: the file has it too."""
+
+
+class LogOnce:
+    """Logs a warning when its words differ from those of the last one about the same thing: a fault
+    that lasts would else fill the disk with one line per request.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._told: dict[str, str] = {}
+
+    def warning(self, about: str, text: str, *, exc_info: bool = False, **facts: str) -> None:
+        """Logs ``text``. ``facts``: the line's other keys."""
+        if self._told.get(about) != text:
+            self._told[about] = text
+            self._log.warning("%s", text, exc_info=exc_info, extra=facts)
+
+    def over(self, about: str) -> None:
+        """Notes that the thing is over: the next warning about it is logged."""
+        self._told.pop(about, None)
 
 
 class EarlyLog(logging.Handler):

@@ -67,7 +67,7 @@ def heed() -> None:
 
     def nudge(_kept_open: socket.socket) -> None:
         while number := read.recv(1):
-            for pause_s in _PAUSES_S if number[0] in ENDS else ():
+            for pause_s in _PAUSES_S if number[0] in (*ENDS, signal.SIGHUP) else ():
                 time.sleep(pause_s)
                 signal.pthread_kill(main, _NUDGE)
                 while _stop.number:

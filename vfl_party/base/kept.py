@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from vfl_common.errors import Code, InputError
+from vfl_common.errors import Code, InputError, UnwritableError
 
 
 class KeptFile:
@@ -18,7 +18,7 @@ class KeptFile:
     """
 
     def __init__(self, path: Path, *tables: str) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._path = threading.Lock(), path
         try:
             self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             path.chmod(0o600)
@@ -31,12 +31,18 @@ class KeptFile:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
-        """Yields the file for changes that are made together."""
+        """Yields the file for changes that are made together. Raises InputError if they cannot be
+        written.
+        """
         with self._lock:
-            self._file.execute("BEGIN IMMEDIATE")
             try:
+                self._file.execute("BEGIN IMMEDIATE")
                 yield self._file
                 self._file.execute("COMMIT")
+            except sqlite3.Error as error:
+                text = f"{self._path}: cannot be written ({error}); make room, or restore it"
+                public = "its files cannot be written"
+                raise UnwritableError(Code.FILE_INVALID, public).privately(text) from None
             finally:
                 # A disk that is full for a moment must not end all answers.
                 if self._file.in_transaction:

@@ -27,6 +27,7 @@ from vfl_common.stages import Job
 from vfl_party.account.limits import guard_of, limits_of
 from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
+from vfl_party.assembly.machine import room
 from vfl_party.assembly.party import Assembled, Opened, PutOnRanks, assemble, open_party, parts_of
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.base.seeds import secret_seed
@@ -92,6 +93,7 @@ class PartyApp:
         files = self.files
         # Refuses a bad address before the data are read.
         self._metrics_address()
+        room(files.file)
         out = Path(files.file.out)
         opened = files.open(work=training(files.recipe, files.name, out))
         plugins = versions.shared(opened) | versions.modelling(opened)

@@ -28,6 +28,7 @@ from vfl_common.text import percent
 from vfl_party.account.limits import guards_without_run
 from vfl_party.align import alignment_of
 from vfl_party.assembly.files import PartyFiles, read_files
+from vfl_party.assembly.machine import room, serve_ports
 from vfl_party.assembly.party import Assembled, Opened, assemble
 from vfl_party.base.devices import resolve_device
 from vfl_party.data import Table, describe, read_rows, tabulate
@@ -87,6 +88,7 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
             "certificate",
             lambda: f"for {file.name}, valid until {_credentials(file, recipe).not_after}",
         ),
+        ("disk", lambda: room(file)),
         ("device", lambda: f"{resolve_device(device or file.device)}"),
         ("phases", lambda: _phases(recipe)),
     ]
@@ -337,6 +339,8 @@ def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> It
             yield Finding("listen", True, f"{files.file.listen} is free{reach}")
         except VflError as error:
             yield Finding("listen", False, str(error))
+        for text, is_free in serve_ports(files.file):
+            yield Finding("serve", True, text, note=not is_free)
     if offline:
         return
     try:

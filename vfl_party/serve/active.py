@@ -14,7 +14,7 @@ from vfl_party.phases import stand_in
 from vfl_party.predict.quality import read_quality
 from vfl_party.serve.batching import Batcher, Given
 from vfl_party.serve.kinds.choice import asking_way, scorer_of
-from vfl_party.serve.opening import Opened, Opener
+from vfl_party.serve.opening import Opened, Opener, Standing
 from vfl_party.serve.scored import Scores
 from vfl_party.serve.scorer import columns_of
 from vfl_party.serve.stores.kept import KeptEmbeddings
@@ -112,6 +112,10 @@ class Active:
             present=lambda: service.present,
             id_columns=store.held.columns,
             inexact=store.held.inexact,
+        )
+        opened.tally.standing = lambda: Standing(
+            {each.name: each.name in service.present for each in recipe.passives},
+            served.batcher.waiting,
         )
         self._runs.add(run_id, service)
         return ActiveRun(opened, self._runs, service, served)

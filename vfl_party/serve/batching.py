@@ -68,6 +68,11 @@ class Batcher:
         for thread in self._threads:
             thread.start()
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait to be scored."""
+        return self._queue.qsize()
+
     def submit(
         self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
     ) -> Future[Scores]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from vfl_party.record.book import Book, folder_of
 from vfl_party.record.heads import Heads
 from vfl_party.record.recorder import Recorder, ServingRecord
 from vfl_party.serve.counts import Counts
+from vfl_party.serve.disk import Disk
 from vfl_party.serve.granted import PredictionsLeft
 from vfl_party.serve.kinds.choice import bytes_of_row
 from vfl_party.serve.models.compare import Disagreement
@@ -44,15 +45,41 @@ def loading(*, solo: bool) -> Callable[[Path, str], TrainedRun]:
     return load_solo if solo else load_joint
 
 
+@dataclass(frozen=True)
+class Standing:
+    """How a run that is served stands. ``present``: {peer: whether it attends}; ``waiting``:
+    requests in the queue, at the active party.
+    """
+
+    present: Mapping[str, bool]
+    waiting: int | None = None
+
+
 @dataclass
 class Tally:
-    """What is counted of a run, from the program's start on. ``model``: the recipe's name."""
+    """What is counted of a run, from the program's start on. ``model``: the recipe's name.
+    ``standing``: returns how it stands now; None while it is not served.
+    """
 
     model: str
     run_id: str
     counts: Counts = field(default_factory=Counts)
     ledger: Ledger = field(default_factory=Ledger)
     shadow: Disagreement | None = None
+    standing: Callable[[], Standing] | None = None
+
+
+def present(tallies: Mapping[str, Tally]) -> dict[str, list[str]]:
+    """Returns {run id: the peers that attend it now}."""
+    standing = {run: each.standing() for run, each in tallies.items() if each.standing is not None}
+    return {run: [*filter(each.present.get, each.present)] for run, each in standing.items()}
+
+
+def missing(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> bool:
+    """Whether a peer that attended a run does not attend it now. A run that is not served any more
+    misses nobody.
+    """
+    return any(set(peers) - set(now[run]) for run, peers in before.items() if run in now)
 
 
 @dataclass(frozen=True)
@@ -83,6 +110,7 @@ class Opened:
 
     def close(self) -> None:
         """Looks at the table no longer, and keeps the bytes that were counted."""
+        self.tally.standing = None
         self.store.close()
         if self.approval is not None:
             self.approval.close()
@@ -138,6 +166,7 @@ class Opener:
         # A student asks nobody, and nothing leaves.
         folder = folder_of(Path(file.record.folder or file.out), file.name)
         self._book = Book(folder, file.name) if not solo else None
+        self.disk = Disk(folder, lambda said: console.show("advice", said=said))
         # Of all runs together.
         self._account = guard_of(self._book, limits_of(file)) if self._book is not None else None
         # {run id: the grant with which it was opened last}.
@@ -167,7 +196,7 @@ class Opener:
             whole=file.record.digest == "whole",
             allows=self._account,
         )
-        return ServingRecord(recorder, way)
+        return self.disk.watched(ServingRecord(recorder, way))
 
     def close(self) -> None:
         """Signs the head of the record, and closes it."""

@@ -18,7 +18,7 @@ from vfl_party.serve.answering import DailyLimit, Limit, Limits, SentBefore
 from vfl_party.serve.asked import AskedADay, AskedIds, aligned_ids, asked_a_day, tables
 from vfl_party.serve.granted import GrantedRows, LeastRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
-from vfl_party.serve.opening import Opened, Opener
+from vfl_party.serve.opening import Opened, Opener, Standing
 
 # A party that asks for many ids at once; its own bound may be another one.
 _LEAST_MOST_IDS = 1024
@@ -81,10 +81,11 @@ class Passive:
         file = first.files.file
         self._opener, self._console, self._failed = opener, console, failed
         self._patient, self.name = patient, file.name
-        if file.active is None:
-            text = f"party {self.name}: set active to the address at which {opener.active} serves"
-            raise InputError(Code.CONFIG_INVALID, text)
-        self.address = file.active
+        address = file.serve.active or file.active
+        if address is None:
+            text = f"party {self.name}: has no address of {opener.active}, which serves"
+            raise InputError(Code.CONFIG_INVALID, f"{text}; set serve.active to it")
+        self.address = address
         self._path = Path(file.out) / f"answers-{self.name}.sqlite"
         # One for all runs: whoever is asked about gets as many answers from all of them together.
         self._out = Path(file.out)
@@ -108,10 +109,11 @@ class Passive:
         # The account only looks: an answer counts there when it is written down.
         limit = together(self._least, [self._limit, account], [granted])
         answers = answers_of(opened.store, sent, limit, self._asked_of(opened))
-        told = [""]
+        told, there = [""], [False]
+        opened.tally.standing = lambda: Standing({peer: there[0]})
 
         def attends(here: bool) -> None:
-            told[0] = ""
+            told[0], there[0] = "", here
             self._console.emit("attending" if here else "away", peer=peer, run=run_id)
 
         def refused(why: str) -> None:

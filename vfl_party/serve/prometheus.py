@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
 
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
 
 from vfl_common.ledger import Ledger
-from vfl_common.prometheus import Labels, counter, traffic
+from vfl_common.prometheus import Labels, certificates, counter, gauge, traffic
 from vfl_party.serve.counts import ENDS, Counts
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.opening import Tally
@@ -15,7 +17,60 @@ from vfl_party.serve.opening import Tally
 _MODEL = ("model", "run")
 
 
-def families(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metric]:
+@dataclass
+class ServeMetrics:
+    """Makes the metrics at each scrape.
+
+    Args:
+        info: constant facts: name, role, recipe, device, version.
+        tallies: {run id: what was counted of it}.
+        port: requests by status.
+        ready: returns whether the record can be written.
+        ends: returns {name: when the certificate ends}.
+    """
+
+    info: dict[str, str]
+    tallies: Mapping[str, Tally]
+    port: Counts
+    ready: Callable[[], bool]
+    ends: Callable[[], Mapping[str, datetime]]
+
+    def families(self) -> Iterator[Metric]:
+        info = InfoMetricFamily("vfl_party", "Who this is.")
+        info.add_metric((), self.info)
+        yield info
+        text = "1 while what leaves can be recorded, without which no request is answered."
+        yield gauge("vfl_serve_ready", text, {(): float(self.ready())})
+        yield certificates(self.ends())
+        yield from _standing(self.tallies.values())
+        yield from _counted(self.tallies, self.port)
+
+    def state(self) -> str:
+        """Returns one of STATES, for ``/healthz``: waiting while no peer attends a run."""
+        if not self.ready():
+            return "failed"
+        there = [each.standing().present for each in self.tallies.values() if each.standing]
+        return "running" if any(not each or any(each.values()) for each in there) else "waiting"
+
+
+def _standing(tallies: Iterable[Tally]) -> Iterator[Metric]:
+    present: dict[Labels, float] = {}
+    waiting: dict[Labels, float] = {}
+    for each in tallies:
+        # It may be closed meanwhile.
+        if (standing := each.standing) is None:
+            continue
+        now, key = standing(), (each.model, each.run_id)
+        present |= {(*key, peer): float(there) for peer, there in now.present.items()}
+        if now.waiting is not None:
+            waiting[key] = float(now.waiting)
+    text = "1 while the peer attends the run and answers: a passive party, or the active one."
+    yield gauge("vfl_serve_present", text, present, (*_MODEL, "peer"))
+    text = "Requests that wait to be scored."
+    yield gauge("vfl_serve_waiting_requests", text, waiting, _MODEL)
+
+
+def _counted(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metric]:
     """Yields what was counted of each run, requests by status, and the bytes by peer."""
     told = list(tallies.values())
     rows: dict[Labels, float] = {}

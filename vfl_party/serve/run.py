@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import queue
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from vfl_common.config.party import PartyFile, ServeSettings
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.process.logs import Console, log_to
+from vfl_common.process.handover import hand_over, notify, on_hangup, predecessor
+from vfl_common.process.logs import Console, log_to, version
 from vfl_common.production.registry import ModelRegistry
-from vfl_common.rpc.channel import listening, split_address
+from vfl_common.rpc.channel import listening
 from vfl_common.rpc.health import MAX_CHECKS, Health
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE
 from vfl_common.rpc.serving.several import SeveralRuns
+from vfl_party.assembly.machine import room
 from vfl_party.predict.prediction import TrainedRun
 from vfl_party.serve.active import Active, ActiveRun
 from vfl_party.serve.counts import Counts
@@ -29,21 +31,32 @@ from vfl_party.serve.models.chosen import Chosen
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.models.follow import Follower
 from vfl_party.serve.models.lineage import Lineage, LoadedRun
-from vfl_party.serve.opening import Opened, Opener, loading
+from vfl_party.serve.opening import Opened, Opener, loading, missing, present
 from vfl_party.serve.passive import Passive
+from vfl_party.serve.reach import check_open, hosts, plain_words
 from vfl_party.serve.rpc.model import answering as answering_grpc
 from vfl_party.serve.telling.teller import telling
 from vfl_party.serve.tokens import Tokens
 
-# In the party's folder of the first run.
-LOG = "serve.jsonl"
+# In the folder of the party's runs: they outlive each run that is served.
+LOG, ACCESS = "serve-{}.jsonl", "serve-access-{}.jsonl"
+# After a handover the passive parties connect again within a second. One that is gone is not waited
+# for.
+_COME_S, _LOOK_S = 5.0, 0.02
 INSTALL = 'pip install "vfl[serve]"'
+
+if TYPE_CHECKING:
+    from vfl_party.serve.http.port import Port
 
 log = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=LoadedRun)
 # By the name of the recipe.
 Lineages = Mapping[str, Lineage[R]]
+
+
+class _Hangup(Exception):  # noqa: N818 - a person's wish, not a fault
+    """SIGHUP has come."""
 
 
 @dataclass
@@ -101,21 +114,58 @@ class Serving:
             known = {each.run_id for each in runs}
             more = [each for each in dict.fromkeys(routed) if each not in known]
             runs += self._beside(runs, [self._routed_run(each) for each in more])
-        log_to(runs[0].path / LOG, run=runs[0].run_id, party=self.file.name)
+        log_to(self._beside_runs(LOG), party=self.file.name)
+        room(self.file)
         given = (self.device, self.source)
         opener = Opener(self.path, self.file, runs, self.console, *given, solo=self.solo)
         failed = queue.SimpleQueue[BaseException]()
         with ExitStack() as stack:
             stack.callback(opener.close)
-            stack.enter_context(self._exposed(opener))
+            port = None
             if is_active:
-                self._answer(stack, opener, runs)
+                port = self._answer(stack, opener, runs)
             else:
                 self._attend(stack, opener, runs, failed)
             watch = GrantWatch(lambda: [*opener.approvals.values()], failed, self.console.emit)
             stack.callback(watch.close)
             watch.watch()
-            raise failed.get()
+            on_hangup(lambda: failed.put(_Hangup()))
+            notify("READY=1")
+            while isinstance(ended := failed.get(), _Hangup):
+                if self._hands_over(opener, port):
+                    return
+            raise ended
+
+    def _hands_over(self, opener: Opener, port: Port | None) -> bool:
+        """Has a new process take over; returns whether it does. ``port``: of HTTP, if this party is
+        active.
+        """
+        sockets = {"http": port.socket} if port is not None else {}
+        try:
+            process = hand_over(sockets, lambda: {"present": present(opener.tallies)})
+        except InputError as error:
+            log.error("%s", error, extra={"event": "handover"})
+            self.console.show("advice", said=str(error))
+            return False
+        self.console.emit("handover", pid=process)
+        if port is not None:
+            port.leave()
+        return True
+
+    def _takes_over(
+        self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]
+    ) -> tuple[dict[str, socket.socket], dict[str, list[str]]]:
+        """Waits until the process before this one has ended, if there is one, and serves metrics.
+        Returns its sockets, and {run id: who attended it}. Raises InputError.
+        """
+        before = predecessor()
+        there: dict[str, list[str]] = before.wait()["present"] if before is not None else {}
+        stack.enter_context(self._exposed(opener, runs))
+        return dict(before.sockets) if before is not None else {}, there
+
+    def _beside_runs(self, name: str) -> Path:
+        """Returns the path of a log; ``name``: with a place for the party's name."""
+        return self.registry.out / name.format(self.file.name)
 
     def _routed_run(self, run_id: str) -> TrainedRun:
         """Loads a run that ``serve.weights`` or ``serve.shadow`` names. Raises InputError."""
@@ -148,26 +198,31 @@ class Serving:
     ) -> None:
         """Begins to answer the active party. Raises VflError. ``failed``: gets what ends it."""
         opened = [opener.open(each) for each in runs]
+        self._takes_over(stack, opener, runs)
         patient = len(runs) > 1 or bool(self.follows)
         passive = Passive(opener, opened[0], self.console, failed, patient=patient)
         self.console.emit("ready", name=passive.name, address=passive.address)
         self._serve(stack, opener, opened, passive.open)
 
-    def _answer(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> None:
-        """Begins to answer HTTP. Raises VflError."""
+    def _answer(self, stack: ExitStack, opener: Opener, runs: Sequence[TrainedRun]) -> Port:
+        """Begins to answer HTTP; returns the port. Raises VflError."""
         http, settings = _http(), self.settings
         check_open(settings)
+        http.require_certificate(settings)
         if (said := plain_words(settings)) is not None:
             log.warning("%s", said, extra={"event": "advice"})
             self.console.show("advice", said=said)
         path = Path(settings.tokens) if settings.tokens is not None else None
         kept = Path(self.file.out) / f"tokens-{self.file.name}.json" if path is not None else None
+        # What is wrong with the file must be said while the process before this one still answers.
+        Tokens(path)
+        opened = [opener.open(each) for each in runs]
+        sockets, there = self._takes_over(stack, opener, runs)
         tokens = Tokens(path, kept=kept)
         # Of each model that is followed: those that are kept, one that comes, one that goes.
         most = len(runs) + len(self.follows) * (settings.keep + 2)
         several = SeveralRuns(opener.keyring, opener.passives, most)
         active = Active(opener, several, self.console, tokens, http.served)
-        opened = [opener.open(each) for each in runs]
         lines = self._serve(stack, opener, opened, active.open)
         models = self._models(lines, http)
         may_ask = [self.file.name, *opener.servers, *opener.passives]
@@ -175,17 +230,24 @@ class Serving:
         threads = (MAX_STREAMS * most + MAX_CHECKS) * len(opener.passives) + 2 * MAX_CHECKS + 4
         address = ""
         if not self.solo:
-            listens = listening(self.file.listen, opener.keyring, [several, health], threads)
+            own = self.settings.listen or self.file.listen
+            listens = listening(own, opener.keyring, [several, health], threads)
             _, address = stack.enter_context(listens)
             stack.callback(several.close)
-        catalog = http.catalog(models, tokens, self.counts)
-        told = telling(runs[0].path, self.file.name, access_log=settings.access_log)
+        catalog = http.catalog(models, tokens, self.counts, opener.disk.ready)
+        access = self._beside_runs(ACCESS) if settings.access_log else None
+        told = telling(access, self.file.name)
         teller = stack.enter_context(told)
-        app = http.make_app(catalog, _hosts(settings), teller)
-        url = stack.enter_context(http.listening(app, settings))
+        app = http.make_app(catalog, hosts(settings), teller)
+        # Whoever has attended comes back, and until then callers wait in the socket.
+        until_s = time.monotonic() + _COME_S
+        while time.monotonic() < until_s and missing(there, present(opener.tallies)):
+            time.sleep(_LOOK_S)
+        port: Port = stack.enter_context(http.listening(app, settings, sockets.get("http")))
         grpc = stack.enter_context(answering_grpc(catalog, settings, teller))
-        where = {"http": url} | ({"grpc": grpc} if grpc is not None else {})
+        where = {"http": port.url} | ({"grpc": grpc} if grpc is not None else {})
         self.console.emit("ready", name=self.file.name, address=address, **where)
+        return port
 
     def _serve(
         self,
@@ -282,66 +344,31 @@ class Serving:
         )
 
     @contextlib.contextmanager
-    def _exposed(self, opener: Opener) -> Iterator[None]:
+    def _exposed(self, opener: Opener, runs: Sequence[TrainedRun]) -> Iterator[None]:
         """Serves metrics to Prometheus, if they were asked for."""
         if not self.metrics:
             yield
             return
         from vfl_common.prometheus import exposed, listen_address
-        from vfl_party.serve.prometheus import families
+        from vfl_party.serve.prometheus import ServeMetrics
 
         address = listen_address(self.metrics)
-        told = partial(families, opener.tallies, self.counts)
-        with exposed(address, told, lambda: "running") as port:
+        found = ServeMetrics(
+            {
+                "party": self.file.name,
+                "role": "active" if opener.active == self.file.name else "passive",
+                "recipe": ",".join(dict.fromkeys(each.recipe.name for each in runs)),
+                "device": self.device or self.file.device,
+                "version": version(),
+            },
+            opener.tallies,
+            self.counts,
+            opener.disk.ready,
+            opener.keyring.ends,
+        )
+        with exposed(address, found.families, found.state) as port:
             self.console.emit("metrics", address=port.address)
             yield
-
-
-def check_open(settings: ServeSettings) -> None:
-    """Raises InputError if HTTP would be open to more than was meant."""
-    if (settings.certificate is None) != (settings.key is None):
-        raise InputError(Code.CONFIG_INVALID, "serve: give certificate and key, or none of them")
-    reached = _reached(settings)
-    if settings.tokens is None and reached:
-        key, address = next(iter(reached.items()))
-        text = f"{key}: others can reach {address}, and no token is asked for"
-        ways = "set serve.tokens to a file that vfl-party token writes, or take 127.0.0.1"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
-
-
-def plain_words(settings: ServeSettings) -> str | None:
-    """Returns what to say if tokens travel where others can read them; None if they do not."""
-    reached = _reached(settings)
-    if not reached or settings.certificate is not None:
-        return None
-    text = f"{' and '.join(reached)}: without a certificate, whoever is on the way reads the tokens"
-    return f"{text}; set serve.certificate and serve.key, unless a proxy in front has HTTPS"
-
-
-def _reached(settings: ServeSettings) -> dict[str, str]:
-    """Returns {key: address} of the ports that others than this machine can reach."""
-    given = {"serve.http": settings.http, "serve.grpc": settings.grpc}
-    return {
-        key: address
-        for key, address in given.items()
-        if address is not None and not _is_local(split_address(address)[0])
-    }
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _hosts(settings: ServeSettings) -> frozenset[str] | None:
-    """Returns the names under which callers may reach the port; None: any, since they need a
-    token.
-    """
-    if settings.tokens is not None:
-        return None
-    return frozenset(("localhost", "127.0.0.1", "[::1]", split_address(settings.http)[0]))
 
 
 @dataclass(frozen=True)
@@ -354,6 +381,7 @@ class _Http:
     model: Callable[..., Any]
     routed: Callable[..., Any]
     served: Callable[..., Any]
+    require_certificate: Callable[..., None]
 
 
 def _http() -> _Http:
@@ -362,9 +390,11 @@ def _http() -> _Http:
         from vfl_party.serve.http.app import make_app
         from vfl_party.serve.http.catalog import Catalog, ServedModel
         from vfl_party.serve.http.port import listening as listening_http
+        from vfl_party.serve.http.port import require_certificate
         from vfl_party.serve.http.routed import Routed
         from vfl_party.serve.http.served import Served
     except ImportError as error:
         text = f"serve: FastAPI cannot be imported here ({str(error).splitlines()[0]}); {INSTALL}"
         raise InputError(Code.CONFIG_INVALID, text) from None
-    return _Http(make_app, listening_http, Catalog, ServedModel, Routed, Served)
+    parts = (make_app, listening_http, Catalog, ServedModel, Routed, Served, require_certificate)
+    return _Http(*parts)

@@ -25,7 +25,7 @@ from vfl_common.rpc.serving.answered import (
     UNKNOWN,
     Answered,
 )
-from vfl_common.rpc.serving.service import Absent
+from vfl_common.rpc.serving.stream import Absent
 from vfl_party.base.seeds import Rows
 from vfl_party.models import combine
 from vfl_party.models.top.stand_ins import learnt_stand_ins

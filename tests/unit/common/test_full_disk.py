@@ -18,7 +18,7 @@ from tests.harness.sentences import raises, worded_as_before
 from vfl_common.errors import Code, InputError
 from vfl_common.files import append, write_atomic
 from vfl_common.ledger import Ledger, load_entries
-from vfl_common.process.logs import log_to
+from vfl_common.process.logs import log_to, own_log
 from vfl_party.base.checkpoint import CheckpointStore
 
 # Bytes of one file.
@@ -71,6 +71,30 @@ def test_the_sentence_names_the_file_and_what_to_do(
     assert str(tmp_path) not in public
     # Nothing half written is left.
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
+
+
+def test_a_log_says_how_many_lines_it_misses(tmp_path: Path) -> None:
+    path = tmp_path / "access.jsonl"
+    log = own_log(path, party="bank")
+    try:
+        log.info("before")
+        size = path.stat().st_size
+        with little_room():
+            while path.stat().st_size < REGISTRY:
+                log.info("x" * 100)
+            for _ in range(200):
+                log.info("lost")
+        for _ in range(2):
+            log.info("after")
+    finally:
+        for each in log.handlers:
+            each.close()
+    said = [json.loads(line) for line in path.read_text().splitlines()]
+    assert size < REGISTRY
+    (missing,) = [line for line in said if line.get("event") == "missing"]
+    assert missing["level"] == "warning"
+    assert missing["lines"] >= 200 - sum(line["message"] == "lost" for line in said)
+    assert [line["message"] for line in said[-2:]] == ["after", "after"]
 
 
 def test_a_file_in_a_folders_place_is_one_sentence(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Where kustomize or kubectl is at hand, what they make of it; elsewhere the files
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tomllib
@@ -255,13 +256,39 @@ def test_what_prometheus_reads_is_what_a_service_offers_and_a_policy_lets_pass()
     assert [each["port"] for each in rule["ports"]] == [port["port"]] == [port["targetPort"]]
     # The programs listen there, by options that they have.
     (kustomization,) = documents(folder / "kustomization.yaml")
-    (patch,) = kustomization["patches"]
-    added = [each["value"] for each in yaml.safe_load(patch["patch"])]
-    assert added[0] == f"--metrics=0.0.0.0:{port['port']}"
-    for command, file in ((serve, "recipe.toml"), (run, "party.toml")):
-        context = command.make_context("x", [file, *added], resilient_parsing=True)
+    options: dict[str, list[str]] = {}
+    for patch in kustomization["patches"]:
+        steps = yaml.safe_load(patch["patch"])
+        options[patch["target"]["kind"]] = [each["value"] for each in steps]
+    assert {each[0] for each in options.values()} == {f"--metrics=0.0.0.0:{port['port']}"}
+    for command, file, kind in (
+        (serve, "recipe.toml", "Job"),
+        (run, "party.toml", "CronJob"),
+        (served, "party.toml", "Deployment"),
+    ):
+        words = [file, *options[kind], *(["--run", "production"] if command is served else [])]
+        context = command.make_context("x", words, resilient_parsing=True)
         assert context.params["metrics"] == "0.0.0.0:9464"
-        assert context.params["linger_s"] == 60
+        assert command is served or context.params["linger_s"] == 60
+
+
+def test_every_process_opens_the_port_of_metrics_with_the_component(tmp_path: Path) -> None:
+    """Jobs, those of every night, and those that serve."""
+    seen = set()
+    for name in ("bank", "nightly/passive", "serving/active"):
+        folder = tmp_path / name.replace("/", "-")
+        folder.mkdir()
+        above = os.path.relpath(K8S, folder)
+        text = f"resources: [{above}/{name}]\ncomponents: [{above}/monitoring]\n"
+        (folder / "kustomization.yaml").write_text(text)
+        for each in yaml.safe_load_all(rendered(folder)):
+            if each["kind"] in ("Job", "CronJob", "Deployment"):
+                spec = each["spec"]
+                spec = spec["jobTemplate"]["spec"] if each["kind"] == "CronJob" else spec
+                (container,) = spec["template"]["spec"]["containers"]
+                assert "--metrics=0.0.0.0:9464" in container["command"], each["kind"]
+                seen.add(each["kind"])
+    assert seen == {"Job", "CronJob", "Deployment"}
 
 
 def test_the_operator_s_rules_are_the_alerts() -> None:

@@ -102,6 +102,43 @@ def test_every_alert_has_a_test_and_a_line_on_the_page() -> None:
     assert re.findall(r"^\| `(Vfl\w+)` \|", PAGE.read_text(), re.MULTILINE) == names
 
 
+def test_the_tests_of_alerts_give_series_that_their_expressions_read() -> None:
+    """Without promtool this finds a series whose name or labels no program has."""
+    tests = yaml.safe_load((FOLDER / "alerts-test.yml").read_text())["tests"]
+    for each in tests:
+        series = [one["series"] for one in each["input_series"]]
+        given = {re.match(r"vfl_\w+", one).group() for one in series}  # type: ignore[union-attr]
+        for name in given:
+            labels = {
+                label
+                for one in series
+                if one.startswith(f"{name}{{")
+                for label in re.findall(r"(\w+)=\"", one)
+            }
+            assert labels <= known()[name] | ADDED, name
+        for alert in {one["alertname"] for one in each["alert_rule_test"]}:
+            (rule,) = [one for one in RULES if one["alert"] == alert]
+            read = set(re.findall(r"\bvfl_\w+", rule["expr"]))
+            assert given & read, alert
+
+
+def test_presence_expiry_version_queue_and_errors_of_serving_have_alert_and_panel() -> None:
+    panels = " ".join(
+        target["expr"] for each in DASHBOARD["panels"] for target in each.get("targets", [])
+    )
+    alerts = " ".join(rule["expr"] for rule in RULES)
+    for name in (
+        "vfl_serve_present",
+        "vfl_certificate_not_after_timestamp_seconds",
+        "vfl_party_info",
+        "vfl_serve_waiting_requests",
+        "vfl_serve_requests_total",
+        "vfl_serve_ready",
+    ):
+        assert name in panels, name
+        assert name in alerts, name
+
+
 def test_the_panels_lie_beside_each_other() -> None:
     seen: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:

@@ -52,6 +52,10 @@ class Model(Protocol):
     def admit(self, authorization: str) -> None:
         """Looks at a caller before anything of its request is read."""
 
+    def ready(self) -> bool:
+        """Whether requests can be answered."""
+        ...
+
     def server(self) -> tuple[str, str, list[str]]:
         """Returns name, version and extensions of this server."""
         ...
@@ -160,7 +164,8 @@ class InferenceService:
         return pb.ServerLiveResponse(live=True)
 
     async def _ready(self, _asked: pb.ServerReadyRequest, _who: str) -> pb.ServerReadyResponse:
-        return pb.ServerReadyResponse(ready=True)
+        # It may write to a disk.
+        return pb.ServerReadyResponse(ready=await asyncio.to_thread(self._model.ready))
 
     async def _server(
         self, _asked: pb.ServerMetadataRequest, _who: str

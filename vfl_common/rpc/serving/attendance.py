@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
+from vfl_common.process.logs import LogOnce
 from vfl_common.rpc.channel import connect
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.serving.answered import (
@@ -29,13 +31,17 @@ from vfl_common.rpc.serving.answered import (
     Writes,
     untold,
 )
-from vfl_common.rpc.serving.service import ANSWER, PHASE, QUESTION, SERVICE
+from vfl_common.rpc.serving.service import SERVICE
+from vfl_common.rpc.serving.stream import ANSWER, PHASE, QUESTION
 
 _CONNECT_S = 2.0
 # Between two tries: the shortest, and the longest.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 # Refusals that another try may not meet: an older stream of this party may be about to end.
 _PASSES = (Code.NAME_TAKEN, Code.INTERNAL)
+# A dead stream of this party ends sooner (see ``vfl_common.rpc.channel``), so after that another
+# program of the party serves.
+_TAKEN_S = 60.0
 # The peer asks many at once, and waits for none of them long.
 _MOST_WAITING = 256
 
@@ -88,6 +94,10 @@ class Attendance:
         self._run_id, self._digest, self._most_ids = run_id, digest, most_ids
         self._answer, self._attends, self._refused = answer, attends, refused
         self._keeping, self._at_once, self._writes = keeping, at_once, writes
+        self._once = LogOnce(log)
+        self._program = secrets.token_hex(8)
+        # Since when the active party says that another program has this one's place.
+        self._taken_s: float | None = None
         # Of the stream that is up.
         self._outbox: queue.SimpleQueue[bytes | None] | None = None
         self._ended = threading.Event()
@@ -129,7 +139,10 @@ class Attendance:
     def _present(self, outbox: queue.SimpleQueue[bytes | None]) -> None:
         allowed = self._keeping()
         present = serving_pb2.Present(
-            run_id=self._run_id, recipe_digest=self._digest, protocol=PROTOCOL
+            run_id=self._run_id,
+            recipe_digest=self._digest,
+            protocol=PROTOCOL,
+            program=self._program,
         )
         if allowed.seconds:
             present.keeping.seconds, present.keeping.features = allowed.seconds, allowed.features
@@ -162,8 +175,8 @@ class Attendance:
                 word = self._read(data)
                 if word.HasField("failure"):
                     error = from_failure(word.failure, sender=self._peer, me=self._keyring.name)
-                    if error.code in _PASSES:
-                        log.warning("%s", error, extra={"event": "away"})
+                    if error.code in _PASSES and not self._is_taken(error):
+                        self._once.warning("away", str(error), event="away")
                         break
                     if error.code is Code.RECIPE_DIFFERS and self._refused is not None:
                         self._refused(str(error))
@@ -174,7 +187,8 @@ class Attendance:
                     self._take(word.question, asked)
                 elif not welcome:
                     self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
-                    welcome = True
+                    welcome, self._taken_s = True, None
+                    self._once.over("away")
                     self._outbox = outbox
                     # The features may have changed since the first message.
                     if self._keeping().seconds:
@@ -196,6 +210,15 @@ class Attendance:
                 self._attends(False)
         return welcome
 
+    def _is_taken(self, error: VflError) -> bool:
+        """Whether another program has had this one's place for too long."""
+        if error.code is not Code.NAME_TAKEN:
+            return False
+        now_s = time.monotonic()
+        if self._taken_s is None:
+            self._taken_s = now_s
+        return now_s - self._taken_s >= _TAKEN_S
+
     def _take(self, question: serving_pb2.Question, asked: queue.Queue[_Asked | None]) -> None:
         """Queues a question. Raises PeerError if it is none."""
         # Further questions of a scoring are about the ids of its first one.
@@ -216,12 +239,15 @@ class Attendance:
                 continue
             try:
                 data, sent = self._answered(each)
+                self._once.over("answer")
             except TimeoutError:
                 continue
-            except Exception as failed:
+            except Exception as failed:  # noqa: BLE001 - it is logged, and the peer reads of it
                 cause = failed.__cause__ if isinstance(failed, UntoldError) else None
                 error = cause if isinstance(cause, Exception) else failed
-                log.warning("no answer: %s", error, exc_info=not isinstance(error, VflError))
+                defect = not isinstance(error, VflError)
+                text = f"no answer: {error}"
+                self._once.warning("answer", text, exc_info=defect, event="unanswered")
                 answer = serving_pb2.Answer(number=each.question.number)
                 answer.failure.CopyFrom(to_failure(error))
                 data, sent = serving_pb2.FromParty(answer=answer).SerializeToString(), 0
@@ -236,12 +262,16 @@ class Attendance:
         ids = list(question.ids)
         count = len(ids) - ids.count("")
         try:
-            return self._written(question, step, count, self._answer(ids, asked.until_s, step))
+            found = self._written(question, step, count, self._answer(ids, asked.until_s, step))
         except UntoldError as error:
             if not ids:
                 # A later step of a scoring, whose first answer has left.
                 raise
-            log.warning("answers for none of the ids: %s", error, extra={"event": "untold"})
+            text = f"answers for none of the ids: {error}"
+            self._once.warning("untold", text, event="untold")
+        else:
+            self._once.over("untold")
+            return found
         nobody = [""] * len(ids)
         return self._written(question, step, count, self._answer(nobody, asked.until_s, step))
 

@@ -8,8 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -19,60 +17,38 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
+from vfl_common.process.logs import LogOnce
 from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.serving.answered import (
     Answered,
     Keeping,
-    Outgoing,
     Step,
     Writes,
     read_answer,
     read_keeping,
 )
-from vfl_common.rpc.serving.patience import Patience
+from vfl_common.rpc.serving.stream import (
+    ANSWER,
+    PHASE,
+    QUESTION,
+    Absent,
+    Question,
+    Stream,
+    question_bytes,
+    told_of,
+)
+from vfl_common.text import clean
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
-PHASE, QUESTION, ANSWER = "serve", "question", "answer"
 # Of each party: the one in use, and others that are ending or beginning.
 MAX_STREAMS = 3
-# Questions to one party whose answers nobody has read.
-_MOST_OPEN = 1_000
-# Questions to one party that it does not take from the wire: further ones would fill the memory.
-_MOST_UNSENT = 64
+# Between two looks at the certificate of a stream.
+CHECK_S = 5.0
+# Of the random text that names a party's program.
+_LONGEST_NAME = 64
 
 log = logging.getLogger(__name__)
-
-# Why a party has no part in an answer.
-Absent = Literal["away", "late", "failed"]
-
-
-@dataclass
-class _Question:
-    """A question to parties. ``ids``: {party: those that it is asked for}. ``asked_s``: when.
-    ``steps``: see ``ServingService.ask``. ``waiting``: those that have not answered yet.
-    """
-
-    ids: Mapping[str, Sequence[str]]
-    asked_s: float
-    steps: Mapping[str, Step] | None = None
-    waiting: set[str] = field(default_factory=set)
-    found: dict[str, Answered | Absent] = field(default_factory=dict)
-
-
-@dataclass
-class _Stream:
-    """A party's stream. ``open``: its questions without an answer, by number."""
-
-    party: str
-    keeping: Keeping
-    outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
-    open: dict[int, _Question] = field(default_factory=dict)
-    patience: Patience = field(default_factory=Patience)
-
-    @property
-    def full(self) -> bool:
-        return len(self.open) >= _MOST_OPEN or self.outbox.qsize() >= _MOST_UNSENT
 
 
 class ServingService:
@@ -99,8 +75,9 @@ class ServingService:
         self._widths, self._keyring, self._ledger = dict(widths), keyring, ledger
         self._run_id, self._digest, self._attends = run_id, digest, attends
         self._writes = writes
+        self._once = LogOnce(log)
         self._changed = threading.Condition()
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, Stream] = {}
         self._held: Counter[str] = Counter()
         self._number = 0
         self._closed = False
@@ -151,13 +128,13 @@ class ServingService:
             name: (fewer or {}).get(name, ids)
             for name in (self._widths if steps is None else steps)
         }
-        question = _Question(own, now_s, steps)
+        question = Question(own, now_s, steps)
         left_ms = max(1, int(1000 * timeout_s))
         with self._changed:
             self._number += 1
             number = self._number
             # Without steps it is the same for all that are asked for all.
-            whole = _question(number, ids, left_ms, None) if steps is None else b""
+            whole = question_bytes(number, ids, left_ms, None) if steps is None else b""
             for name, some in own.items():
                 stream = self._streams.get(name)
                 if stream is None or stream.full:
@@ -174,18 +151,16 @@ class ServingService:
                     continue
                 step = steps[name] if steps is not None else None
                 same = some is ids and step is None
-                data = whole if same else _question(number, some, left_ms, step)
+                data = whole if same else question_bytes(number, some, left_ms, step)
                 if self._writes is not None:
-                    self._writes(_told(name, number, some, step, len(data)))
+                    self._writes(told_of(name, number, some, step, len(data)))
                 if name not in question.found:
                     stream.open[number] = question
                     question.waiting.add(name)
                 stream.outbox.put(data)
         return Pending(self, number, question, now_s + timeout_s)
 
-    def wait(
-        self, number: int, question: _Question, until_s: float
-    ) -> dict[str, Answered | Absent]:
+    def wait(self, number: int, question: Question, until_s: float) -> dict[str, Answered | Absent]:
         """Returns {party: its answer, or why it has none}, at the latest at ``until_s``
         (monotonic).
         """
@@ -198,7 +173,7 @@ class ServingService:
             question.waiting = set()
             return {name: question.found[name] for name in self._widths if name in question.found}
 
-    def _late(self, stream: _Stream | None, number: int, asked_s: float) -> None:
+    def _late(self, stream: Stream | None, number: int, asked_s: float) -> None:
         # Otherwise it is a newer stream, on which nobody has asked this.
         if stream is None or stream.open.pop(number, None) is None:
             return
@@ -212,21 +187,22 @@ class ServingService:
 
     def attend(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         """Serves one stream of a passive party, whose messages are ``requests``."""
-        stream: _Stream | None = None
+        stream: Stream | None = None
         try:
             party = caller(context, self._keyring)
             self._take_place(party)
             try:
-                stream = _Stream(party, self._check(party, requests))
+                stream = self._check(party, requests)
                 # Otherwise the stream has ended already.
                 if context.add_callback(lambda: stream.outbox.put(None)):
-                    yield from self._asking(stream, requests)
+                    certificate = context.auth_context()["x509_pem_cert"][0]
+                    yield from self._asking(stream, requests, certificate)
             finally:
                 with self._changed:
                     self._held[party] -= 1
         except Exception as error:
             if isinstance(error, PeerError):
-                log.warning("%s", error, extra={"event": "refused"})
+                self._once.warning(f"refused {error.party}", str(error), event="refused")
             elif not isinstance(error, VflError | grpc.RpcError):
                 log.exception("internal error", extra={"event": "failed"})
             yield serving_pb2.FromActive(failure=to_failure(error)).SerializeToString()
@@ -241,9 +217,9 @@ class ServingService:
                 raise PeerError(Code.NAME_TAKEN, text, party=party)
             self._held[party] += 1
 
-    def _check(self, party: str, requests: Iterator[bytes]) -> Keeping:
-        """Reads the first message, and returns what it allows. Raises PeerError if the party does
-        not serve this model.
+    def _check(self, party: str, requests: Iterator[bytes]) -> Stream:
+        """Reads the first message, and returns the stream that it begins. Raises PeerError if the
+        party does not serve this model.
         """
         word = self._read(party, next(requests, b""))
         if not word.HasField("present"):
@@ -258,9 +234,11 @@ class ServingService:
             raise PeerError(
                 Code.RECIPE_DIFFERS, f"{text}; give both the same run with --run", party=party
             )
-        return read_keeping(said)
+        return Stream(party, read_keeping(said), clean(said.program, _LONGEST_NAME))
 
-    def _asking(self, stream: _Stream, requests: Iterator[bytes]) -> Iterator[bytes]:
+    def _asking(
+        self, stream: Stream, requests: Iterator[bytes], certificate: bytes
+    ) -> Iterator[bytes]:
         """Sends questions until the stream ends, while another thread reads the answers."""
         ended: list[Exception] = []
 
@@ -274,13 +252,13 @@ class ServingService:
                 stream.outbox.put(None)
 
         welcome = serving_pb2.FromActive(welcome=serving_pb2.Welcome()).SerializeToString()
-        self._ledger.add(stream.party, CONTROL, CONTROL, "sent", 0, len(welcome))
-        yield welcome
         self._come(stream)
-        reader = threading.Thread(target=listen, name=f"answers-{stream.party}", daemon=True)
-        reader.start()
         try:
-            while (data := stream.outbox.get()) is not None:
+            self._ledger.add(stream.party, CONTROL, CONTROL, "sent", 0, len(welcome))
+            yield welcome
+            reader = threading.Thread(target=listen, name=f"answers-{stream.party}", daemon=True)
+            reader.start()
+            for data in self._questions(stream, certificate):
                 self._ledger.add(stream.party, PHASE, QUESTION, "sent", 0, len(data))
                 yield data
         finally:
@@ -289,20 +267,53 @@ class ServingService:
             if not isinstance(error, grpc.RpcError):
                 raise error
 
-    def _come(self, stream: _Stream) -> None:
-        """Takes a stream in the place of the party's last one, which may be dead."""
+    def _questions(self, stream: Stream, certificate: bytes) -> Iterator[bytes]:
+        """Yields what is in a stream's outbox until the stream ends, also because its certificate
+        is revoked or has ended: a connection may last for months. The party connects again with
+        the files that it has then, and is told what is wrong with them.
+        """
+        check_s = time.monotonic() + CHECK_S
+        while True:
+            try:
+                data = stream.outbox.get(timeout=max(0.0, check_s - time.monotonic()))
+            except queue.Empty:
+                data = b""
+            if time.monotonic() >= check_s:
+                check_s = time.monotonic() + CHECK_S
+                try:
+                    self._keyring.require_valid(certificate)
+                except PeerError as error:
+                    log.warning("%s; its stream ends", error, extra={"event": "refused"})
+                    return
+            if data is None:
+                return
+            if data:
+                yield data
+
+    def _come(self, stream: Stream) -> None:
+        """Takes a stream in the place of the party's last one, which may be dead. Raises PeerError
+        (NAME_TAKEN) if that belongs to another program, which answers: both would take the place
+        from each other for ever.
+        """
+        party = stream.party
         with self._changed:
-            before = self._streams.get(stream.party)
-            self._streams[stream.party] = stream
+            before = self._streams.get(party)
+            # Releases without the name of a program take the place, as before.
+            both = {before.program, stream.program} if before is not None else set[str]()
+            if before is not None and len(both - {""}) == 2 and before.patience.waits:
+                text = f"another program of {party} serves {self._run_id} already; stop one of them"
+                raise PeerError(Code.NAME_TAKEN, text, party=party)
+            self._streams[party] = stream
             if self._closed:
                 stream.outbox.put(None)
         if before is not None:
             before.outbox.put(None)
             self._give_up(before)
         else:
-            self._attends(stream.party, True)
+            self._once.over(f"refused {party}")
+            self._attends(party, True)
 
-    def _leave(self, stream: _Stream) -> None:
+    def _leave(self, stream: Stream) -> None:
         with self._changed:
             last = self._streams.get(stream.party) is stream
             if last:
@@ -311,7 +322,7 @@ class ServingService:
         if last:
             self._attends(stream.party, False)
 
-    def _give_up(self, stream: _Stream) -> None:
+    def _give_up(self, stream: Stream) -> None:
         """Answers a stream's open questions: the party is away."""
         with self._changed:
             for question in stream.open.values():
@@ -321,7 +332,7 @@ class ServingService:
             stream.open.clear()
             self._changed.notify_all()
 
-    def _heard(self, stream: _Stream, data: bytes) -> None:
+    def _heard(self, stream: Stream, data: bytes) -> None:
         """Takes in an answer; of one that comes late, only the bytes are counted."""
         party, word = stream.party, self._read(stream.party, data)
         if word.HasField("present"):
@@ -346,10 +357,11 @@ class ServingService:
         try:
             if answer.HasField("failure"):
                 error = from_failure(answer.failure, sender=party, me=self._keyring.name)
-                log.warning("%s", error, extra={"event": "unanswered", "peer": party})
+                self._once.warning(party, str(error), event="unanswered", peer=party)
             else:
                 step = question.steps[party] if question.steps is not None else None
                 found = read_answer(answer, question.ids[party], self._widths[party], party, step)
+                self._once.over(party)
         finally:
             with self._changed:
                 if party in question.waiting:
@@ -366,27 +378,6 @@ class ServingService:
             raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
 
 
-def _question(number: int, ids: Sequence[str], left_ms: int, step: Step | None) -> bytes:
-    """Returns a question as it crosses the wire; only the first of a scoring has the ids."""
-    asked = serving_pb2.Question(number=number, left_ms=left_ms)
-    if step is None or not step.first:
-        asked.ids.extend(ids)
-    if step is not None:
-        asked.step.first, asked.step.asked = step.first, step.asked
-    return serving_pb2.FromActive(question=asked).SerializeToString()
-
-
-def _told(
-    party: str, number: int, ids: Sequence[str], step: Step | None, message_bytes: int
-) -> Outgoing:
-    first = number if step is None else step.first or number
-    asked = step.asked if step is not None else b""
-    of = PHASE, QUESTION, first, number - first
-    # An empty text is nobody's id.
-    people = [each for each in ids if each]
-    return Outgoing(party, *of, people, None, len(asked), asked, 0, message_bytes)
-
-
 class Pending:
     """A question that was asked.
 
@@ -394,7 +385,7 @@ class Pending:
     """
 
     def __init__(
-        self, service: ServingService, number: int, question: _Question, until_s: float
+        self, service: ServingService, number: int, question: Question, until_s: float
     ) -> None:
         self._service, self.number = service, number
         self._question, self._until_s = question, until_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -72,12 +72,18 @@ class Catalog(Generic[A]):
     Args:
         models: {name: model}, at least one.
         counts: of requests by status.
+        ready: returns whether requests can be answered.
     """
 
     def __init__(
-        self, models: Mapping[str, ServedModel[A]], tokens: Tokens, counts: Counts
+        self,
+        models: Mapping[str, ServedModel[A]],
+        tokens: Tokens,
+        counts: Counts,
+        ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self.models, self._tokens, self.counts = dict(models), tokens, counts
+        self.ready = ready
 
     @property
     def first(self) -> Served:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
@@ -18,16 +20,48 @@ from vfl_party.serve.http.patient import Patient
 # Connections and requests under way; further ones get 503.
 _MOST_AT_ONCE = 1_000
 _CLOSE_S = 10
+# For callers to close the connections that they keep, and between two looks.
+_LEAVE_S, _POLL_S = 2.0, 0.02
+
+
+class Port:
+    """The port while it is served. ``url``: where; ``socket``: on which it listens.
+
+    ``server``: see uvicorn. ``leaving``: set once another process listens.
+    """
+
+    def __init__(
+        self, url: str, bound: socket.socket, server: uvicorn.Server, leaving: threading.Event
+    ) -> None:
+        self.url, self.socket = url, bound
+        self._server, self._leaving = server, leaving
+
+    def leave(self) -> None:
+        """Accepts no more connections, which wait in the socket for another process, and has
+        callers close those that they keep, with the answer to their next request.
+        """
+        self._leaving.set()
+        for each in self._server.servers:
+            each.get_loop().call_soon_threadsafe(each.close)
+        until_s = time.monotonic() + _LEAVE_S
+        while self._server.server_state.connections and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
 
 
 @contextmanager
-def listening(app: ASGIApp, settings: ServeSettings) -> Iterator[str]:
-    """Serves ``app`` while the block runs; yields its URL. Raises InputError."""
-    check_address(settings.http)
-    host, port = split_address(settings.http)
+def listening(
+    app: ASGIApp, settings: ServeSettings, inherited: socket.socket | None = None
+) -> Iterator[Port]:
+    """Serves ``app`` while the block runs. Raises InputError.
+
+    ``inherited``: a socket that listens already, of the process before this one.
+    """
+    host, _ = split_address(settings.http)
     secure = settings.certificate is not None
+    require_certificate(settings)
+    bound, leaving = _bound(settings.http, inherited), threading.Event()
     config = uvicorn.Config(
-        app,
+        _closing(app, leaving),
         http=Patient,
         ws="none",
         access_log=False,
@@ -44,6 +78,40 @@ def listening(app: ASGIApp, settings: ServeSettings) -> Iterator[str]:
         ssl_certfile=settings.certificate,
         ssl_keyfile=settings.key,
     )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([bound],), name="http", daemon=True)
+    thread.start()
+    address = f"[{host}]" if ":" in host else host
+    try:
+        url = f"{'https' if secure else 'http'}://{address}:{bound.getsockname()[1]}"
+        yield Port(url, bound, server, leaving)
+    finally:
+        server.should_exit = True
+        thread.join(timeout=2 * _CLOSE_S)
+        bound.close()
+
+
+def require_certificate(settings: ServeSettings) -> None:
+    """Raises InputError if the certificate and key of HTTPS cannot be used."""
+    if settings.certificate is None or settings.key is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.certificate, settings.key)
+    except (OSError, ValueError) as error:
+        text = f"serve.certificate: {settings.certificate} and serve.key cannot be used ({error})"
+        raise InputError(Code.CERTIFICATE_INVALID, text) from None
+
+
+def _bound(address: str, inherited: socket.socket | None) -> socket.socket:
+    """Returns a listening socket: the inherited one, unless the address has changed. Raises
+    InputError.
+    """
+    host, port = split_address(address)
+    if inherited is not None:
+        if port in (0, inherited.getsockname()[1]):
+            return inherited
+        inherited.close()
+    check_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns off the wait for more to send only if the socket says that it is TCP.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -51,18 +119,19 @@ def listening(app: ASGIApp, settings: ServeSettings) -> Iterator[str]:
     bound.bind((host, port))
     # From now on callers wait, if the server is not up yet.
     bound.listen(_MOST_AT_ONCE)
-    server = uvicorn.Server(config)
-    try:
-        config.load()
-    except (OSError, ValueError) as error:
-        text = f"serve.certificate: {settings.certificate} and serve.key cannot be used ({error})"
-        raise InputError(Code.CERTIFICATE_INVALID, text) from None
-    thread = threading.Thread(target=server.run, args=([bound],), name="http", daemon=True)
-    thread.start()
-    address = f"[{host}]" if ":" in host else host
-    try:
-        yield f"{'https' if secure else 'http'}://{address}:{bound.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(timeout=2 * _CLOSE_S)
-        bound.close()
+    return bound
+
+
+def _closing(app: ASGIApp, leaving: threading.Event) -> ASGIApp:
+    """Returns the application, which closes connections with its answers once it is ``leaving``."""
+
+    async def closing(scope: Scope, receive: Receive, send: Send) -> None:
+        async def told(message: Message) -> None:
+            if leaving.is_set() and message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (b"connection", b"close")]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await app(scope, receive, told)
+
+    return closing

@@ -24,7 +24,7 @@ _WHY = {
     422: "The request is none.",
     429: "The token's rows of the day are spent.",
     500: "The program has failed; its log says how.",
-    503: "Too many requests wait.",
+    503: "Too many requests wait, or the party cannot write its record.",
 }
 # By status, for all routes.
 REFUSALS: dict[int | str, dict[str, Any]] = {

@@ -143,6 +143,9 @@ class Served:
         try:
             found = joined([await asyncio.wrap_future(each) for each in waiting])
         except InputError as error:
+            if error.code is Code.FILE_INVALID:
+                # The sentence has a path of this machine, and the log has it.
+                raise Denied(503, error.public) from None
             # Of columns that the caller has given, or of what the party has allowed.
             status = 403 if error.code is Code.REFUSED else 422
             raise Denied(status, clean(str(error), LINE)) from None

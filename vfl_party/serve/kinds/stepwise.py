@@ -17,7 +17,7 @@ import torch
 
 from vfl_common.errors import Code, InternalError, PeerError
 from vfl_common.rpc.serving.answered import EMBEDDED, Answered, Step, untold
-from vfl_common.rpc.serving.service import Absent
+from vfl_common.rpc.serving.stream import Absent
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Sent
 from vfl_party.outbound.exchange import way_of

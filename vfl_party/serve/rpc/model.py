@@ -58,6 +58,9 @@ class InferenceModel:
         with _refusing():
             self._models.allow(authorization)
 
+    def ready(self) -> bool:
+        return self._models.ready()
+
     def server(self) -> tuple[str, str, list[str]]:
         return "vfl", version(), EXTENSIONS
 

@@ -16,7 +16,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from vfl_common.rpc.serving.answered import EMBEDDED, FAILED, LATE, Answered, Keeping
-from vfl_common.rpc.serving.service import Absent, Pending
+from vfl_common.rpc.serving.service import Pending
+from vfl_common.rpc.serving.stream import Absent
 
 _STATES: Mapping[Absent, int] = {"late": LATE, "failed": FAILED}
 # Of one entry, beside the id and the embedding.

@@ -12,9 +12,6 @@ from vfl_common.process.logs import own_log
 from vfl_common.process.tracing import RequestSpans, requests_traced
 from vfl_party.serve.telling.request import ToldRequest
 
-# In the party's folder of the first run.
-FILE = "serve-access.jsonl"
-
 
 class Teller:
     """Any thread may tell.
@@ -48,12 +45,14 @@ class Teller:
 
 
 @contextmanager
-def telling(folder: Path, party: str, *, access_log: bool) -> Iterator[Teller | None]:
-    """Yields what tells of requests, if the party file asks for an access log, or the environment
-    for traces. Raises InputError.
+def telling(path: Path | None, party: str) -> Iterator[Teller | None]:
+    """Yields what tells of requests, if there is an access log, or the environment asks for traces.
+    Raises InputError.
+
+    ``path``: of the access log; None for none.
     """
     with requests_traced("vfl-party", party) as spans:
-        log = own_log(folder / FILE, party=party) if access_log else None
+        log = own_log(path, party=party) if path is not None else None
         try:
             yield Teller(log, spans) if log is not None or spans is not None else None
         finally:

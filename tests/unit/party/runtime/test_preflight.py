@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import socket
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -95,6 +98,39 @@ def test_the_relayed_address_is_said(tmp_path: Path) -> None:
     assert all(finding.fine for finding in found)
     # At a passive party the key has no effect.
     assert all(finding.fine for finding in checked(tmp_path / "p1.toml", listen="0.0.0.0:7001"))
+
+
+def test_room_on_the_disk_and_ports_of_serving_are_looked_at(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p0.toml"
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        address = f"127.0.0.1:{used.getsockname()[1]}"
+        found = checked(path, serve={"http": address, "listen": "127.0.0.1:0"})
+    assert all(finding.fine for finding in found)
+    said = [(each.text, each.note) for each in found if each.about == "serve"]
+    assert said[0] == ("serve.listen: 127.0.0.1:0 is free", False)
+    # It may be the program that serves now.
+    assert said[1][0].startswith(f"serve.http: cannot listen on {address}: another program")
+    assert said[1][1]
+    (disk,) = [finding.text for finding in found if finding.about == "disk"]
+    assert disk.endswith(f"GB free for {tmp_path}")
+
+
+def test_a_disk_without_room_is_found_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_number: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = federation(tmp_path) / "p0.toml"
+    monkeypatch.setattr("os.fsync", full)
+    (disk,) = [finding for finding in checked(path) if finding.about == "disk"]
+    assert not disk.fine
+    worded_as_before(disk.text)
+    done = CliRunner().invoke(cli, ["run", str(path)])
+    assert isinstance(done.exception, InputError)
+    assert done.exception.code is Code.FILE_INVALID
 
 
 @pytest.mark.parametrize(

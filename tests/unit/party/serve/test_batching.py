@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from unittest.mock import patch
 
 import numpy as np
@@ -14,8 +15,8 @@ from vfl_party.serve import batching
 from vfl_party.serve.batching import Batcher, Busy
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.http.served import joined
-from vfl_party.serve.opening import Tally
-from vfl_party.serve.prometheus import families
+from vfl_party.serve.opening import Standing, Tally
+from vfl_party.serve.prometheus import ServeMetrics
 from vfl_party.serve.scored import Part, Scores
 
 PARTS = (Part(("bank", "shop"), {}), Part(("bank",), {"shop": "away"}))
@@ -137,11 +138,15 @@ def test_parts_of_a_request_are_put_together() -> None:
 
 def test_rows_are_counted_by_state_and_by_absent_party() -> None:
     port, tally = Counts(), Tally("case", "run")
+    tally.standing = lambda: Standing({"shop": False, "lab": True}, 3)
+    ends = {"bank": datetime(2027, 1, 2, tzinfo=UTC)}
+    ready = [True]
+    metrics = ServeMetrics({"version": "1"}, {"run": tally}, port, lambda: ready[0], lambda: ends)
     tally.counts.scored(scores_of(["a1", "b1", "a2"]), 0.003)
     port.answered(200)
     found = {
         (sample.name, *sample.labels.values()): sample.value
-        for family in families({"run": tally}, port)
+        for family in metrics.families()
         for sample in family.samples
     }
     assert found["vfl_serve_rows_total", "case", "run", "partly"] == 2
@@ -151,6 +156,17 @@ def test_rows_are_counted_by_state_and_by_absent_party() -> None:
     assert found["vfl_serve_seconds_bucket", "case", "run", "0.002"] == 0
     assert found["vfl_serve_seconds_bucket", "case", "run", "0.004"] == 1
     assert found["vfl_serve_seconds_bucket", "case", "run", "+Inf"] == 1
+    assert found["vfl_serve_present", "case", "run", "shop"] == 0
+    assert found["vfl_serve_present", "case", "run", "lab"] == 1
+    assert found["vfl_serve_waiting_requests", "case", "run"] == 3
+    assert found["vfl_certificate_not_after_timestamp_seconds", "bank"] == ends["bank"].timestamp()
+    assert found["vfl_party_info", "1"] == 1
+    assert found["vfl_serve_ready",] == 1
+    assert metrics.state() == "running"
+    tally.standing = lambda: Standing({"shop": False})
+    assert metrics.state() == "waiting"
+    ready[0] = False
+    assert metrics.state() == "failed"
 
 
 @pytest.mark.parametrize(

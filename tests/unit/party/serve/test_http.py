@@ -22,12 +22,15 @@ import pytest
 from tests.harness.serving import catalog, made_served
 from tests.harness.waiting import wait_until
 from vfl_common.config.party import ServeSettings
+from vfl_common.errors import Code, UnwritableError
+from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.scored import Part, Scores
 from vfl_party.serve.tokens import Tokens, add_token
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
+from tests.harness.served_here import serving
 from vfl_party.serve.http import app as http_app
 from vfl_party.serve.http import patient
 from vfl_party.serve.http.port import listening
@@ -62,8 +65,8 @@ def port(tokens: Path | None = None) -> Iterator[Port]:
     counts = Counts()
     served = made_served(score, tokens=Tokens(tokens))
     made = http_app.make_app(catalog(Tokens(tokens), counts, served), None)
-    with listening(made, ServeSettings(http="127.0.0.1:0")) as url:
-        where = urlsplit(url)
+    with listening(made, ServeSettings(http="127.0.0.1:0")) as listens:
+        where = urlsplit(listens.url)
         yield Port(where.hostname or "", where.port or 0, counts)
     served.batcher.close()
 
@@ -211,7 +214,8 @@ def test_the_port_says_whether_rows_are_exact(why: str) -> None:
     served = made_served(score, inexact=why)
     with contextlib.closing(served.batcher):
         made = http_app.make_app(catalog(Tokens(None), Counts(), served), None)
-        with listening(made, ServeSettings(http="127.0.0.1:0")) as url:
+        with listening(made, ServeSettings(http="127.0.0.1:0")) as listens:
+            url = listens.url
             want = {"exact": not why, "why_inexact": why or None}
             (model,) = get(url, "/v1/models")["models"]
             (version,) = model["versions"]
@@ -224,3 +228,24 @@ def get(url: str, path: str) -> Any:
     with contextlib.closing(line):
         line.request("GET", path)
         return json.loads(line.getresponse().read())
+
+
+def test_a_file_that_cannot_be_written_is_no_fault_of_the_caller() -> None:
+    """The caller may try again, and reads no path of this machine."""
+    secret = "/var/lib/vfl/bank/lines.jsonl: cannot be written"
+
+    def score(_ids: Any, _least: Any, _columns: Any) -> Any:
+        public = UnwritableError(Code.FILE_INVALID, "its files cannot be written")
+        raise public.privately(secret)
+
+    with serving(scoring=score) as here:
+        status, body, _ = here.ask("/v1/predict", {"ids": ["anna"]})
+        assert status == 503
+        assert b"/var" not in body
+        asked = pb.ModelInferRequest(model_name="case")
+        asked.inputs.add(name="ids", datatype="BYTES", shape=[1]).contents.bytes_contents.append(
+            b"anna"
+        )
+        code, said = here.refused("ModelInfer", asked)
+        assert code == "UNAVAILABLE"
+        assert "/var" not in said

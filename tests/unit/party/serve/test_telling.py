@@ -23,11 +23,12 @@ from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.process.logs import own_log
 from vfl_common.process.tracing import ASKS, requests_exporting
 from vfl_party.serve.telling.request import OWN, QUEUE, TOP, ToldRequest, stage
-from vfl_party.serve.telling.teller import FILE, Teller, telling
+from vfl_party.serve.telling.teller import Teller, telling
 from vfl_party.serve.tokens import add_token
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 # In ids, in a path, in what is no request.
+FILE = "access.jsonl"
 MARK = "somebody"
 
 
@@ -131,9 +132,9 @@ def test_nothing_is_told_unless_somebody_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(ASKS, raising=False)
-    with telling(tmp_path, "bank", access_log=False) as nobody:
+    with telling(None, "bank") as nobody:
         assert nobody is None
     assert not (tmp_path / FILE).exists()
-    with telling(tmp_path, "bank", access_log=True) as found, serving(teller=found) as here:
+    with telling(tmp_path / FILE, "bank") as found, serving(teller=found) as here:
         assert here.ask("/v1/predict", {"ids": ["ada"]})[0] == 200
     assert len((tmp_path / FILE).read_text().splitlines()) == 1

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from vfl_common.pb.vfl.v1 import failure_pb2 as vfl_dot_v1_dot_failure__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14vfl/v1/serving.proto\x12\x06vfl.v1\x1a\x14vfl/v1/failure.proto\"Y\n\tFromParty\x12\"\n\x07present\x18\x01 \x01(\x0b\x32\x0f.vfl.v1.PresentH\x00\x12 \n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x0e.vfl.v1.AnswerH\x00\x42\x06\n\x04word\"\x82\x01\n\nFromActive\x12\"\n\x07welcome\x18\x01 \x01(\x0b\x32\x0f.vfl.v1.WelcomeH\x00\x12$\n\x08question\x18\x02 \x01(\x0b\x32\x10.vfl.v1.QuestionH\x00\x12\"\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x0f.vfl.v1.FailureH\x00\x42\x06\n\x04word\"d\n\x07Present\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rrecipe_digest\x18\x02 \x01(\t\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12 \n\x07keeping\x18\x04 \x01(\x0b\x32\x0f.vfl.v1.Keeping\",\n\x07Keeping\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x10\n\x08\x66\x65\x61tures\x18\x02 \x01(\t\"\t\n\x07Welcome\"T\n\x08Question\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x03(\t\x12\x0f\n\x07left_ms\x18\x03 \x01(\r\x12\x1a\n\x04step\x18\x04 \x01(\x0b\x32\x0c.vfl.v1.Step\"$\n\x04Step\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\r\n\x05\x61sked\x18\x02 \x01(\x0c\"\x81\x01\n\x06\x41nswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05state\x18\x02 \x01(\x0c\x12\x12\n\nembeddings\x18\x03 \x01(\x0c\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x01(\t\x12 \n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x0f.vfl.v1.Failure\x12\x10\n\x08\x61nswered\x18\x06 \x01(\x0c\x32>\n\x07Serving\x12\x33\n\x06\x41ttend\x12\x11.vfl.v1.FromParty\x1a\x12.vfl.v1.FromActive(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14vfl/v1/serving.proto\x12\x06vfl.v1\x1a\x14vfl/v1/failure.proto\"Y\n\tFromParty\x12\"\n\x07present\x18\x01 \x01(\x0b\x32\x0f.vfl.v1.PresentH\x00\x12 \n\x06\x61nswer\x18\x02 \x01(\x0b\x32\x0e.vfl.v1.AnswerH\x00\x42\x06\n\x04word\"\x82\x01\n\nFromActive\x12\"\n\x07welcome\x18\x01 \x01(\x0b\x32\x0f.vfl.v1.WelcomeH\x00\x12$\n\x08question\x18\x02 \x01(\x0b\x32\x10.vfl.v1.QuestionH\x00\x12\"\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x0f.vfl.v1.FailureH\x00\x42\x06\n\x04word\"u\n\x07Present\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x15\n\rrecipe_digest\x18\x02 \x01(\t\x12\x10\n\x08protocol\x18\x03 \x01(\r\x12 \n\x07keeping\x18\x04 \x01(\x0b\x32\x0f.vfl.v1.Keeping\x12\x0f\n\x07program\x18\x05 \x01(\t\",\n\x07Keeping\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\x12\x10\n\x08\x66\x65\x61tures\x18\x02 \x01(\t\"\t\n\x07Welcome\"T\n\x08Question\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0b\n\x03ids\x18\x02 \x03(\t\x12\x0f\n\x07left_ms\x18\x03 \x01(\r\x12\x1a\n\x04step\x18\x04 \x01(\x0b\x32\x0c.vfl.v1.Step\"$\n\x04Step\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\r\n\x05\x61sked\x18\x02 \x01(\x0c\"\x81\x01\n\x06\x41nswer\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\r\n\x05state\x18\x02 \x01(\x0c\x12\x12\n\nembeddings\x18\x03 \x01(\x0c\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x01(\t\x12 \n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x0f.vfl.v1.Failure\x12\x10\n\x08\x61nswered\x18\x06 \x01(\x0c\x32>\n\x07Serving\x12\x33\n\x06\x41ttend\x12\x11.vfl.v1.FromParty\x1a\x12.vfl.v1.FromActive(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,17 +37,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FROMACTIVE']._serialized_start=146
   _globals['_FROMACTIVE']._serialized_end=276
   _globals['_PRESENT']._serialized_start=278
-  _globals['_PRESENT']._serialized_end=378
-  _globals['_KEEPING']._serialized_start=380
-  _globals['_KEEPING']._serialized_end=424
-  _globals['_WELCOME']._serialized_start=426
-  _globals['_WELCOME']._serialized_end=435
-  _globals['_QUESTION']._serialized_start=437
-  _globals['_QUESTION']._serialized_end=521
-  _globals['_STEP']._serialized_start=523
-  _globals['_STEP']._serialized_end=559
-  _globals['_ANSWER']._serialized_start=562
-  _globals['_ANSWER']._serialized_end=691
-  _globals['_SERVING']._serialized_start=693
-  _globals['_SERVING']._serialized_end=755
+  _globals['_PRESENT']._serialized_end=395
+  _globals['_KEEPING']._serialized_start=397
+  _globals['_KEEPING']._serialized_end=441
+  _globals['_WELCOME']._serialized_start=443
+  _globals['_WELCOME']._serialized_end=452
+  _globals['_QUESTION']._serialized_start=454
+  _globals['_QUESTION']._serialized_end=538
+  _globals['_STEP']._serialized_start=540
+  _globals['_STEP']._serialized_end=576
+  _globals['_ANSWER']._serialized_start=579
+  _globals['_ANSWER']._serialized_end=708
+  _globals['_SERVING']._serialized_start=710
+  _globals['_SERVING']._serialized_end=772
 # @@protoc_insertion_point(module_scope)

@@ -26,16 +26,18 @@ class FromActive(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., failure: _Optional[_Union[_failure_pb2.Failure, _Mapping]] = ...) -> None: ...
 
 class Present(_message.Message):
-    __slots__ = ("run_id", "recipe_digest", "protocol", "keeping")
+    __slots__ = ("run_id", "recipe_digest", "protocol", "keeping", "program")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     RECIPE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     KEEPING_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     recipe_digest: str
     protocol: int
     keeping: Keeping
-    def __init__(self, run_id: _Optional[str] = ..., recipe_digest: _Optional[str] = ..., protocol: _Optional[int] = ..., keeping: _Optional[_Union[Keeping, _Mapping]] = ...) -> None: ...
+    program: str
+    def __init__(self, run_id: _Optional[str] = ..., recipe_digest: _Optional[str] = ..., protocol: _Optional[int] = ..., keeping: _Optional[_Union[Keeping, _Mapping]] = ..., program: _Optional[str] = ...) -> None: ...
 
 class Keeping(_message.Message):
     __slots__ = ("seconds", "features")

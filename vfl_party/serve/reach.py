@@ -1,0 +1,56 @@
+"""Who can reach the ports of an active party that serves, and what that asks for."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from vfl_common.config.party import ServeSettings
+from vfl_common.errors import Code, InputError
+from vfl_common.rpc.channel import split_address
+
+
+def check_open(settings: ServeSettings) -> None:
+    """Raises InputError if HTTP would be open to more than was meant."""
+    if (settings.certificate is None) != (settings.key is None):
+        raise InputError(Code.CONFIG_INVALID, "serve: give certificate and key, or none of them")
+    reached = _reached(settings)
+    if settings.tokens is None and reached:
+        key, address = next(iter(reached.items()))
+        text = f"{key}: others can reach {address}, and no token is asked for"
+        ways = "set serve.tokens to a file that vfl-party token writes, or take 127.0.0.1"
+        raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
+
+
+def plain_words(settings: ServeSettings) -> str | None:
+    """Returns what to say if tokens travel where others can read them; None if they do not."""
+    reached = _reached(settings)
+    if not reached or settings.certificate is not None:
+        return None
+    text = f"{' and '.join(reached)}: without a certificate, whoever is on the way reads the tokens"
+    return f"{text}; set serve.certificate and serve.key, unless a proxy in front has HTTPS"
+
+
+def _reached(settings: ServeSettings) -> dict[str, str]:
+    """Returns {key: address} of the ports that others than this machine can reach."""
+    given = {"serve.http": settings.http, "serve.grpc": settings.grpc}
+    return {
+        key: address
+        for key, address in given.items()
+        if address is not None and not _is_local(split_address(address)[0])
+    }
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def hosts(settings: ServeSettings) -> frozenset[str] | None:
+    """Returns the names under which callers may reach the port; None: any, since they need a
+    token.
+    """
+    if settings.tokens is not None:
+        return None
+    return frozenset(("localhost", "127.0.0.1", "[::1]", split_address(settings.http)[0]))
