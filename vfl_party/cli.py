@@ -372,7 +372,8 @@ def forget(
     several id columns give each. The person's rows are removed from the predictions that runs keep.
     Checkpoints hold no id, but weights do not forget a row, so a model that was trained with it
     must be trained again, after the row was removed from the table. Run this before: only with the
-    table of training is it certain what the row was for. Files that vfl-party predict wrote
+    table of training is it certain what the row was for. Once the table has changed, the party's
+    record says whether a run had the row. Files that vfl-party predict wrote
     elsewhere are named, and not changed. An id that neither the table nor a run knows ends with
     exit code 2. Every party does this for itself.
 
@@ -384,12 +385,14 @@ def forget(
     from vfl_common.run_folder import RunFolder
     from vfl_party.assembly.files import read_files
     from vfl_party.production.forget import absent, outputs, person, trace
+    from vfl_party.record.book import folder_of
 
     if (trained is None) == (not whole):
         raise InputError(Code.CONFIG_INVALID, "forget: give either --run RUN or --all")
     files = read_files(party)
     out, name = Path(files.file.out), files.name
-    who, rows = person(cells, files.data), shown(files.data.source)
+    record = folder_of(Path(files.file.record.folder or out), name)
+    who, rows = person(cells, files.data, record), shown(files.data.source)
     folders = (
         [path.parent for path in sorted(out.glob(f"*/{name}/run.json"))]
         if trained is None
