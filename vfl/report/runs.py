@@ -122,7 +122,7 @@ def listed(folder: Path) -> Listed | None:
         (each for each in (of.read("recipe.json") for of in processes) if each), {}
     )
     job = str(next((each["job"] for each in facts if "job" in each), "train"))
-    began = _began(folder, processes)
+    began = began_of(folder)
     model = str(next((each["trained_run"] for each in facts if each.get("trained_run")), ""))
     method, seed = _method(recipe), recipe.get("seed")
     seed = seed if isinstance(seed, int) else None
@@ -211,10 +211,9 @@ def _row(each: Listed, shown: list[str]) -> tuple[str, ...]:
     )
 
 
-def _began(folder: Path, processes: Sequence[Source]) -> tuple[float, float, str]:
-    """Returns when a run began, see ``when_began``."""
-    recipes = [each.folder / "recipe.json" for each in processes]
-    written_s = min((_time(path) for path in recipes if path.is_file()), default=_time(folder))
+def began_of(folder: Path) -> tuple[float, float, str]:
+    """Returns when the run in a folder began, see ``when_began``."""
+    written_s = min(map(_time, folder.glob("*/recipe.json")), default=_time(folder))
     return when_began(folder.name, written_s)
 
 

@@ -144,9 +144,7 @@ def absent(source: str) -> str:
     return f"no row of {source} has this id"
 
 
-def person(
-    cells: Sequence[str], settings: DataSettings, record: Path | None = None
-) -> Person:
+def person(cells: Sequence[str], settings: DataSettings, record: Path | None = None) -> Person:
     """Returns the person with an id. ``record``: as in ``Person``. Raises InputError if the id has
     not as many cells as the table has id columns, or is not UTF-8 text.
     """
