@@ -211,6 +211,10 @@ class Privacy(_Model):
 _ABOUT_LABELS = {"": "", "none": "no label information", "possible": "may carry label information"}
 
 
+# Between the steps of ``ExchangeSummary.chain``.
+ARROW = " -> "
+
+
 class ExchangeSummary(_Model):
     """The tensors of a phase in one direction of one exchange, and the chain through which they
     leave.
