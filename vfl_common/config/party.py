@@ -104,9 +104,9 @@ class ServeSettings(Section):
     key: str | None = None
     """Active party: the PEM file of that certificate's key, with mode 0600."""
     access_log: bool = True
-    """Active party: write a line for each request into ``serve-access.jsonl`` in the run's folder:
-    when, by whose token, which model, how many rows, with which status, and how long it took. It
-    never has ids.
+    """Active party: write a line for each request into ``serve-access.jsonl`` in the folder of the
+    run that it asks: when, by whose token, which model, how many rows, with which status, and how
+    long it took. It never has ids.
     """
     party_timeout_ms: Annotated[int, Field(gt=0, le=600_000)] = 500
     """Active party: how long a request waits for the passive parties. It is answered without those

@@ -20,10 +20,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tests.harness.served_here import Here, score, serving
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
-from vfl_common.process.logs import own_log
 from vfl_common.process.tracing import ASKS, requests_exporting
 from vfl_party.serve.telling.request import OWN, QUEUE, TOP, ToldRequest, stage
-from vfl_party.serve.telling.teller import FILE, Teller, telling
+from vfl_party.serve.telling.teller import FILE, AccessLogs, Teller, telling
 from vfl_party.serve.tokens import add_token
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -62,14 +61,13 @@ def told(folder: Path) -> Iterator[tuple[Here, str, Counting, list[ReadableSpan]
     """A served model, a token, what tells, and the spans, once the block has ended."""
     token = add_token(folder / "tokens.json", "shop-app", rows_a_day=9)
     exporter, found = InMemorySpanExporter(), list[ReadableSpan]()
-    log = own_log(folder / FILE, party="bank")
+    logs = AccessLogs(folder, "bank")
     with (
         requests_exporting(exporter, "vfl-party", "bank") as spans,
-        serving(folder / "tokens.json", staged, teller := Counting(log, spans)) as here,
+        serving(folder / "tokens.json", staged, teller := Counting(logs, spans)) as here,
     ):
         yield here, token, teller, found
-    for each in log.handlers:
-        each.close()
+    logs.close()
     found += exporter.get_finished_spans()
 
 
@@ -137,3 +135,24 @@ def test_nothing_is_told_unless_somebody_asks(
     with telling(tmp_path, "bank", access_log=True) as found, serving(teller=found) as here:
         assert here.ask("/v1/predict", {"ids": ["ada"]})[0] == 200
     assert len((tmp_path / FILE).read_text().splitlines()) == 1
+
+
+def test_a_request_is_logged_with_the_run_that_it_asks(tmp_path: Path) -> None:
+    first, later, gone = (tmp_path / run / "bank" for run in ("first", "later", "gone"))
+    for folder in (first, later):
+        folder.mkdir(parents=True)
+    asked = ["first", "later", "", "gone", "later"]
+    with telling(first, "bank", access_log=True) as found:
+        assert found is not None
+        for run_id in asked:
+            request = ToldRequest("http", "POST /v1/predict")
+            request.asked("case", run_id, "shop-app", 1)
+            found.ended(request, 200)
+    runs = {
+        folder.parent.name: [json.loads(line)["run"] for line in lines.splitlines()]
+        for folder in (first, later)
+        for lines in [(folder / FILE).read_text()]
+    }
+    assert runs == {"first": ["first", "", "gone"], "later": ["later", "later"]}
+    # A run that was removed meanwhile does not come back.
+    assert not gone.exists()
