@@ -13,7 +13,6 @@ from rich.text import Text
 from vfl.report.ends import end_of
 from vfl.report.rounds import Source
 from vfl.report.table import PIPE_WIDTH, new_table, size, wide_console
-from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import utc
 from vfl_common.production.registry import when_began
@@ -124,17 +123,16 @@ def listed(folder: Path) -> Listed | None:
     job = str(next((each["job"] for each in facts if "job" in each), "train"))
     began = began_of(folder)
     model = str(next((each["trained_run"] for each in facts if each.get("trained_run")), ""))
-    method, seed = _method(recipe), recipe.get("seed")
-    seed = seed if isinstance(seed, int) else None
+    seed = recipe.get("seed") if isinstance(recipe.get("seed"), int) else None
     try:
         summary = load_summary(folder / "summary.json")
     except FileNotFoundError:
         state = (
             "finished" if all(each.get("finished") for each in facts) else end_of(processes).state
         )
-        return Listed(folder, state, began, job, method, seed, model=model)
+        return Listed(folder, state, began, job, _method(recipe), seed, model=model)
     except (OSError, ValueError, RecursionError):
-        return Listed(folder, "damaged", began, job, method, seed, model=model)
+        return Listed(folder, "damaged", began, job, _method(recipe), seed, model=model)
     return Listed(
         folder,
         "finished",
@@ -219,6 +217,8 @@ def began_of(folder: Path) -> tuple[float, float, str]:
 
 def _method(recipe: Mapping[str, Any]) -> str:
     """Returns the method of a recipe as a run's folder keeps it; '' if it cannot be read."""
+    from vfl_common.config.recipe import Recipe
+
     try:
         return Recipe.model_validate(recipe).method
     except ValueError:

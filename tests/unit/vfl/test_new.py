@@ -465,10 +465,7 @@ def test_a_passive_party_needs_columns_of_use() -> None:
 def test_help_has_examples_and_needs_no_torch() -> None:
     for command in ([], ["recipe"], ["party"]):
         assert "vfl new " in run(*command, "--help")
-    code = (
-        "import sys, vfl.cli; assert 'vfl.new.commands' in sys.modules; assert 'torch' not in "
-        "sys.modules"
-    )
+    code = "import sys, vfl.new.commands; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
