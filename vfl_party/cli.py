@@ -141,35 +141,34 @@ def run(
 @click.option(
     "--offline", is_flag=True, help="Do not try to reach the server and the active party."
 )
-def check(party: Path, device: str | None, offline: bool) -> None:
+@click.option(
+    "-v", "--verbose", is_flag=True, help="All lines, in the order in which they stop a run."
+)
+def check(party: Path, device: str | None, offline: bool, verbose: bool) -> None:
     """Check everything that the file PARTY names, without training: one line each, with what to do.
 
     It checks party file and recipe, certificate, device, data (columns, types, missing values,
     label), models, the address to listen on, and whether the server can be reached and would take
     this party: they compare recipe, protocol and plug-ins. The active party is tried, too, if the
     file has its address (active). A line that begins with note
-    is about something that can be run, and is perhaps not meant.
+    is about something that can be run, and is perhaps not meant. FAIL, SOON and note come first.
     """
+    from vfl_party.runtime.preflight import VERDICTS, require
     from vfl_party.runtime.preflight import check as look
-    from vfl_party.runtime.preflight import require
 
-    findings = []
-    for finding in look(party, device, offline=offline):
-        findings.append(finding)
-        verdict = (
-            "FAIL"
-            if not finding.fine
-            else "SOON"
-            if finding.soon
-            else "note"
-            if finding.note
-            else "ok  "
-        )
-        head = f"{verdict}  {finding.about:<12}  "
+    findings = list(look(party, device, offline=offline))
+    shown = findings
+    if not verbose:
+        shown = [finding for finding in findings if not finding.detail]
+        shown.sort(key=lambda finding: VERDICTS.index(finding.verdict))
+    for finding in shown:
+        head = f"{finding.verdict:<4}  {finding.about:<12}  "
         indent = " " * (len(finding.text) - len(finding.text.lstrip(" ")))
         # A table's names and values may be anything.
         text = indent + clean(finding.text, LINE)
         click.echo(_broken(head, text) if finding.about == "leaves" else head + text)
+    if len(shown) < len(findings):
+        click.echo("What a session with the server tells of any recipe: the same command with -v")
     require(findings)
 
 
