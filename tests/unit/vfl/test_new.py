@@ -469,6 +469,15 @@ def test_help_has_examples_and_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+def test_the_list_of_commands_needs_neither_recipes_nor_numpy() -> None:
+    code = (
+        "import sys; from click.testing import CliRunner; from vfl.cli import cli; "
+        "assert 'certs' in CliRunner().invoke(cli, ['--help']).output; "
+        "assert not {'numpy', 'torch', 'cryptography', 'vfl_common.config.recipe'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_an_id_that_few_rows_have_for_themselves_is_doubted() -> None:
     said = run(*BANK, "--id", "age")
     few = r"only \d+ of 120 rows \(\d+ %\) have an id of their own, and the others are left out; is this the id\?"
