@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 import click
 
-from vfl.card.commands import card
-from vfl.certs.commands import certs
-from vfl.export.commands import export
-from vfl.forecasting.commands import forecast
-from vfl.library.commands import predict
-from vfl.new.commands import new
-from vfl.preparing.commands import prepare
-from vfl.production.commands import compare, drift, models, prune
-from vfl.report.commands import report, runs
-from vfl.searching.commands import study
-from vfl.simulation.commands import demo, simulate
-from vfl.watch.commands import watch
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES, NAMES, run_program
 
+# {command: where it is}. Each is imported when it is listed or called.
+_OURS = {
+    "card": "vfl.card.commands:card",
+    "certs": "vfl.certs.commands:certs",
+    "compare": "vfl.production.commands:compare",
+    "demo": "vfl.simulation.commands:demo",
+    "drift": "vfl.production.commands:drift",
+    "export": "vfl.export.commands:export",
+    "forecast": "vfl.forecasting.commands:forecast",
+    "models": "vfl.production.commands:models",
+    "new": "vfl.new.commands:new",
+    "predict": "vfl.library.commands:predict",
+    "prepare": "vfl.preparing.commands:prepare",
+    "prune": "vfl.production.commands:prune",
+    "report": "vfl.report.commands:report",
+    "runs": "vfl.report.commands:runs",
+    "simulate": "vfl.simulation.commands:simulate",
+    "study": "vfl.searching.commands:study",
+    "watch": "vfl.watch.commands:watch",
+}
+
 
 class _Commands(click.Group):
-    """Adds the commands of the entry points ``vfl.commands``: each is imported when it is listed or
-    called.
-    """
+    """Has our commands, and those of the entry points ``vfl.commands``."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *(each.name for each in _added())})
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return sorted({*_OURS, *(each.name for each in _added())})
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        own = super().get_command(ctx, cmd_name)
-        if own is not None:
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _OURS:
+            module, _, name = _OURS[cmd_name].partition(":")
+            own: click.Command = getattr(import_module(module), name)
             return own
         found = next((each for each in _added() if each.name == cmd_name), None)
         if found is None:
@@ -86,28 +95,6 @@ def cli() -> None:
       vfl export tensorboard runs/20260101-120000-digits-1f2e
       vfl certs ca
     """
-
-
-for command in (
-    card,
-    certs,
-    compare,
-    demo,
-    drift,
-    export,
-    forecast,
-    models,
-    new,
-    predict,
-    prepare,
-    prune,
-    report,
-    runs,
-    simulate,
-    study,
-    watch,
-):
-    cli.add_command(command)
 
 
 def main() -> None:

@@ -18,14 +18,16 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from vfl_common.config.recipe import Recipe, recorded_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import PLAIN_NAME, unwritable, write_atomic
 from vfl_common.process.logs import utc
-from vfl_common.stages import Planned
 from vfl_common.text import LINE, clean, listed
+
+if TYPE_CHECKING:
+    from vfl_common.config.recipe import Recipe
+    from vfl_common.stages import Planned
 
 # What a search has found, in its folder.
 SEARCH = "search.json"
@@ -175,6 +177,9 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """Reads the run's recipe. Raises InputError if the copy of it is missing or damaged."""
+        # Late, because a command that lists runs needs neither the recipe's models nor numpy.
+        from vfl_common.config.recipe import recorded_recipe
+
         path = self.path / "recipe.json"
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
@@ -347,6 +352,8 @@ def planned(folder: RunFolder | None) -> list[Planned]:
     """Returns the phases that an unfinished run has planned; empty if it ended before that. Raises
     InputError.
     """
+    from vfl_common.stages import Planned
+
     if folder is None:
         return []
     try:

@@ -219,6 +219,10 @@ _ABOUT_LABELS = {
 AboutLabels = Literal["", "none", "randomised", "possible"]
 
 
+# Between the steps of ``ExchangeSummary.chain``.
+ARROW = " -> "
+
+
 class ExchangeSummary(_Model):
     """The tensors of a phase in one direction of one exchange, and the chain through which they
     leave.

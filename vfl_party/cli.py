@@ -141,35 +141,34 @@ def run(
 @click.option(
     "--offline", is_flag=True, help="Do not try to reach the server and the active party."
 )
-def check(party: Path, device: str | None, offline: bool) -> None:
+@click.option(
+    "-v", "--verbose", is_flag=True, help="All lines, in the order in which they stop a run."
+)
+def check(party: Path, device: str | None, offline: bool, verbose: bool) -> None:
     """Check everything that the file PARTY names, without training: one line each, with what to do.
 
     It checks party file and recipe, certificate, device, data (columns, types, missing values,
     label), models, room on the disk, the addresses to listen on (those of serve, too), and whether
     the server can be reached and would take this party: they compare recipe, protocol and plug-ins.
     The active party is tried, too, if the file has its address (active). A line that begins with
-    note is about something that can be run, and is perhaps not meant.
+    note is about something that can be run, and is perhaps not meant. FAIL, SOON and note come first.
     """
+    from vfl_party.runtime.preflight import VERDICTS, require
     from vfl_party.runtime.preflight import check as look
-    from vfl_party.runtime.preflight import require
 
-    findings = []
-    for finding in look(party, device, offline=offline):
-        findings.append(finding)
-        verdict = (
-            "FAIL"
-            if not finding.fine
-            else "SOON"
-            if finding.soon
-            else "note"
-            if finding.note
-            else "ok  "
-        )
-        head = f"{verdict}  {finding.about:<12}  "
+    findings = list(look(party, device, offline=offline))
+    shown = findings
+    if not verbose:
+        shown = [finding for finding in findings if not finding.detail]
+        shown.sort(key=lambda finding: VERDICTS.index(finding.verdict))
+    for finding in shown:
+        head = f"{finding.verdict:<4}  {finding.about:<12}  "
         indent = " " * (len(finding.text) - len(finding.text.lstrip(" ")))
         # A table's names and values may be anything.
         text = indent + clean(finding.text, LINE)
         click.echo(_broken(head, text) if finding.about == "leaves" else head + text)
+    if len(shown) < len(findings):
+        click.echo("What a session with the server tells of any recipe: the same command with -v")
     require(findings)
 
 
@@ -372,7 +371,8 @@ def forget(
     several id columns give each. The person's rows are removed from the predictions that runs keep.
     Checkpoints hold no id, but weights do not forget a row, so a model that was trained with it
     must be trained again, after the row was removed from the table. Run this before: only with the
-    table of training is it certain what the row was for. Files that vfl-party predict wrote
+    table of training is it certain what the row was for. Once the table has changed, the party's
+    record says whether a run had the row. Files that vfl-party predict wrote
     elsewhere are named, and not changed. An id that neither the table nor a run knows ends with
     exit code 2. Every party does this for itself.
 
@@ -384,12 +384,14 @@ def forget(
     from vfl_common.run_folder import RunFolder
     from vfl_party.assembly.files import read_files
     from vfl_party.production.forget import absent, outputs, person, trace
+    from vfl_party.record.book import folder_of
 
     if (trained is None) == (not whole):
         raise InputError(Code.CONFIG_INVALID, "forget: give either --run RUN or --all")
     files = read_files(party)
     out, name = Path(files.file.out), files.name
-    who, rows = person(cells, files.data), shown(files.data.source)
+    record = folder_of(Path(files.file.record.folder or out), name)
+    who, rows = person(cells, files.data, record), shown(files.data.source)
     folders = (
         [path.parent for path in sorted(out.glob(f"*/{name}/run.json"))]
         if trained is None

@@ -73,6 +73,8 @@ def test_a_page_has_the_numbers_that_the_run_has_reported(
     else:
         task, label = TASKS[kind]
         summary = in_process(run, recipe(task), data(tables, **label))
+        # The active party's own folder says it, as there is no party file beside.
+        assert Facts(find(run)).label == label.get("label", "")
     facts = Facts(find(run))
     reported = summary.metrics["test"]
     found = {name: each.value for name, each in measured(facts.kept["test"], 20).items()}

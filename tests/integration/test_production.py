@@ -430,13 +430,22 @@ def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
     assert "was not trained" not in said
     assert "remove the row there" not in said
 
-    # The table has changed: nobody knows for certain any more.
+    # Once the table has changed, the record says which runs had the row.
     path = between.folder / "p0.csv"
     before = path.read_text()
     path.write_text(before.replace(f"{alone},", "zzz,"))
-    assert "may have been trained with the row" in forget(
-        between, "p0", in_training, "--run", "latest"
-    )
+    said = forget(between, "p0", in_training, "--all")
+    assert said.count("had the row for training, validation or test, as its record says") == 2
+    said = forget(between, "p0", "zzz", "--all")
+    assert said.count("was not trained with the row") == 2
+    said = forget(between, "p0", "nobody", "--all", code=2)
+    assert "may have been trained" not in said
+    # Without the record nobody knows.
+    record = between.folder / "runs-p0" / ".record-p0"
+    record.rename(between.folder / "away")
+    said = forget(between, "p0", in_training, "--run", "latest")
+    assert "may have been trained with the row" in said
+    (between.folder / "away").rename(record)
     path.write_text(before)
 
 

@@ -113,6 +113,10 @@ def test_the_record_is_the_ledgers_sum_and_tells_of_each_person(tmp_path: Path) 
         assert by_phase["evaluate"] == ROWS
         shown = disclosures(federation, "show", party, "--peer", "p0")
         assert "allow all -> identity" in shown
+        # The bytes are those that crossed.
+        said = disclosures(federation, "show", party, "--peer", "p0", "--json")
+        crossed = [json.loads(line)["message_bytes"] for line in said.splitlines()]
+        assert all(f" {each:,} " in shown for each in crossed)
         out = tmp_path / "statement.json"
         disclosures(federation, "export", party, federation.run_folder.name, str(out))
         same, before = tmp_path / "same.json", json.loads(out.read_text())["payload"]

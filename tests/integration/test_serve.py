@@ -428,7 +428,11 @@ def test_a_table_is_read_when_it_has_stayed_as_it_is(served: Served, tmp_path: P
     assert len(store.held.places) == ROWS - 1
 
 
-def scorer(served: Served, answer: Callable[[str, Sequence[str]], Answered]) -> OnlineScorer:
+def scorer(
+    served: Served,
+    answer: Callable[[str, Sequence[str]], Answered],
+    quality: Quality = Quality(),  # noqa: B008 - it cannot be changed
+) -> OnlineScorer:
     """Scores in this process; the passive parties answer so."""
     folder = served.federation.folder
     trained = load_joint(served.run.folder, "p0")
@@ -438,7 +442,34 @@ def scorer(served: Served, answer: Callable[[str, Sequence[str]], Answered]) -> 
         _ = timeout_s
         return SimpleNamespace(wait=lambda: {name: answer(name, ids) for name in NAMES[1:]})
 
-    return OnlineScorer(Store(files, trained, print), ask, 1.0, Quality(), {})
+    return OnlineScorer(Store(files, trained, print), ask, 1.0, quality, {})
+
+
+def test_a_row_has_no_score_unless_the_parties_that_took_part_were_measured(
+    served: Served,
+) -> None:
+    def answer(name: str, ids: Sequence[str]) -> Answered:
+        # One of them does not answer.
+        if name == "p2":
+            return Answered(bytes(len(ids)))
+        width = served.run.model(name).embed(read(served, name)).shape[1]
+        z_ND = np.ones((len(ids), width), "<f4")
+        return Answered(bytes([EMBEDDED] * len(ids)), z_ND.tobytes())
+
+    def row(quality: Quality, least: float | None = None) -> dict[str, Any]:
+        return rows_of(["K-1"], scorer(served, answer, quality).score(["K-1"], least))[0]
+
+    for others in ({}, {frozenset(NAMES): 0.9}, {frozenset(("p0", "p2")): 0.9}):
+        found = row(Quality("auc", values=others))
+        assert (found["state"], found["score_1"], found["class"]) == ("unmeasured", None, None)
+        assert (found["parties"], found["missing"]) == (["p0", "p1"], {"p2": "not answered"})
+        assert row(Quality("auc", values=others), 0.5)["state"] == "refused"
+    measured = Quality("auc", values={frozenset(("p0", "p1")): 0.7})
+    found = row(measured)
+    assert (found["state"], found["expected_quality"]) == ("partly", 0.7)
+    assert found["score_1"] is not None
+    assert row(measured, 0.7) == found
+    assert row(measured, 0.71)["state"] == "refused"
 
 
 @pytest.mark.parametrize("most", [3.4e38, 1e30, 1.1e18])
@@ -468,7 +499,7 @@ def test_where_the_time_of_a_request_goes(served: Served) -> None:
 
     request = ToldRequest("http", "POST /v1/predict")
     with noting([(request, 7), (None, 8)]):
-        scorer(served, answer).score(["K-1"])
+        scorer(served, answer, Quality("auc", student=0.8)).score(["K-1"])
     names, began, ended = zip(*request.stages, strict=True)
     assert names == (QUEUE, OWN, PARTIES, TOP)
     assert began[0] == 7
@@ -510,5 +541,5 @@ def test_an_id_that_is_spelt_longer_than_any_is_nobodys(served: Served) -> None:
     found = scorer(served, answer)
     held = found._store.held
     found._store.held = replace(held, rules=("nfkc",))
-    assert found.score(["\ufdfa" * 1000, "K-1"]).state == ["unknown", "partly"]
+    assert found.score(["\ufdfa" * 1000, "K-1"]).state == ["unknown", "unmeasured"]
     assert asked == ["", "K-1"]

@@ -298,7 +298,7 @@ def test_weights_and_a_shadow_compare_two_runs(models: Models) -> None:
     assert found[key("vfl_serve_rows_total", model="case", run=first, state="scored")] == asked
     # They were asked for twice, and so was the shadow: their limit is spent.
     (row,) = served.rows(again[0])
-    assert (row["state"], row["missing"]) == ("partly", {"p1": "not answered"})
+    assert (row["state"], row["missing"]) == ("unmeasured", {"p1": "not answered"})
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,7 @@
 """A federation's certificate authority, and the commands of ``vfl certs``."""
+
+CA_DAYS = 3650
+PARTY_DAYS = 365
+# Of a signed list of revoked certificates.
+LIST_DAYS = PARTY_DAYS
+MAX_DAYS = 36500

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import TypeAdapter, ValidationError
 
+from vfl.certs import CA_DAYS, LIST_DAYS, MAX_DAYS, PARTY_DAYS
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe_tables import Name
 from vfl_common.errors import Code, InputError
@@ -26,11 +27,6 @@ from vfl_common.files import write_atomic
 from vfl_common.identity import pem
 from vfl_common.identity.revoked import FILE, SIGNED, parse
 
-CA_DAYS = 3650
-PARTY_DAYS = 365
-# Of a signed list of revoked certificates.
-LIST_DAYS = PARTY_DAYS
-MAX_DAYS = 36500
 # So that a new certificate is valid on machines whose clocks run behind.
 CLOCK_SKEW = timedelta(days=1)
 _LIST = (

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import click
 
-from vfl.certs import authority
-from vfl.certs.describe import describe, fingerprint
-from vfl_common.identity import pem
-from vfl_common.identity.revoked import FILE
+from vfl.certs import CA_DAYS, LIST_DAYS, MAX_DAYS, PARTY_DAYS
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_DAYS = click.IntRange(1, authority.MAX_DAYS)
+_DAYS = click.IntRange(1, MAX_DAYS)
 _DEFAULT = Path("certs")
 
 _ca = click.option(
@@ -22,7 +19,7 @@ _ca = click.option(
 _days = click.option(
     "--days",
     type=_DAYS,
-    default=authority.PARTY_DAYS,
+    default=PARTY_DAYS,
     show_default=True,
     help="Validity in days; at most the CA's.",
 )
@@ -54,9 +51,7 @@ def certs() -> None:
     show_default=True,
     help="The authority's name, for people to read.",
 )
-@click.option(
-    "--days", type=_DAYS, default=authority.CA_DAYS, show_default=True, help="Validity in days."
-)
+@click.option("--days", type=_DAYS, default=CA_DAYS, show_default=True, help="Validity in days.")
 @click.option(
     "--force", is_flag=True, help="Replace the authority: all of its certificates become worthless."
 )
@@ -67,6 +62,8 @@ def ca(out: Path, federation: str, days: int, force: bool) -> None:
     Example:
       vfl certs ca --out certs --federation credit-risk
     """
+    from vfl.certs import authority
+
     path = authority.create_authority(out, federation, days, force=force)
     click.echo(f"{path}: for every party")
     click.echo(f"{out / 'ca.key'}: keep it secret; whoever has it can act as any party")
@@ -89,6 +86,8 @@ def issue(names: tuple[str, ...], ca: Path, out: Path | None, days: int, force: 
       vfl certs issue server bank shop --ca certs --days 90
       vfl certs issue shop --out ../shop/certs
     """
+    from vfl.certs import authority
+
     for name in names:
         authority.check_name(name)
     for name in names:
@@ -115,6 +114,10 @@ def request(name: str, out: Path, force: bool) -> None:
     Example:
       vfl certs request bank
     """
+    from vfl.certs import authority
+    from vfl.certs.describe import fingerprint
+    from vfl_common.identity import pem
+
     path = authority.create_request(out, name, force=force)
     click.echo(f"{out / name}.key: keep it secret; it stays here")
     click.echo(f"{path}: send it to the authority, for `vfl certs sign`")
@@ -139,6 +142,10 @@ def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, for
     Example:
       vfl certs sign certs/bank.csr --ca certs
     """
+    from vfl.certs import authority
+    from vfl.certs.describe import fingerprint
+    from vfl_common.identity import pem
+
     path = authority.sign_request(csr, ca, name or csr.stem, days, out=out, force=force)
     click.echo(
         f"the request's fingerprint: SHA-256 {fingerprint(pem.parse_request(pem.read(csr), csr))}"
@@ -152,7 +159,7 @@ def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, for
 @click.option(
     "--days",
     type=_DAYS,
-    default=authority.LIST_DAYS,
+    default=LIST_DAYS,
     show_default=True,
     help="Validity of the signed list, in days.",
 )
@@ -171,6 +178,9 @@ def revoke(names: tuple[str, ...], ca: Path, days: int) -> None:
     Example:
       vfl certs revoke bank --ca certs
     """
+    from vfl.certs import authority
+    from vfl_common.identity.revoked import FILE
+
     for name in names:
         path, changed = authority.revoke(ca, name)
         click.echo(f"{name}: {'added to' if changed else 'was already in'} {path}")
@@ -191,5 +201,7 @@ def show(file: Path) -> None:
     Example:
       vfl certs show certs/bank.pem
     """
+    from vfl.certs.describe import describe
+
     for label, text in describe(file):
         click.echo(f"{label + ':':<13}{text}")

@@ -7,15 +7,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
 from vfl.report.rounds import History, RoundLine, Source, find_sources
 from vfl.report.run_argument import run_argument
 from vfl_common.process.program import EXIT_CODES
-from vfl_common.production.registry import ModelRegistry, Stage
-from vfl_common.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from vfl_common.production.registry import Stage
 
 _POLL_S = 1.0
 _FOLLOW = click.option(
@@ -129,6 +130,9 @@ def _staged(sources: Sequence[Source]) -> tuple[Source, Stage]:
     """Returns the active party, or else the first that is here, and the run's stage. Raises
     InputError if the run was not trained to its end.
     """
+    from vfl_common.production.registry import ModelRegistry
+    from vfl_common.run_folder import RunFolder
+
     run = sources[0].folder.resolve().parent
     stage = ModelRegistry(run.parent).stage(run.name)
     active = RunFolder(sources[0].folder, run.name).recipe().active.name

@@ -29,7 +29,7 @@ _PICTURE = click.option(
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 
-# The answer is no: the new model is worse, or something has drifted.
+# The answer is no: the new model is worse or may be, or something has drifted.
 _ANSWER_NO = 5
 
 
@@ -129,6 +129,14 @@ def retire(out: Path, run: str) -> None:
     help="Of two files of scores: a table with the ids and the label.",
 )
 @click.option("--label", metavar="COLUMN", help="The column of --truth that has the label.")
+@click.option(
+    "--margin",
+    type=click.FloatRange(0.0, 1.0),
+    default=0.01,
+    show_default=True,
+    help="The largest loss that the rows must rule out: points of AUC or accuracy, or a share of "
+    "the old RMSE.",
+)
 @_PICTURE
 @_JSON
 def compare(
@@ -137,6 +145,7 @@ def compare(
     data: tuple[str, ...],
     truth: str | None,
     label: str | None,
+    margin: float,
     picture: Path | None,
     as_json: bool,
 ) -> int:
@@ -151,6 +160,9 @@ def compare(
     interval of the difference is: DeLong's for AUC, else that of a paired bootstrap over rows. Give
     rows with which neither model was trained.
 
+    The exit code is 0 if the interval rules out that NEW is worse by more than --margin. Otherwise
+    it is 5: NEW is worse, or the rows are too few to say.
+
     \b
     Examples:
       vfl compare production latest && vfl models promote latest
@@ -163,13 +175,14 @@ def compare(
     from vfl.report.run_argument import meant
 
     found = compared(meant(old), meant(new), by_party(data) or None, truth=truth, label=label)
+    too_few = found.too_few(margin)
     if as_json:
         click.echo(to_json(found.as_json(), compact=True))
     else:
-        show_comparison(found)
+        show_comparison(found, too_few)
     if picture is not None:
         save(found.plot(), picture)
-    return _ANSWER_NO if found.outcome == "worse" else 0
+    return _ANSWER_NO if too_few or found.outcome == "worse" else 0
 
 
 @click.command(epilog=EXIT_CODES)

@@ -4,6 +4,7 @@ differences.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,16 @@ class Measure:
         return _NAMES.get(self.metric, self.metric)
 
     @property
+    def largest_loss(self) -> float:
+        """How much worse the new model is at the worse end of the interval: points of a metric, or,
+        of RMSE and MAE, a share of the old model's. Below 0 if even that end is better.
+        """
+        loss = -self.low if self.higher_is_better else self.high
+        if self.metric not in ("rmse", "mae"):
+            return loss
+        return loss / self.old if self.old > 0 else math.inf if loss > 0 else 0.0
+
+    @property
     def outcome(self) -> Outcome:
         """``better`` or ``worse`` only if the whole interval is."""
         low, high = (self.low, self.high) if self.higher_is_better else (-self.high, -self.low)
@@ -107,6 +118,17 @@ class Comparison:
         on = f"on {self.rows:,} {self.which}"
         return f"{said} {on}: {numbers}, {first.difference:+.4f} ({interval})"
 
+    def too_few(self, margin: float) -> str:
+        """Returns a sentence if the rows do not rule out that the new model is worse by more than
+        ``margin``, in the unit of ``Measure.largest_loss``; '' if they do, or if it is worse.
+        """
+        first = self.measures[0]
+        # Not so of NaN, which few rows can give.
+        if first.largest_loss <= margin or self.outcome == "worse":
+            return ""
+        text = f"{self.rows:,} rows do not rule out a loss of {first.largest_loss:.4f}, which is"
+        return f"{text} more than {margin:g}; compare on more rows, or give a larger --margin"
+
     def as_json(self) -> dict[str, Any]:
         """Returns what ``vfl compare --json`` prints."""
         measures = {
@@ -120,7 +142,7 @@ class Comparison:
             for each in self.measures
         }
         found: dict[str, Any] = {"old": self.old, "new": self.new, "rows": self.rows}
-        found |= {"unlabelled": self.unlabelled}
+        found |= {"unlabelled": self.unlabelled, "largest_loss": self.measures[0].largest_loss}
         found |= {"outcome": self.outcome, "verdict": self.verdict}
         return found | {"decides": self.measures[0].metric, "measures": measures}
 

@@ -15,8 +15,8 @@ from vfl_party.production.input_drift import DRIFTED, MOVED, Shift
 _MOST = 60
 
 
-def show_comparison(found: Comparison) -> None:
-    """Prints the metrics side by side, and the verdict."""
+def show_comparison(found: Comparison, too_few: str = "") -> None:
+    """Prints the metrics side by side, and the verdict. ``too_few``: see ``Comparison.too_few``."""
     table = new_table(f"{found.rows:,} {found.which}")
     for heading in ("metric", "better is"):
         table.add_column(heading, no_wrap=True)
@@ -31,7 +31,7 @@ def show_comparison(found: Comparison) -> None:
             f"{each.difference:+.4f}",
             f"{each.low:+.4f} to {each.high:+.4f}",
         )
-    lines = [Text(""), Text(clean(found.verdict))]
+    lines = [Text(""), *(Text(clean(said)) for said in (found.verdict, too_few) if said)]
     if found.unlabelled:
         count = found.unlabelled
         said = "1 row without a label is" if count == 1 else f"{count:,} rows without a label are"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vfl_common.summary import ExchangeSummary, Summary, label_statement
+from vfl_common.summary import ARROW, ExchangeSummary, Summary, label_statement
 
 # Filters of a chain without transforms, as the active party has it: its policy, and the codec.
 _SENT, _CAME = 2, 1
@@ -79,7 +79,7 @@ def _plain(exchanges: Iterable[ExchangeSummary], filters: int) -> str:
 
 
 def _filters(exchange: ExchangeSummary) -> int:
-    return len(exchange.chain.split(" -> "))
+    return len(exchange.chain.split(ARROW))
 
 
 def _named(exchanges: Iterable[ExchangeSummary]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from rich.text import Text
 from vfl.report.ends import end_of
 from vfl.report.rounds import Source
 from vfl.report.table import PIPE_WIDTH, new_table, size, wide_console
-from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import utc
 from vfl_common.production.registry import when_began
@@ -122,19 +121,18 @@ def listed(folder: Path) -> Listed | None:
         (each for each in (of.read("recipe.json") for of in processes) if each), {}
     )
     job = str(next((each["job"] for each in facts if "job" in each), "train"))
-    began = _began(folder, processes)
+    began = began_of(folder)
     model = str(next((each["trained_run"] for each in facts if each.get("trained_run")), ""))
-    method, seed = _method(recipe), recipe.get("seed")
-    seed = seed if isinstance(seed, int) else None
+    seed = recipe.get("seed") if isinstance(recipe.get("seed"), int) else None
     try:
         summary = load_summary(folder / "summary.json")
     except FileNotFoundError:
         state = (
             "finished" if all(each.get("finished") for each in facts) else end_of(processes).state
         )
-        return Listed(folder, state, began, job, method, seed, model=model)
+        return Listed(folder, state, began, job, _method(recipe), seed, model=model)
     except (OSError, ValueError, RecursionError):
-        return Listed(folder, "damaged", began, job, method, seed, model=model)
+        return Listed(folder, "damaged", began, job, _method(recipe), seed, model=model)
     return Listed(
         folder,
         "finished",
@@ -211,15 +209,16 @@ def _row(each: Listed, shown: list[str]) -> tuple[str, ...]:
     )
 
 
-def _began(folder: Path, processes: Sequence[Source]) -> tuple[float, float, str]:
-    """Returns when a run began, see ``when_began``."""
-    recipes = [each.folder / "recipe.json" for each in processes]
-    written_s = min((_time(path) for path in recipes if path.is_file()), default=_time(folder))
+def began_of(folder: Path) -> tuple[float, float, str]:
+    """Returns when the run in a folder began, see ``when_began``."""
+    written_s = min(map(_time, folder.glob("*/recipe.json")), default=_time(folder))
     return when_began(folder.name, written_s)
 
 
 def _method(recipe: Mapping[str, Any]) -> str:
     """Returns the method of a recipe as a run's folder keeps it; '' if it cannot be read."""
+    from vfl_common.config.recipe import Recipe
+
     try:
         return Recipe.model_validate(recipe).method
     except ValueError:

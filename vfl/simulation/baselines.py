@@ -16,6 +16,7 @@ import difflib
 from pathlib import Path
 from typing import Any
 
+from vfl.simulation import BASELINES as BASELINES
 from vfl_common.config.base import parse
 from vfl_common.config.data import NO_FEATURES, DataSettings, ids_only
 from vfl_common.config.division import divide, settings_of
@@ -27,7 +28,6 @@ from vfl_common.text import listed
 
 # The name of the party that has all columns.
 COMBINED = "combined"
-BASELINES = ("alone", "combined", "gbdt", "gbdt-alone")
 # These need the active party's table only.
 ALONE = ("alone", "gbdt-alone")
 # Keys of a phase about what crosses between parties, and about several parties.

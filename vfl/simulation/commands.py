@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from vfl.report.run_argument import out_option
-from vfl.simulation.baselines import BASELINES
+from vfl.simulation import BASELINES
 from vfl_common.process.beside import WATCH
 from vfl_common.process.program import EXIT_CODES, stopping
 from vfl_common.text import to_json

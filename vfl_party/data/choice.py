@@ -4,12 +4,16 @@ label.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vfl_common.config.data import ROW, DataSettings
 from vfl_party.data import checks
 from vfl_party.data.views import column_run
+
+# The name under which pandas writes an index that has none.
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def choose_features(
     leave_out: tuple[str | None, ...] = (),
 ) -> tuple[str, ...]:
     """Chooses the party's feature columns: listed ones or all, without ``leave_out`` and ``drop``,
-    cut to its view.
+    cut to its view. An index of pandas without a name is a feature only if it is listed.
     """
     lost = next((name for name in settings.columns or () if name not in names), None)
     if settings.as_trained and lost is not None:
@@ -103,7 +107,22 @@ def choose_features(
         raise checks.unusable(
             source, f"column {both[0]!r} is in data.numeric and in data.categorical; take one out"
         )
-    left_out = {*leave_out, *settings.drop}
+    left_out = {*leave_out, *settings.drop, *_pandas_index(names, settings)}
     wanted = names if settings.columns is None else dict.fromkeys(settings.columns)
     features = tuple(name for name in wanted if name not in left_out)
     return features[column_run(source, len(features), settings.view)]
+
+
+def index_notes(names: Sequence[str], settings: DataSettings) -> tuple[str, ...]:
+    """Returns a sentence for a person about an index of pandas that no setting names; else none."""
+    left_out = _pandas_index(names, settings)
+    if not left_out:
+        return ()
+    text = f"{checks.listed(left_out)}: the index of a pandas table is not read"
+    return (f"{text}; list it in data.numeric or data.categorical if it is a feature",)
+
+
+def _pandas_index(names: Sequence[str], settings: DataSettings) -> list[str]:
+    named = {*settings.id, *settings.roles, *settings.numeric, *settings.categorical}
+    named |= {*(settings.columns or ()), *settings.drop}
+    return [name for name in names if _PANDAS_INDEX.fullmatch(name) and name not in named]

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings, Unlabelled
 from vfl_party.data import checks
 from vfl_party.data.cells import number_formats
-from vfl_party.data.choice import Chosen, choose, is_row_number
+from vfl_party.data.choice import Chosen, choose, index_notes, is_row_number
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.ids import texts_of
 from vfl_party.data.reading import Reading
@@ -49,6 +49,7 @@ def _collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
         choose(stream.source, list(stream.names), settings, with_label),
         Space.of(settings),
     )
+    notes = (*stream.notes, *index_notes(stream.names, settings))
     if isinstance(settings.dates, dict):
         checks.require_names(stream.source, "dates", [*settings.dates], stream.names)
     if not stream.as_written:
@@ -59,7 +60,7 @@ def _collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
             )
             raise checks.unusable(stream.source, f"{text}; remove it, and write dates as dates")
         return Reading(stream.source, chosen, settings, space).over(
-            _blocks(stream, chosen, settings), stream.notes
+            _blocks(stream, chosen, settings), notes
         )
     # Of columns that the sample does not show as they are.
     odd: dict[str, list[str]] = {}
@@ -69,7 +70,7 @@ def _collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
         head = list(_first(rows, number_formats.SAMPLE))
         found = _find(stream, chosen, settings, head, odd, words)
         reading = Reading(stream.source, chosen, settings, space, found)
-        result = reading.over(itertools.chain(head, rows), stream.notes)
+        result = reading.over(itertools.chain(head, rows), notes)
         if not reading.odd:
             return replace(result, notes=(*result.notes, *stream.found), separator=stream.separator)
         words |= {name for name, cells in reading.odd.items() if name in odd or not cells}

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, reader_of, shown
-from vfl_common.config.sources import divided, is_archive, is_duckdb
+from vfl_common.config.sources import URL, divided, is_archive, is_duckdb
 from vfl_common.errors import VflError
 from vfl_common.passwords import hidden
 from vfl_party.base.plugins import PlugIns, where_it_failed
@@ -279,6 +279,9 @@ def open_table(settings: DataSettings) -> Stream | None:
             source, f"cannot be read ({error.strerror}); correct data.source"
         ) from None
     if not exists:
+        if URL.match(source):
+            text = "is a URL, and only those of databases are read"
+            raise checks.unreadable(source, f"{text}; copy the file here, and give its path")
         text = "no such file or folder; correct data.source, or mount the volume that holds it"
         raise checks.unreadable(source, text)
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):

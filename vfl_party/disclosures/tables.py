@@ -34,7 +34,8 @@ def json_lines(sums: Mapping[tuple[str, str, Way], Sum]) -> list[str]:
 
 def table(sums: Mapping[tuple[str, str, Way], Sum], *, of_person: bool = False) -> list[str]:
     """Returns a line for each receiver and exchange of a run, below a line of names; one sentence
-    if there are none. ``of_person``: one was asked for, whose numbers have a column.
+    if there are none. Bytes are those of messages: a question of a served model has ids in it, and
+    no tensor. ``of_person``: one was asked for, whose numbers have a column.
     """
     if not sums:
         nobody = " about this person, but for masked ids if the table was aligned by psi"
@@ -50,7 +51,7 @@ def table(sums: Mapping[tuple[str, str, Way], Sum], *, of_person: bool = False) 
             f"{each.people:,}",
             f"{each.numbers:,}",
             "" if each.of_person is None else f"{each.of_person:,}",
-            f"{each.payload_bytes:,}",
+            f"{each.message_bytes:,}",
             "; ".join(part for part in (way.chain, way.how) if part),
         )
         for (run, to, way), each in sums.items()

@@ -7,10 +7,12 @@ attack may read more: each line is a lower bound, and says on what it was measur
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from vfl_common.bundle import Kind
+from vfl_common.text import listed
 
 NOTHING = (
     "nothing was measured of such an exchange; a rehearsal shows what it gives away: vfl leaks"
@@ -30,6 +32,8 @@ class Measured:
         line: what was measured.
         page: of ``docs/results``.
         figures: those of ``line``, as the page writes them.
+        defences: the words of the transforms under which it was measured, too, such as ``Marvell
+            noise``.
     """
 
     phases: frozenset[str]
@@ -38,9 +42,19 @@ class Measured:
     line: str
     page: str
     figures: tuple[str, ...]
+    defences: tuple[str, ...] = ()
+
+    def said_of(self, transforms: Sequence[str]) -> str:
+        """Returns the line for an exchange that passes ``transforms``, in words; of others than
+        those measured it says so first.
+        """
+        others = [each for each in transforms if not each.startswith(self.defences)]
+        if not others:
+            return self.line
+        return f"nothing was measured with {listed(others)}; without it, {self.line}"
 
 
-_CREDIT = "on credit default, without a defence"
+_CREDIT = "on credit default without a defence"
 MEASURED = (
     Measured(
         frozenset({"splitnn"}),
@@ -68,6 +82,7 @@ MEASURED = (
         "without a defence and with Marvell noise, with no label known",
         "leaks-labels.md",
         ("1.00 / 1.000",),
+        ("Marvell noise",),
     ),
     Measured(
         frozenset({"fedhssl"}),

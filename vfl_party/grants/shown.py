@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vfl_common.errors import InputError
 from vfl_common.run_folder import RunFolder
-from vfl_common.summary import ExchangeSummary
+from vfl_common.summary import ARROW, ExchangeSummary
 from vfl_common.text import aligned, count
 from vfl_party.account.limits import Balance, guards_without_run
 from vfl_party.assembly.files import PartyFiles
@@ -52,6 +52,14 @@ class Leaving:
     payload_bytes: int | None
     carries: str
     defences: str
+
+    @property
+    def transforms(self) -> tuple[str, ...]:
+        """The transforms that it passes, in words: the steps of its chains before the policy and
+        the codec.
+        """
+        chains = (each.split(ARROW)[:-2] for each in self.defences.split(_JOINED))
+        return tuple(dict.fromkeys(step for chain in chains for step in chain))
 
     @property
     def lines(self) -> Iterator[tuple[str, ...]]:
@@ -238,7 +246,9 @@ def _measured(found: Outlook, grant: Grant) -> Iterator[str]:
     said: dict[str, list[str]] = {}
     for each in of:
         one = measured(each.phase_kind, found.role, each.kind)
-        line = f"{one.line} ({_PAGES}/{one.page})" if one is not None else NOTHING
+        line = NOTHING
+        if one is not None:
+            line = f"{one.said_of(each.transforms)} ({_PAGES}/{one.page})"
         said.setdefault(line, []).append(f"{each.phase} {each.kind}")
     for line, exchanges in said.items():
         yield f"  {', '.join(dict.fromkeys(exchanges))}: {line}"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vfl_common.bundle import BundleSpec, Kind
 from vfl_common.errors import Code, InputError, VflError
+from vfl_common.summary import ARROW
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.outbound.declared import spec_of
@@ -211,7 +212,7 @@ class Chain:
                 each.load_state(state)
 
     def __str__(self) -> str:
-        return " -> ".join(each.text for each in self.filters) or "unchanged"
+        return ARROW.join(each.text for each in self.filters) or "unchanged"
 
 
 def _overrides(each: Filter, what: str) -> bool:

@@ -45,7 +45,7 @@ from vfl_party.phases.course import Course
 from vfl_party.phases.exact import blocks_of
 from vfl_party.phases.measure import decides
 from vfl_party.phases.scoring import SOLO, Scorer, SoloScorer, SplitScorer, scoring
-from vfl_party.predict.quality import Quality, read_quality
+from vfl_party.predict.quality import Quality, better_alone, read_quality
 from vfl_party.predict.results import (
     ELSEWHERE,
     EXPECTED,
@@ -94,14 +94,14 @@ class TrainedRun:
     @cached_property
     def quality(self) -> Quality:
         """What was measured of the model, by the parties that take part. Raises InputError."""
-        return read_quality(self.path.parent, self.recipe.task)
+        return read_quality(self.path.parent, self.recipe)
 
     @property
     def expects(self) -> str:
         """The metric of which a result says beside who took part what was measured; '' if of
         none.
         """
-        return self.quality.metric if self.says_parties else ""
+        return self.quality.metric if self.says_parties and self.quality.by_party else ""
 
 
 def load_trained(run: Path, name: str) -> TrainedRun:
@@ -428,7 +428,11 @@ class ActivePredict(Phase):
             there = [name for name in names if name in others or name == party.name]
             parties[at] = ", ".join(there[:1] if one else there)
             if metric == quality.metric:
-                expected[at] = quality.student if self._work.solo else quality.of_holders(there)
+                value = quality.student if self._work.solo else quality.of_holders(there)
+                expected[at] = value
+                if there == [party.name] and not one:
+                    out = self._work.trained.path.parent.parent
+                    advise(party.show, better_alone(value, quality, party.recipe, out))
         of_metric = {f"{EXPECTED}{metric}": pa.array(expected, pa.float64())} if metric else {}
         return {PARTIES: parties.tolist(), **of_metric}
 

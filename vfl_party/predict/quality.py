@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vfl_common.config.task import TaskSettings
+from pydantic import ValidationError
+
+from vfl_common.config.recipe import Recipe
+from vfl_common.production.registry import ModelRegistry
 from vfl_common.summary import Summary, holders_in, load_summary
 from vfl_party.models.metrics import first_metric, lower_is_better
 
@@ -28,6 +31,11 @@ class Quality:
     student: float | None = None
     held: Mapping[frozenset[str], float] = field(default_factory=dict)
 
+    @property
+    def by_party(self) -> bool:
+        """Whether more was measured than the model with all parties."""
+        return len(self.values) + len(self.held) > 1
+
     def of(self, parties: Iterable[str]) -> float | None:
         """Returns what was measured with exactly these parties."""
         names = frozenset(parties)
@@ -45,33 +53,30 @@ class Quality:
         return value <= least if self.less else value >= least
 
 
-def read_quality(run: Path, task: TaskSettings) -> Quality:
-    """Reads the qualities from the summary of a run's folder; none, if it was trained without
-    ``evaluate.subsets`` and ``rows.partial``. Raises InputError if it is damaged.
+def read_quality(run: Path, recipe: Recipe) -> Quality:
+    """Reads the qualities from the summary of a run's folder; that of all parties alone, if it was
+    trained without ``evaluate.subsets`` and ``rows.partial``. Raises InputError if it is damaged.
     """
-    path = run / "summary.json"
+    path, task = run / "summary.json", recipe.task
     summary = load_summary(path) if path.exists() else None
     if summary is None:
         return Quality()
     worth = summary.worth
     held = _held(summary, first_metric(task) if worth is None else worth.metric)
     if worth is None:
-        metric = first_metric(task) if held else ""
-        return Quality(metric, bool(held) and lower_is_better(task, metric), held=held)
+        metric, names = first_metric(task), [each.name for each in recipe.parties if each.features]
+        whole = None if held or recipe.own_rows else _measured(summary, metric)
+        values = {} if whole is None else {frozenset(names): whole}
+        if not values and not held:
+            return Quality()
+        return Quality(metric, lower_is_better(task, metric), values, held=held)
     # Of the test rows, if there are any.
     found = {
         frozenset(each.parties): each.test if each.test is not None else each.validation
         for each in worth.subsets
     }
     known = {names: value for names, value in found.items() if value is not None}
-    student = next(
-        (
-            summary.metrics[f"{split} student"].get(worth.metric)
-            for split in ("test", "validation")
-            if f"{split} student" in summary.metrics
-        ),
-        None,
-    )
+    student = _measured(summary, worth.metric, " student")
     return Quality(worth.metric, lower_is_better(task, worth.metric), known, student, held)
 
 
@@ -86,3 +91,43 @@ def _held(summary: Summary, metric: str) -> dict[frozenset[str], float]:
             if holders and metric in of and of[metric] == of[metric]:
                 found[frozenset(holders)] = of[metric]
     return found
+
+
+def _measured(summary: Summary, metric: str, of: str = "") -> float | None:
+    """Returns a metric of the test rows, else of the validation rows; None if there is neither.
+    ``of``: what follows the split's name.
+    """
+    splits = [f"{split}{of}" for split in ("test", "validation")]
+    found = next((summary.metrics[each] for each in splits if each in summary.metrics), {})
+    value = found.get(metric)
+    return value if value == value else None
+
+
+def better_alone(value: float | None, quality: Quality, recipe: Recipe, out: Path) -> str:
+    """Returns a sentence if a run of the active party alone, such as a baseline, reaches more than
+    the joint model does when no other party takes part; '' if not, or if nobody has measured it.
+
+    Args:
+        value: what was measured of the joint model then.
+        quality: has the metric.
+        out: the folder of runs.
+    """
+    active = recipe.active.name
+    if value is None:
+        return ""
+    better: list[tuple[float, str]] = []
+    for each in ModelRegistry(out, active).trained():
+        if not each.alone or each.recipe != recipe.name:
+            continue
+        try:
+            found = _measured(load_summary(out / each.run_id / "summary.json"), quality.metric)
+        except (OSError, ValidationError):
+            continue
+        if found is not None and found != value and quality.enough(found, value):
+            better.append((-found if quality.less else found, each.run_id))
+    if not better:
+        return ""
+    best, run_id = max(better)
+    text = f"without the other parties this model reaches {quality.metric} {value:.4f}, and"
+    text = f"{text} {active} alone {abs(best):.4f} on its own test rows (run {run_id})"
+    return f"{text}; score with that run, or train a student (phase student)"

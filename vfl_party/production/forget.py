@@ -32,11 +32,12 @@ from vfl_party.outbound.exchange import Connections
 from vfl_party.predict.prediction import encoder_of
 from vfl_party.predict.results import KEPT, MATCHED, id_names, write_table
 from vfl_party.production.input_drift import read_scores
+from vfl_party.record.history import RecordHistory
 
 # Bytes of a file that are searched at once.
 _CHUNK = 1 << 20
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
-Part = Literal["training", "validation", "test", "alone", "none", "unknown"]
+Part = Literal["training", "validation", "test", "alone", "none", "among", "unknown"]
 _SAID: dict[Part, str] = {
     "training": "was trained with the row: train again without it",
     "validation": "was not trained with the row, which was for validation; validation rows may "
@@ -45,8 +46,10 @@ _SAID: dict[Part, str] = {
     "alone": "has seen the row only if a phase learns from rows that not all parties hold, as "
     "pretraining does: then train again without it",
     "none": "was not trained with the row",
+    "among": "had the row for training, validation or test, as its record says; the table is not "
+    "that of training any more, so nobody knows which: train again without it",
     "unknown": "may have been trained with the row: the table is not that of training any more, "
-    "and a run keeps no ids of training rows",
+    "and no record here lists the rows of this run",
 }
 
 
@@ -94,12 +97,13 @@ class Trace:
 class Person:
     """One id. ``own``: its cells as the party's table writes them, one for each id column;
     ``settings``: of that table; ``tables``: the columns of ids of it, and of other files that it
-    names; None if they cannot be read.
+    names; None if they cannot be read. ``record``: the folder of the party's record; None without.
     """
 
     own: tuple[str, ...]
     settings: DataSettings
     tables: tuple[tuple[Any, ...], ...] | None
+    record: Path | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -140,9 +144,9 @@ def absent(source: str) -> str:
     return f"no row of {source} has this id"
 
 
-def person(cells: Sequence[str], settings: DataSettings) -> Person:
-    """Returns the person with an id. Raises InputError if it has not as many cells as the table has
-    id columns, or is no text.
+def person(cells: Sequence[str], settings: DataSettings, record: Path | None = None) -> Person:
+    """Returns the person with an id. ``record``: as in ``Person``. Raises InputError if the id has
+    not as many cells as the table has id columns, or is not UTF-8 text.
     """
     names = id_names(settings)
     if len(cells) != len(names):
@@ -153,7 +157,7 @@ def person(cells: Sequence[str], settings: DataSettings) -> Person:
         "".join(cells).encode()
     except UnicodeEncodeError:
         raise InputError(Code.CONFIG_INVALID, "the id is no text in UTF-8; write it anew") from None
-    return Person(tuple(cells), settings, _ids_of(settings))
+    return Person(tuple(cells), settings, _ids_of(settings), record)
 
 
 def _ids_of(settings: DataSettings) -> tuple[tuple[Any, ...], ...] | None:
@@ -213,7 +217,7 @@ def outputs(out: Path, name: str, who: Person) -> list[Held]:
 
 def _part(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part:
     """Returns what the row was for: by the party's table if it is that of training, else by the
-    run's own predictions.
+    run's own predictions, else by the party's record.
     """
     try:
         found = _by_table(folder, recipe, name, who)
@@ -228,7 +232,20 @@ def _part(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part:
             if any(each.startswith("train") for each in splits):
                 return "training"
             return "validation" if "validation" in splits else "test"
-    return found
+    return _by_record(folder, recipe, who) if found == "unknown" else found
+
+
+def _by_record(folder: RunFolder, recipe: Recipe, who: Person) -> Part:
+    """Returns whether the record lists the person among the rows of a run."""
+    matched = who.matched(recipe)
+    if who.record is None or matched is None:
+        return "unknown"
+    try:
+        has = RecordHistory(who.record).runs_with([matched]).get(folder.run_id)
+    except InputError:
+        # The party keeps no record, or it is damaged.
+        return "unknown"
+    return "unknown" if has is None else "among" if has else "none"
 
 
 def _by_table(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part:

@@ -278,6 +278,25 @@ class RecordHistory:
             if times:
                 yield each.of(times, len(rows))
 
+    def runs_with(self, spellings: Collection[str]) -> dict[str, bool]:
+        """Returns {run: whether a person was among its rows}, of the runs whose rows the record
+        lists: those that the phases of a generation worked with, in training, validation or test.
+
+        ``spellings``: the person's id, as the runs have spelt it. Raises InputError.
+        """
+        reader, secret = Reader(), secret_of(self._folder)
+        for _ in self.lines(reader):
+            pass
+        tags = [people.tag(secret, each) for each in spellings]
+        found: dict[str, bool] = {}
+        for (kind, _), line in reader.known.items():
+            if kind != "people" or line["what"] != "aligned":
+                continue
+            run, digest = line["run"], line["people"]
+            has = any(len(people.rows_of(self._folder, digest, tag)) for tag in tags)
+            found[run] = found.get(run, False) or has
+        return found
+
     def _all(self) -> Iterator[Disclosure]:
         return (each for each, _ in self.lines() if isinstance(each, Disclosure))
 

@@ -306,6 +306,16 @@ class Generation:
         table = kept_table(party.recipe, ids, made.prepared, phase, predictions, decides(party))
         keep(folder, phase, table)
 
+    @property
+    def label_noted(self) -> dict[str, str]:
+        """What ``run.json`` says of the label's column: only the active party of a training has
+        one.
+        """
+        opened = self._opened
+        label = opened.settings.label
+        named = self.assembled.party.role == "active" and opened.work.job == "train"
+        return {"label": label} if named and label is not None else {}
+
     def keep_profile(self, folder: Path) -> None:
         """Writes how the columns of the training rows are spread, unless it is there: for new rows
         to be compared with. Raises InputError.

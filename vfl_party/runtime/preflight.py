@@ -52,11 +52,16 @@ _REFUSED = ": refused"
 _ABOUT = {Code.MODEL_INVALID: "model", Code.REFUSED: "policy"}
 
 
+# What matters most comes first.
+VERDICTS = ("FAIL", "SOON", "note", "ok")
+
+
 @dataclass(frozen=True)
 class Finding:
     """One line: the subject, whether it is fine, and what was found or what to do.
 
     ``soon``: it is fine today, but not for long. ``note``: it can be run, and is perhaps not meant.
+    ``detail``: it is the same for every recipe.
     """
 
     about: str
@@ -64,6 +69,13 @@ class Finding:
     text: str
     soon: bool = False
     note: bool = False
+    detail: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """The first word of its line, one of ``VERDICTS``."""
+        fail, soon, note, fine = VERDICTS
+        return fail if not self.fine else soon if self.soon else note if self.note else fine
 
 
 def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]:
@@ -307,7 +319,8 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         yield Finding("leaves", True, f"each prediction: {each.exchange}: {what}")
     for message, fields in PARTY_MESSAGES.items():
         said = "; ".join(fields.values()) or f"no content ({EMPTY_MESSAGES[message]})"
-        yield Finding("leaves", True, f"session with {files.recipe.server}: {message}: {said}")
+        text = f"session with {files.recipe.server}: {message}: {said}"
+        yield Finding("leaves", True, text, detail=True)
 
 
 def _classes(party: Assembled) -> int:

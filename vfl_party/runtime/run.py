@@ -326,7 +326,8 @@ class PartyRun:
                 generation.show_rows()
                 folder.note(returns=resume.returns(folder) + 1)
             # The plan gives the labels of checkpoints a meaning.
-            folder.note(plan=[asdict(phase) for phase in said.plan], data=said.data)
+            plan = [asdict(phase) for phase in said.plan]
+            folder.note(plan=plan, data=said.data, **generation.label_noted)
             generation.keep_profile(folder.path)
             if label:
                 tree = resume.load(folder, label)

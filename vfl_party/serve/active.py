@@ -11,7 +11,7 @@ from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.service import ServingService
 from vfl_common.rpc.serving.several import SeveralRuns
 from vfl_party.phases import stand_in
-from vfl_party.predict.quality import read_quality
+from vfl_party.predict.quality import better_alone, read_quality
 from vfl_party.serve.batching import Batcher, Given
 from vfl_party.serve.kinds.choice import asking_way, scorer_of
 from vfl_party.serve.opening import Opened, Opener, Standing
@@ -78,8 +78,11 @@ class Active:
             attends=attends,
             writes=self._opener.writes(opened, asking_way(store)),
         )
-        quality = read_quality(trained.path.parent, recipe.task)
+        quality = read_quality(trained.path.parent, recipe)
         solo = self._opener.solo
+        alone = quality.of([recipe.active.name]) if quality.student is None else quality.student
+        if said := better_alone(alone, quality, recipe, trained.path.parent.parent):
+            self._console.emit("advice", said=said)
         scorer = scorer_of(
             store,
             service,

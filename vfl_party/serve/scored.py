@@ -12,8 +12,9 @@ import numpy.typing as npt
 # Of a row: all parties took part, some did, or nobody who is needed knows the id. ``refused``: the
 # parties that took part give less quality than was asked for. ``failed``: what they sent gives no
 # number, or the active party's own features cannot be had. ``incomplete``: the model needs a party
-# that is missing, and has nothing in its place.
-State = Literal["scored", "partly", "unknown", "refused", "failed", "incomplete"]
+# that is missing, and has nothing in its place. ``unmeasured``: something takes the place of a
+# party that is missing, and nobody has measured how good the scores are then.
+State = Literal["scored", "partly", "unknown", "refused", "failed", "incomplete", "unmeasured"]
 # The reason why a party took no part in a row. ``not answered``: a passive party does not know the
 # id, has refused it, or cannot use its features; it does not tell which. ``unknown id``: the active
 # party itself does not know the id. ``not needed``: a party before it has answered, and the parties

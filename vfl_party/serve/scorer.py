@@ -107,7 +107,8 @@ class OnlineScorer:
         has learnt it; else as in the measurement of sets of parties; without one, as
         ``late_policy`` says: by zeros, or under ``skip`` by nothing. If no passive party takes
         part, the run's student scores the row, if there is one and the model has not learnt to do
-        without them.
+        without them. In all these cases a row has a score only if the quality of these parties, or
+        of the student, was measured.
         """
         held, until_s = self._store.held, time.monotonic() + self._timeout_s
         party = held.party
@@ -150,7 +151,9 @@ class OnlineScorer:
     def _state(self, party: Party, part: Part, least: float | None) -> State:
         if not part.parties or (party.features is not None and party.name not in part.parties):
             return unscored(part.missing.get(party.name, "unknown id"))
-        return state_of(part, self._quality, least)
+        found = state_of(part, self._quality, least)
+        # A score that looks like any other, and may be far from the model's, harms in silence.
+        return "unmeasured" if found == "partly" and part.quality is None else found
 
     def _joint(self, held: Held, part: Part, rows: Rows, embedded: Embedded) -> Tensor:
         """Returns the joint model's outputs for rows of a request, [B, O]."""

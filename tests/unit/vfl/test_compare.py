@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from click.testing import CliRunner
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score, root_mean_squared_error
 
 from tests.harness.sentences import raises
-from vfl.production.compare import Comparison, auc_difference, compare, measured
+from vfl.cli import cli
+from vfl.production.compare import Comparison, Measure, auc_difference, compare, measured
 from vfl.production.scored import Scored, in_common
 from vfl.production.show import show_comparison
 from vfl_common.errors import Code, InputError
@@ -123,6 +127,44 @@ def test_the_verdict_is_better_only_if_the_whole_interval_is() -> None:
     assert verdict(noisy, other).outcome == "no difference"
     assert verdict(noisy, sharp).verdict.startswith("new is better than old on 9 test rows of both")
     assert verdict(noisy, other).verdict.startswith("no difference between old and new is shown")
+
+
+def test_few_rows_do_not_rule_out_a_loss() -> None:
+    truth_N, noisy_N, other_N = scores(4, 400)
+    few = verdict(binary(truth_N[:60], noisy_N[:60]), binary(truth_N[:60], other_N[:60]))
+    assert few.outcome == "no difference"
+    assert few.measures[0].largest_loss == -few.measures[0].low > 0.01
+    assert "do not rule out a loss of" in few.too_few(0.01)
+    assert few.too_few(few.measures[0].largest_loss) == ""
+    assert few.as_json()["largest_loss"] == few.measures[0].largest_loss
+    same = verdict(binary(truth_N, noisy_N), binary(truth_N, noisy_N))
+    assert (same.outcome, same.too_few(0.0)) == ("no difference", "")
+    # The verdict says that a model is worse.
+    worse = Measure("auc", 0.9, 0.8, -0.2, -0.05)
+    assert replace(few, measures=(worse,)).too_few(0.01) == ""
+    assert replace(few, measures=(Measure("auc", 0.9, 0.9, math.nan, 0.1),)).too_few(0.01)
+    # Of an error, a share of the old one.
+    assert Measure("rmse", 50.0, 51.0, -1.0, 2.0).largest_loss == 0.04
+    assert Measure("rmse", 0.0, 0.0, 0.0, 0.0).largest_loss == 0.0
+
+
+def test_the_command_says_no_if_the_rows_are_too_few(tmp_path: Path) -> None:
+    truth_N, *models = scores(4, 60)
+    names = [f"{row:02}" for row in range(60)]
+    for name, scores_N in zip(("old", "new"), models, strict=True):
+        cells = zip(names, scores_N, strict=True)
+        lines = [f"{id_},{id_},scored,{p},{'yes' if p > 0.5 else 'no'}" for id_, p in cells]
+        write(tmp_path / f"{name}.csv", ["id,matched_id,state,score_yes,class", *lines])
+    true = [f"{id_},{'yes' if y else 'no'}" for id_, y in zip(names, truth_N, strict=True)]
+    write(tmp_path / "truth.csv", ["id,left", *true])
+    paths = [str(tmp_path / name) for name in ("old.csv", "new.csv", "--truth", "truth.csv")]
+    words = ["compare", *paths[:2], "--truth", paths[3], "--label", "left"]
+    few = CliRunner().invoke(cli, words, standalone_mode=False)
+    assert "rows do not rule out a loss of" in few.output
+    assert few.return_value == 5
+    wide = CliRunner().invoke(cli, [*words, "--margin", "1"], standalone_mode=False)
+    assert "do not rule out" not in wide.output
+    assert wide.return_value == 0
 
 
 def test_rows_are_paired_by_id() -> None:

@@ -465,9 +465,15 @@ def test_a_passive_party_needs_columns_of_use() -> None:
 def test_help_has_examples_and_needs_no_torch() -> None:
     for command in ([], ["recipe"], ["party"]):
         assert "vfl new " in run(*command, "--help")
+    code = "import sys, vfl.new.commands; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_list_of_commands_needs_neither_recipes_nor_numpy() -> None:
     code = (
-        "import sys, vfl.cli; assert 'vfl.new.commands' in sys.modules; assert 'torch' not in "
-        "sys.modules"
+        "import sys; from click.testing import CliRunner; from vfl.cli import cli; "
+        "assert 'certs' in CliRunner().invoke(cli, ['--help']).output; "
+        "assert not {'numpy', 'torch', 'cryptography', 'vfl_common.config.recipe'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

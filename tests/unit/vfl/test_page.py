@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from fnmatch import fnmatch
@@ -74,6 +75,21 @@ def test_a_page_says_how_good_the_model_is_for_rows_that_only_some_parties_hold(
         assert auc == f"{measured(facts.kept[name])['auc'].value:.4f}"
     assert [each[0] for each in shown.rows] == [*held]
     assert "columns about those of these rows that they hold" in page_of(folder)
+
+
+def test_a_page_names_the_label_and_the_day_of_a_run_that_a_person_has_named(
+    tmp_path: Path,
+) -> None:
+    folder = pages.finished_run(tmp_path / "first")
+    noted = {"run_id": "first", "finished": True, "label": "churned"}
+    (folder / "bank" / "run.json").write_text(json.dumps(noted))
+    for at, name in enumerate(("shop", "bank")):
+        # 5 and 6 March 2026, 14:03 UTC; the first copy of the recipe was written first.
+        written_s = 1_772_719_380 + 86_400 * at
+        os.utime(folder / name / "recipe.json", (written_s, written_s))
+    html = unescape(page_of(folder))
+    assert "Run first, 05 March 2026, 14:03 UTC" in html
+    assert "the probability that churned is" in html
 
 
 def test_a_page_does_not_compare_on_a_few_rows_that_both_happen_to_have_tested(

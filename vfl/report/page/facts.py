@@ -82,8 +82,8 @@ class Facts:
     @cached_property
     def label(self) -> str:
         """The name of the label's column; '' if no file here says it."""
-        data = self._data(self.active)
-        return str(data.get("label") or "")
+        noted = read_json(self.folder / self.active / "run.json").get("label")
+        return str(noted or self._data(self.active).get("label") or "")
 
     def columns(self, party: str) -> list[str]:
         """Returns the names of a party's columns, if its folder is here and it has a table."""

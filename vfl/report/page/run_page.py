@@ -21,9 +21,9 @@ from vfl.report.page.worth import Beside, beside, part_of
 from vfl.report.quality.curves import decisions, tenths
 from vfl.report.quality.kept import KeptRows
 from vfl.report.quality.measures import FIRST, Estimate, measured
+from vfl.report.runs import began_of
 from vfl.report.table import is_one, size, splits
 from vfl_common.config.task import ThresholdRule
-from vfl_common.production.registry import when_began
 from vfl_common.text import listed, percent
 from vfl_party.models.metrics import threshold_of
 
@@ -45,7 +45,7 @@ def run_page(
     by_split = {name: measured(kept) for name, kept in facts.kept.items() if _is_split(name)}
     own = by_split.get(facts.judged, {})
     pairs = beside(facts, baselines, own)
-    began = time.strftime("%d %B %Y, %H:%M UTC", time.gmtime(when_began(summary.run_id, 0.0)[0]))
+    began = time.strftime("%d %B %Y, %H:%M UTC", time.gmtime(began_of(facts.folder)[0]))
     page = Page(
         f"{summary.name}: what the model is worth",
         f"Run {summary.run_id}, {began}; {summary.method}, seed {summary.seed}.",

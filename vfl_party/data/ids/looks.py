@@ -108,7 +108,7 @@ def _sampled(ids: Sequence[str]) -> Sequence[str]:
 def _with_shares(shapes: Sequence[tuple[str, int]], total: int) -> str:
     """Lists shapes with their shares of ``total`` ids; a single one stands for all."""
     shapes = [each for each in shapes if each[1] >= total / 100] or shapes[:1]
-    cleaned = [(re.sub(r"[^A0 ./@_-]", "?", shape), count) for shape, count in shapes]
+    cleaned = [(re.sub(r"[^A0 ./@_+-]", "?", shape), count) for shape, count in shapes]
     shown = [(repr(shape) if shape != shape.strip() else shape, count) for shape, count in cleaned]
     others = total - sum(count for _, count in shown)
     if len(shown) == 1 and not others:

@@ -16,8 +16,8 @@ from vfl_party.data.cells.texts import MISSING
 from vfl_party.data.ids import LOOKED_AT, let_go, short_look
 from vfl_party.data.row_arrays import parts
 
-# What a spreadsheet makes of long numbers.
-_ROUNDED = r"^\s*[0-9](?:[.,][0-9]+)?[eE]\+[0-9]+\s*$"
+# What a spreadsheet makes of long numbers: 1.2E+05, or 120.0E+03 in its engineering format.
+_ROUNDED = r"^\s*[0-9]{1,3}(?:[.,][0-9]+)?[eE]\+[0-9]+\s*$"
 # What a program makes of whole numbers, once one of them is missing.
 _DECIMAL = r"^\s*[0-9]+[.,]0+\s*$"
 # What a spreadsheet writes for text, so that zeros stay.

@@ -99,9 +99,6 @@ class Served:
         # JSON can write half of a character. Nobody who is scored with it may fail.
         if not all(map(_is_text, ids)):
             raise Denied(422, "an id must be text of Unicode")
-        if least is not None and not self.quality.metric:
-            text = "min_quality: nothing was measured of this model by party"
-            raise Denied(422, f"{text}; train it with evaluate.subsets, or leave min_quality out")
         if columns is not None and any(len(each) != len(ids) for each in columns.values()):
             raise Denied(422, "columns: give a value for each id")
         if (told := under_way()) is not None:

@@ -29,7 +29,9 @@ class Asked(BaseModel):
         description="The active party's columns of these rows, in place of those of its table.",
     )
     min_quality: float | None = Field(
-        None, description="Refuse a row if the parties that know it give less quality than this."
+        None,
+        strict=True,
+        description="Refuse a row if the parties that know it give less quality than this.",
     )
     model: Annotated[str, Field(max_length=200)] | None = Field(
         None, description="The model's name; needed if several are served."
@@ -45,7 +47,9 @@ class Row(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     id: str | list[str]
-    state: str = Field(description="scored, partly, unknown, refused, failed or incomplete")
+    state: str = Field(
+        description="scored, partly, unknown, refused, failed, incomplete or unmeasured"
+    )
     parties: list[str] = Field(description="The parties that took part.")
     missing: dict[str, str] = Field(description="The parties that did not, and why.")
     expected_quality: float | None = Field(

@@ -7,6 +7,9 @@ from typing import Generic, Protocol, TypeVar
 
 from vfl_common.text import listed
 
+# About a second of looks at the registry.
+STEPS_BEHIND = 5
+
 
 class LoadedRun(Protocol):
     """A run that is loaded."""
@@ -48,6 +51,9 @@ class Lineage(Generic[R]):
         self._recent = [self.now.run_id, *before]
         self._stays = frozenset(self._runs).difference(self._recent)
         self._next: R | None = None
+        # The parties that have attended the run that answers since it does.
+        self._attended: set[str] = set()
+        self._behind = 0
         self._told = ""
 
     @property
@@ -80,8 +86,10 @@ class Lineage(Generic[R]):
 
     def step(self) -> None:
         """Has the next run answer, if all passive parties that attend the present one attend it;
-        then closes the runs that are kept no longer.
+        then closes the runs that are kept no longer. The run before answers again if a party comes
+        that attends only that one: it has not promoted the present one yet.
         """
+        self._return()
         following = self._next
         if following is not None:
             attending = following.present()
@@ -89,11 +97,29 @@ class Lineage(Generic[R]):
             if missing:
                 self._wait(following.run_id, missing)
                 return
-            before, self.now, self._next = self.now.run_id, following, None
-            recent = [each for each in self._recent if each != following.run_id]
-            self._recent, self._told = [following.run_id, *recent], ""
-            self._say("switched", model=self.name, run=following.run_id, before=before)
+            self._switch(following, None)
         self._close_others()
+
+    def _return(self) -> None:
+        """Has the run before answer again, and the present one wait, if a party that has never
+        attended the present one attends that, in ``STEPS_BEHIND`` successive steps: a party that
+        starts attends one run after the other.
+        """
+        self._attended.update(self.now.present())
+        before = self._runs.get(self._recent[1]) if len(self._recent) > 1 else None
+        if self._next is not None or before is None or set(before.present()) <= self._attended:
+            self._behind = 0
+            return
+        self._behind += 1
+        if self._behind >= STEPS_BEHIND:
+            self._switch(before, self.now)
+
+    def _switch(self, run: R, following: R | None) -> None:
+        before, self.now, self._next = self.now.run_id, run, following
+        recent = [each for each in self._recent if each != run.run_id]
+        self._recent, self._told = [run.run_id, *recent], ""
+        self._attended, self._behind = set(), 0
+        self._say("switched", model=self.name, run=run.run_id, before=before)
 
     def _wait(self, run_id: str, missing: Sequence[str]) -> None:
         serve = "serves" if len(missing) == 1 else "serve"

@@ -7,6 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from tests.harness.sentences import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.data import load_table
+from vfl_party.data import column_names, load_table
 from vfl_party.data.table import Table
 
 ONE = pa.table({"pid": ["b", "a"], "x": [1.5, 2.0]})
@@ -167,3 +168,31 @@ def test_columns_that_no_table_has_are_refused(
     written(tmp_path, {PARTS[0]: ONE.append_column("l", pa.array(values))})
     assert "'l'" in refused(tmp_path, source)
     assert rows(loaded(tmp_path, source, drop=["l"])) == {"a": [2.0], "b": [1.5]}
+
+
+@pytest.mark.parametrize("source", ["in/table.parquet", EVERY])
+def test_the_index_of_a_pandas_table_is_no_feature_unless_it_is_listed(
+    tmp_path: Path, source: str
+) -> None:
+    frame = pd.DataFrame({"pid": ["b", "a", "c"], "x": [1.5, 2.0, 3.0]}, index=[7, 1, 4])
+    (tmp_path / "in").mkdir()
+    frame.to_parquet(tmp_path / "in" / "table.parquet")
+    table = loaded(tmp_path, source)
+    assert rows(table) == ROWS
+    assert [note for note in table.notes if "'__index_level_0__'" in note]
+    for key in ({"columns": ["__index_level_0__"]}, {"numeric": ["__index_level_0__"]}):
+        listed = loaded(tmp_path, source, **key)
+        assert "__index_level_0__" in listed.numeric_names
+        assert not [note for note in listed.notes if "pandas" in note]
+    assert rows(loaded(tmp_path, source, id="__index_level_0__", drop=["pid"])) == {
+        "1": [2.0],
+        "4": [3.0],
+        "7": [1.5],
+    }
+
+
+@pytest.mark.parametrize("source", ["s3://bucket/x.parquet", "https://host/x.parquet"])
+def test_the_url_of_a_file_is_no_missing_file(source: str) -> None:
+    with raises(InputError, Code.FILE_INVALID, Code.DATA_INVALID) as caught:
+        column_names(DataSettings(source=source))
+    assert "is a URL, and only those of databases are read" in str(caught.value)

@@ -55,6 +55,11 @@ def test_rounded_ids_that_differ_are_noted_whatever_the_rules(tmp_path: Path) ->
     source = csv(tmp_path, "1.23457E+11", "1.23458E+11")
     for rules in ((), ("digits",)):
         worded_as_before(noted(source, id_rules=rules)[0])
+    # Three digits before the point: the engineering format.
+    source = csv(tmp_path, "120.0E+05", "121.0E+05")
+    assert noted(source) == [
+        "2 ids look like 1.2E+05: a spreadsheet has rounded them; write them as text"
+    ]
     # People call things so.
     assert noted(csv(tmp_path, "1e5", "2e5")) == []
 

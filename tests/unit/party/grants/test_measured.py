@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,22 @@ def test_each_thing_that_a_peer_gets_of_a_kind_has_a_line() -> None:
         ("align", "server", "rows", "2,000", "?", "24,080", "sizes int64 [2]", chain),
         ("", "", "", "", "", "", "tags uint8 [tags]", ""),
     ]
+
+
+def test_a_figure_without_a_defence_is_not_given_for_an_exchange_that_has_one() -> None:
+    carried = "embedding z float32 [rows, 8]"
+    plain = Leaving("split", "splitnn", "bank", "embedding", 9, 1, 1, carried, "policy -> identity")
+    assert plain.transforms == ()
+    chain = "noise (sigma = 1) -> policy: careful -> identity"
+    noisy = replace(plain, defences=chain)
+    assert noisy.transforms == ("noise (sigma = 1)",)
+    found = measured("splitnn", "passive", "embedding")
+    assert found is not None
+    assert found.said_of(plain.transforms) == found.line
+    said = found.said_of(noisy.transforms)
+    assert said == f"nothing was measured with noise (sigma = 1); without it, {found.line}"
+    # Marvell noise was measured on gradients.
+    gradient = measured("splitnn", "active", "gradient")
+    assert gradient is not None
+    assert gradient.said_of(["Marvell noise (s = 25)"]) == gradient.line
+    assert gradient.said_of(["label DP"]).startswith("nothing was measured with label DP")

@@ -277,8 +277,16 @@ def test_a_passive_party_s_label_is_a_note(tmp_path: Path) -> None:
     worded_as_before(taken.text)
     worded_as_before(few.text)
     shown = CliRunner().invoke(cli, ["check", str(path), "--offline"], catch_exceptions=False)
-    assert f"note  data          {taken.text}\nok    rows " in shown.output
+    # Notes first.
+    assert f"note  data          {taken.text}\n" in shown.output
     assert f"note  training      {few.text}\n" in shown.output
+    words = [line.partition(" ")[0] for line in shown.output.splitlines()]
+    assert words.index("ok") == words.count("note") > 0
+    assert "session with server: " not in shown.output
+    long = CliRunner().invoke(cli, ["check", str(path), "--offline", "-v"], catch_exceptions=False)
+    assert long.output.startswith("ok    party file")
+    assert f"note  data          {taken.text}\nok    rows " in long.output
+    assert "session with server: join: " in long.output
     assert [
         finding.about
         for finding in checked(path, data={"source": "own.csv", "id": "who"})
@@ -337,7 +345,7 @@ def test_a_column_that_tells_the_label_is_a_note(tmp_path: Path) -> None:
 def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:
     path = federation(tmp_path) / "p0.toml"
     shown = CliRunner(env={"COLUMNS": "500"}).invoke(
-        cli, ["check", str(path), "--offline"], catch_exceptions=False
+        cli, ["check", str(path), "--offline", "-v"], catch_exceptions=False
     )
     lines = shown.output.split("ok    leaves        ", 1)[1].splitlines()
     assert " ".join(line.strip() for line in lines[:2]) == (

@@ -18,7 +18,7 @@ from vfl_party.serve.batching import Given
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.models.compare import Disagreement, shares
 from vfl_party.serve.models.follow import Follower
-from vfl_party.serve.models.lineage import Lineage
+from vfl_party.serve.models.lineage import STEPS_BEHIND, Lineage
 from vfl_party.serve.scored import Part, Scores
 from vfl_party.serve.tokens import Denied, Tokens, add_token
 
@@ -86,6 +86,37 @@ def test_a_party_that_attends_neither_holds_nothing_up() -> None:
     line.want("new", lambda: run("new", "north"))
     line.step()
     assert line.now.run_id == "new"
+
+
+def test_a_party_that_starts_with_the_run_before_brings_it_back_until_it_has_promoted() -> None:
+    old, new = run("old", "north"), run("new", "north")
+    line, told = line_of(old)
+    line.want("new", lambda: new)
+    line.step()
+    assert line.now is new
+    # It was starting when the others promoted.
+    old.there.append("south")
+    for _ in range(STEPS_BEHIND):
+        assert line.now is new
+        line.step()
+    assert (line.now, line.next) == (old, new)
+    line.want("new", no_load)
+    line.step()
+    assert line.now is old
+    new.there.append("south")
+    line.step()
+    assert (line.now, line.next) == (new, None)
+    assert [facts.get("run") for event, facts in told if event == "switched"] == [
+        "new",
+        "old",
+        "new",
+    ]
+    line.step()
+    # A party that has attended it, and is away for a moment, changes nothing.
+    new.there.remove("south")
+    for _ in range(2 * STEPS_BEHIND):
+        line.step()
+        assert line.now is new
 
 
 def test_as_many_runs_stay_as_are_kept() -> None:
