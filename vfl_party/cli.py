@@ -151,7 +151,8 @@ def check(party: Path, device: str | None, offline: bool, verbose: bool) -> None
     label), models, room on the disk, the addresses to listen on (those of serve, too), and whether
     the server can be reached and would take this party: they compare recipe, protocol and plug-ins.
     The active party is tried, too, if the file has its address (active). A line that begins with
-    note is about something that can be run, and is perhaps not meant. FAIL, SOON and note come first.
+    note is about something that can be run, and is perhaps not meant. FAIL, SOON and note come
+    first.
     """
     from vfl_party.runtime.preflight import VERDICTS, require
     from vfl_party.runtime.preflight import check as look
