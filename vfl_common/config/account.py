@@ -43,8 +43,13 @@ class AccountLimits(Section):
     answered or not. Default: no limit.
     """
 
+    together: bool = False
+    """Hold all peers to the limits together, as if one peer had what all of them got: peers may
+    collude. A message to several peers counts once for each.
+    """
+
     @property
     def given(self) -> dict[str, float]:
         """{key: the limit}, of those that there are."""
-        found = self.model_dump(exclude={"delta"}, exclude_none=True)
+        found = self.model_dump(exclude={"delta", "together"}, exclude_none=True)
         return {name: found[name] for name in found}

@@ -170,39 +170,49 @@ class AccountGuard:
             self._standing.catch_up()
             sums, tags = self._standing.sums, tagged(self._secret, ids)
             who = sums.persons.numbers(tags)
+            peers = self._counted(peer)
             if most_each is not None:
-                spent = sums.vector(peer, "predictions_of_a_person")
+                spent = _vector(sums, peers, "predictions_of_a_person")
                 # Of an id that comes twice, the second time.
                 earlier = _times_before(tags)
                 before = np.where(who >= 0, spent[np.maximum(who, 0)], 0) if len(spent) else 0
                 allowed = before + earlier < most_each
             if most_all is not None:
                 somebody = sums.runs[peer, run].person if (peer, run) in sums.runs else who.max()
-                total = sums.total(peer, sums.data_set(int(somebody)))["predictions"]
+                total = _total(sums, peers, sums.data_set(int(somebody)), "predictions")
                 allowed &= np.cumsum(allowed) <= most_all - total
         return allowed
 
     def _require_within(self, found: Disclosure | Private) -> None:
         self._standing.catch_up()
         sums = self._standing.sums
-        for peer in dict.fromkeys(found.to):
-            added = sums.added(found, peer)
+        receivers = list(dict.fromkeys(found.to))
+        # Together, each of several receivers has it.
+        times = len(receivers) if self._limits.together else 1
+        for peer in receivers:
+            added, peers = sums.added(found, peer), self._counted(peer)
             for what in OF_A_PERSON:
                 if what in self._given and what in added.people:
                     who, more = added.people[what]
-                    before = sums.vector(peer, what)[who]
-                    after = before + more
+                    before = _vector(sums, peers, what)[who]
+                    after = before + times * more
                     if len(who) and after.max() > self._given[what]:
                         at = int(after.argmax())
                         self._refuse(what, peer, int(before[at]), int(after[at] - before[at]))
             for what in OF_ALL:
-                more_ = added.run.get(what, 0)
+                more_ = times * added.run.get(what, 0)
                 if what in self._given and more_:
                     data_set = sums.data_set(sums.runs[peer, _run(found)].person)
-                    total = sums.total(peer, data_set)[what]
+                    total = _total(sums, peers, data_set, what)
                     if total + more_ > self._given[what]:
                         self._refuse(what, peer, total, more_)
-            self._check_epsilon(sums, peer, added.people)
+            self._check_epsilon(sums, peer, added.people, times)
+
+    def _counted(self, peer: str) -> list[str]:
+        """Returns the peers whose sums a limit at ``peer`` counts."""
+        if not self._limits.together:
+            return [peer]
+        return list(dict.fromkeys([*self._standing.sums.peers, peer]))
 
     def check(self, people: npt.NDArray[np.void], plan: Mapping[str, Planned]) -> None:
         """Raises InputError (REFUSED) if a run would pass a limit, by its plan.
@@ -241,20 +251,26 @@ class AccountGuard:
         sums, limits = self._standing.sums, self._limits
         who = sums.persons.find(people)
         sets = np.unique(sums.persons.sets[who])
+        if limits.together and plan:
+            whole = Planned()
+            for of_peer in plan.values():
+                whole.add(of_peer, 1)
+            plan = {" and ".join(plan): whole}
         for peer, planned_ in plan.items():
+            peers = self._counted(peer)
             for what, most in limits.given.items():
                 if what == "epsilon":
-                    spent, after = _epsilons(sums, peer, who, planned_, limits.delta)
+                    spent, after = _epsilons(sums, peers, who, planned_, limits.delta)
                 else:
                     spent = (
-                        int(sums.vector(peer, what)[who].max(initial=0))
+                        int(_vector(sums, peers, what)[who].max(initial=0))
                         if what in OF_A_PERSON
-                        else sum(sums.total(peer, int(each))[what] for each in sets)
+                        else sum(_total(sums, peers, int(each), what) for each in sets)
                     )
                     after = spent + planned_.amounts[what]
                 yield Balance(what, peer, most, spent, after)
 
-    def _check_epsilon(self, sums: Sums, peer: str, added: People) -> None:
+    def _check_epsilon(self, sums: Sums, peer: str, added: People, receivers: int) -> None:
         if self._limits.epsilon is None:
             return
         for what, (who, more) in added.items():
@@ -262,8 +278,8 @@ class AccountGuard:
                 continue
             new = Mechanism.read(what.removeprefix("cost "))
             sums.vector(peer, what)
-            before = [(each, times[who]) for each, times in sums.costs(peer)]
-            after = [(each, times + more * (each == new)) for each, times in before]
+            before = [(each, times[who]) for each, times in _costs(sums, self._counted(peer))]
+            after = [(each, times + receivers * more * (each == new)) for each, times in before]
             would = worst(after, self._limits.delta)
             if would > self._limits.epsilon:
                 spent = worst(before, self._limits.delta)
@@ -274,11 +290,29 @@ class AccountGuard:
         raise InputError(Code.REFUSED, f"{text} {_number(more)}; it did not leave")
 
 
+def _vector(sums: Sums, peers: Sequence[str], what: str) -> npt.NDArray[np.int64]:
+    """Returns the sums of all people, [P], over some peers."""
+    return np.sum([sums.vector(peer, what) for peer in peers], axis=0)
+
+
+def _total(sums: Sums, peers: Sequence[str], data_set: int, what: str) -> int:
+    return sum(sums.total(peer, data_set)[what] for peer in peers)
+
+
+def _costs(sums: Sums, peers: Sequence[str]) -> Iterator[tuple[Mechanism, npt.NDArray[np.int64]]]:
+    """Yields each mechanism, and how often some peers have got it about each person, [P]."""
+    found: dict[Mechanism, npt.NDArray[np.int64]] = {}
+    for peer in peers:
+        for each, times in sums.costs(peer):
+            found[each] = found[each] + times if each in found else times
+    yield from found.items()
+
+
 def _epsilons(
-    sums: Sums, peer: str, who: npt.NDArray[np.int64], plan: Planned, delta: float
+    sums: Sums, peers: Sequence[str], who: npt.NDArray[np.int64], plan: Planned, delta: float
 ) -> tuple[float, float]:
     """Returns the greatest ε of these people, before and after what is planned."""
-    before = {each: times[who] for each, times in sums.costs(peer)}
+    before = {each: times[who] for each, times in _costs(sums, peers)}
     none = np.zeros(max(1, len(who)), np.int64)
     # Somebody new has spent nothing; the run costs all the same.
     known = {each: times if len(times) else none for each, times in before.items()}

@@ -247,6 +247,33 @@ def test_what_would_pass_a_limit_does_not_leave(
     run.close()
 
 
+@pytest.mark.parametrize(
+    ("key", "most"),
+    [("numbers_of_a_person", 2 * WIDTH), ("bytes", 5 * WIDTH * 4), ("epsilon", 1.7)],
+)
+def test_peers_that_may_collude_are_held_to_one_limit(
+    key: str, most: float, tmp_path: Path
+) -> None:
+    """Two messages fit, whoever gets them."""
+    cost = NOISE if key == "epsilon" else None
+    limits = AccountLimits.model_validate({key: most, "together": True})
+    for name in ("together", "alone"):
+        Run(tmp_path / name, "before", IDS).close()
+    guard = held(tmp_path / "together", limits)
+    run = Run(tmp_path / "together", "a", IDS, allows=guard)
+    run.send([0, 1], cost=cost)
+    run.send([0, 1], cost=cost, to="p2")
+    for peer in ("p0", "p2", "p3"):
+        with raises(InputError, Code.REFUSED):
+            run.send([0, 1], cost=cost, to=peer)
+    run.close()
+    alone = AccountLimits.model_validate({key: most})
+    run = Run(tmp_path / "alone", "a", IDS, allows=held(tmp_path / "alone", alone))
+    for peer in ("p0", "p2", "p3"):
+        run.send([0, 1], cost=cost, to=peer)
+    run.close()
+
+
 def test_a_private_step_that_would_pass_a_limit_is_not_taken(tmp_path: Path) -> None:
     most = accountant.composed([(STEP, 5)], DELTA)
     Run(tmp_path, "before", IDS).close()
