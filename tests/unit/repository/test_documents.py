@@ -125,6 +125,44 @@ def test_the_architecture_names_every_package_of_a_party_and_every_group_of_plug
     )
 
 
+def test_commands_and_options_that_are_shown_exist() -> None:
+    """The page of commands has them all, as another test compares."""
+    known: dict[str, set[str]] = {}
+    reference = (DOCS / "reference" / "commands.md").read_text()
+    for section in re.split(r"^#+ (?=vfl)", reference, flags=re.MULTILINE)[1:]:
+        title, _, body = section.partition("\n")
+        rows = re.findall(r"^\| `(-[^`]+)`", body, re.MULTILINE)
+        known[title] = set(re.findall(r"--[\w-]+", " ".join(rows)))
+    count = 0
+    for document in DOCUMENTS:
+        for line in shown_lines(document.read_text().replace("\\\n", " ")):
+            call = re.match(
+                r"\s*(?:\$ )?(?:[./\w]*/bin/)?(vfl(?:-party|-server)?) ([^|;&#]*)", line
+            )
+            if call is None:
+                continue
+            count += 1
+            path, words = [call[1]], call[2].split()
+            for word in words:
+                path += [word] if " ".join([*path, word]) in known else []
+            where = f"{document.name}: {line}"
+            assert len(path) > 1 or not re.match(r"[a-z]", " ".join(words)), where
+            titles = [" ".join(path[:end]) for end in range(1, len(path) + 1)]
+            if "…" in words:  # Any command of the group.
+                titles += [title for title in known if title.startswith(f"{titles[-1]} ")]
+            options = {"--help", "--version"}.union(*(known[title] for title in titles))
+            assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", call[2])) <= options, where
+    assert count > 500
+
+
+def shown_lines(text: str) -> list[str]:
+    """Lines of blocks, and code within sentences."""
+    pattern = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+    lines = [line for block in pattern.findall(text) for line in block.splitlines()]
+    codes = re.findall(r"(?<!`)`(vfl[^`]*)`", pattern.sub("", text))
+    return lines + [" ".join(code.split()) for code in codes]
+
+
 def test_what_is_to_be_installed_can_be() -> None:
     """The package is on no index, and an extra is one that it has."""
     extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"][
