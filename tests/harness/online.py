@@ -25,7 +25,7 @@ from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases import stand_in
 from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import load_joint
-from vfl_party.predict.quality import Quality
+from vfl_party.predict.quality import read_quality
 from vfl_party.serve.answering import SentBefore
 from vfl_party.serve.kinds.choice import Scorer, answers_of, scorer_of
 from vfl_party.serve.scored import Scores
@@ -83,8 +83,8 @@ class Online:
         }
         found = cls(cast(Any, None), answers)
         means = stand_in.kept(run / recipe.active.name)
-        kept = cast(Any, found)
-        found.scorer = scorer_of(active, kept, timeout_s, Quality(), means, solo=False, kept=kept)
+        kept, quality = cast(Any, found), read_quality(run, recipe)
+        found.scorer = scorer_of(active, kept, timeout_s, quality, means, solo=False, kept=kept)
         return found
 
     def ask(

@@ -152,7 +152,9 @@ def test_a_grant_that_is_shown_again_is_refused_by_the_peer(tmp_path: Path) -> N
         said = refused(federation.programs["p0"], "p1", "was shown for as many others")
         assert id_ not in said
         assert federation.programs["p1"].wait(60) in (2, 4)
-        assert (sent(federation, "p1"), sent(federation, "p0")) == before
+        # A bundle of p1, whose own count allows it, may leave before it hears of the refusal.
+        assert sent(federation, "p1") - before[0] in (0, 1)
+        assert sent(federation, "p0") == before[1]
 
 
 def test_another_key_or_table_needs_another_grant(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_page_has_the_numbers_that_the_run_has_reported(
         task, label = TASKS[kind]
         summary = in_process(run, recipe(task), data(tables, **label))
         # The active party's own folder says it, as there is no party file beside.
-        assert Facts(find(run)).label == label.get("label", "")
+        assert Facts(find(run)).label == label.get("label", ", ".join(label.get("labels", ())))
     facts = Facts(find(run))
     reported = summary.metrics["test"]
     found = {name: each.value for name, each in measured(facts.kept["test"], 20).items()}

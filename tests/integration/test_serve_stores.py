@@ -696,10 +696,10 @@ def test_programs_ask_a_database_and_keep_what_they_may(served: Served, server: 
             assert each == {name: want[name] for name in each}
     # A database that is slow for one id makes this party late, and a broken one makes it fail.
     (row,) = served.rows("K-9")
-    assert (row["state"], row["missing"]) == ("partly", {"p1": "late"})
+    assert (row["state"], row["missing"]) == ("unmeasured", {"p1": "late"})
     server.run("ALTER TABLE people RENAME TO others")
     (row,) = served.rows("K-1")
-    assert (row["state"], row["missing"]) == ("partly", {"p1": "failed"})
+    assert (row["state"], row["missing"]) == ("unmeasured", {"p1": "failed"})
     server.run("ALTER TABLE others RENAME TO people")
     assert scored(["K-1"]) == {"K-1": want["K-1"]}
     # What was kept is not used once the table has changed.

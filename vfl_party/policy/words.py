@@ -178,5 +178,5 @@ def told(policy: str | PolicySettings) -> Iterator[str]:
         bounds += [f"{name} at most {bound:g}" for name, bound in demand.at_most.items()]
         yield f"demands: {', '.join([f'{demand.transform} on {demand.kind}', *bounds])}"
     for key, value in policy.account.model_dump(exclude_none=True).items():
-        if key != "delta" or policy.account.epsilon is not None:
+        if (key != "delta" or policy.account.epsilon is not None) and value is not False:
             yield f"account.{key} = {in_words(value)}"

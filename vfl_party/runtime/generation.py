@@ -312,7 +312,7 @@ class Generation:
         one.
         """
         opened = self._opened
-        label = opened.settings.label
+        label = ", ".join(opened.settings.labels) or opened.settings.label
         named = self.assembled.party.role == "active" and opened.work.job == "train"
         return {"label": label} if named and label is not None else {}
 

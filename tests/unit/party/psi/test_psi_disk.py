@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -267,19 +268,22 @@ def test_a_damaged_part_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_full_disk_is_told_in_one_sentence(
     who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parties, write = Parties(tmp_path, SETS), Spill.write
+    parties, write, pwrite = Parties(tmp_path, SETS), Spill.write, os.pwrite
+    # The parties write at the same time, each in its thread.
+    disk = threading.local()
 
-    def full(self: Spill, number: int, rows: bytes) -> None:
-        def pwrite(*_: object) -> int:
+    def written(self: Spill, number: int, rows: bytes) -> None:
+        disk.full = self.path.is_relative_to(parties.folder_of(who))
+        write(self, number, rows)
+
+    def put(file: int, data: bytes, at: int) -> int:
+        if disk.full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        with pytest.MonkeyPatch.context() as patch:
-            if self.path.is_relative_to(parties.folder_of(who)):
-                patch.setattr(os, "pwrite", pwrite)
-            write(self, number, rows)
+        return pwrite(file, data, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Spill, "write", full)
+        patch.setattr(Spill, "write", written)
+        patch.setattr(os, "pwrite", put)
         error = first_error(parties)
     told(error)
     # It goes on with what it has kept.

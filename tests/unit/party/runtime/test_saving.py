@@ -96,6 +96,10 @@ class Work(Generation):
     def phases(self) -> Sequence[Phase]:
         return self._phases
 
+    @property
+    def label_noted(self) -> dict[str, str]:
+        return {}
+
     def confer(self) -> None: ...
 
     @property
