@@ -95,7 +95,7 @@ CATALOGUE: dict[Code, Meaning] = {
     Code.ROLE_MISMATCH: Meaning("the party's role does not allow this call", 2),
     Code.RECIPE_DIFFERS: Meaning("the party's recipe differs from the server's", 2),
     Code.PROTOCOL_DIFFERS: Meaning("the party speaks another version of the protocol", 2),
-    Code.ADDRESS_IN_USE: Meaning("an address is in use", 2),
+    Code.ADDRESS_IN_USE: Meaning("an address is in use, or is not host:port", 2),
     Code.UNREACHABLE: Meaning("a peer does not answer", 2),
     Code.TENSOR_MISMATCH: Meaning(
         "a tensor's name, dtype or shape is not what the step expects", 2

@@ -41,6 +41,8 @@ def _help(command: click.Command) -> str:
     text = inspect.cleandoc(command.help or "").replace("\n\b\n", "\n\n\b\n")
     for block in dedent(text).replace("\n\n\n", "\n\n").split("\n\n"):
         if block.startswith("\b\n"):
+            # An example may stand on the line of its title.
+            block = block.replace("\b\nExample: ", "\b\nExample:\n  ")
             title, *lines = block.removeprefix("\b\n").split("\n")
             if title.endswith(":") and all(line.startswith(" ") for line in lines):
                 found.append(f"{title}\n")

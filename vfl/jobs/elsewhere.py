@@ -16,7 +16,7 @@ from vfl.jobs.answers import Order, answer, check, lost, watch
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.program import do_last
 
-INSTALL = 'pip install "vfl[studies]"'
+INSTALL = "pip install '.[studies]' in the clone of vfl"
 # Backends that another package registers with joblib: {name: (package, module, function)}.
 _OTHERS = {
     "ray": ("ray", "ray.util.joblib", "register_ray"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optuna.storages.journal import JournalFileBackend
     from optuna.trial import FrozenTrial
 
-INSTALL = 'pip install "vfl[studies]"'
+INSTALL = "pip install '.[studies]' in the clone of vfl"
 By = Literal["tpe", "random", "grid"]
 # Attributes of a trial: why it failed, the folder of its run, its place among all trials, and the
 # driver that makes it. Of the search: what was asked for.

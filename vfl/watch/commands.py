@@ -50,7 +50,7 @@ def watch(run: Path | None, port: int, beside: bool) -> None:
     except ImportError as error:
         text = f"FastAPI or uvicorn cannot be imported here ({str(error).splitlines()[0]})"
         raise InputError(
-            Code.CONFIG_INVALID, f"vfl watch: {text}; pip install 'vfl[watch]'"
+            Code.CONFIG_INVALID, f"vfl watch: {text}; pip install '.[watch]' in the clone of vfl"
         ) from None
     from vfl.watch.picture import Picture
 

@@ -284,6 +284,7 @@ def _exporter(wanted: str) -> SpanExporter | None:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
-        text = f"{ASKS} asks for traces, which need the extra otel: pip install 'vfl[otel]'"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; or unset it") from None
+        text = f"{ASKS} asks for traces, which need the extra otel"
+        text = f"{text}: pip install '.[otel]' in the clone of vfl; or unset it"
+        raise InputError(Code.CONFIG_INVALID, text) from None
     return OTLPSpanExporter()

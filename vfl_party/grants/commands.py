@@ -76,8 +76,7 @@ def approve(
     \b
     Examples:
       vfl-party approve bank.toml --runs 3 --until 2027-01-31 --purpose "credit risk, contract 17"
-      vfl-party approve bank.toml --runs 0 --predictions 50000 \
-        --recipe runs/20260301-120000-churn-1f3a/bank/recipe.json
+      vfl-party approve bank.toml --runs 0 --predictions 50000 --recipe runs/RUN-ID/bank/recipe.json
     """
     from vfl_common.config.recipe import naming
     from vfl_party.assembly.files import read_files

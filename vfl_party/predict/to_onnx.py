@@ -330,7 +330,8 @@ def _exported(
     except ImportError as error:
         text = f"ONNX cannot be written here ({str(error).splitlines()[0]})"
         raise InputError(
-            Code.CONFIG_INVALID, f"vfl export model: {text}; pip install 'vfl[onnx]'"
+            Code.CONFIG_INVALID,
+            f"vfl export model: {text}; pip install '.[onnx]' in the clone of vfl",
         ) from None
     # Its errors are of many types, and a model of somebody's own may raise any.
     except Exception as error:

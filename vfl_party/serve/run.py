@@ -43,7 +43,7 @@ LOG, ACCESS = "serve-{}.jsonl", "serve-access-{}.jsonl"
 # After a handover the passive parties connect again within a second. One that is gone is not waited
 # for.
 _COME_S, _LOOK_S = 5.0, 0.02
-INSTALL = 'pip install "vfl[serve]"'
+INSTALL = "pip install '.[serve]' in the clone of vfl"
 
 if TYPE_CHECKING:
     from vfl_party.serve.http.port import Port

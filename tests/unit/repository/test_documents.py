@@ -38,6 +38,10 @@ DOCUMENTS = [
     *PAGES,
 ]
 SENT = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
+NAMED_FILE = re.compile(
+    r"(?<![\w/.])((?:(?:tests/)?(?:contract|faults|integration|unit)|scripts)/[\w/.-]*\w)(?:::(\w+))?"
+    r"|(?<=`)::(\w+)"
+)
 OF_PLUGINS = re.compile(r'"(plain|saturating|row_clip|residual|quadratic|embeddings_only)"')
 
 
@@ -75,16 +79,105 @@ def anchor_of(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
-def test_the_threat_model_names_tests_that_exist() -> None:
-    page, file, count = (DOCS / "explanation" / "threat-model.md").read_text(), "", 0
-    for reference in re.findall(r"`((?:tests/[\w/]+\.py|scripts/[\w-]+)?(?:::\w+)?)`", page):
-        path, _, test = reference.partition("::")
-        file = path or file  # a name alone is of the file before it
-        assert (REPO / file).is_file(), reference
-        if test:
+def test_pages_name_tests_and_scripts_that_exist() -> None:
+    files = tests = 0
+    for document in DOCUMENTS:
+        file = Path()
+        for path, *names in NAMED_FILE.findall(document.read_text()):
+            if path:  # A name without a path belongs to the file before it.
+                files += 1
+                paths = [root / path for root in (REPO, REPO / "tests") if (root / path).exists()]
+                assert paths, f"{document.name}: {path}"
+                file = paths[0]
+            if test := "".join(names):
+                tests += 1
+                assert f"def {test}(" in file.read_text(), f"{document.name}: {file} has no {test}"
+    assert files > 150
+    assert tests > 30
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "index"], ids=named)
+def test_an_index_lists_the_page(page: Path) -> None:
+    folders = [page.parent, page.parent.parent]
+    links = [
+        (folder / link).resolve()
+        for folder in folders
+        if (folder / "index.md").exists()
+        for link in re.findall(r"\]\(([^)#\s]+\.md)", (folder / "index.md").read_text())
+    ]
+    assert page in links
+
+
+def test_decisions_are_listed_in_their_order() -> None:
+    names = [page.name for page in sorted((DOCS / "explanation" / "decisions").glob("0*.md"))]
+    for listing in (DOCS / "explanation" / "decisions" / "index.md", REPO / "mkdocs.yml"):
+        assert re.findall(r"\b(\d{4}-[\w-]+\.md)", listing.read_text()) == names
+
+
+def test_the_architecture_names_every_package_of_a_party_and_every_group_of_plug_ins() -> None:
+    page = (DOCS / "explanation" / "architecture.md").read_text()
+    rooms = {path.parent.name for path in (REPO / "vfl_party").glob("*/__init__.py")}
+    column = "".join(re.findall(r"^\|([^|]+)\|[^|]+\|$", page, re.MULTILINE))
+    assert rooms == set(re.findall(r"`(\w+)`", column))
+    groups = (DOCS / "reference" / "plugins.md").read_text()
+    assert set(re.findall(r"^\| `(vfl\.\w+)`", groups, re.MULTILINE)) == set(
+        re.findall(r"entry point of `(vfl\.\w+)`", page)
+    )
+
+
+def test_commands_and_options_that_are_shown_exist() -> None:
+    """The page of commands has them all, as another test compares."""
+    known: dict[str, set[str]] = {}
+    reference = (DOCS / "reference" / "commands.md").read_text()
+    for section in re.split(r"^#+ (?=vfl)", reference, flags=re.MULTILINE)[1:]:
+        title, _, body = section.partition("\n")
+        rows = re.findall(r"^\| `(-[^`]+)`", body, re.MULTILINE)
+        known[title] = set(re.findall(r"--[\w-]+", " ".join(rows)))
+    count = 0
+    for document in DOCUMENTS:
+        for line in shown_lines(document.read_text().replace("\\\n", " ")):
+            call = re.match(
+                r"\s*(?:\$ )?(?:[./\w]*/bin/)?(vfl(?:-party|-server)?) ([^|;&#]*)", line
+            )
+            if call is None:
+                continue
             count += 1
-            assert f"def {test}(" in (REPO / file).read_text(), f"{file} has no {test}"
-    assert count > 30
+            path, words = [call[1]], call[2].split()
+            for word in words:
+                path += [word] if " ".join([*path, word]) in known else []
+            where = f"{document.name}: {line}"
+            assert len(path) > 1 or not re.match(r"[a-z]", " ".join(words)), where
+            titles = [" ".join(path[:end]) for end in range(1, len(path) + 1)]
+            if "…" in words:  # Any command of the group.
+                titles += [title for title in known if title.startswith(f"{titles[-1]} ")]
+            options = {"--help", "--version"}.union(*(known[title] for title in titles))
+            assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", call[2])) <= options, where
+    assert count > 500
+
+
+def shown_lines(text: str) -> list[str]:
+    """Lines of blocks, and code within sentences."""
+    pattern = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+    lines = [line for block in pattern.findall(text) for line in block.splitlines()]
+    codes = re.findall(r"(?<!`)`(vfl[^`]*)`", pattern.sub("", text))
+    return lines + [" ".join(code.split()) for code in codes]
+
+
+def test_what_is_to_be_installed_can_be() -> None:
+    """The package is on no index, and an extra is one that it has."""
+    extras = tomllib.loads((REPO / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    sources = [path for name in PACKAGES for path in (REPO / name).rglob("*.py")]
+    count = 0
+    for path in [*DOCUMENTS, *sources]:
+        pattern = r"pip install\s+['\"]?([\w./-]+)\[([\w,]+)\]"
+        for target, chosen in re.findall(pattern, path.read_text()):
+            assert target != "vfl", path
+            if target == ".":
+                count += 1
+                assert set(chosen.split(",")) <= set(extras), path
+    assert count > 10
 
 
 # -- code -----------------------------------------------------------------------------------------
