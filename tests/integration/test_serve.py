@@ -476,7 +476,7 @@ def test_a_row_has_no_score_unless_the_parties_that_took_part_were_measured(
 def test_numbers_that_are_too_large_for_the_model_are_in_no_score(
     served: Served, most: float
 ) -> None:
-    """Training refuses such numbers; a row with them is scored without the parties that gave them."""
+    """Training refuses such numbers; a row with them lacks the parties that gave them."""
     top = served.run.model("p0").top
     assert top is not None
     sign_ND = next(top.parameters())[0].detach().sign().reshape(len(NAMES), -1)
@@ -487,7 +487,7 @@ def test_numbers_that_are_too_large_for_the_model_are_in_no_score(
         return Answered(bytes([EMBEDDED] * len(ids)), z_ND.astype("<f4").tobytes())
 
     found = scorer(served, answer).score(["K-1", "K-2", "K-3"])
-    assert found.state == ["scored", "partly", "scored"]
+    assert found.state == ["scored", "unmeasured", "scored"]
     assert found.part(1).missing == {"p1": "failed", "p2": "failed"}
     assert np.isfinite(found.columns["score_1"]).all()
     assert json.dumps(rows_of(["K-1", "K-2", "K-3"], found), allow_nan=False)
