@@ -292,7 +292,8 @@ class AccountGuard:
 
 def _vector(sums: Sums, peers: Sequence[str], what: str) -> npt.NDArray[np.int64]:
     """Returns the sums of all people, [P], over some peers."""
-    return np.sum([sums.vector(peer, what) for peer in peers], axis=0)
+    found: npt.NDArray[np.int64] = np.sum([sums.vector(peer, what) for peer in peers], axis=0)
+    return found
 
 
 def _total(sums: Sums, peers: Sequence[str], data_set: int, what: str) -> int:
