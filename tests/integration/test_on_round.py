@@ -120,7 +120,8 @@ def test_a_round_that_is_over_has_no_models() -> None:
 
 def test_a_round_without_a_checkpoint_has_no_models_in_processes() -> None:
     def look(each: vfl.Round) -> None:
-        if each.phase == "splitnn" and each.round == 1:
+        # One party only: the order in which processes print their rounds is not fixed.
+        if (each.party, each.phase, each.round) == ("p0", "splitnn", 1):
             each.model()
 
     with raises(InputError, Code.CHECKPOINT_INVALID):
