@@ -14,7 +14,7 @@ PYTEST_PARALLEL ?= --numprocesses auto --maxprocesses 4
 # CI loads a plug-in here, which records the tests that failed: see scripts/ci_tests.py.
 PYTEST_REPORT ?=
 
-.PHONY: demo test unit sentences check docs coverage format install dev lock release clean help
+.PHONY: demo test unit check docs coverage format install dev lock release clean help
 
 demo: $(VENV)/.installed  ## train a federation of five processes on this machine (about 10 s)
 	$(BIN)/vfl demo
@@ -25,10 +25,6 @@ test: $(VENV)/.installed-dev  ## run the checks, then every test
 
 unit: $(VENV)/.installed-dev  ## run tests/unit, which start no run and no program
 	$(BIN)/pytest --numprocesses logical --maxprocesses 4 tests/unit
-
-sentences: $(VENV)/.installed-dev  ## write tests/sentences.txt again; TESTS=tests/unit/vfl/test_new.py for some
-	VFL_TESTS_RENEW_SENTENCES=1 $(BIN)/pytest $(PYTEST_PARALLEL) $(TESTS)
-	git diff --stat tests/sentences.txt
 
 check: $(VENV)/.installed-dev  ## check style, types, layers and generated code; no test runs
 	PYTHON=$(BIN)/python scripts/check

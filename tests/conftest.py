@@ -10,12 +10,9 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-from tests.harness import sentences
 
 # Machines are shared: how long drawing an example takes says nothing about our code.
 settings.register_profile(
@@ -63,22 +60,6 @@ def pytest_sessionstart() -> None:
         from tests.harness.preloaded.threads import several_threads
 
         several_threads()
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Counts a test's sentences from its first."""
-    sentences.begin(item.nodeid)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Writes ``tests/sentences.txt`` again, if ``make sentences`` asks for it."""
-    if not os.environ.get(sentences.RENEW):
-        return
-    folder = Path(session.config.rootpath) / ".sentences"
-    worker = getattr(session.config, "workerinput", None)
-    sentences.write_part(folder, worker["workerid"] if worker else "main")
-    if worker is None:
-        sentences.merge(folder)
 
 
 def pytest_collection_finish() -> None:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from tests.contract.exchanges import PASSIVES, WAIT_S, GrpcExchange, soon
+from tests.harness.errors import assert_names, raises
 from tests.harness.hostile import aggregation
 from tests.harness.proxy import Proxy
-from tests.harness.sentences import raises, worded_as_before
 from tests.harness.waiting import wait_until
 from vfl_common.bundle import Bundle, Kind, StepKey
 from vfl_common.errors import (
@@ -209,8 +209,8 @@ def test_the_clock_of_a_step_starts_with_the_first_party() -> None:
         error = run.failed.get(timeout=WAIT_S)
         assert isinstance(error, LostError)
         assert (error.code, error.party) == (Code.STEP_TIMEOUT, "north")
-        worded_as_before(str(error))
-        with raises(LostError, Code.STEP_TIMEOUT):
+        assert_names(str(error), "run.step_timeout_s", "north")
+        with raises(LostError, Code.STEP_TIMEOUT, names=("run.step_timeout_s", "north")):
             waiting.result(WAIT_S)
     finally:
         run.close()
@@ -226,10 +226,10 @@ def test_weights_that_are_not_finite_end_the_run_and_name_the_party(run: Run) ->
     error = run.failed.get(timeout=WAIT_S)
     assert isinstance(error, PeerError)
     assert (error.code, error.party) == (Code.NON_FINITE, "south")
-    worded_as_before(str(error))
-    with raises(AbortedError, Code.ABORTED):
+    assert_names(str(error), "south")
+    with raises(AbortedError, Code.ABORTED, names="south"):
         north.result(WAIT_S)
-    with raises(PeerError, Code.NON_FINITE):
+    with raises(PeerError, Code.NON_FINITE, names="south"):
         south.result(WAIT_S)
 
 
@@ -312,7 +312,7 @@ def test_where_nobody_aggregates_nobody_is_served() -> None:
         run.aggregator.begin(1, "anything at all", [])
         assert run.threads() == []
         link = run.exchange.new_link("north", reconnect_s=0.3)
-        with raises(LostError, Code.PARTY_LOST):
+        with raises(LostError, Code.PARTY_LOST, names="0.3"):
             soon(
                 lambda: link.swap(StepKey("second", 0, 0), Bundle(Kind.WEIGHTS), SECOND.spec)
             ).result(WAIT_S)
@@ -321,7 +321,7 @@ def test_where_nobody_aggregates_nobody_is_served() -> None:
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(run: Run) -> None:
-    with raises(InputError, Code.CHECKPOINT_INVALID):
+    with raises(InputError, Code.CHECKPOINT_INVALID, names="000001.third.1"):
         run.aggregator.begin(1, "000001.third.1", [FIRST])
 
 

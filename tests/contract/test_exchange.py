@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, exchange, soon
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.harness.waiting import wait_until
 from vfl_common.bundle import Bundle, BundleSpec, Kind, StepKey, TensorSpec
 from vfl_common.errors import (
@@ -351,7 +351,7 @@ def test_an_interruption_from_another_thread_wakes_collect_and_swap(transport: s
         began_s = time.monotonic()
         found.link("north").end(InterruptedRun("south was lost"))
         found.hub.end(InterruptedRun("south was lost"))
-        with raises(InterruptedRun, Code.INTERRUPTED):
+        with raises(InterruptedRun, Code.INTERRUPTED, names="south"):
             collected.result(WAIT_S)
         # In its own words, or in the hub's.
         with pytest.raises(InterruptedRun):
@@ -399,7 +399,7 @@ def test_numbers_that_are_not_finite_are_named(value: float, transport: str) -> 
             asked.result(WAIT_S)
         assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, ACTIVE)
         sent = soon(lambda: link.swap(SECOND, sick))
-        with raises(PeerError, Code.NON_FINITE) as caught:
+        with raises(PeerError, Code.NON_FINITE, names="north") as caught:
             hub.collect(SECOND)
         assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "north")
         found.hub.end(caught.value)

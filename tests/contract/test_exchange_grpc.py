@@ -22,9 +22,9 @@ import pytest
 from cryptography import x509
 
 from tests.contract.exchanges import ACTIVE, PASSIVES, WAIT_S, GrpcExchange, credentials, soon
+from tests.harness.errors import assert_names, raises
 from tests.harness.pki import company, dns, signer, written
 from tests.harness.proxy import Proxy
-from tests.harness.sentences import raises, worded_as_before
 from tests.harness.waiting import wait_until
 from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
@@ -316,7 +316,7 @@ def test_a_peer_that_cannot_be_reached_is_lost(found: GrpcExchange) -> None:
     with Proxy("127.0.0.1:1") as proxy:
         link = found.new_link("north", address=proxy.address, reconnect_s=0.5)
         began_s = time.monotonic()
-        with raises(LostError, Code.PARTY_LOST) as caught:
+        with raises(LostError, Code.PARTY_LOST, names="0.5") as caught:
             link.swap(FIRST, ACK, NOTHING)
         assert caught.value.code is Code.PARTY_LOST
         assert 0.4 < time.monotonic() - began_s < 5.0
@@ -324,7 +324,7 @@ def test_a_peer_that_cannot_be_reached_is_lost(found: GrpcExchange) -> None:
 
 def test_a_peer_that_does_not_answer_in_time_is_named(found: GrpcExchange) -> None:
     link = found.new_link("north", timeout_s=0.4)
-    with raises(LostError, Code.STEP_TIMEOUT) as caught:
+    with raises(LostError, Code.STEP_TIMEOUT, names=("run.step_timeout_s", "0.4")) as caught:
         soon(lambda: link.swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert (caught.value.code, caught.value.party) == (Code.STEP_TIMEOUT, ACTIVE)
 
@@ -360,7 +360,7 @@ def test_a_certificate_of_the_federation_is_not_enough(
         soon(lambda: found.new_link("stranger").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     assert caught.value.code is Code.ROLE_MISMATCH
     assert found.service.refusals.counts() == {"ROLE_MISMATCH": 1}
-    worded_as_before(caplog.text)
+    assert_names(caplog.text, "vfl_common.rpc.guard.refusals")
     # The run goes on without it.
     assert found.hub.pipe.ended is None
     assert all(entry.peer != "stranger" for entry in found.ledger.entries())
@@ -438,7 +438,7 @@ def test_a_link_takes_a_peer_for_nobody_but_exactly_itself(
             error = connect(address, mine, ACTIVE, WAIT_S)
             assert isinstance(error, InputError)
             assert error.code is Code.IDENTITY_MISMATCH
-            worded_as_before(str(error))
+            assert_names(str(error), "active", "127.0.0.1")
         with pytest.raises(InputError):
             dial(address, mine, ACTIVE)
     with plain_server(
@@ -510,7 +510,9 @@ def test_a_look_needs_no_key_and_leaves_no_file(
     monkeypatch.setattr("os.open", noting)
     shown = certificate_of(found.address, keyless, ACTIVE, WAIT_S)
     assert shown == credentials(ACTIVE).certificate
-    worded_as_before(str(diagnose(found.address, credentials("north"), ACTIVE, WAIT_S)))
+    assert_names(
+        str(diagnose(found.address, credentials("north"), ACTIVE, WAIT_S)), "active", "127.0.0.1"
+    )
     assert (opened, list(tmp_path.iterdir())) == ([], [])
 
 
@@ -803,7 +805,7 @@ def test_an_exception_in_the_service_keeps_its_text_to_itself(
     with pytest.raises(AbortedError) as caught:
         soon(lambda: found.link("north").swap(FIRST, ACK, NOTHING)).result(WAIT_S)
     # It would wait in vain.
-    with raises(InternalError, Code.INTERNAL):
+    with raises(InternalError, Code.INTERNAL, names="/home/hospital/patients.csv"):
         waiting.result(WAIT_S)
     (line,) = [each for each in caplog.records if each.levelname == "ERROR"]
     assert line.exc_info is not None
@@ -821,7 +823,7 @@ def test_what_another_party_did_is_an_abort_here() -> None:
         south.say(b"\xff")
         with pytest.raises(PeerError):
             waiting.result(WAIT_S)
-        with raises(AbortedError, Code.ABORTED):
+        with raises(AbortedError, Code.ABORTED, names="south"):
             north.result(WAIT_S)
         assert south.refused().code == Code.MALFORMED_MESSAGE
     finally:
@@ -1014,7 +1016,7 @@ def test_a_party_that_comes_back_shows_again_what_it_has_shown(same: bool) -> No
         south = Stream(exchange, "south")
         south.say(*frames(again, big(1 if same else 2)))
         if not same:
-            with raises(PeerError, Code.ROWS_DIFFER) as refused:
+            with raises(PeerError, Code.ROWS_DIFFER, names="south") as refused:
                 collected.result(WAIT_S)
             assert (refused.value.code, refused.value.party) == (Code.ROWS_DIFFER, "south")
             return

@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from tests.contract.exchanges import WAIT_S, credentials, keyring
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.rpc.channel import dial, listening
 from vfl_common.rpc.health import SERVICE, Health, require_serving
@@ -82,16 +82,16 @@ def test_the_probe_beside_the_process(address: str, up: dict[str, bool]) -> None
     # What it listens on is not dialled.
     assert require_serving(f"0.0.0.0:{port}", credentials(ME), WAIT_S) == address
     up["vfl.v1.Control"] = False
-    with raises(PeerError, Code.UNREACHABLE) as caught:
+    with raises(PeerError, Code.UNREACHABLE, names=("active", "127.0.0.1")) as caught:
         require_serving(address, credentials(ME), WAIT_S)
     assert caught.value.code is Code.UNREACHABLE
-    with raises(InputError, Code.IDENTITY_MISMATCH):
+    with raises(InputError, Code.IDENTITY_MISMATCH, names=("active", "north")):
         require_serving(address, credentials("north"), 1.0)
 
 
 def test_a_process_without_the_service() -> None:
     with (
         listening("127.0.0.1:0", keyring(ME), [], 2) as (_, address),
-        raises(PeerError, Code.UNREACHABLE),
+        raises(PeerError, Code.UNREACHABLE, names=("active", "127.0.0.1")),
     ):
         require_serving(address, credentials(ME), WAIT_S)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.contract.exchanges import WAIT_S, credentials, keyring
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from tests.harness.waiting import wait_until
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.keyring import Keyring
@@ -298,7 +298,7 @@ def test_a_second_program_of_a_party_is_refused_by_name(
     wait_until(lambda: ended)
     assert isinstance(ended[0], PeerError)
     assert ended[0].code is Code.NAME_TAKEN
-    worded_as_before(str(ended[0]))
+    assert_names(str(ended[0]), "north")
     assert isinstance(service.ask(["a"], WAIT_S).wait()["north"], Answered)
     # Once the first has ended, another takes its place.
     second = attend("north", address)

@@ -14,9 +14,9 @@ import torch
 
 import vfl
 from tests.harness import cases
+from tests.harness.errors import assert_names
 from tests.harness.federation import Federation, Program, refused
 from tests.harness.here import vfl_here
-from tests.harness.sentences import worded_as_before
 
 ROWS, NEW = 60, 30
 
@@ -92,7 +92,7 @@ def test_the_scores_are_those_of_the_active_party_s_own_model(
     assert active.wait(60) == 5, active.stderr
     told = active.wait_for("predicted")
     assert (told["written"], told["rows"], told["state"]) == (0, NEW + 2, "alone")
-    worded_as_before(told["said"])
+    assert_names(told["said"], "predict.deadline_s", "p1")
     found = written(federation)
     states = found["state"].to_pylist()
     assert states == ["alone"] * NEW + ["without an id", "with a repeated id"]
@@ -115,7 +115,11 @@ def test_without_such_a_model_the_rows_wait(
     active = predicting(federation, "p0", joint, "--deadline", "2")
     # No server answers, either.
     assert active.wait(60) == 5, active.stderr
-    worded_as_before(re.sub(r"127.0.0.1:\d+", "ADDRESS", active.wait_for("predicted")["said"]))
+    assert_names(
+        re.sub(r"127.0.0.1:\d+", "ADDRESS", active.wait_for("predicted")["said"]),
+        "predict.deadline_s",
+        "30",
+    )
     found = written(federation)
     assert found.column_names == ["who", "matched_who", "state", "score_1", "class"]
     assert found["state"].to_pylist()[:NEW] == ["waiting"] * NEW
@@ -170,7 +174,7 @@ def test_a_model_that_others_have_trained_too_is_refused(
     federation.extra["p0"] = {"predict": {"alone": joint}}
     ended = predicting(federation, "p0", joint)
     assert ended.wait(60) == 2
-    worded_as_before(ended.stderr.replace(Path(joint).name, "RUN"))
+    assert_names(ended.stderr.replace(Path(joint).name, "RUN"), "predict")
     federation.extra["p0"] = {"predict": {"alone": "runs/none"}}
     refused(predicting(federation, "p0", joint), "predict.alone", "runs/none")
     federation.extra["p0"] = {"predict": {"deadline_s": 0}}

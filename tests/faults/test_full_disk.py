@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from tests.harness import cases
+from tests.harness.errors import error_line
 from tests.harness.federation import Federation, refused
-from tests.harness.sentences import error_as_before
 from tests.harness.served import Served, trained
 from tests.harness.waiting import wait_until
 from vfl_party.serve.run import LOG
@@ -116,7 +116,7 @@ def test_a_full_disk_is_one_sentence(small_disk: Path, tmp_path: Path) -> None:
         line = refused(federation.start_party("p1"), os.strerror(errno.ENOSPC))
         assert line.startswith(f"error: {small_disk}/")
         assert server.wait(60) == 2
-        line = error_as_before(server.stderr)
+        line = error_line(server.stderr)
         assert "p1" in line
         assert os.strerror(errno.ENOSPC) in line
         assert str(small_disk) not in server.stderr

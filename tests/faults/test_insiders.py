@@ -15,9 +15,9 @@ import pytest
 
 from tests.contract.exchanges import keyring
 from tests.harness.cases import digits, recipe
+from tests.harness.errors import assert_names, raises
 from tests.harness.federation import Federation, refused
 from tests.harness.hostile import HostilePassive, first_answer
-from tests.harness.sentences import raises, worded_as_before
 from tests.harness.waiting import wait_until
 from tests.integration.test_resume import (
     EPOCH_BYTES,
@@ -327,7 +327,7 @@ def test_a_refusal_that_follows_an_interruption_is_heard_once(
             monkeypatch.setattr(session, "_send", slowly)
             if at_once:
                 wait_until(lambda: session._uplink.channel is None)
-            with raises(PeerError, Code.CERTIFICATE_INVALID):
+            with raises(PeerError, Code.CERTIFICATE_INVALID, names="p1"):
                 session.join(joining)
         finally:
             session.close()
@@ -368,7 +368,7 @@ def test_how_long_a_server_that_goes_in_a_run_is_waited_for(reported: bool) -> N
             assert time.monotonic() - began_s >= 1.5
             assert (type(caught.value), caught.value.code) == (LostError, Code.PARTY_LOST)
             assert caught.value.party == "server"
-            worded_as_before(str(caught.value))
+            assert_names(str(caught.value), "1.5")
     finally:
         session.close()
 
@@ -401,10 +401,10 @@ def test_a_report_of_a_generation_that_was_interrupted_counts_for_nothing() -> N
             back_s=1.0,
         )
         assert isinstance(session.join(Joining("passive", "{}", "train", 1, "cpu")), Start)
-        with raises(InterruptedRun, Code.INTERRUPTED):
+        with raises(InterruptedRun, Code.INTERRUPTED, names="p0"):
             session.report(PartyReport({}, 0, 0.0))
         wait_until(lambda: session._uplink.channel is None)
-    with raises(LostError, Code.PARTY_LOST):
+    with raises(LostError, Code.PARTY_LOST, names=("server", "127.0.0.1")):
         session.join(Joining("passive", "{}", "train", 1, "cpu"))
     session.close()
 
@@ -609,7 +609,7 @@ def test_a_generation_ends_if_the_server_that_is_back_does_not_take_it_up(
             assert isinstance(ended, PeerError)
         else:
             assert isinstance(ended, InterruptedRun)
-        worded_as_before(str(ended))
+        assert_names(str(ended), "server")
         assert server.sessions == 2
         with pytest.raises(type(ended)):
             session.check()

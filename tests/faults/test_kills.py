@@ -11,8 +11,8 @@ import pyarrow.parquet
 import pytest
 
 from tests.harness import kills
+from tests.harness.errors import assert_names
 from tests.harness.federation import Federation
-from tests.harness.sentences import worded_as_before
 from tests.integration.test_resume import assert_equal, parameters
 
 
@@ -108,7 +108,7 @@ def test_a_defect_in_a_stream_s_thread_ends_the_run_with_the_name_of_who_has_it(
             name: program.stderr.splitlines()[-1] for name, program in federation.programs.items()
         }
         for line in told.values():
-            worded_as_before(line)
+            assert_names(line, "error: ")
         assert "TypeError" in told["p0"]
         for name in ("server", "p1", "p2"):
             assert "p0" in told[name]

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.harness.cases import digits, recipe
+from tests.harness.errors import assert_names, error_line, raises
 from tests.harness.federation import Federation, refused
 from tests.harness.hostile import HostilePassive, first_answer
-from tests.harness.sentences import error_as_before, raises, worded_as_before
 from vfl_common.config.base import read_toml
 from vfl_common.errors import AbortedError, Code, InputError, VflError
 from vfl_common.link import PROTOCOL
@@ -52,8 +52,8 @@ def test_a_prediction_survives_a_killed_party(tmp_path: Path) -> None:
             assert program.wait(60) == 0, f"{name}: {program.stderr}"
         told = federation.programs["p0"].wait_for("predicted", output="predictions.csv")
         assert (told["written"], told["rows"]) == (100, 100)
-        worded_as_before(told["said"])
-        worded_as_before(federation.programs["p0"].wait_for("scores")["said"])
+        assert_names(told["said"], "100")
+        assert_names(federation.programs["p0"].wait_for("scores")["said"], "probability")
         assert "output" not in federation.programs["p1"].wait_for("predicted", written=100)
     lines = (federation.folder / "predictions.csv").read_text().splitlines()
     assert len(lines) == 101
@@ -82,7 +82,7 @@ def test_a_report_that_cannot_be_read_names_its_sender(tmp_path: Path) -> None:
             report = control_pb2.Report(metrics_json="][")
             hostile.send(control_pb2.PartyMessage(report=report))
             assert server.wait(30) == 2
-            assert "p1" in error_as_before(server.stderr)
+            assert "p1" in error_line(server.stderr)
             refused(active, "p1", code=4)
 
 
@@ -154,7 +154,7 @@ def test_an_unknown_generation_does_not_keep_the_active_party(tmp_path: Path) ->
     "address", ["foo", "", "localhost:99999", "127.0.0.1:abc", ":", "a:-1", "[::1]:"]
 )
 def test_what_is_no_address(address: str) -> None:
-    with raises(InputError, Code.ADDRESS_IN_USE):
+    with raises(InputError, Code.ADDRESS_IN_USE, names="65535"):
         split_address(address)
 
 
@@ -181,7 +181,7 @@ def test_a_failure_cannot_write_lines_of_its_own() -> None:
 def test_toml_that_python_chokes_on(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text(text)
-    with raises(VflError, Code.CONFIG_INVALID):
+    with raises(VflError, Code.CONFIG_INVALID, names="x.toml"):
         read_toml(path)
 
 

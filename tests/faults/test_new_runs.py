@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.harness import cases, kills
+from tests.harness.errors import assert_names, error_line
 from tests.harness.federation import Federation
 from tests.harness.hostile import HostilePassive
-from tests.harness.sentences import error_as_before, worded_as_before
 from tests.integration.test_resume import (
     AFTER_FIRST,
     DATA,
@@ -69,7 +69,7 @@ def test_a_failed_night_blocks_the_next_until_the_server_alone_begins_anew(tmp_p
         codes = again(federation)
         assert codes["server"] == 2
         assert all(code in (2, 4) for code in codes.values())
-        said = error_as_before(federation.programs["server"].stderr)
+        said = error_line(federation.programs["server"].stderr)
         assert old.name in said
         assert "vfl-server serve --fresh" in said
         # Nobody has given it up.
@@ -79,7 +79,7 @@ def test_a_failed_night_blocks_the_next_until_the_server_alone_begins_anew(tmp_p
         whys = {name: aside["why"] for name, aside in notes(federation, old, "set_aside").items()}
         (why,) = {*whys.values()}
         assert "--fresh" in why
-        worded_as_before(why)
+        assert_names(why, "--fresh")
         assert set(notes(federation, new, "finished").values()) == {True}
         for name in federation.names:
             told = [
@@ -108,7 +108,7 @@ def test_an_old_run_is_set_aside_if_rows_have_changed(align: str, tmp_path: Path
             aside["why"].partition(" ")[2] for aside in notes(federation, old, "set_aside").values()
         }
         assert old.name in why
-        worded_as_before(why)
+        assert_names(why, "columns")
         (new,) = [run for run in (tmp_path / "runs").glob("[!.]*") if run.is_dir() and run != old]
         assert set(notes(federation, new, "finished").values()) == {True}
         assert notes(federation, new, "generation")["server"] == 1
@@ -136,7 +136,7 @@ def test_a_server_without_its_folder_begins_nothing_and_loses_nothing(
         refused = federation.start_server(federation.address)
         assert refused.wait() == 2
         # Whichever came first is named.
-        said = error_as_before(refused.stderr)
+        said = error_line(refused.stderr)
         assert run.name in said
         for name in federation.names:
             # Who came too late to hear of it looks for the server.
@@ -191,7 +191,7 @@ def test_a_run_is_open_in_one_process_alone(tmp_path: Path, undisturbed: Paramet
         for name, words in seconds.items():
             second = federation.start(f"second-{name}", *words)
             assert second.wait() == 2
-            assert f"runs/{run.name}/{name}: " in error_as_before(second.stderr)
+            assert f"runs/{run.name}/{name}: " in error_line(second.stderr)
             federation.programs.pop(second.name).close()
         assert noted(run) == before
         proxy.release()
@@ -216,7 +216,7 @@ def test_a_party_that_is_unfit_for_each_run_does_not_have_all_begin_for_ever(
                 hostile.join_with(run_id=second.run_id, checkpoints=(), unfit="no reason")
             assert caught.value.code is Code.DATA_INVALID
         assert server.wait() == 2
-        line = error_as_before(server.stderr)
+        line = error_line(server.stderr)
         assert f"{second.run_id}: no reason" in line
         assert {path.name for path in (tmp_path / "runs").glob("[!.]*") if path.is_dir()} == {
             first.run_id,
@@ -250,4 +250,4 @@ def test_a_lying_server_does_not_keep_the_rows_from_being_compared(
         codes = {name: program.wait() for name, program in federation.programs.items()}
         assert 0 not in codes.values()
         assert codes["p2"] == 2
-        assert "p2" in error_as_before(federation.programs["p2"].stderr)
+        assert "p2" in error_line(federation.programs["p2"].stderr)

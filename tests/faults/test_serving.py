@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from tests.harness.sentences import worded_as_before
+from tests.harness.errors import assert_names
 from tests.harness.served import NAMES, Served, trained
 from tests.harness.waiting import wait_until
 
@@ -168,7 +168,7 @@ def test_a_new_process_that_cannot_start_changes_nothing(tmp_path: Path) -> None
         (served.federation.folder / "p0.toml").write_text("no_such_key = 1")
         active.signal(signal.SIGHUP)
         said = active.wait_for("advice", 120.0)["said"]
-        worded_as_before(said)
+        assert_names(said, "correct")
         assert "goes on" in said
         (row,) = served.rows("K-1")
         assert row["state"] == "scored"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.harness import cases
+from tests.harness.errors import assert_names
 from tests.harness.federation import RUN_S, Federation
-from tests.harness.sentences import worded_as_before
 from tests.integration.test_resume import (
     HANDSHAKE_BYTES,
     Parameters,
@@ -55,7 +55,7 @@ def stop(federation: Federation, victim: str, number: signal.Signals) -> None:
     program = federation.programs[victim]
     program.signal(number)
     assert program.wait(20.0) == 130
-    worded_as_before(program.stderr.splitlines()[-1])
+    assert_names(program.stderr.splitlines()[-1], "stopped")
 
 
 def start_again(federation: Federation, victim: str) -> None:
@@ -121,4 +121,4 @@ def test_within_a_step(
             event = "stopped" if name == victim else "interrupted"
             (line,) = [each for each in map(json.loads, log) if each.get("event") == event]
             assert name == victim or victim in line["message"]
-            worded_as_before(line["message"])
+            assert_names(line["message"], "stopped")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from tests.faults.test_mended import trained
 from tests.harness.cases import digits, recipe
+from tests.harness.errors import assert_names
 from tests.harness.federation import Federation, reason_to_wait, refused
-from tests.harness.sentences import worded_as_before
 
 
 def test_the_others_read_at_once_why_a_party_does_not_join(tmp_path: Path) -> None:
@@ -19,13 +19,13 @@ def test_the_others_read_at_once_why_a_party_does_not_join(tmp_path: Path) -> No
         federation.data["p1"] = {"source": "SECRET.csv", "id": "id"}
         refused(federation.start_party("p1"), "SECRET.csv")
         told = server.wait_for("refused", party="p1")
-        worded_as_before(told["why"])
+        assert_names(told["why"], "p1", "file")
         why = reason_to_wait(active, "p1")
-        worded_as_before(why)
+        assert_names(why, "p1", "file")
         assert "SECRET" not in why + told["why"]
         # A device that is not there is found before the data are read.
         refused(federation.start_party("p1", "--device", "cuda:7"), "cuda:7")
-        worded_as_before(server.wait_for("refused", party="p1")["why"])
+        assert_names(server.wait_for("refused", party="p1")["why"])
         assert "device" in reason_to_wait(active, "p1")
 
         federation.data["p1"] = data
@@ -47,7 +47,7 @@ def test_a_prediction_s_parties_read_why_one_does_not_join(tmp_path: Path) -> No
         for options in (("--run", "runs/none"), ("--run", run, "--data", "one.csv")):
             refused(federation.start("p1", "vfl-party", "predict", path["p1"], *options))
             server.wait_for("refused", party="p1")
-            worded_as_before(reason_to_wait(active, "p1"))
+            assert_names(reason_to_wait(active, "p1"))
         federation.start("p1", "vfl-party", "predict", path["p1"], "--run", run)
         for name, program in federation.programs.items():
             assert program.wait(60) == 0, f"{name}: {program.stderr}"

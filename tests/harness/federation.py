@@ -27,8 +27,8 @@ from typing import Any, Self, TextIO
 from torch import Tensor
 
 from tests.harness import ports
+from tests.harness.errors import error_line
 from tests.harness.preloaded import float64
-from tests.harness.sentences import error_as_before
 from tests.harness.sharing import (
     ADDRESS,
     FRESH,
@@ -196,7 +196,7 @@ def refused(program: Program, *names: str, code: int = 2) -> str:
     """
     assert program.wait(START_S) == code, program.stderr
     assert program.stderr.count("\n") == 1, program.stderr
-    sentence = error_as_before(program.stderr)
+    sentence = error_line(program.stderr)
     for name in names:
         assert name in sentence, f"{name!r} is not in: {sentence}"
     return sentence

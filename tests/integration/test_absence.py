@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tests.harness import cases, reference
+from tests.harness.errors import assert_names
 from tests.harness.federation import RUN_S, Federation, Program
 from tests.harness.proxy import Proxy
-from tests.harness.sentences import worded_as_before
 from tests.harness.waiting import wait_until
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
@@ -194,7 +194,7 @@ def test_a_party_is_killed_and_comes_back_in_the_same_generation(
         rounds = (federation.run_folder / "p0" / "metrics.jsonl").read_text().splitlines()
         notes = [note for line in rounds if (note := json.loads(line).get("note"))]
         assert all("p2" in note for note in notes)
-        worded_as_before(notes[0])
+        assert_names(notes[0], "p2")
         told = [
             event["event"]
             for event in federation.programs["p0"].seen()

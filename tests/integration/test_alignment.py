@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from tests.harness import cases, kills
+from tests.harness.errors import error_line
 from tests.harness.federation import Federation, refused
 from tests.harness.kills import Killed
 from tests.harness.plugins import environment, metadata
-from tests.harness.sentences import error_as_before
 from tests.integration.test_resume import AFTER_FIRST, Parameters, assert_equal, parameters
 from vfl_common.psi import PHASE
 from vfl_party.align.exchanges import INTRODUCTION_BYTES
@@ -158,7 +158,7 @@ def test_a_server_that_marks_other_rows_after_a_death_is_refused(
         made.start_one("p0")
         codes = {name: program.wait() for name, program in made.programs.items()}
         assert 0 not in codes.values()
-        error_as_before(made.programs["p0"].stderr)
+        error_line(made.programs["p0"].stderr)
         (times,) = json.loads((tmp_path / "runs" / "alignments-p0.json").read_text()).values()
         # The attempt, and the lie.
         assert len(times) == 2
@@ -179,7 +179,7 @@ def test_a_table_that_is_larger_than_others_want(
         codes = {name: program.wait() for name, program in made.programs.items()}
         assert 0 not in codes.values()
         for program in made.programs.values():
-            line = error_as_before(program.stderr)
+            line = error_line(program.stderr)
             assert all(word in line for word in ("p1", "660", who, "659"))
         assert not [*(tmp_path / "runs").rglob("common.bits")]
 
@@ -208,10 +208,10 @@ def test_a_prediction_of_fewer_rows_than_a_party_answers_for(
             predict(name)
         codes = {name: program.wait() for name, program in made.programs.items()}
         assert 0 not in codes.values()
-        line = error_as_before(made.programs["p1"].stderr)
+        line = error_line(made.programs["p1"].stderr)
         assert all(word in line for word in ("520", "predict.at_least", "521"))
         for name in ("p0", "p2"):
-            assert "p1" in error_as_before(made.programs[name].stderr)
+            assert "p1" in error_line(made.programs[name].stderr)
             assert "521" not in made.programs[name].stderr
         assert not (tmp_path / "predictions.csv").exists()
 
@@ -238,7 +238,7 @@ def test_a_row_that_is_swapped_between_generations_stops_the_run_before_any_upda
         assert codes["p0"] == codes["p1"] == 2
         assert 0 not in codes.values()
         for name in ("p0", "p1"):
-            line = error_as_before(made.programs[name].stderr)
+            line = error_line(made.programs[name].stderr)
             assert "p0" in line
             assert "p1" in line
         assert all({*made.checkpoint_labels(name)} <= {AFTER_FIRST} for name in made.names)
@@ -277,7 +277,7 @@ def test_another_run_with_other_rows_is_told_so(
         start(made)
         told = made.programs["p2"]
         assert told.wait() == 2
-        error_as_before(told.stderr)
+        error_line(told.stderr, "common.bits", "rows.alignment")
         assert 0 not in [program.wait() for program in made.programs.values()]
         assert "Traceback" not in "".join(program.stderr for program in made.programs.values())
 
@@ -354,5 +354,5 @@ def test_without_a_common_row_all_end_with_one_sentence(
         codes = {name: program.wait() for name, program in made.programs.items()}
         assert codes == dict.fromkeys(codes, 2)
         for program in made.programs.values():
-            assert "rows.at_least = 1" in error_as_before(program.stderr)
+            assert "rows.at_least = 1" in error_line(program.stderr)
         assert not [*(tmp_path / "runs").rglob("common.bits")]

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import vfl
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import RECIPE
 from tests.integration.test_library_jobs import DATA, SLOW
 from vfl.library.simulate import run_files
@@ -164,7 +164,7 @@ def test_a_killed_process_of_loky_ends_the_study_and_the_same_call_goes_on(
         ]
     }
     call: dict[str, Any] = {"quiet": True, "backend": "loky", "out": tmp_path / "runs"}
-    with raises(vfl.VflError, Code.PARTY_LOST):
+    with raises(vfl.VflError, Code.PARTY_LOST, names="loky"):
         vfl.study(RECIPE, over, DATA, **call)
     kept = [each.parent for each in (tmp_path / "runs").glob("*/summary.json")]
     assert len(kept) == 1
@@ -184,9 +184,11 @@ def test_an_error_ends_the_runs_of_loky_at_once(
             {"kind": "custom", "factory": f"slow:{name}"} for name in ("wait", "missing")
         ]
     }
-    with raises(vfl.VflError, Code.MODEL_INVALID) as failed:
+    with raises(
+        vfl.VflError, Code.MODEL_INVALID, names=("slow:missing", "model.encoder.factory")
+    ) as failed:
         vfl.study(RECIPE, over, DATA, jobs=2, quiet=True, backend="loky")
-    worded_as_before("\n".join(failed.value.__notes__))
+    assert_names("\n".join(failed.value.__notes__), "kind", "custom")
     assert not (tmp_path / "woken").exists()
 
 

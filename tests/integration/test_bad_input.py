@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from tests.harness.cases import digits, recipe
+from tests.harness.errors import assert_names
 from tests.harness.federation import Federation, reason_to_wait, refused, toml
 from tests.harness.hostile import HostilePassive
-from tests.harness.sentences import worded_as_before
 from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Bundle, Kind
 
@@ -88,7 +88,7 @@ def test_bad_data_is_refused_before_joining(federation: Federation, what: str) -
 def test_rows_without_an_id_are_told_at_the_start(federation: Federation) -> None:
     change_rows(federation.folder / "p1.csv", 4, ",24,A,0")
     told = federation.start_party("p1").wait_for("left_out")
-    worded_as_before(told["why"])
+    assert_names(told["why"], "40")
     assert told["source"].endswith("p1.csv")
 
 
@@ -223,7 +223,7 @@ def test_a_passive_party_is_warned_of_its_label(federation: Federation) -> None:
     said = federation.programs["p1"].wait_for("advice")["said"]
     assert said.startswith("p1 ")
     assert "data.label = 'y'" in said
-    worded_as_before(said)
+    assert_names(said, "data.label", "data.drop")
     federation.finish()
     lines = (federation.run_folder / "p1" / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["level"] for line in lines if '"advice"' in line] == ["warning"]
@@ -267,7 +267,7 @@ def test_those_who_wait_hear_why_a_party_was_refused(federation: Federation) -> 
     for name in ("server", "p0"):
         why = reason_to_wait(federation.programs[name], "p1")
         assert "p1" in why
-        worded_as_before(why)
+        assert_names(why, "p1")
 
 
 def checked(federation: Federation, about: str, code: int = 0) -> str:
@@ -277,7 +277,6 @@ def checked(federation: Federation, about: str, code: int = 0) -> str:
     lines = [event.get("text", "").rstrip("\n") for event in program.seen()]
     line: str
     (line,) = [line for line in lines if line[6:].startswith(f"{about}  ")]
-    worded_as_before(line)
     return line
 
 
@@ -396,7 +395,7 @@ def test_port_of_the_active_party_is_closed(federation: Federation) -> None:
         federation.start_all()
         why = reason_to_wait(federation.programs["p1"], "p0")
         assert address in why
-        worded_as_before(why)
+        assert_names(why, "p0")
         assert federation.programs["p1"].events[-1]["left_s"] <= 7.0
         federation.programs["p0"].wait_for("waiting", missing=["p1"])
         refused(federation.programs["p1"], "p0", "12 s", why, code=3)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.federation import toml
 from tests.harness.here import one_launcher
-from tests.harness.sentences import raises
 from tests.integration.test_exact import check
 from vfl.studies.run import run_study
 from vfl_common.errors import Code, InputError
@@ -103,7 +103,7 @@ def test_fedonce_and_its_baselines_are_lines_of_one_study(tmp_path: Path) -> Non
     assert between_parties(by_method["LightGBM"], "gbdt") == 0
     names = json.loads((folder / "s.Solo-p2.s1" / "p2" / "recipe.json").read_text())["parties"]
     assert [party["name"] for party in names] == ["p2"]
-    with raises(InputError, Code.CHECKPOINT_INVALID):
+    with raises(InputError, Code.CHECKPOINT_INVALID, names="p0"):
         # To predict with it, or to start from it.
         load_trained(folder / "s.LightGBM.s1", "p0")
 

@@ -16,9 +16,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 import vfl
+from tests.harness.errors import assert_names, raises
 from tests.harness.federation import toml
 from tests.harness.here import one_launcher
-from tests.harness.sentences import raises, worded_as_before
 from vfl.cli import cli
 from vfl.production.models import models, show_models
 from vfl.simulation.baselines import BASELINES, baseline, of_party_file
@@ -181,7 +181,7 @@ def test_an_active_party_with_labels_only_gives_the_labels(here: Path) -> None:
     assert torch.equal(
         features(one), features(try_parties(Recipe.model_validate(given), here)["shop"])
     )
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="bank"):
         made("alone", here, given)
 
 
@@ -273,7 +273,7 @@ def test_what_cannot_be_joined_is_one_sentence(here: Path) -> None:
 def test_the_command_knows_the_baselines(here: Path) -> None:
     refused = CliRunner().invoke(cli, ["simulate", str(here / "own.toml"), "--baseline", "best"])
     assert refused.exit_code == 2
-    worded_as_before(refused.output)
+    assert_names(refused.output, "--baseline", "best")
 
 
 def test_a_party_file_gives_the_baseline_of_its_own_table(here: Path) -> None:
@@ -365,7 +365,7 @@ def test_a_baseline_of_joined_columns_predicts_from_each_party_s_rows(combined: 
     assert found["id"] == new["bank"]["id"].tolist()
     whole = combined.predict({"bank": BANK, "shop": SHOP})
     assert found["score_yes"] == pytest.approx(whole["score_yes"][-20:][::-1], rel=1e-5)
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="shop"):
         combined.predict({"bank": BANK})
 
 
@@ -397,7 +397,7 @@ def test_one_file_cannot_stand_for_joined_tables(combined: vfl.Run) -> None:
 def test_the_settings_of_joined_tables_are_kept_with_the_run(combined: vfl.Run) -> None:
     origin = Origin.of(combined.folder)
     assert list(origin.data["combined"].parts) == list(origin.parts()) == ["bank", "shop"]
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("bank", "shop")):
         combined.predict()
 
 
@@ -425,7 +425,7 @@ def test_a_study_of_the_library_compares_baselines(combined: vfl.Run) -> None:
     assert [label.get_text() for label in axes.get_xticklabels()] == ["federation", "combined"]
     # Nothing lies between two names.
     assert all(line.get_linestyle() == "None" for line in axes.get_lines())
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="best"):
         vfl.study(recipe(simulate={}), {"baseline": ["best"]}, DATA)
 
 

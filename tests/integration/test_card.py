@@ -12,9 +12,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.federation import toml
 from tests.harness.here import vfl_here
-from tests.harness.sentences import raises
 from vfl.card.known import Known, known
 from vfl.card.markdown import block, code, prose, table
 from vfl.card.marks import TO_WRITE, write
@@ -168,12 +168,12 @@ def test_a_person_s_words_stay_and_are_never_lost(run: Path, tmp_path: Path) -> 
     # Words elsewhere.
     for changed in (again.replace("## Uses", "## Uses of mine"), again + "\nmine\n", "mine", ""):
         path.write_text(changed)
-        with raises(InputError, Code.FILE_INVALID, worded=changed == "mine"):
+        with raises(InputError, Code.FILE_INVALID):
             write(path, text)
         assert path.read_text() == changed
     # A place that there is no more.
     path.write_text(again)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("--out", "card.md")):
         write(path, text.replace("<!-- yours: summary -->", "<!-- yours: other -->"))
     assert path.read_text() == again
 
@@ -181,13 +181,13 @@ def test_a_person_s_words_stay_and_are_never_lost(run: Path, tmp_path: Path) -> 
 def test_what_is_no_trained_run_is_one_sentence(run: Path, tmp_path: Path) -> None:
     with raises(InputError, Code.FILE_INVALID):
         known(tmp_path, None)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("p7", "p0")):
         known(run, "p7")
     own = tmp_path / "20260101-120000-case-1f2e"
     shutil.copytree(run / "p1", own / "p1")
     facts = json.loads((own / "p1" / "run.json").read_text())
     (own / "p1" / "run.json").write_text(json.dumps(facts | {"finished": False}))
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="p1"):
         known(own, None)
 
 

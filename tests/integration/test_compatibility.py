@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.harness.cases import digits, recipe
+from tests.harness.errors import assert_names
 from tests.harness.federation import (
     BIN,
     START_S,
@@ -24,7 +25,6 @@ from tests.harness.federation import (
     reason_to_wait,
     refused,
 )
-from tests.harness.sentences import worded_as_before
 from tests.harness.sharing import program_environment
 from tests.integration.test_resume import wait_for_checkpoints
 
@@ -128,7 +128,7 @@ def test_what_has_changed_is_refused_at_joining_in_one_sentence(
         refused(federation.programs["p1"], "p1", "7", "8")
         # Who waits hears at once why.
         if older == "p1":
-            worded_as_before(reason_to_wait(federation.programs["p0"], "p1"))
+            assert_names(reason_to_wait(federation.programs["p0"], "p1"), "p1")
 
 
 def test_a_question_to_a_server_of_the_release_before_is_a_note(
@@ -141,7 +141,7 @@ def test_a_question_to_a_server_of_the_release_before_is_a_note(
         assert asked.wait() == 0, asked.stderr
         (line,) = [each["text"] for each in asked.seen() if " server " in each.get("text", "")[:20]]
         assert line.startswith("note  server")
-        worded_as_before(line)
+        assert_names(line, "127.0.0.1")
 
 
 def test_a_server_of_the_release_before_does_not_end_the_run_of_a_party_that_fails(

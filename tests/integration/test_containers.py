@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.sentences import error_as_before
+from tests.harness.errors import error_line
 
 TRY = Path(__file__).parents[2] / "deploy" / "try-compose"
 
@@ -50,4 +50,4 @@ def test_without_an_engine_it_says_so(tmp_path: Path) -> None:
     environment = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock", "VFL_ENGINE": ""}
     done = subprocess.run([TRY], capture_output=True, text=True, timeout=60, env=environment)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--engine" in error_as_before(done.stderr)
+    assert "--engine" in error_line(done.stderr)

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 from sklearn.datasets import load_digits
 
+from tests.harness.errors import assert_names, error_line
 from tests.harness.federation import BIN, Program
 from tests.harness.here import vfl_here
-from tests.harness.sentences import error_as_before, worded_as_before
 from tests.harness.sharing import FRESH
 from tests.harness.waiting import wait_until
 from vfl.forecasting.network import AROUND_BYTES_SHARE, AROUND_MESSAGE_BYTES
@@ -150,7 +150,7 @@ def test_the_demo(tmp_path: Path) -> None:
     # Nobody chooses by it.
     assert "test accuracy" not in result.stderr
     (joined,) = [line for line in result.stderr.splitlines() if "joined; they" in line]
-    worded_as_before(joined)
+    assert_names(joined, "parties")
     assert "Warning" not in result.stderr
     assert processes_of(folder) == []
 
@@ -197,7 +197,7 @@ def test_own_files_end_to_end_with_a_table(tmp_path: Path) -> None:
     for text in ("600 rows", "100 Mbit/s a link", "round trips"):
         assert text in said.stdout
     (early,) = [line for line in said.stdout.splitlines() if "splitnn may " in line]
-    worded_as_before(early.strip())
+    assert_names(early.strip(), "--rounds")
     lines = (run_folder(tmp_path / "runs") / "bank" / "metrics.jsonl").read_text().splitlines()
     rounds = max(line["round"] for line in map(json.loads, lines) if line["phase"] == "splitnn")
     party = REPO / "examples" / "own-files" / "bank.toml"
@@ -220,7 +220,7 @@ def test_a_forecast_that_cannot_be_made(
     result = vfl_here("forecast", *args, cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith(f"error: {name}: ")
-    assert result.stderr == f"{error_as_before(result.stderr)}\n"
+    assert result.stderr == f"{error_line(result.stderr)}\n"
     assert result.stdout == ""
 
 
@@ -269,7 +269,7 @@ def test_bad_input_is_one_sentence(
     result = vfl_here("simulate", recipe, "--out", tmp_path / "runs", "--json", cwd=tmp_path)
     assert result.returncode == 2, result.stderr
     assert result.stdout == ""
-    line = error_as_before(result.stderr)
+    line = error_line(result.stderr)
     assert line == result.stderr.splitlines()[-1]
     assert all(name in line for name in names), line
     assert "Traceback" not in result.stderr
@@ -308,5 +308,5 @@ def test_nothing_is_left_when_the_launcher_is_stopped(
         launcher.signal(number)
         assert launcher.wait(30) == code
         if code == 130:
-            worded_as_before(launcher.stderr.splitlines()[-1])
+            assert_names(launcher.stderr.splitlines()[-1], "command")
     wait_until(lambda: processes_of(folder), lambda left: not left)

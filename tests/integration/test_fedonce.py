@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.harness import cases, reference, reference_fedonce
+from tests.harness.errors import assert_names
 from tests.harness.federation import Federation, refused
 from tests.harness.kills import Killed, killed, plugged
 from tests.harness.memory import run_here
 from tests.harness.proxy import Proxy
-from tests.harness.sentences import worded_as_before
 from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_resume import (
     HANDSHAKE_BYTES,
@@ -224,7 +224,7 @@ def test_components_beyond_those_of_a_party_are_zero(
     assert not bias[15:].any()
     notes = [each.getMessage() for each in caplog.records if "principal components" in each.msg]
     assert len(notes) == 1
-    worded_as_before(notes[0])
+    assert_names(notes[0], "embedding_size", "p1")
 
 
 def test_predictions_come_from_the_encoders_as_they_were_learnt(tmp_path: Path) -> None:
@@ -412,11 +412,11 @@ def test_a_late_party_counts_as_zeros_and_ends_well(tmp_path: Path) -> None:
     ):
         note = federation.programs["server"].wait_for("note")
         assert (note["party"], "p2" in note["note"]) == ("p0", True)
-        worded_as_before(note["note"])
+        assert_names(note["note"], "p2", "3.0")
         proxy.release()
         summary = federation.finish()
         notes = [event for event in server_events(federation, "note") if event["party"] == "p2"]
-        worded_as_before(notes[0]["note"])
+        assert_names(notes[0]["note"], "deadline_s")
         assert summary["interruptions"] == 0
         assert summary["without"] == ["p2"]
         got = parameters(federation)

@@ -17,9 +17,9 @@ from rich.console import Console
 from torch import Tensor
 
 from tests.harness import cases
+from tests.harness.errors import assert_names
 from tests.harness.federation import Federation, refused
 from tests.harness.kills import Killed, killed, plugged
-from tests.harness.sentences import worded_as_before
 from vfl.report.table import show
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
@@ -105,7 +105,7 @@ def test_one_budget_covers_all_parties(tmp_path: Path) -> None:
     privacy = summary["privacy"]
     assert 3.5 < privacy["epsilon"] <= 4
     assert (privacy["delta"], privacy["mode"], privacy["division"]) == (1e-5, "fixed", "moments")
-    worded_as_before(privacy["statement"])
+    assert_names(privacy["statement"], "3.99")
     out = io.StringIO()
     show(Summary.model_validate(summary), (), Console(file=out, width=500))
     assert privacy["statement"] in out.getvalue()
@@ -137,7 +137,7 @@ def test_one_budget_covers_all_parties(tmp_path: Path) -> None:
 
 def test_matched_targets_guarantee_nothing_and_simple_division_costs_noise(tmp_path: Path) -> None:
     summary, federation = run(tmp_path, recipe(mode="matched", division="simple"))
-    worded_as_before(summary["privacy"]["statement"])
+    assert_names(summary["privacy"]["statement"], "3.99")
     assert 3.5 < summary["privacy"]["epsilon"] <= 4
     plan = Course(Recipe.model_validate(recipe())).privacy(TRAIN)
     assert plan is not None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.harness import cases
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl.forecasting.network import BatchWork, Network
 from vfl.forecasting.show import notes, seconds
 from vfl.simulation.inprocess import run_in_process
@@ -87,7 +87,7 @@ def test_full_trees_are_forecast_to_the_byte(settings: dict[str, Any], tmp_path:
     for link in links:
         assert link.forecast == link.counted, link
     phase = said.phases[-1]
-    worded_as_before(phase.bound)
+    assert_names(phase.bound, "allows")
     assert phase.at_most == ("early_stopping" in settings)
 
 
@@ -133,7 +133,7 @@ def test_rounds_that_early_stopping_has_ended_are_forecast_with_their_walk(tmp_p
     assert sum(link.message_bytes for link in most.links) > 2 * sum(
         link.message_bytes for link in known.links
     )
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="--rounds"):
         forecast(outlook_of(recipe(2, features=False), tmp_path), ended={"secureboost": 2})
 
 
@@ -144,7 +144,7 @@ def test_without_columns_the_sums_are_named_and_the_rest_is_counted(tmp_path: Pa
     (bound,) = (phase.bound for phase in said.phases if phase.kind == "secureboost")
     assert "p1, p2" in bound
     assert f"{-(-4 * width // together('paillier', 2048)):,} bytes" in bound
-    worded_as_before(bound)
+    assert_names(bound, "p1", "p2")
     sent = [
         link.payload_bytes for link in said.links if link.sender == "p0" and link.kind == "gradient"
     ]

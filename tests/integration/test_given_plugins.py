@@ -17,9 +17,9 @@ from torch import nn
 
 import vfl
 from tests.harness import cases, given
+from tests.harness.errors import assert_names, raises
 from tests.harness.memory import parameters
 from tests.harness.plugins import EXAMPLE, metadata
-from tests.harness.sentences import raises, worded_as_before
 from vfl.api import Combination, Method, Party, Phase, RoundReport, Section
 from vfl.library.plugins import named_now, with_plugins
 from vfl_common.errors import Code, InputError
@@ -131,7 +131,7 @@ def test_a_policy_decides_what_leaves_its_party() -> None:
     # A passive party sends no gradients.
     assert run.metrics == plain.metrics
     for processes in (False, True):
-        with raises(vfl.VflError, Code.REFUSED, Code.CONFIG_INVALID, worded=not processes):
+        with raises(vfl.VflError, Code.REFUSED, Code.CONFIG_INVALID):
             vfl.simulate(
                 tables(simulate=simulate | {"policies": {"p0": "no_gradients"}}),
                 plugins=given.ALL,
@@ -228,7 +228,7 @@ def test_a_loss_of_one_s_own_trains_as_ours_with_the_same_definition(
 def test_a_loss_that_is_none_is_one_sentence(loss: Any) -> None:
     parties = cases.columns("sklearn:breast_cancer", 2, limit=100)
     made = cases.recipe(2, task={"kind": "binary", "loss": "odd"}, phase={"epochs": 1})
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("odd", "task.loss")):
         vfl.simulate(
             made | {"simulate": {"parties": parties}}, plugins={"losses": {"odd": loss}}, quiet=True
         )
@@ -282,7 +282,9 @@ def test_a_combination_of_one_s_own_trains_as_ours_with_the_same_definition(
 def test_a_combination_that_is_none_is_one_sentence(own: Any) -> None:
     parties = cases.columns("sklearn:breast_cancer", 2, limit=100)
     made = cases.recipe(2, task={"kind": "binary"}, model={"combine": "own"})
-    with raises(InputError, Code.CONFIG_INVALID, Code.MODEL_INVALID) as caught:
+    with raises(
+        InputError, Code.CONFIG_INVALID, Code.MODEL_INVALID, names="model.combine"
+    ) as caught:
         vfl.simulate(
             made | {"simulate": {"parties": parties}},
             plugins={"combinations": {"own": own}},
@@ -294,7 +296,7 @@ def test_a_combination_that_is_none_is_one_sentence(own: Any) -> None:
 def test_what_one_run_was_given_no_other_finds() -> None:
     vfl.simulate(tables(), plugins=given.ALL, quiet=True)
     assert given_now() == {}
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("wide", "model.encoder")):
         vfl.simulate(tables(), quiet=True)
     found: list[object] = []
 
@@ -358,10 +360,10 @@ def test_a_script_s_own_are_for_its_process_alone(tmp_path: Path) -> None:
     made["simulate"] = {"parties": parties}
     here = json.loads(_script(tmp_path, made))
     assert 0.0 < here[0] < 0.5
-    worded_as_before(here[1])
+    assert_names(here[1], "processes")
     made["phases"][0]["transforms"] = [{"kind": "fails", "exchange": "embedding"}]
     last = json.loads(_script(tmp_path, made))[2]
-    worded_as_before(last)
+    assert_names(last, "mine")
     assert "script.py, line " in last
 
 
@@ -422,7 +424,7 @@ def test_an_error_of_a_method_that_is_given_is_a_sentence_with_its_line(at: str)
     made = cases.recipe(2, task={"kind": "binary"}) | {"simulate": {"parties": parties}}
     made["phases"] = [{"kind": "broken", "at": at}]
     method = Method(BrokenSettings, Broken, Broken)
-    with raises(InputError, Code.CONFIG_INVALID) as raised:
+    with raises(InputError, Code.CONFIG_INVALID, names=("mine", "test_given_plugins")) as raised:
         vfl.simulate(made, plugins={"methods": {"broken": method}}, quiet=True)
     assert "test_given_plugins.py, line " in str(raised.value)
     assert isinstance(raised.value.__cause__, KeyError)

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.federation import Federation, refused
 from tests.harness.granting import approve, command, needs_grants
-from tests.harness.sentences import raises
 from tests.harness.served import Served, trained
 from tests.integration.test_ledger import table
 from vfl_common.errors import Code, InputError
@@ -168,7 +168,7 @@ def test_another_key_or_table_needs_another_grant(tmp_path: Path) -> None:
         refused(federation.start_party("p1"), "is for the key", "of p0")
         federation.extra["p1"]["pins"] = {"p0": pins["p0"]}
         path = federation.write_party("p1")
-        with raises(InputError, Code.CONFIG_INVALID):
+        with raises(InputError, Code.CONFIG_INVALID, names="p1"):
             found = command(tmp_path, "approve", path.name, "--yes")
             assert found.exception is not None
             raise found.exception

@@ -17,10 +17,10 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 import vfl
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.federation import Federation
 from tests.harness.memory import run_here
 from tests.harness.online import Online
-from tests.harness.sentences import raises
 from tests.harness.served import NAMES, federation_of, trained_run
 from tests.integration.test_resume import (
     HANDSHAKE_BYTES,
@@ -300,5 +300,5 @@ def test_what_trees_cannot_do_is_one_error(what: str) -> None:
 def test_early_stopping_needs_validation_rows(tmp_path: Path) -> None:
     tables = recipe(2, "binary", early_stopping=3)
     tables["rows"]["validation"] = 0.0
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("model.top", "rows.validation")):
         run_here(tmp_path, tables, data(2, "binary"))

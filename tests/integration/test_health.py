@@ -6,8 +6,8 @@ import socket
 from pathlib import Path
 
 from tests.harness.cases import digits, recipe
+from tests.harness.errors import assert_names
 from tests.harness.federation import Federation, Program, refused
-from tests.harness.sentences import worded_as_before
 
 
 def answer(program: Program) -> str:
@@ -15,7 +15,7 @@ def answer(program: Program) -> str:
     assert program.wait(60) == 0, program.stderr
     said = "".join(event.get("text", "") for event in program.seen())
     assert said.count("\n") == 1
-    worded_as_before(said)
+    assert_names(said, "127.0.0.1")
     return said
 
 

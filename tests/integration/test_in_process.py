@@ -21,9 +21,9 @@ from torch import Tensor
 
 import vfl
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.federation import Federation
 from tests.harness.memory import in_process, parameters
-from tests.harness.sentences import raises
 from tests.unit.party.data.test_data_streams import frame, small_blocks
 from tests.unit.party.methods.test_probe import known, probe_of
 from vfl.simulation.inprocess import run_in_process
@@ -582,7 +582,7 @@ class Failing(torch.nn.Module):
 def test_a_wrong_column_is_one_error_before_anything_runs(tmp_path: Path) -> None:
     tables, data = CASES["SS-VFL, a stratified split"]
     wrong = data | {"p1": data["p1"] | {"source": str(tmp_path / "none.csv")}}
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("none.csv", "data.source")):
         in_process(tmp_path / "run", tables, wrong)
     assert threading.active_count() == 1 or not [t for t in threading.enumerate() if t.name in data]
 

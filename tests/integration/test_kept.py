@@ -17,7 +17,7 @@ from sklearn import metrics as sk
 
 import vfl
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.integration.test_library import BANK, SHOP, TABLES, run
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.data import DataSettings
@@ -181,7 +181,7 @@ def test_a_phase_that_is_repeated_replaces_its_own(tmp_path: Path) -> None:
 
 def test_a_file_that_is_no_table_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / KEPT).write_text("something else")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="predictions.parquet"):
         keep(tmp_path, "one", table("one", 0.25))
     assert (tmp_path / KEPT).read_text() == "something else"
 
@@ -192,5 +192,5 @@ def test_a_run_without_readable_predictions_says_so(content: bytes | None) -> No
     found = run(recipe=vfl.Recipe.from_dict(TABLES | {"phases": phases}))
     if content is not None:
         (found.folder / "bank" / KEPT).write_bytes(content)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("predictions.parquet", "bank")):
         _ = found.predictions

@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 from tests.harness import cases
+from tests.harness.errors import error_line
 from tests.harness.federation import launcher as shared
 from tests.harness.federation import toml
-from tests.harness.sentences import error_as_before
 from tests.harness.waiting import wait_until
 from vfl.certs.authority import create_authority, issue
 from vfl.launcher.forks import Forked, Launcher, launching
@@ -104,7 +104,7 @@ def test_exit_codes_are_the_program_s(tmp_path: Path) -> None:
     assert "vfl-party" in fine.said.read_text()
     bad = Started(shared(), tmp_path, "vfl-party", "run", "gone.toml")
     assert bad.child.wait(WAIT_S) == 2
-    assert "gone.toml" in error_as_before(bad.errors.read_text())
+    assert "gone.toml" in error_line(bad.errors.read_text())
     unknown = Started(shared(), tmp_path, "rm", "-r")
     assert unknown.child.wait(WAIT_S) == 1
     assert "KeyError" in unknown.errors.read_text()

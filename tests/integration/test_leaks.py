@@ -17,9 +17,9 @@ import torch
 
 import vfl
 from tests.harness import cases
+from tests.harness.errors import assert_names, error_line, raises
 from tests.harness.here import vfl_here
 from tests.harness.memory import parameters
-from tests.harness.sentences import error_as_before, raises, worded_as_before
 from vfl.leak_meter import attacks as kinds
 from vfl.leak_meter.rehearsal import Rehearsal, rehearse
 from vfl.leak_meter.report.picture import draw
@@ -84,7 +84,7 @@ def test_the_same_seeds_give_the_same_figures_and_the_library_has_columns(tmp_pa
     assert all(0.5 <= value <= 1 for value in columns["leak"])
     assert len(first.found[0].lines[0].value.values) == 2
     (note,) = [note for note in first.found[0].notes if note.startswith("direct by p1, p2 ")]
-    worded_as_before(note)
+    assert_names(note, "p1", "p2")
     # Runs.
     assert len([*tmp_path.iterdir()]) == 2
 
@@ -127,10 +127,10 @@ def test_an_exchange_without_the_defence_is_attacked_by_itself_and_named(tmp_pat
     assert "clipped_gaussian" in gap
     _, _, open_ones = gap.partition("splitnn/embedding")
     assert "splitnn/validation, evaluate/embedding" in open_ones
-    worded_as_before(gap)
+    assert_names(gap, "clipped_gaussian")
     assert any("splitnn/embedding R² " in text for text in one.found[0].elsewhere)
     (few,) = [note for note in one.found[0].notes if "splitnn/validation of p1 (57 rows)" in note]
-    worded_as_before(few)
+    assert_names(few, "p1", "p2")
     page = html.unescape(re.sub(r"<[^>]+>", "", one._repr_html_()))
     assert gap in " ".join(page.split())
 
@@ -144,7 +144,7 @@ def test_a_defence_that_is_weaker_elsewhere_is_named(tmp_path: Path) -> None:
     gaps = vfl.leaks(tables(transforms=weaker), attacks=["norm"], quiet=True).found[0].gaps
     (gap,) = [gap for gap in gaps if "epsilon = 0.5" in gap]
     assert "splitnn/validation" in gap.partition("splitnn/embedding")[2]
-    worded_as_before(gap)
+    assert_names(gap, "clipped_gaussian", "0.1")
 
 
 def test_categories_are_the_same_table_whatever_the_encoder(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_attacks_that_do_not_know_a_method_refuse_it_in_a_line(tmp_path: Path) -
     words = " ".join(done.stdout.split())
     for note in found["notes"]:
         assert note in words
-        worded_as_before(note)
+        assert_names(note, "played")
     for name in ("norm, cosine by p1, p2 ", "columns by p0 ", "completion by p1, p2 "):
         assert any(note.startswith(name) for note in found["notes"])
     assert not (tmp_path / "found" / "leaks.png").exists()
@@ -297,7 +297,7 @@ def test_figures_found_before_a_run_that_fails_are_shown(tmp_path: Path) -> None
     args = ("--attacks", "norm", "--out", "found")
     done = vfl_here("leaks", "plain.toml", "wrong.toml", *args, cwd=tmp_path)
     assert done.returncode == 2
-    assert "'embeding'" in error_as_before(done.stderr)
+    assert "'embeding'" in error_line(done.stderr)
     (kept,) = json.loads((tmp_path / "found" / "leaks.json").read_text())["recipes"]
     assert kept["lines"]
     assert "norm" in done.stdout
@@ -311,12 +311,12 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     ):
         done = vfl_here("leaks", "plain.toml", *args, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
-        assert name in error_as_before(done.stderr)
+        assert name in error_line(done.stderr)
     (tmp_path / "file").touch()
     for more, name in ((["./plain.toml"], "plain.toml: "), (["--out", "file/below"], "out: ")):
         done = vfl_here("leaks", "plain.toml", "--attacks", "norm", *more, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
-        line = error_as_before(done.stderr)
+        line = error_line(done.stderr)
         assert line.startswith(f"error: {name}")
         assert line == done.stderr.splitlines()[-1]
     wrong = tables(
@@ -325,7 +325,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     vfl.Recipe.from_dict(wrong).save(tmp_path / "wrong.toml")
     done = vfl_here("leaks", "wrong.toml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    line = error_as_before(done.stderr)
+    line = error_line(done.stderr)
     assert line.startswith("error: wrong.toml: phases: splitnn: transforms: ")
     assert "'embeding'" in line
     with raises(InputError, Code.CONFIG_INVALID):
@@ -368,7 +368,7 @@ def test_times_tell_that_a_phase_ended_early_and_are_written(tmp_path: Path) -> 
     # Batches of 160 rows in 32s.
     assert up["messages"] == down["messages"] == 5 * rounds
     (early,) = [each["tells"] for each in trained if f"{rounds} of 30 " in each["tells"]]
-    worded_as_before(early)
+    assert_names(early, "30")
     assert early in words
     assert 0 < up["gap_s"] <= up["gap_high_s"]
 
@@ -402,7 +402,7 @@ def test_the_report_of_a_run_says_that_labels_and_columns_can_be_read(
     assert f"Gradients of splitnn {gradients}" in words
     assert f"Embeddings of {embeddings} " in words
     told = words[words.index("Gradients of") :]
-    worded_as_before(told.partition(" align: ")[0])
+    assert_names(told.partition(" align: ")[0], "0.80")
 
 
 @pytest.mark.parametrize(
@@ -434,7 +434,7 @@ def test_an_attack_that_fails_takes_no_other_figure_along(
     found = vfl.leaks(tables(), attacks=["broken", "norm"], quiet=True).found[0]
     assert {line.attack for line in found.lines} == {"norm"}
     (note,) = [note for note in found.notes if note.startswith("broken by p1, p2 ")]
-    worded_as_before(note)
+    assert_names(note, "p1", "p2")
 
 
 def test_images_are_drawn_and_only_their_owner_may_read_them(tmp_path: Path) -> None:
@@ -472,4 +472,4 @@ def test_labels_that_are_numbers_are_read_from_gradients_and_from_the_encoder(
         "80 labels, tuned",
     ]
     (note,) = [note for note in found.notes if note.startswith("norm by p1 ")]
-    worded_as_before(note)
+    assert_names(note, "p1")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import vfl
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.integration.test_leaks import tables
 from vfl.leak_meter.orders import plain, read
 from vfl.leak_meter.rehearsal import Played
@@ -40,7 +40,7 @@ def test_two_jobs_find_the_same_as_one(tmp_path: Path) -> None:
 def test_what_was_found_before_a_run_that_failed_is_told(tmp_path: Path) -> None:
     told: list[Any] = []
     given = [tables(), tables(optimizer={"lr": -1.0}) | {"name": "odd"}]
-    with raises(vfl.VflError, Code.CONFIG_INVALID):
+    with raises(vfl.VflError, Code.CONFIG_INVALID, names="optimizer.lr"):
         vfl.leaks(given, attacks=["norm"], quiet=True, jobs=2, out=tmp_path, tell=told.append)
     (one,) = told
     assert one.lines

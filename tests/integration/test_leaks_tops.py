@@ -12,8 +12,8 @@ import torch
 
 import vfl
 from tests.harness import cases
+from tests.harness.errors import assert_names
 from tests.harness.memory import parameters
-from tests.harness.sentences import worded_as_before
 from vfl.leak_meter.learn.shared_weights import shared
 from vfl.leak_meter.rehearsal import Rehearsal, rehearse
 
@@ -76,8 +76,8 @@ def test_figures_of_server_and_peers_and_who_is_refused() -> None:
     assert pairs == {("tops", "p0"), ("tops", "p1"), ("tops", "p2"), ("uploads", server)}
     assert all(0.5 <= line.value.mean <= 1 and line.chance_high is not None for line in found.lines)
     for note in found.notes:
-        worded_as_before(note)
+        assert_names(note, "tops: p")
     alone = vfl.leaks(tables(aggregate=False), attacks=["tops", "uploads"], quiet=True).found[0]
     assert not alone.lines
     (why,) = {note.partition(": ")[2] for note in alone.notes}
-    worded_as_before(why)
+    assert_names(why, "aggregate")

@@ -21,8 +21,8 @@ from sklearn.datasets import load_breast_cancer
 
 import vfl
 import vfl.library.recipe
+from tests.harness.errors import assert_names, raises
 from tests.harness.here import one_launcher
-from tests.harness.sentences import raises, worded_as_before
 from vfl_common.errors import Code, InputError
 
 TABLES: dict[str, Any] = {
@@ -142,7 +142,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 @pytest.mark.parametrize("given", ["text", 3])
 def test_what_is_no_recipe(given: Any) -> None:
-    with raises(InputError, Code.CONFIG_INVALID, worded=False):
+    with raises(InputError, Code.CONFIG_INVALID):
         vfl.Recipe.from_dict(given)
 
 
@@ -197,7 +197,7 @@ def test_a_prediction_warns_of_numbers_in_another_unit(once: vfl.Run) -> None:
     with pytest.warns(UserWarning) as said:  # noqa: PT030 - its sentence is compared below
         predicted = once.predict({"bank": BANK, "shop": shop})
     assert [warning.filename for warning in said] == [__file__]
-    worded_as_before(str(said[0].message))
+    assert_names(str(said[0].message), "shop", "120")
     assert len(predicted["id"]) == len(BANK)
 
 
@@ -340,7 +340,7 @@ def test_a_run_that_is_kept_can_be_opened_again(tmp_path: Path, once: vfl.Run) -
     )
     # The order of the active party's rows.
     assert mixed == {name: values[::-1] for name, values in predictions.items()}
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="shop"):
         again.predict({"bank": BANK})
     with raises(InputError, Code.FILE_INVALID):
         vfl.Run.load(tmp_path / "none")
@@ -354,7 +354,7 @@ def test_a_party_with_labels_only_takes_the_ids_of_another(processes: bool) -> N
     assert alone["id"] == list(SHOP["id"].head(9))
     backwards = trained.predict({"bank": BANK[["id"]].head(9).iloc[::-1], "shop": SHOP.head(9)})
     assert backwards["score_1"] == alone["score_1"][::-1]
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("shpo", "bank")):
         trained.predict({"shpo": SHOP})
 
 
@@ -413,7 +413,7 @@ def test_the_caller_s_modes_change_no_run(mode: str, once: vfl.Run) -> None:
 
 def test_metrics_that_a_run_does_not_have_are_said_to_be_of_evaluate() -> None:
     found = run(recipe=RECIPE.replace({"phases": [TABLES["phases"][0]]}))
-    with raises(KeyError):
+    with raises(KeyError, names=("test", "evaluate")):
         found.metrics["test"]
     assert found.metrics.get("test") is None
 
@@ -523,7 +523,7 @@ def test_a_forecast_is_what_the_run_sends(once: vfl.Run) -> None:
         repr(found) == f"Forecast('two', 120 rows, {found.total.payload_bytes:,} bytes of tensors)"
     )
     assert "splitnn" in found._repr_html_()
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="--rows"):
         vfl.forecast(RECIPE)
 
 
@@ -567,7 +567,7 @@ def test_a_study_has_a_row_a_run_and_a_picture(
 
 
 def test_a_study_is_refused_before_its_first_run(capfd: pytest.CaptureFixture[str]) -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("splitn", "splitnn")):
         vfl.study(
             RECIPE,
             {"model.embedding_size": [4], "phases.splitn.epochs": [1]},
@@ -576,7 +576,7 @@ def test_a_study_is_refused_before_its_first_run(capfd: pytest.CaptureFixture[st
     with raises(InputError, Code.CONFIG_INVALID):
         vfl.study(RECIPE, {"seed": []})
     # Each would make the same run again, and call it another.
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="rows.folds"):
         vfl.study(RECIPE, {"fold": [1, 2]})
     with raises(InputError, Code.CONFIG_INVALID):
         vfl.study(RECIPE, {"seed": [1, 2]}, seeds=[3])
@@ -613,13 +613,17 @@ class Wrong(torch.nn.Module):
 
 
 def test_an_encoder_that_cannot_be_made_is_told_with_its_own_line() -> None:
-    with raises(InputError, Code.MODEL_INVALID):
+    with raises(
+        InputError,
+        Code.MODEL_INVALID,
+        names=("model.encoder.factory", "tests.integration.test_library"),
+    ):
         run(recipe=RECIPE.replace({"model.encoder": Wrong}))
 
 
 @pytest.mark.parametrize("where", ["model.encoder", "parties.shop.encoder"])
 def test_an_encoder_that_fails_is_told_with_its_own_line(where: str) -> None:
-    with raises(vfl.VflError, Code.MODEL_INVALID) as caught:
+    with raises(vfl.VflError, Code.MODEL_INVALID, names="test_library") as caught:
         run(recipe=RECIPE.replace({where: Failing}))
     assert caught.value.code is vfl.Code.MODEL_INVALID
     told = "".join(traceback.format_exception(caught.value))
@@ -674,7 +678,7 @@ def test_a_run_warns_of_it(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "vfl_party.assembly.party"):
         run = vfl.simulate(recipe, data, quiet=True)
     (record,) = (each for each in caplog.records if getattr(each, "event", "") == "advice")
-    worded_as_before(record.getMessage())
+    assert_names(record.getMessage(), "data.label", "data.drop")
     new = {"bank": BANK.head(3), "shop": SHOP.head(3).drop(columns="worst area")}
     # The model does without that column.
     assert len(run.predict(new)["id"]) == 3

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import vfl
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import BANK, RECIPE, SHOP
 from vfl.jobs import workers
 from vfl.jobs.runs import MAKES
@@ -94,12 +94,14 @@ def test_a_process_makes_one_run_after_the_other_and_says_what_failed(
         return carry_out(recipe, DATA, partial(send, workers), baseline=None, out=None)
 
     with Workers(MAKES, 1, 1) as workers:
-        with raises(vfl.VflError, Code.MODEL_INVALID) as failed:
+        with raises(vfl.VflError, Code.MODEL_INVALID, names="shop") as failed:
             run("Fails", workers)
         assert failed.value.code is vfl.Code.MODEL_INVALID
         text = "".join(traceback.format_exception(failed.value))
         assert 'raise KeyError("of the user")  # here' in text
-        with raises(vfl.VflError, Code.MODEL_INVALID):
+        with raises(
+            vfl.VflError, Code.MODEL_INVALID, names=("own:missing", "model.encoder.factory")
+        ):
             run("missing", workers)
         assert run("reads", workers).metrics["test"]
         with raises(vfl.VflError, Code.PARTY_LOST):
@@ -130,9 +132,11 @@ def test_an_error_ends_all_runs_at_once_and_names_its_run(
             {"kind": "custom", "factory": f"slow:{name}"} for name in ("wait", "missing")
         ]
     }
-    with raises(vfl.VflError, Code.MODEL_INVALID) as failed:
+    with raises(
+        vfl.VflError, Code.MODEL_INVALID, names=("slow:missing", "model.encoder.factory")
+    ) as failed:
         vfl.study(RECIPE, over, DATA, jobs=2, quiet=True)
-    worded_as_before("\n".join(failed.value.__notes__))
+    assert_names("\n".join(failed.value.__notes__), "kind", "custom")
     assert not list(tmp_path.glob("vfl-*"))
     assert not (tmp_path / "woken").exists()
 
@@ -148,7 +152,7 @@ def test_all_processes_end_if_one_cannot_be_started(monkeypatch: pytest.MonkeyPa
             started.append(self._process)
 
     monkeypatch.setattr(workers, "_Worker", Once)
-    with raises(vfl.VflError, Code.INTERNAL):
+    with raises(vfl.VflError, Code.INTERNAL, names="24"):
         vfl.study(RECIPE, {"seed": [1, 2]}, DATA, jobs=2, quiet=True)
     assert [each.returncode for each in started] == [-9]
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.memory import in_process
-from tests.harness.sentences import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.task import TaskSettings
@@ -56,7 +56,7 @@ def assembled(made: Table, name: str, data: Table) -> Assembled:
 def test_a_passive_party_weighs_and_labels_nothing(keys: Table, tmp_path: Path) -> None:
     path = tmp_path / "p1.csv"
     pd.DataFrame({"id": range(60), "w": 1, "x": 0, "c": np.arange(60.0)}).to_csv(path, index=False)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("p1.csv", "data.drop")):
         assembled(tables(), "p1", {"source": str(path), "id": "id"} | keys)
 
 
@@ -97,7 +97,7 @@ def test_a_threshold_is_chosen_for_the_model_that_is_kept(phases: list[Table], f
     if fine:
         course.check()
         return
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="task.threshold"):
         course.check()
 
 
@@ -111,7 +111,7 @@ def test_a_rule_without_validation_rows_is_refused_before_training(test: float) 
         task=BINARY | {"threshold": {"rule": "rate", "rate": 0.2}},
         rows={"validation": 0.0, "test": test},
     )
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("task.threshold", "rows.validation")):
         assembled(made, "p0", data["p0"])
 
 
@@ -147,7 +147,7 @@ def test_only_the_proportions_of_weights_matter(column: list[float]) -> None:
 def test_a_row_outside_training_does_not_weigh_without_end() -> None:
     labels, targets = Labels("binary", "rows.csv", (0, 1)), torch.tensor([[0.0], [1.0], [1.0]])
     column = torch.tensor([1.0, 2.0, 1e300], dtype=torch.float64)
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("rows.csv", "data.weight")):
         row_weights(TaskSettings(kind="binary"), labels, targets, column, np.arange(2))
 
 
@@ -175,7 +175,7 @@ def test_an_optimizer_of_a_party_that_trains_nothing(
     if fine:
         course.check()
         return
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="p0"):
         course.check()
 
 
@@ -189,7 +189,7 @@ def test_one_row_has_nothing_to_be_compared_with(phase: Table, kind: str) -> Non
     more: Table = {"task": {"kind": kind}, "rows": {"split": "grouped"}}
     Course(Recipe.model_validate(tables(phase | {"batch_size": 2}, **more))).check()
     course = Course(Recipe.model_validate(tables(phase | {"batch_size": 1}, **more)))
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="batch_size"):
         course.check()
 
 
@@ -197,7 +197,7 @@ def test_a_survival_task_needs_to_know_what_happened(tmp_path: Path) -> None:
     path = tmp_path / "p0.csv"
     frame = pd.DataFrame({"id": range(60), "time": np.arange(60.0), "c": np.arange(60.0)})
     frame.to_csv(path, index=False)
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("p0.csv", "data.event")):
         assembled(
             tables(task={"kind": "survival"}),
             "p0",
@@ -243,13 +243,13 @@ def test_keys_of_augment_are_for_rows_that_a_party_has(
     if fine:
         assembled(made, "p1", data)
         return
-    with raises(InputError, Code.CONFIG_INVALID, worded=preset == "paper" and kind == "fedhssl"):
+    with raises(InputError, Code.CONFIG_INVALID):
         assembled(made, "p1", data)
 
 
 def test_supervised_views_change_the_rows_of_each_party_that_has_them() -> None:
     made = tables(SPLITNN | {"augment": {"flip": 0.5}}, parties=MIXED)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("augment.parties", "p0")):
         assembled(made, "p0", cases.digits(2, limit=80)["p0"])
 
 
@@ -261,5 +261,5 @@ def test_mocosfl_has_images_alone() -> None:
 
 def test_what_is_refused_ends_a_run_before_it_begins(tmp_path: Path) -> None:
     made = tables(SPLITNN, EVALUATE, SPLITNN | {"name": "more"}, task=BINARY | {"threshold": "f1"})
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("more", "task.threshold")):
         in_process(tmp_path / "run", made, cases.columns("sklearn:breast_cancer", 2, limit=60))

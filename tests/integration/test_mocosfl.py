@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from tests.harness import cases, reference_mocosfl
+from tests.harness.errors import assert_names, raises
 from tests.harness.federation import Federation
 from tests.harness.memory import in_process, parameters
-from tests.harness.sentences import raises, worded_as_before
 from tests.integration.test_exact import TOLERANCE, federated, largest_deviation
 from tests.integration.test_ssl_phases import check_kill
 from vfl.library.model import Model
@@ -347,25 +347,25 @@ def test_all_phases_train_one_network(key: str, value: Any, tmp_path: Path) -> N
     start = {"run": "before", "phases": [cases.MOCO]}
     made = Recipe.model_validate(cases.own_rows_recipe(2, **{key: value}) | {"start": start})
     settings = MocoSFLSettings.model_validate(made.phases[0].settings)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="start.phases"):
         check_phase(made, "mocosfl", settings)
 
 
 def test_a_party_has_no_encoder_of_its_own(tmp_path: Path) -> None:
     tables = cases.own_rows_recipe(2)
     tables["parties"][1]["encoder"] = {"kind": "mlp"}
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("parties.p1.encoder", "model.encoder")):
         in_process(tmp_path / "run", tables, cases.own_rows(2))
     made = Recipe.model_validate(cases.own_rows_recipe(2))
     own = MlpSettings()
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("model.encoder", "p1")):
         try_party(made, "p1", DataSettings(**cases.own_rows(2)["p1"]), own)
 
 
 def test_rows_of_another_file_are_refused(tmp_path: Path) -> None:
     data = cases.own_rows(2)
     data["p1"]["unaligned"] = "sklearn:digits"
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("data.unaligned", "rows.align")):
         in_process(tmp_path / "run", cases.own_rows_recipe(2), data)
 
 
@@ -390,7 +390,7 @@ def test_what_means_nothing_to_a_party_that_is_alone(
 
 @pytest.mark.parametrize("scale", [None, "standard"])
 def test_resistance_needs_pixels_from_0_to_1(scale: str | None, tmp_path: Path) -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("data.scale", "p0")):
         alone_with(tmp_path, **RESIST, scale=scale)
 
 
@@ -414,7 +414,7 @@ def test_only_the_first_phase_hands_out(tmp_path: Path) -> None:
         )
         assert all(torch.equal(got[key], want[key]) for key in want)
     probe = one | {"phases": [cases.PROBE, cases.MOCO]}
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="start.held_by"):
         in_process(tmp_path / "early", probe, cases.own_rows(2))
     sent = [each for each in summary.bytes.by_link if each.phase == "again" and each.sender == "p0"]
     assert sum(each.payload_bytes for each in sent) == 0
@@ -467,7 +467,7 @@ def test_a_party_whose_bottom_diverged_says_so_itself(tmp_path: Path) -> None:
     with torch.no_grad():
         for each in passive.party.models["encoder"].parameters():
             each.fill_(math.nan)
-    with raises(InputError, Code.NON_FINITE):
+    with raises(InputError, Code.NON_FINITE, names="p1"):
         passive.phases[0].run_round(0)
 
 
@@ -475,14 +475,14 @@ def test_an_epoch_that_is_far_longer_than_a_party_s_rows_is_worth_a_word() -> No
     settings = MocoSFLSettings(batch_size=8)
     held = {"p1": {"local": 10}, "p2": {"local": 1009}}
     course = StepPlan("mocosfl", settings, held, False, True)
-    worded_as_before(course.longer("p1"))
+    assert_names(course.longer("p1"), "p1", "p2")
     assert course.longer("p2") == ""
 
 
 def test_images_are_scaled_alike_at_all_parties(tmp_path: Path) -> None:
     data = cases.own_rows(2)
     data["p2"]["scale"] = "standard"
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="data.scale"):
         in_process(tmp_path / "run", cases.own_rows_recipe(2), data)
 
 
@@ -495,13 +495,13 @@ def test_a_probe_without_any_known_label_says_so(tmp_path: Path) -> None:
         "label": "digit",
         "columns": [],
     }
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="p0"):
         in_process(tmp_path / "run", cases.own_rows_recipe(2, then=(cases.PROBE,)), data)
 
 
 def test_too_few_labels_for_a_probe_are_refused(tmp_path: Path) -> None:
     probe = cases.PROBE | {"labelled": 0.01, "hidden": [16]}
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("0.01", "96")):
         in_process(tmp_path / "run", cases.own_rows_recipe(2, then=(probe,)), cases.own_rows(2))
 
 
@@ -557,7 +557,7 @@ def test_a_forecast_needs_no_data_but_how_many_rows_each_party_has(tmp_path: Pat
     )
     assert without.links == with_data.links
     of_active = Outlook(made, "p0", DataSettings(**data["p0"]), made.model.encoder)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("--rows", "p0")):
         forecast(of_active)
 
 
@@ -577,10 +577,10 @@ def test_a_bottom_that_the_active_party_hands_out(tmp_path: Path) -> None:
     tables = cases.own_rows_recipe(2, frozen=True, then=(cases.PROBE,), **NECK)
     start = {"run": "before", "held_by": "active", "phases": alone["phases"]}
     wide = cases.own_rows_recipe(2, frozen=True)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="start.phases"):
         in_process(tmp_path / "wide", wide | {"start": start}, cases.own_rows(2))
     nobody = tables | {"start": {"run": "before", "phases": alone["phases"]}}
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("start.run", "start.held_by")):
         in_process(tmp_path / "nobody", nobody, cases.own_rows(2))
     summary = in_process(tmp_path / "run", tables | {"start": start}, cases.own_rows(2))
     for name in ("p1", "p2"):
@@ -674,7 +674,7 @@ def weights(of: Assembled) -> list[Tensor]:
 def test_resistance_is_for_one_party(tmp_path: Path) -> None:
     with raises(InputError, Code.CONFIG_INVALID):
         in_process(tmp_path / "run", cases.own_rows_recipe(2, **RESIST), cases.own_rows(2))
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="batch_size"):
         alone_with(tmp_path, **RESIST, frozen=True)
 
 

@@ -14,10 +14,10 @@ from sklearn.datasets import load_digits
 
 import vfl
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.federation import Federation
 from tests.harness.memory import run_here
 from tests.harness.online import Online, predicted
-from tests.harness.sentences import raises
 from tests.harness.served import Served, federation_of, trained_run
 from vfl.library.model import Model
 from vfl.simulation.origin import Origin
@@ -152,7 +152,7 @@ def test_a_run_without_a_head_does_not_predict(tmp_path: Path) -> None:
     own = cases.PROBE | {"hidden": [8], "name": "few"}
     tables = cases.own_rows_recipe(2, epochs=1, then=(own,))
     folder = trained_here(tmp_path, tables, cases.own_rows(2, 80))
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="p0"):
         vfl.Run(folder).predict()
 
 

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 import vfl
 from benchmarks import defaults_read
+from tests.harness.errors import assert_names, raises
 from tests.harness.here import vfl_here
-from tests.harness.sentences import raises, worded_as_before
 from tests.integration.test_label_free import assert_free, twice
 from vfl.new import protect
 from vfl.new.commands import new
@@ -108,19 +108,21 @@ def test_without_the_flag_a_kind_of_task_has_its_own_preset(kind: Any) -> None:
     _, said = written(kind)
     assert marked() == f"--protect {protect.DEFAULTS[kind]}"
     told = [each for each in said.splitlines() if each.startswith(("leaks", "consider"))]
-    worded_as_before("\n".join(told))
+    assert_names("\n".join(told), "--protect", "recipe.toml")
 
 
 def test_what_is_told_of_all_presets() -> None:
     written("binary", "--method", "secureboost")
     assert marked() == "--method secureboost"
-    worded_as_before(
-        "\n".join(each for each in Path("recipe.toml").read_text().splitlines() if "#" in each)
+    assert_names(
+        "\n".join(each for each in Path("recipe.toml").read_text().splitlines() if "#" in each),
+        "--protect",
+        "--method",
     )
 
 
 def test_trees_have_no_presets() -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("--protect", "--method")):
         written("binary", "--method", "secureboost", "--protect", "labels")
 
 

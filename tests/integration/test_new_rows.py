@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.harness import cases
+from tests.harness.errors import assert_names
 from tests.harness.federation import Federation
-from tests.harness.sentences import worded_as_before
 
 pytest.importorskip("sqlalchemy")
 TOWNS = ("Graz", "Linz", "Wels")
@@ -62,7 +62,7 @@ def test_new_rows_of_a_database_with_new_categories(tmp_path: Path) -> None:
         source, _, told = said.partition(": ")
         assert source == f"sqlite:///{federation.folder / 'new.db'}"
         assert all(word in told for word in ("'town'", "7 of 30"))
-        worded_as_before(told)
+        assert_names(told, "town", "30")
         assert federation.programs["p0"].wait_for("predicted")["written"] == 30
         (age,) = [
             each["said"] for each in federation.programs["p0"].seen() if each["event"] == "unseen"
@@ -70,7 +70,7 @@ def test_new_rows_of_a_database_with_new_categories(tmp_path: Path) -> None:
         source, _, outside = age.partition(": ")
         assert source == str(federation.folder / "new.csv")
         assert all(word in outside for word in ("'age'", "25 of 30"))
-        worded_as_before(outside)
+        assert_names(outside, "age", "25")
         assert not [
             each for each in federation.programs["p1"].seen() if "age" in str(each.get("said", ""))
         ]

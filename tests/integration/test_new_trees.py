@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import vfl
-from tests.harness.sentences import worded_as_before
+from tests.harness.errors import assert_names
 from tests.unit.vfl.test_new import BANK, SHOP, run, table, tables
 from vfl.library.predicting import predict_rows
 from vfl.new.rules import Task
@@ -68,8 +68,8 @@ def test_what_is_written_and_said() -> None:
     # Early stopping looks at them.
     assert tables("recipe.toml")["rows"]["validation"] > 0
     assert settings_of().encryption == "paillier"
-    worded_as_before(said)
-    worded_as_before(heard)
+    assert_names(said, "kind", "default")
+    assert_names(heard, "client_no", "--id")
     assert "hidden units" not in said
     for name in ("bank", "shop"):
         assert "missing" not in tables(f"{name}.toml")["data"]
@@ -80,7 +80,7 @@ def test_networks_are_what_a_recipe_trains_if_nothing_is_protected() -> None:
     recipe = load_recipe(Path("recipe.toml"))
     assert [phase.kind for phase in recipe.phases] == ["splitnn", "evaluate"]
     assert (recipe.rows.split, recipe.phases[0].settings["batch_size"]) == ("stratified", 32)
-    worded_as_before(said)
+    assert_names(said, "customer", "default")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 from PIL import Image
 from traitlets.config import Config
 
-from tests.harness.sentences import worded_as_before
+from tests.harness.errors import assert_names
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOK, OWN_PLUGINS = EXAMPLES / "notebook.ipynb", EXAMPLES / "own-plugins.ipynb"
@@ -81,7 +81,7 @@ def test_what_is_written_in_cells_gives_the_same_numbers_over_processes(tmp_path
     split, p, truth = map(np.array, ast.literal_eval(shown(kept)))
     margins = (np.log(p / (1 - p)) * (2 * truth - 1))[split == "test"]
     assert metrics["loss"] == pytest.approx(np.maximum(0, 1 - margins).mean(), rel=1e-6)
-    worded_as_before(refused.outputs[0]["text"])
+    assert_names(refused.outputs[0]["text"], "processes")
     assert shown(again) == "True"
     assert (tmp_path / "mine.py").is_file()
 

@@ -10,7 +10,7 @@ import torch
 
 import vfl
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.predict import trained
 
@@ -112,7 +112,7 @@ def test_nothing_is_copied_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatc
 def test_a_round_that_is_over_has_no_models() -> None:
     told: list[vfl.Round] = []
     vfl.simulate(tables(), quiet=True, on_round=told.append)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="on_round"):
         told[0].model()
     with raises(InputError, Code.CONFIG_INVALID):
         vfl.Round("p0", "splitnn", 1, 3, {}).model()
@@ -124,7 +124,7 @@ def test_a_round_without_a_checkpoint_has_no_models_in_processes() -> None:
         if (each.party, each.phase, each.round) == ("p0", "splitnn", 1):
             each.model()
 
-    with raises(InputError, Code.CHECKPOINT_INVALID):
+    with raises(InputError, Code.CHECKPOINT_INVALID, names=("run.checkpoint_every", "p0")):
         vfl.simulate(tables(checkpoint_every=2), quiet=True, processes=True, on_round=look)
 
 

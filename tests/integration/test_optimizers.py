@@ -23,9 +23,9 @@ from tests.harness import (
     reference_fedonce,
     reference_ssvfl,
 )
+from tests.harness.errors import raises
 from tests.harness.federation import Federation
 from tests.harness.memory import in_memory, in_process
-from tests.harness.sentences import raises
 from tests.integration import test_fedcvt, test_fedhssl, test_fedonce
 from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_in_process import sized
@@ -249,13 +249,13 @@ def test_what_means_nothing_is_refused(what: str) -> None:
 def test_an_optimizer_of_nobody_is_refused(phase: dict[str, Any], tmp_path: Path) -> None:
     rows = {"aligned": 0.6, "labelled": 40} if phase["kind"] == "fedcvt" else {}
     tables = cases.recipe(2, rows=rows) | {"phases": [phase | {"optimizers": {"p2": {}}}]}
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("p2", "p0")):
         in_process(tmp_path / "run", tables, cases.digits(2))
 
 
 def test_a_schedule_of_batches_has_no_epochs(tmp_path: Path) -> None:
     tables = cases.own_rows_recipe(2, preset="released", optimizer=STEPS)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("warmup_epochs", "bottom_optimizer")):
         in_process(tmp_path / "run", tables, cases.own_rows(2))
 
 
@@ -273,7 +273,7 @@ def test_widths_that_cannot_be_are_refused(
 ) -> None:
     tables = cases.recipe(2, model={"combine": combine}, active_features=features)
     phase = {"kind": kind, **({"ssl": "simsiam"} if kind == "fedhssl" else {"epochs": 1})}
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="embedding_size"):
         Course(parsed(sized(tables | {"phases": [phase]}, {name: 3}))).check()
 
 

@@ -18,10 +18,10 @@ import torch
 
 import vfl
 from tests.harness import cases, reference
+from tests.harness.errors import raises
 from tests.harness.federation import Federation
 from tests.harness.here import one_launcher
 from tests.harness.memory import in_memory, in_process
-from tests.harness.sentences import raises
 from tests.integration.test_exact import TOLERANCE, largest_deviation
 from vfl_common.errors import Code, InputError
 from vfl_party.models import InputSpec
@@ -96,7 +96,11 @@ def test_a_transformer_over_columns_learns(examples: None, tmp_path: Path) -> No
 
 
 def test_a_transformer_over_columns_takes_no_images(examples: None, tmp_path: Path) -> None:
-    with raises(InputError, Code.MODEL_INVALID):
+    with raises(
+        InputError,
+        Code.MODEL_INVALID,
+        names=("ft_transformer:FTTransformer", "model.encoder.factory"),
+    ):
         in_memory(tmp_path, cases.recipe(2, model={"encoder": FT}), cases.digits(2))
 
 
@@ -148,7 +152,9 @@ def test_a_file_that_does_not_fit_is_one_sentence(
         safetensors.torch.save_file(found, path)
     if fault == "no safetensors":
         path.write_text("weights")
-    with raises(InputError, Code.MODEL_INVALID) as caught:
+    with raises(
+        InputError, Code.MODEL_INVALID, names=("pretrained:Pretrained", "model.encoder.factory")
+    ) as caught:
         in_memory(tmp_path, with_encoder(pretrained(path)), TABLE)
     assert "\n" not in str(caught.value)
 

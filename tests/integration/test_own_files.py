@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import vfl
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.unit.vfl.test_new import BANK, SHOP, run, table
 from vfl.cli import cli
 from vfl.simulation.own_files import of_party_files
@@ -61,24 +61,24 @@ def test_what_the_files_say_is_used(tmp_path: Path) -> None:
 
 def test_every_party_has_one_file_and_all_the_same_recipe() -> None:
     bank, shop = Path("bank.toml"), Path("shop/shop.toml")
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("bank.toml", "shop")):
         of_party_files([bank])
     Path("again.toml").write_text(bank.read_text())
-    with raises(InputError, Code.NOT_IN_RECIPE):
+    with raises(InputError, Code.NOT_IN_RECIPE, names=("again.toml", "bank")):
         of_party_files([bank, shop, Path("again.toml")])
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="recipe.toml"):
         of_party_files([bank, Path("recipe.toml")])
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("--baseline", "bank.toml")):
         simulate(bank, Path("runs"))
     Path("other.toml").write_text(
         Path("recipe.toml").read_text().replace("epochs = ", "epochs = 1")
     )
     change("shop/shop.toml", "../recipe.toml", "../other.toml")
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("shop.toml", "bank.toml")):
         of_party_files([bank, shop])
     change("shop/shop.toml", "../other.toml", "../recipe.toml")
     change("shop/shop.toml", 'name = "shop"', 'name = "hop"')
-    with raises(InputError, Code.NOT_IN_RECIPE):
+    with raises(InputError, Code.NOT_IN_RECIPE, names=("shop.toml", "recipe.toml")):
         of_party_files([bank, shop])
     assert not Path("runs").exists()
 

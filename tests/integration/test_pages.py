@@ -12,10 +12,10 @@ import pytest
 
 from tests.harness import pages
 from tests.harness.browser import NARROW, WIDE, Browser, browser
+from tests.harness.errors import raises
 from tests.harness.federation import launcher
 from tests.harness.here import vfl_here
 from tests.harness.memory import in_process, run_here
-from tests.harness.sentences import raises
 from tests.integration import test_ranking as ranking
 from tests.integration import test_task
 from tests.integration.test_resume import held, kill
@@ -152,14 +152,14 @@ def test_nothing_is_told_without_being_asked_for(tables: Path, tmp_path: Path) -
 )
 def test_only_metrics_of_the_task_can_be_told(named: list[str], tables: Path) -> None:
     made = told_recipe(tables) | {"report": {"tell_passives": named}}
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="tell_passives"):
         parse(Recipe, made, "recipe")
 
 
 def test_metrics_are_told_by_an_evaluation(tables: Path) -> None:
     made = told_recipe(tables)
     made["phases"] = made["phases"][:1]
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="tell_passives"):
         parse(Recipe, made, "recipe")
 
 

@@ -20,9 +20,9 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 import vfl
 from tests.harness import reference_partial
 from tests.harness.aligning import Direct
+from tests.harness.errors import raises
 from tests.harness.memory import in_memory, in_process
 from tests.harness.online import Online
-from tests.harness.sentences import raises
 from tests.integration.test_exact import ROUNDING, TOLERANCE, largest_deviation
 from tests.integration.test_resume import held, kill
 from vfl.library.run import Run
@@ -442,7 +442,7 @@ def test_sizes_of_splits_that_cannot_be_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(partial, "ints", lambda *_: torch.tensor(splits))
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p0"):
         in_process(tmp_path, recipe(SUBSETS), data)
 
 
@@ -537,7 +537,7 @@ def test_what_cannot_work_is_one_sentence(
 
 def test_rehearsals_are_refused(data: dict[str, Any], tmp_path: Path) -> None:
     tables = recipe({}) | {"simulate": {"parties": data}}
-    with raises(InputError, Code.CONFIG_INVALID), contextlib.chdir(tmp_path):
+    with raises(InputError, Code.CONFIG_INVALID, names="rows.partial"), contextlib.chdir(tmp_path):
         vfl.leaks(tables, attacks=["norm"], seeds=[1], quiet=True)
 
 

@@ -11,8 +11,8 @@ import pytest
 from torch import Tensor
 
 from tests.harness import cases, reference, reference_pipe
+from tests.harness.errors import raises
 from tests.harness.memory import in_memory, in_process
-from tests.harness.sentences import raises
 from tests.integration.test_exact import ROUNDING, TOLERANCE, federated, largest_deviation
 from tests.integration.test_resume import held, kill
 from vfl_common.config.recipe import Recipe
@@ -227,7 +227,7 @@ def test_bad_input_is_one_sentence(change: dict[str, Any], tmp_path: Path) -> No
 
 def test_a_party_alone_has_nothing_in_flight(tmp_path: Path) -> None:
     data = cases.columns("sklearn:digits", 1, limit=100)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("in_flight", "micro_batches")):
         in_memory(tmp_path, piped(1, in_flight=2), data)
 
 

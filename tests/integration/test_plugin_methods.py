@@ -12,10 +12,10 @@ import torch
 
 import vfl
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.federation import Federation, Program
 from tests.harness.memory import parameters
 from tests.harness.plugins import environment, importing, place
-from tests.harness.sentences import raises
 from tests.integration.test_resume import HANDSHAKE_BYTES, held, kill
 from vfl_common.errors import Code, InputError
 
@@ -91,7 +91,7 @@ def test_a_method_validates_and_ends_early_as_ours_does(
 
 
 def test_it_needs_validation_rows(plugins: dict[str, Any]) -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="rows.validation"):
         vfl.simulate(tables(WATCHED, rows={"validation": 0.0}), plugins=plugins, quiet=True)
 
 

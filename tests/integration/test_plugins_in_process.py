@@ -12,8 +12,8 @@ import torch
 
 import vfl
 from tests.harness import cases
+from tests.harness.errors import assert_names, raises
 from tests.harness.plugins import EXAMPLE, metadata
-from tests.harness.sentences import raises, worded_as_before
 from vfl_common.errors import Code, InputError
 from vfl_party.outbound.chain import Chain
 from vfl_party.outbound.declared import Use
@@ -89,7 +89,7 @@ def test_a_method_that_names_no_rows_is_said_to_be_unknown_to_attacks(written: W
     unnamed = {"return epoch[step.batch][1] if exchange == EMBEDDING.name else None": "return None"}
     given = written("plain_split", unnamed, "vfl.methods", "METHOD", **PLAIN)
     notes = vfl.leaks(given, attacks=["columns"], quiet=True).found[0].notes
-    worded_as_before("\n".join(notes))
+    assert_names("\n".join(notes), "p0")
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_method_of_the_former_form_is_refused_with_what_to_do(
     changes = {"METHOD = Plain(": "METHOD = Method(traffic=Plain.traffic, settings="}
     changes["=PlainSettings, Active, Passive"] = "=PlainSettings, active=Active, passive=Passive"
     given = written("plain_split", changes, "vfl.methods", "METHOD", **PLAIN)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("traffic", "my_plain_split")):
         vfl.simulate(given, quiet=True)
 
 
@@ -133,7 +133,7 @@ def test_an_error_of_a_transform_is_a_sentence_with_its_line(
     changes = {"torch.renorm(x.detach(), p=2": "torch.renorm(x.detach(), p=0"}
     given = written("row_clip", changes, "vfl.transforms", "TRANSFORM", transforms=use)
     line = line_of("row_clip", "p=0", tmp_path)
-    with raises(InputError, Code.CONFIG_INVALID) as raised:
+    with raises(InputError, Code.CONFIG_INVALID, names=("my_row_clip", "0.5")) as raised:
         vfl.simulate(given, quiet=True)
     assert f"my_row_clip.py, line {line}: " in str(raised.value)
 

@@ -12,9 +12,9 @@ import pytest
 
 from tests.harness import cases
 from tests.harness.aligning import Direct
+from tests.harness.errors import assert_names, raises
 from tests.harness.federation import Federation, reason_to_wait, refused
 from tests.harness.memory import in_memory, in_process
-from tests.harness.sentences import raises, worded_as_before
 from tests.integration import test_resume
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.policy import LEVELS, PolicySettings
@@ -154,7 +154,7 @@ def test_a_demand_that_a_prediction_would_not_meet_is_refused_before_training(
 ) -> None:
     phases = [SPLIT | {"transforms": NOISE[:2]}]
     tables = recipe(phases, {"p1": {"level": "open", "demands": [DEMAND]}})
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names="policy.demands"):
         in_process(tmp_path / "run", tables, data(phases))
     assert frames == []
 
@@ -172,7 +172,7 @@ def test_what_leaves_is_counted_by_person_and_refused_at_the_way_out(
         if fine:
             in_process(tmp_path / "run", tables, data(phases))
             continue
-        with raises(InputError, Code.REFUSED):
+        with raises(InputError, Code.REFUSED, names=("policy.most_numbers", "p0")):
             in_process(tmp_path / "refused", tables, data(phases))
         # The first batch of the third epoch is held back.
         assert frames.count(("splitnn", "embedding")) < 2 * (3 + 1) * 2
@@ -212,7 +212,7 @@ def test_all_parties_read_the_policies_of_all_before_anything_is_sent(tmp_path: 
             each["said"] for each in federation.programs["p0"].seen() if each["event"] == "policy"
         ]
         assert len(said) == 1
-        worded_as_before(said[0])
+        assert_names(said[0], "careful")
         assert not any(each["event"] == "policy" for each in federation.programs["p1"].seen())
 
 
@@ -257,7 +257,7 @@ def test_ciphertexts_may_leave_where_gradients_may_not() -> None:
     exchange = Exchange("gradients", Sent(Kind.GRADIENT, {"ciphertexts": u8("rows", 4)}))
     policy("a", exchange, exchange.up)
     exchange = Exchange("gradients", Sent(Kind.GRADIENT, {"z": f32("rows", 4)}))
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names="policy.encrypted"):
         policy("a", exchange, exchange.up)
 
 
@@ -269,7 +269,7 @@ def test_a_transform_that_leaves_a_tensor_as_it_is_meets_no_demand() -> None:
         whole = Sent(Kind.WEIGHTS, tensors, (Use("iso", noisy, leave=frozenset(leave)),))
         policy("a", Exchange("weights", whole), whole)
     part = Sent(Kind.WEIGHTS, tensors, (Use("iso", noisy, leave=frozenset({"running_mean"})),))
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names=("policy.demands", "running_mean")):
         policy("a", Exchange("weights", part), part)
 
 
@@ -288,7 +288,7 @@ def test_counts_survive_a_checkpoint() -> None:
     second.leaves(leaving)
     third = made(8)
     third.load_state(second.state() or {})
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names=("policy.most_numbers", "p0")):
         third.leaves(leaving)
 
 
@@ -318,7 +318,7 @@ def test_bytes_that_find_the_rows_in_common_count(
         if not less:
             in_process(tmp_path / "fine", tables, data(phases))
             continue
-        with raises(InputError, Code.REFUSED):
+        with raises(InputError, Code.REFUSED, names=("policy.most_bytes", "495")):
             in_process(tmp_path / "refused", tables, data(phases))
 
 
@@ -332,7 +332,7 @@ def test_bytes_that_find_the_rows_in_common_count(
 )
 def test_a_demand_of_what_there_is_not_is_named(demand: dict[str, Any]) -> None:
     words = {"level": "open", "demands": [{"kind": "embedding"} | demand]}
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="policy.demands"):
         Worded(PolicySettings.model_validate(words))
 
 
@@ -372,7 +372,7 @@ def test_a_plug_in_is_known_by_what_its_file_holds(
     check((f"{name} = {changed}",), [name])
     check((name,), [name])
     for allowed in ((), (f"{name} = {digest}",)):
-        with raises(InputError, Code.REFUSED):
+        with raises(InputError, Code.REFUSED, names=("policy.plugins", "vfl.codecs")):
             check(allowed, [name])
 
 
@@ -407,7 +407,7 @@ def test_epochs_are_counted_where_they_have_several_rounds(tmp_path: Path) -> No
     tables = recipe(phases, {"p1": {"level": "open", "most_epochs": 2}})
     assert in_process(tmp_path / "run", tables, data(phases)).metrics
     tables = recipe(phases, {"p1": {"level": "open", "most_epochs": 1}})
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names="policy.most_epochs"):
         in_process(tmp_path / "refused", tables, data(phases))
 
 
@@ -417,7 +417,7 @@ TOO_DEEP = f'{{"x": {"[" * 600}1e999{"]" * 600}}}'
 
 @pytest.mark.parametrize("text", ["[1]", "{", "[" * 40_000, f'"{"x" * MOST_SHOWN}"', TOO_DEEP])
 def test_what_a_peer_shows_is_a_table(text: str) -> None:
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
         meet([], "run", {"p0": "", "p1": text})
 
 
@@ -444,7 +444,7 @@ def test_limits_of_who_is_told_later_how_many_rows_there_are_hold_at_the_way_out
         if fine:
             in_process(run, moco | {"simulate": policies}, cases.own_rows(2))
             continue
-        with raises(InputError, Code.REFUSED):
+        with raises(InputError, Code.REFUSED, names=("policy.most_bytes", "100")):
             in_process(run, moco | {"simulate": policies}, cases.own_rows(2))
         assert ("mocosfl", "gradient") not in frames
 
@@ -470,7 +470,7 @@ def test_steps_count_as_the_epochs_that_they_make(who: str, name: str, tmp_path:
     if epochs == 1:
         return
     tables = recipe(phases, {who: {"level": "open", "most_epochs": epochs - 1}})
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names="policy.most_epochs"):
         in_process(tmp_path / "refused", tables, data(phases))
 
 
@@ -493,7 +493,7 @@ def test_epochs_follow_from_the_rows_that_are_in_common(
         if fine:
             in_process(tmp_path / "fine", tables | {"simulate": policies}, files)
             continue
-        with raises(InputError, Code.REFUSED):
+        with raises(InputError, Code.REFUSED, names="policy.most_epochs"):
             in_process(tmp_path / "refused", tables | {"simulate": policies}, files)
         assert ("splitnn", "embedding") not in frames
 
@@ -546,5 +546,5 @@ def test_min_rows_holds_for_a_method_that_does_not_say_its_rows() -> None:
         if fine:
             held.leaves(leaving)
             continue
-        with raises(InputError, Code.REFUSED):
+        with raises(InputError, Code.REFUSED, names="policy.least_rows"):
             held.leaves(leaving)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from tests.harness import cases, reference
+from tests.harness.errors import assert_names, raises
 from tests.harness.federation import Federation
-from tests.harness.sentences import raises, worded_as_before
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_resume import assert_equal, held, parameters
 from vfl_common.config.recipe import load_recipe
@@ -96,12 +96,12 @@ def test_a_phase_with_passes_of_its_own_is_refused(tmp_path: Path) -> None:
     assert found.about == "phases"
     assert found.text.startswith(f"{tmp_path}/recipe.toml: phases: fedonce: ")
     assert 'model.precision = "bfloat16"' in found.text
-    worded_as_before(found.text)
+    assert_names(found.text, "fedonce", "recipe.toml")
 
 
 def test_other_precisions_are_unknown(tmp_path: Path) -> None:
     tables = RECIPE | {"model": RECIPE["model"] | {"precision": "float16"}}
     with Federation(tmp_path, tables, DATA) as federation:
         pass
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("float32", "bfloat16")):
         load_recipe(federation.folder / "recipe.toml")

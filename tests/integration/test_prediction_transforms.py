@@ -13,8 +13,8 @@ import pandas as pd
 import pytest
 
 import vfl
+from tests.harness.errors import raises
 from tests.harness.online import store_of
-from tests.harness.sentences import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.account.planned import of_prediction
 from vfl_party.base.mechanism import Mechanism

@@ -19,9 +19,9 @@ from sklearn.metrics import roc_auc_score
 
 import vfl
 from tests.harness.cases import recipe
+from tests.harness.errors import assert_names, raises
 from tests.harness.federation import Federation, Program, refused
 from tests.harness.here import vfl_here
-from tests.harness.sentences import raises, worded_as_before
 from tests.integration.test_library import BANK, RECIPE, SHOP, run
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
@@ -119,7 +119,7 @@ def test_words_stand_for_runs(place: Path) -> None:
     assert old in vfl_here("models", cwd=place).stdout
     assert vfl_here("models", "retire", new, cwd=place).stdout == f"{new} is retired\n"
     assert vfl_here("models", "promote", new, cwd=place).returncode == 0
-    worded_as_before(vfl_here("models", "promote", "nothing", cwd=place).stderr)
+    assert_names(vfl_here("models", "promote", "nothing", cwd=place).stderr, "trained")
 
 
 def test_a_prediction_is_noted_and_replaced_on_demand(place: Path) -> None:
@@ -134,10 +134,10 @@ def test_a_prediction_is_noted_and_replaced_on_demand(place: Path) -> None:
     assert {each.output for each in found} == {str(place / "s.csv")}
     before = (place / "s.csv").read_bytes()
     done = vfl_here("predict", f"runs/{new}", "--out", "s.csv", cwd=place)
-    worded_as_before(done.stderr)
+    assert_names(done.stderr, "--out", "--replace")
     (place / "folder.csv").mkdir()
     done = vfl_here("predict", f"runs/{new}", "--out", "folder.csv", "--replace", cwd=place)
-    worded_as_before(done.stderr)
+    assert_names(done.stderr, "--out", "folder.csv")
     assert done.returncode == 2
     assert (place / "s.csv").read_bytes() == before
 
@@ -167,7 +167,7 @@ def test_input_drift_is_found_in_the_column_that_has_moved(place: Path) -> None:
     ):
         done = vfl_here("drift", f"runs/{new}", *words, cwd=place)
         assert done.returncode == 2
-        worded_as_before(done.stderr)
+        assert_names(done.stderr, "error: ")
 
 
 def test_scores_are_compared_with_those_of_the_test_rows(place: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_run_of_an_earlier_release_has_no_profile(place: Path, tmp_path: Path)
     (tmp_path / "run" / "bank" / profile.FILE).unlink()
     done = vfl_here("drift", "run", "--data", place / "bank.csv", cwd=tmp_path)
     assert done.returncode == 2
-    worded_as_before(done.stderr)
+    assert_names(done.stderr, "profile.json", "bank")
     assert vfl.Run.load(tmp_path / "run").predict()["id"]
 
 
@@ -206,7 +206,7 @@ def test_a_profile_of_other_columns_is_refused(place: Path, tmp_path: Path) -> N
     path.write_text(path.read_text().replace("mean area", "mean weight"))
     done = vfl_here("drift", "run", "--data", place / "bank.csv", cwd=tmp_path)
     assert done.returncode == 2
-    worded_as_before(done.stderr)
+    assert_names(done.stderr, "profile.json", "bank")
 
 
 def test_old_runs_go_and_what_is_needed_stays(place: Path, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_old_runs_go_and_what_is_needed_stays(place: Path, tmp_path: Path) -> No
     assert done.stdout == "predictions.jsonl: 1 lines removed\n"
     assert scorings.read(tmp_path / "runs") == []
     assert vfl_here("models", "rollback", cwd=tmp_path).stdout.startswith(names[1])
-    worded_as_before(vfl_here("prune", cwd=tmp_path).stderr)
+    assert_names(vfl_here("prune", cwd=tmp_path).stderr, "--older-than", "--log-older-than")
 
 
 def test_a_run_stays_whose_alignment_another_names(place: Path, tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_failed_predictions_go_and_failed_trainings_stay(place: Path, tmp_path: 
 def test_days_are_a_number(place: Path, option: str, days: str) -> None:
     done = vfl_here("prune", option, days, "--dry-run", cwd=place)
     assert done.returncode == 2
-    worded_as_before(done.stderr)
+    assert_names(done.stderr, "--help")
 
 
 # -- between processes
@@ -525,4 +525,4 @@ def test_a_word_needs_a_folder_of_runs(tmp_path: Path) -> None:
     for words in (("report", "production"), ("models", "rollback"), ("models", "promote", "x")):
         done = vfl_here(*words, cwd=tmp_path)
         assert done.returncode == 2
-        worded_as_before(done.stderr)
+        assert_names(done.stderr, "error: ")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.sentences import worded_as_before
+from tests.harness.errors import assert_names
 from vfl_common.errors import Code, PeerError
 from vfl_common.process.program import exit_status, resumable
 from vfl_common.process.signals import Stopped
@@ -87,7 +87,7 @@ def test_too_little_memory_is_one_sentence(capsys: pytest.CaptureFixture[str]) -
 
     assert exit_status(fail) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    worded_as_before(said)
+    assert_names(said, "columns")
 
 
 @pytest.mark.parametrize(

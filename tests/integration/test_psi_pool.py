@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.harness.waiting import WAIT_S, wait_until
 from vfl_common.errors import Code, InternalError, PeerError
 from vfl_party.psi import worker
@@ -87,7 +87,7 @@ def test_a_large_batch(masking: Masking) -> None:
 
 
 def test_a_peers_error_comes_back_as_itself(masking: Masking) -> None:
-    with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="shop") as caught:
         masking.others(bytes(32), "shop").result(WAIT_S)
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "shop")
     assert caught.value.public == str(caught.value)

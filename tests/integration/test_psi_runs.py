@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import vfl
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.errors import Code, InputError
 from vfl_party.align.quota import count
 
@@ -99,7 +99,9 @@ def test_each_party_is_told_the_share_of_its_own_rows(caplog: pytest.LogCaptureF
     assert "80 of your 90 rows (89 %) are common to all parties" in said
     assert "80 of your 120 rows (67 %) are common to all parties" in said
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    worded_as_before("\n".join(text for text in warned if "common" in text))
+    assert_names(
+        "\n".join(text for text in warned if "common" in text), "data.expect_common", "shop"
+    )
 
 
 @pytest.mark.parametrize("processes", [False, True])
@@ -126,7 +128,9 @@ def test_few_common_rows_are_a_warning_without_a_key(caplog: pytest.LogCaptureFi
     many = pd.DataFrame({"id": [f"x{number}" for number in range(80)], "size": 0.5})
     with caplog.at_level(logging.WARNING, "vfl_party"):
         run(RECIPE, BANK, pd.concat([SHOP, many]))
-    worded_as_before("\n".join(record.getMessage() for record in caplog.records))
+    assert_names(
+        "\n".join(record.getMessage() for record in caplog.records), "data.expect_common", "shop"
+    )
 
 
 def test_a_prediction_is_for_the_rows_in_common(found: vfl.Run, by_hand: vfl.Run) -> None:
@@ -169,7 +173,7 @@ def test_a_table_is_aligned_so_often_a_day_and_not_more(tmp_path: Path) -> None:
     path, hour_s = tmp_path / "alignments-bank.json", 3600.0
     for number in range(3):
         count(path, "bank.csv", 3, number * hour_s)
-    with raises(InputError, Code.REFUSED) as caught:
+    with raises(InputError, Code.REFUSED, names=("bank.csv", "rows.alignment")) as caught:
         count(path, "bank.csv", 3, 3 * hour_s)
     assert caught.value.code is Code.REFUSED
     # Of another table.
@@ -183,7 +187,7 @@ def test_a_table_is_aligned_so_often_a_day_and_not_more(tmp_path: Path) -> None:
 def test_a_clock_that_was_ahead_does_not_lock_a_table_for_long(tmp_path: Path) -> None:
     path, day_s = tmp_path / "alignments-bank.json", 86_400.0
     count(path, "bank.csv", 1, 30 * day_s)
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names=("bank.csv", "rows.alignment")):
         count(path, "bank.csv", 1, 0.0)
 
 
@@ -205,5 +209,5 @@ def test_a_count_that_cannot_be_read_is_no_permission(tmp_path: Path) -> None:
     path = tmp_path / "alignments-bank.json"
     for text in ("{", "[1]", '{"bank.csv": ["x"]}', '{"bank.csv": 1}', '{"bank.csv": [NaN]}'):
         path.write_text(text)
-        with raises(InputError, Code.FILE_INVALID):
+        with raises(InputError, Code.FILE_INVALID, names="bank.json"):
             count(path, "bank.csv", 3, 0.0)

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from tests.harness import cases, reference, reference_fedonce
+from tests.harness.errors import raises
 from tests.harness.memory import in_memory, in_process, parameters, run_here
 from tests.harness.reference_task import losses_of_rows, ndcg_of
-from tests.harness.sentences import raises
 from tests.integration.test_exact import ROUNDING, TOLERANCE, largest_deviation
 from tests.integration.test_resume import held, kill
 from vfl.simulation import baselines

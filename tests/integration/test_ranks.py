@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from tests.harness import cases, ports, reference
+from tests.harness.errors import error_line
 from tests.harness.federation import BIN, RUN_S, Federation, Program
 from tests.harness.memory import run_here
 from tests.harness.preloaded import float64, threads
 from tests.harness.proxy import Proxy
-from tests.harness.sentences import error_as_before
 from tests.harness.sharing import FRESH
 from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_resume import Parameters, assert_equal, parameters, server_events
@@ -283,7 +283,7 @@ def test_a_phase_of_one_process_is_refused_before_joining(tmp_path: Path) -> Non
     with Federation(tmp_path, tables, DATA, address="127.0.0.1:1") as federation:
         program = torchrun(federation, "p1")
         assert program.wait() != 0
-    line = error_as_before(program.stderr)
+    line = error_line(program.stderr)
     assert line.startswith(f"error: {tmp_path}/recipe.toml: phases: head: ")
     # But for the party's record.
     assert not [*(tmp_path / "runs").glob("[!.]*")]

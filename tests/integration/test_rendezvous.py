@@ -18,8 +18,8 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tests.harness import cases, ports
+from tests.harness.errors import error_line
 from tests.harness.federation import BIN, Federation
-from tests.harness.sentences import error_as_before
 from tests.harness.waiting import wait_until
 from vfl_party.ranks.rendezvous import rendezvous
 
@@ -72,7 +72,7 @@ def test_a_party_does_not_start_where_others_could_run_code(tmp_path: Path) -> N
         start = ("torchrun", "--standalone", "--nproc-per-node", "2", "--no-python", "--", *shell)
         program = federation.start("p1", *start)
         assert program.wait() != 0
-    assert "--master-addr 127.0.0.1" in error_as_before(program.stderr)
+    assert "--master-addr 127.0.0.1" in error_line(program.stderr)
 
 
 class Payload:

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 import vfl
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import BANK, SHOP, TABLES
 from vfl.cli import cli
 from vfl_common.config.data import DataSettings
@@ -140,7 +140,7 @@ def test_the_label_has_a_name_everywhere() -> None:
 )
 def test_rows_that_are_left_out_are_counted(counts: IdCounts | None, written: int) -> None:
     told = str(Predicted.of(Table("a.csv", ("a", "b", "c"), counts=counts), written))
-    worded_as_before(told)
+    assert_names(told, "predicted")
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +174,7 @@ def test_a_prediction_says_what_it_has_written(
     said = CliRunner().invoke(
         cli, ["predict", "--out", str(tmp_path / "a.csv")], catch_exceptions=False
     )
-    worded_as_before("\n".join(said.stderr.splitlines()[1:]))
+    assert_names("\n".join(said.stderr.splitlines()[1:]), "nscore_1", "70")
     found = pd.read_csv(tmp_path / "a.csv")
     assert list(found.columns) == ["id_class", "matched_id_class", "state", "score_1", "class"]
     own = pd.read_csv("bank.csv")

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from tests.harness import cases
+from tests.harness.errors import assert_names, error_line
 from tests.harness.federation import Federation, refused
 from tests.harness.memory import in_memory
 from tests.harness.proxy import Proxy
-from tests.harness.sentences import error_as_before, worded_as_before
 from tests.harness.waiting import wait_until
 from vfl_common.ledger import load_entries
 
@@ -424,7 +424,7 @@ def test_a_party_that_stays_away_is_named_after_the_deadline(tmp_path: Path) -> 
         assert [program.wait(10.0) for program in others] == [3, 3, 3]
         assert time.monotonic() - began_s > 1.0
         for program in others:
-            line = error_as_before(program.stderr)
+            line = error_line(program.stderr)
             assert "p2" in line
             assert "1.5 s" in line
 
@@ -438,7 +438,7 @@ def test_a_party_that_falls_silent_is_named_and_may_come_back(
         try:
             interrupted = federation.programs["server"].wait_for("interrupted", 10.0)
             assert "p1" in interrupted["reason"]
-            worded_as_before(interrupted["reason"])
+            assert_names(interrupted["reason"], "p1", "1.5")
         finally:
             federation.programs["p1"].signal(signal.SIGCONT)
         proxy.release()

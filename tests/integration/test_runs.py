@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import vfl
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import BANK, RECIPE, SHOP, TABLES
 from tests.unit.vfl.test_report import summary_of
 from vfl.cli import cli
@@ -33,7 +33,6 @@ def invoke(*args: object) -> Result:
 def sentence(result: Result) -> str:
     """The one sentence that a person would read."""
     assert isinstance(result.exception, InputError), result.exception
-    worded_as_before(str(result.exception))
     return str(result.exception)
 
 
@@ -190,7 +189,7 @@ def test_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     sentence(invoke("runs"))
     (tmp_path / "runs").mkdir()
-    worded_as_before(invoke("runs").output)
+    assert_names(invoke("runs").output, "no runs")
     assert invoke("runs", "--json").output == ""
     sentence(invoke("report"))
 
@@ -198,7 +197,7 @@ def test_a_folder_without_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_the_newest_finished_run_is_taken_and_named(runs: Path) -> None:
     assert newest(runs).folder == runs / "second"
     done = invoke("report")
-    worded_as_before(done.stderr)
+    assert_names(done.stderr, "runs/second")
     assert "bytes.png" in done.stdout
     sentence(invoke("export", "tensorboard"))
     given = invoke("report", "runs/first")
@@ -210,7 +209,7 @@ def test_a_baseline_is_not_taken_for_the_newest_run(runs: Path) -> None:
     finish(
         runs / "alone", parties=[each for each in summary_of(2).parties if each.role != "passive"]
     )
-    worded_as_before(invoke("report").stderr)
+    assert_names(invoke("report").stderr, "federation")
     for name in ("first", "second", "of-a-passive-party"):
         shutil.rmtree(runs / name)
     said = "taking the newest finished run, which is of one party: runs/alone\n"
@@ -257,8 +256,8 @@ def test_a_run_predicts_its_own_rows_again(here: Path, tmp_path: Path) -> None:
     done = invoke("predict", "--output", tmp_path / "again.csv")
     assert done.exception is None
     assert done.stdout == f"{tmp_path / 'again.csv'}\n"
-    worded_as_before(done.stderr)
-    worded_as_before("\n".join(done.stderr.splitlines()[1:]))
+    assert_names(done.stderr, "nscore_1", "120")
+    assert_names("\n".join(done.stderr.splitlines()[1:]), "nscore_1", "120")
     found = pd.read_csv(tmp_path / "again.csv").set_index("id")["score_1"]
     assert len(found) == len(BANK)
     run = vfl.Run.load(newest(here / "runs").folder)
@@ -299,7 +298,7 @@ def test_new_categories_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     done = invoke(
         "predict", "--data", "bank=bank.csv", "--data", "shop=new.csv", "--out", "new-scores.csv"
     )
-    worded_as_before(done.stderr)
+    assert_names(done.stderr, "town", "nscore_1")
     assert "SECRET" not in done.stderr
     with zipfile.ZipFile("new.zip", "w") as archive:
         archive.write("new.csv")
@@ -375,7 +374,7 @@ def test_parties_of_two_runs_do_not_predict_together(here: Path, tmp_path: Path)
     mixed = Path(shutil.copytree(newest(here / "runs").folder, tmp_path / "mixed"))
     facts = json.loads((mixed / "shop" / "run.json").read_text())
     (mixed / "shop" / "run.json").write_text(json.dumps(facts | {"run_id": "another"}))
-    with raises(InputError, Code.CHECKPOINT_INVALID):
+    with raises(InputError, Code.CHECKPOINT_INVALID, names=("bank", "shop")):
         vfl.Run.load(mixed).predict(output=tmp_path / "mixed.csv")
     assert not (tmp_path / "mixed.csv").exists()
 
@@ -386,7 +385,7 @@ def test_parties_of_two_runs_do_not_predict_together(here: Path, tmp_path: Path)
 )
 def test_a_damaged_note_of_the_data_is_one_sentence(content: str, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(content)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="simulated.json"):
         Origin.of(tmp_path)
 
 
@@ -394,7 +393,7 @@ def test_rows_that_were_in_memory_must_be_given_again(tmp_path: Path) -> None:
     run = vfl.simulate(
         RECIPE, {"bank": vfl.Data(BANK, label="target"), "shop": SHOP}, quiet=True, out=tmp_path
     )
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("bank", "shop")):
         run.predict()
     rows = {"bank": BANK.head(3), "shop": SHOP.head(3)}
     assert (

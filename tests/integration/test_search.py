@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import vfl
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.integration.test_library import RECIPE
 from tests.integration.test_library_jobs import DATA
 from vfl_common.errors import Code
@@ -144,5 +144,5 @@ def test_what_cannot_be_searched_is_said_before_the_first_run(tmp_path: Path) ->
 
 def test_if_no_run_finishes_the_first_error_is_raised(tmp_path: Path) -> None:
     spaces = {"rows.labelled": [1_000_000]}
-    with raises(vfl.VflError, Code.CONFIG_INVALID):
+    with raises(vfl.VflError, Code.CONFIG_INVALID, names=("1000000", "84")):
         vfl.search(RECIPE, spaces, DATA, runs=1, out=tmp_path, by="grid", **CALL)

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 import vfl
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from tests.integration.test_library import BANK, RECIPE, SHOP
 from tests.integration.test_library_jobs import DATA
 from vfl.cli import cli
@@ -162,7 +162,7 @@ def test_a_line_of_the_journal_that_was_cut_short_is_written_again(tmp_path: Pat
         assert found.columns() == before.columns()
     assert len(made(tmp_path)) == 2
     journal.write_bytes(b"no line of ours\n" + whole)
-    with raises(vfl.VflError, Code.FILE_INVALID):
+    with raises(vfl.VflError, Code.FILE_INVALID, names="journal.log"):
         vfl.search(RECIPE, SPACES, DATA, runs=2, out=tmp_path, **CALL)
 
 
@@ -183,7 +183,7 @@ def test_a_journal_that_was_altered_is_said(tmp_path: Path) -> None:
     for text in [whole.replace(each, "") for each in removed] + altered:
         assert text != whole
         journal.write_text(text)
-        with raises(vfl.VflError, Code.FILE_INVALID):
+        with raises(vfl.VflError, Code.FILE_INVALID, names="journal.log"):
             vfl.search(RECIPE, SPACES, DATA, runs=1, out=tmp_path, **CALL)
 
 
@@ -242,7 +242,7 @@ def test_a_command_shows_the_best_runs_and_draws_a_page(file: Path) -> None:
     (line,) = (each for each in listed.output.splitlines() if each.startswith("found/"))
     assert line.split()[-2:] == ["3", "runs"]
     (folder / "search.json").write_text("{}")
-    with raises(vfl.VflError, Code.FILE_INVALID):
+    with raises(vfl.VflError, Code.FILE_INVALID, names="search.json"):
         CliRunner().invoke(cli, ["report", str(folder)], catch_exceptions=False)
 
 
@@ -263,5 +263,5 @@ def test_what_a_study_file_cannot_search_is_said(file: Path) -> None:
             load_search(file, file.parent)
     file.write_text(FILE)
     done = CliRunner().invoke(cli, ["study", str(file), "--folds", "3"])
-    worded_as_before(str(done.exception or done.output))
+    assert_names(str(done.exception or done.output), "--folds")
     assert done.exit_code != 0

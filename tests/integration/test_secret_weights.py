@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from tests.harness import cases, kills
+from tests.harness.errors import assert_names, raises
 from tests.harness.memory import in_process, parameters
-from tests.harness.sentences import raises, worded_as_before
 from tests.integration.test_exact import largest_deviation
 from vfl.leak_meter.scene.observer import observe
 from vfl.leak_meter.scene.readable import readable
@@ -256,7 +256,7 @@ def test_a_run_goes_on_as_it_began_and_says_so(tmp_path: Path, plugin: dict[str,
     said = [line for line in log if line.get("event") == "init"]
     assert said[0]["init"] == "secret"
     assert "init = 'secret'" in said[-1]["message"]
-    worded_as_before(said[-1]["message"])
+    assert_names(said[-1]["message"], "secret", "p1")
 
 
 # -- what the folder keeps
@@ -310,8 +310,8 @@ def test_a_lost_secret_is_not_replaced(tmp_path: Path) -> None:
     assert run.checkpoints is not None
     run.checkpoints.save("000001.splitnn.1", {})
     (run.path / generation.INIT_SECRET).unlink()
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="--fresh"):
         generation.own_secret(run, "secret", b"2" * 32)
     (run.path / generation.INIT_SECRET).write_bytes(b"short")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="32"):
         generation.own_secret(run, "secret", b"2" * 32)

@@ -15,8 +15,8 @@ import torch
 from rich.console import Console
 
 from tests.harness import cases
+from tests.harness.errors import assert_names, raises
 from tests.harness.federation import toml
-from tests.harness.sentences import raises, worded_as_before
 from vfl.forecasting.show import counted
 from vfl.report.notes import encryption
 from vfl.report.table import show
@@ -244,7 +244,7 @@ def test_no_encryption_is_said_in_check_log_and_summary(
     summary = run(tmp_path, recipe())
     assert any("can read every gradient" in line.getMessage() for line in caplog.records)
     assert any("unencrypted" in each.sent for each in summary.exchanges)
-    worded_as_before(encryption(summary))
+    assert_names(encryption(summary), "secureboost")
     assert [each.carries for each in summary.exchanges if each.how] == [
         "gradient unencrypted uint8 [rows, bytes] (NOT encrypted), may carry label information",
         "gradient unencrypted uint8 [sums, bytes] (NOT encrypted)",
@@ -678,7 +678,7 @@ def test_sums_of_categories_that_leave_rows_out_are_refused(
             return found
 
     monkeypatch.setattr(passive, "summing", lambda _shards, *given: Without(*given))
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
         run(tmp_path, recipe(), "word")
 
 
@@ -699,10 +699,10 @@ def asked(folder: Path, name: str, made: Recipe, **trees: Any) -> str:
 
 def test_a_recipe_that_gives_less_than_a_party_file_asks_for_is_refused(tmp_path: Path) -> None:
     text = asked(tmp_path, "p1", recipe(), least_rows=20)
-    worded_as_before(text)
+    assert_names(text, "trees.least_rows", "min_child_weight")
     assert not asked(tmp_path, "p1", recipe(min_child_weight=5.0), least_rows=20)
     text = asked(tmp_path, "p1", recipe(trees=10), most_bits=29)
-    worded_as_before(text)
+    assert_names(text, "trees.most_bits", "p1")
     assert not asked(tmp_path, "p1", recipe(trees=10), most_bits=30)
     assert "60 bits" in asked(tmp_path, "p1", recipe(trees=10, splits=["train"]), most_bits=59)
     # It answers nothing.
@@ -712,7 +712,7 @@ def test_a_recipe_that_gives_less_than_a_party_file_asks_for_is_refused(tmp_path
 @pytest.mark.parametrize("name", ["p0", "p1"])
 def test_short_keys_are_for_trials(name: str, tmp_path: Path) -> None:
     text = asked(tmp_path, name, recipe(encryption="paillier", key_bits=1024))
-    worded_as_before(text)
+    assert_names(text, "trees.least_key_bits", "1024")
     assert not asked(
         tmp_path, name, recipe(encryption="paillier", key_bits=1024), least_key_bits=1024
     )
@@ -769,7 +769,7 @@ def test_missing_numbers_need_no_setting(tmp_path: Path) -> None:
     own["p1"] = DataSettings(
         **{**own["p1"].model_dump(include={"source", "id", "columns"}), "missing": "error"}
     )
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("x2", "all.csv")):
         run_in_process(recipe(), own, tmp_path / "refused")
 
 
@@ -863,7 +863,7 @@ def test_advice_about_many_categories_is_what_the_method_can_do(phase: Any) -> N
     cells = Categories(np.arange(10_000, dtype=np.int32)[:, None], words=(words,))
     ids = [f"i{number:05}" for number in range(10_000)]
     table = Table("a.csv", ids, categorical=cells, categorical_names=("word",))
-    with raises(InputError, Code.DATA_INVALID) as caught:
+    with raises(InputError, Code.DATA_INVALID, names=("word", "a.csv")) as caught:
         prepare(
             made,
             "p1",

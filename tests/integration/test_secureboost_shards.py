@@ -16,10 +16,10 @@ import numpy as np
 import psutil
 import pytest
 
+from tests.harness.errors import raises
 from tests.harness.federation import Federation, Program
 from tests.harness.memory import run_here
 from tests.harness.plugins import environment
-from tests.harness.sentences import raises
 from tests.harness.waiting import wait_until
 from tests.integration.test_psi_pool import runs
 from tests.integration.test_resume import held, kill

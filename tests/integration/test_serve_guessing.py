@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 
 import vfl
+from tests.harness.errors import raises
 from tests.harness.online import store_of
-from tests.harness.sentences import raises
 from vfl_common.errors import Code, InputError
 from vfl_common.rpc.serving.answered import EMBEDDED, NOT_ANSWERED, Step
 from vfl_party.align.state import Common, Kept
@@ -251,5 +251,5 @@ def test_a_joint_prediction_adds_the_ids_that_it_has_aligned(
 
 
 def test_without_a_known_alignment_nothing_is_served(run: vfl.Run, tmp_path: Path) -> None:
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("serve.ids", "shop")):
         aligned_ids(Path(run.folder) / "shop", tmp_path, tmp_path / ".record-shop")

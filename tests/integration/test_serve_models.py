@@ -16,9 +16,9 @@ import pytest
 
 import vfl
 from tests.harness import cases, ports
+from tests.harness.errors import raises
 from tests.harness.federation import refused
 from tests.harness.scrape import key, scrape
-from tests.harness.sentences import raises
 from tests.harness.served import NAMES, Served, federation_of, trained_run
 from tests.harness.waiting import wait_until
 from vfl_common.config.party import load_party
@@ -345,8 +345,8 @@ def test_a_model_of_another_active_party_is_refused(models: Models) -> None:
     )
     models.served.federation.write_party("p1")
     path = folder / "p1.toml"
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("p1", "p0")):
         Opener(path, load_party(path), [mine, theirs], Console("vfl-party"), None, None)
     opener = Opener(path, load_party(path), [mine], Console("vfl-party"), None, None)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("p1", "p0")):
         opener.open(theirs)

@@ -26,9 +26,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from tests.harness import cases, pki
+from tests.harness.errors import raises
 from tests.harness.feature_service import FeatureService, serving
 from tests.harness.postgres import Postgres, postgres, programs
-from tests.harness.sentences import raises
 from tests.harness.served import Served, trained
 from tests.harness.waiting import wait_until
 from vfl_common.config.base import parse
@@ -318,7 +318,7 @@ def test_a_wrong_query_fails_at_the_start(served: Served, server: Postgres, what
 @pytest.mark.parametrize("what", ["no SQL", "no table", "no ids", "no column", "no id", "writes"])
 def test_a_wrong_query_of_sqlite_fails_at_the_start(served: Served, sqlite: str, what: str) -> None:
     query = WRONG_QUERIES[what].replace("= ANY(:ids)", "IN :ids")
-    with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID):
+    with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID, names="people.db"):
         opened(served, {"kind": "database", "source": sqlite, "query": query})
 
 
@@ -326,11 +326,11 @@ def test_a_wrong_query_of_sqlite_fails_at_the_start(served: Served, sqlite: str,
 def test_rows_that_nobody_asked_for_are_refused(served: Served, server: Postgres) -> None:
     query = select("WHERE id = ANY(:ids) OR cardinality(:ids) = 1")
     store = opened(served, {"kind": "database", "source": server.url(), "query": query})
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="serve.store.query"):
         store.held.look_up(["K-1"], soon())
     query = select(", generate_series(1, 2000) WHERE id = ANY(:ids)")
     store = opened(served, {"kind": "database", "source": server.url(), "query": query})
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("serve.store.query", "040")):
         store.held.look_up(["K-1"], soon())
 
 
@@ -453,12 +453,12 @@ def test_a_service_may_refuse_a_question_about_nobody(served: Served) -> None:
     with serving(service()) as found:
         found.status = 400
         store = opened(served, {"kind": "service", "url": found.url})
-        with raises(InputError, Code.FILE_INVALID):
+        with raises(InputError, Code.FILE_INVALID, names=("serve.store", "400")):
             store.held.look_up(["K-1"], soon())
         found.status = 200
         assert embedded(store, ["K-1"])[0] == [0]
         found.status = 401
-        with raises(InputError, Code.FILE_INVALID):
+        with raises(InputError, Code.FILE_INVALID, names=("serve.store", "401")):
             opened(served, {"kind": "service", "url": found.url})
 
 
@@ -725,5 +725,5 @@ def test_programs_ask_a_database_and_keep_what_they_may(served: Served, server: 
 
 
 def test_an_answer_that_is_counted_may_not_be_kept() -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("shop.toml", "cache_s")):
         parse(ServeSettings, {"cache_s": 5.0, "answers_a_day": 3}, "shop.toml: serve")

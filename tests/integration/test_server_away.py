@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.harness.errors import assert_names
 from tests.harness.federation import RUN_S, Federation
 from tests.harness.proxy import Proxy
 from tests.harness.scrape import key, scrape
-from tests.harness.sentences import worded_as_before
 from tests.integration import test_resume as resume
 from tests.integration.test_resume import (
     AFTER_FIRST,
@@ -187,7 +187,7 @@ def test_a_party_that_does_not_come_back_with_the_server_is_waited_for(
         server = federation.start_server(federation.address)
         reason = server.wait_for("interrupted")["reason"]
         assert "p1" in reason
-        worded_as_before(reason)
+        assert_names(reason, "p1")
         server.wait_for("waiting", missing=["p1"])
         federation.start_party("p1")
         assert federation.finish()["interruptions"] == 1

@@ -19,9 +19,9 @@ from tests.harness import (
     reference_fedonce,
     reference_pipe,
 )
+from tests.harness.errors import raises
 from tests.harness.federation import Federation
 from tests.harness.memory import in_memory, in_process, run_here
-from tests.harness.sentences import raises
 from tests.integration import test_fedhssl, test_fedonce
 from tests.integration.test_exact import ROUNDING, TOLERANCE, federated, largest_deviation
 from tests.integration.test_resume import held, kill
@@ -247,7 +247,7 @@ def test_bad_input_is_one_sentence(
 @pytest.mark.parametrize("how", [SUBSETS, DROPOUT], ids=str)
 def test_a_party_alone_has_nobody_to_miss(how: dict[str, Any], tmp_path: Path) -> None:
     data = cases.columns("sklearn:digits", 1, limit=100)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="p0"):
         in_memory(tmp_path, recipe(how, parties=1), data)
 
 
@@ -284,5 +284,5 @@ def test_predictions_name_who_took_part_and_are_the_model_s_own(
     assert {*alone["parties"]} == {"p0"}
     assert alone["score_3"] != some["score_3"]
     for wrong in (["p0"], ["p7"]):
-        with raises(InputError, Code.CONFIG_INVALID):
+        with raises(InputError, Code.CONFIG_INVALID, names="--without"):
             run.predict(without=wrong)

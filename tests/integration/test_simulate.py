@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl.launcher import processes
 from vfl.launcher.processes import Process, culprit, end_all, wait_all
 from vfl.searching.file import is_search, load_search
@@ -299,7 +299,7 @@ def test_the_culprit_is_who_failed_first_on_its_own_account(start: Callable[...,
     late = ended(start("c", failing(3, "b did not come")))
     failure = culprit([stopped, server, late, bad]).failure()
     assert failure.exit_code == 2
-    worded_as_before(str(failure))
+    assert_names(str(failure), "x.csv")
     assert culprit([stopped, late]).failure().exit_code == 3
 
 
@@ -308,13 +308,13 @@ def test_a_killed_process_is_told_by_its_signal(start: Callable[..., Process]) -
     process.signal(signal.SIGKILL)
     failure = ended(process).failure()
     assert failure.exit_code == 3
-    worded_as_before(str(failure))
+    assert_names(str(failure), "killed")
 
 
 def test_without_a_sentence_the_last_line_stands(start: Callable[..., Process]) -> None:
     failure = ended(start("a", "raise RuntimeError('odd')")).failure()
     assert failure.exit_code == 1
-    worded_as_before(str(failure))
+    assert_names(str(failure), "untime")
 
 
 def test_events_are_read_and_other_words_passed_over(start: Callable[..., Process]) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.harness import cases, reference_ssvfl
+from tests.harness.errors import assert_names, error_line
 from tests.harness.federation import Federation, Program, refused
 from tests.harness.memory import run_here
-from tests.harness.sentences import error_as_before, worded_as_before
 from tests.integration.test_exact import TOLERANCE, largest_deviation
 from tests.integration.test_fedhssl import recipe
 from tests.integration.test_resume import halfway, held, kill, server_events, wait_for_checkpoints
@@ -132,7 +132,7 @@ def test_tops_that_differ_between_parties_are_named_at_joining(tmp_path: Path) -
         federation.start_all()
         programs = [federation.programs[name] for name in federation.names]
         assert [program.wait(60) for program in programs] == [2, 2]
-        sentence = error_as_before(programs[0].stderr)
+        sentence = error_line(programs[0].stderr)
     for word in ("p0", "p1", "encoder.3.weight", "[8, 24]", "[8, 20]"):
         assert word in sentence, sentence
 
@@ -242,7 +242,7 @@ def test_a_collapse_is_told(tmp_path: Path) -> None:
         note = federation.programs["server"].wait_for("note")
         federation.finish()
     assert note["party"] == "p1"
-    worded_as_before(note["note"])
+    assert_names(note["note"], "p1")
 
 
 def test_a_party_that_learns_alone_does_not_repeat_what_it_has_done(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.harness import cases
+from tests.harness.errors import error_line
 from tests.harness.federation import Federation, refused
 from tests.harness.memory import run_here
-from tests.harness.sentences import error_as_before
 from tests.integration.test_exact import largest_deviation
 from tests.integration.test_fedhssl import TOP, check, recipe
 from tests.integration.test_ssl_phases import MLP
@@ -171,4 +171,4 @@ def test_a_loss_that_is_no_number_ends_the_run_and_says_whose(tmp_path: Path) ->
             assert program.wait(60) != 0
         errors = [federation.programs[name].stderr for name in federation.names]
     # The other party may have heard of it before its own loss was NaN.
-    error_as_before(next(each for each in errors if "phase fedhssl: " in each))
+    error_line(next(each for each in errors if "phase fedhssl: " in each))

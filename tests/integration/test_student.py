@@ -18,9 +18,9 @@ from torch import Tensor
 
 import vfl
 from tests.harness import cases, reference, reference_student
+from tests.harness.errors import raises
 from tests.harness.federation import Federation, refused
 from tests.harness.memory import run_here
-from tests.harness.sentences import raises
 from tests.harness.waiting import wait_until
 from tests.integration.test_exact import ROUNDING, TOLERANCE, federated, largest_deviation
 from tests.integration.test_resume import assert_equal, parameters, server_events
@@ -448,5 +448,5 @@ def test_who_stands_in_for_the_others_is_named(tmp_path: Path) -> None:
         ("alone", "p0")
     }
     others = replace(joint, state=dict(joint.state) | {"labels": labels | {"classes": [1, 0]}})
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("predict.alone", "p0")):
         Alone.load(run, others, "p0", own, None, None)

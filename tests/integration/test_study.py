@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.harness import cases
+from tests.harness.errors import assert_names
 from tests.harness.federation import BIN, Program, toml
 from tests.harness.here import vfl_here
-from tests.harness.sentences import worded_as_before
 from tests.harness.sharing import FRESH
 from vfl_party.base.checkpoint import CheckpointStore
 
@@ -115,7 +115,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
             "heir, seed 1, 40 labels",
         ):
             assert f"{run}: " in failed
-        worded_as_before(failed)
+        assert_names(failed, "p1", "99")
         assert "Traceback" not in errors
     assert "4 runs, 1 already " in errors
 
@@ -145,6 +145,6 @@ def test_what_a_party_would_refuse_is_told_before_the_first_run(
     assert ended.returncode == 2, errors
     assert all(name in errors for name in names), errors
     assert errors.count("error: ") == 1
-    worded_as_before(errors)
+    assert_names(errors, "finished")
     assert ended.stdout == ""
     assert not list((tmp_path / "runs" / "tiny").glob("tiny.*"))

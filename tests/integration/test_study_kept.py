@@ -12,8 +12,8 @@ import torch
 from scipy import stats
 
 import vfl
+from tests.harness.errors import assert_names, raises
 from tests.harness.here import vfl_here
-from tests.harness.sentences import raises, worded_as_before
 from tests.integration.test_library import BANK, RECIPE, ROWS, SHOP
 from tests.integration.test_study import write
 from vfl.library import study as studied
@@ -163,7 +163,7 @@ def test_two_keys_are_both_chosen() -> None:
     values = found.columns()["test loss"]
     assert (said.mean, said.pairs) == (values[0] - values[3], 1)
     assert (said.low, said.verdict) == (None, "too few pairs")
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("model.embedding_size", "model.combine")):
         found.compare(2, 3, "test loss")
 
 
@@ -194,4 +194,4 @@ def test_the_command_cross_validates_and_resumes(tmp_path: Path) -> None:
     # Other folds are other rows, in the same folders.
     other = vfl_here("study", path, "--out", "runs", "--folds", "2", cwd=tmp_path)
     assert other.returncode == 2
-    worded_as_before(other.stderr.replace(str(tmp_path), ""))
+    assert_names(other.stderr.replace(str(tmp_path), ""), "--out", "tiny.plain.s1.k1")

@@ -18,9 +18,9 @@ from torch import Tensor
 
 import vfl
 from tests.harness import cases, reference, reference_fedonce, reference_pipe
+from tests.harness.errors import raises
 from tests.harness.memory import in_memory, in_process, parameters, run_here
 from tests.harness.reference_task import c_index_of, losses_of_rows, threshold_of
-from tests.harness.sentences import raises
 from tests.integration.test_exact import ROUNDING, TOLERANCE, federated, largest_deviation
 from tests.integration.test_resume import held, kill
 from vfl.simulation import baselines

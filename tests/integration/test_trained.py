@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 import vfl
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.integration.test_library import BANK, RECIPE, SHOP, TABLES, run
 from vfl.cli import cli
 from vfl.library.model import Model
@@ -71,11 +71,11 @@ def test_an_exported_file_makes_the_same_model_elsewhere(once: vfl.Run, tmp_path
         about = json.loads(file.metadata()["about"])
     assert (about["party"], about["recipe_digest"]) == ("bank", once.summary.recipe_digest)
     assert about["preprocessor"]["numeric_names"] == ["mean radius", "mean area"]
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="bank.safetensors"):
         found.save(path)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="bank.pt"):
         found.save(tmp_path / "bank.pt")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("bank.safetensors", "shop")):
         vfl.Model.load(path, "shop")
 
 
@@ -158,9 +158,9 @@ def test_images_and_a_party_with_labels_only(tmp_path: Path) -> None:
     )
     bank.save(tmp_path / "bank.safetensors")
     assert vfl.Model.load(tmp_path / "bank.safetensors").encoder is None
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="bank"):
         bank.embed(BANK)
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="shop"):
         shop.embed(pixels[:, :4, :4])
 
 
@@ -174,7 +174,7 @@ def test_images_and_a_party_with_labels_only(tmp_path: Path) -> None:
     ],
 )
 def test_rows_that_cannot_be_used_are_one_sentence(rows: Any, once: vfl.Run) -> None:
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="shop"):
         once.model("shop").prepare(rows)
 
 
@@ -212,7 +212,7 @@ def test_encoders_of_one_s_own_are_found_beside_the_recipe(
     assert type(shop.encoder).__name__ == "Enc"
     assert vfl.Run.load(found.folder).predict(NEW)["score_1"] == found.predict(NEW)["score_1"]
     shop.save(tmp_path / "shop.safetensors")
-    with raises(InputError, Code.MODEL_INVALID):
+    with raises(InputError, Code.MODEL_INVALID, names=("own_enc:Enc", "model.encoder.factory")):
         vfl.Model.load(tmp_path / "shop.safetensors")
     monkeypatch.syspath_prepend(tmp_path)
     assert torch.equal(
@@ -255,7 +255,7 @@ def test_a_top_model_that_fails_is_told_with_its_own_line() -> None:
                 raise ZeroDivisionError("the first batch")
             return super().forward(x)
 
-    with raises(InputError, Code.MODEL_INVALID):
+    with raises(InputError, Code.MODEL_INVALID, names=("test_trained", "bank")):
         run(recipe=RECIPE.replace({"model.top": Failing}))
 
 
@@ -283,10 +283,10 @@ def test_two_encoders_of_one_party_and_an_encoder_of_the_party_file(tmp_path: Pa
     with raises(InputError, Code.CHECKPOINT_INVALID):
         trained.load(folder.path, None)
     folder.note(encoder={"kind": "none"})
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("none", "mobilenet_v2")):
         trained.load(folder.path, None)
     folder.note(encoder={"kind": 3})
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("run.json", "p1")):
         trained.load(folder.path, None)
 
 

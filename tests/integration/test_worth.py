@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.memory import in_process
 from tests.harness.reference_worth import brute_force, changes, qualities
-from tests.harness.sentences import raises
 from tests.integration.test_exact import TOLERANCE
 from tests.integration.test_resume import HANDSHAKE_BYTES, held, kill, wait_for_checkpoints
 from vfl.library.simulate import run_files
@@ -159,7 +159,7 @@ def test_a_party_of_too_many_columns_is_refused(
 
     monkeypatch.setattr("vfl_party.methods.evaluate.importance.names_of", lie)
     made = tables(3, IMPORTANCE, task=BINARY, model={"encoder": TANH})
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p1", "10")):
         in_process(tmp_path / "run", made, TABLE)
 
 
@@ -339,7 +339,7 @@ def test_what_means_nothing_is_refused(phase: dict[str, Any], tmp_path: Path) ->
 def test_rows_to_measure_by_are_needed(tmp_path: Path) -> None:
     made = tables(3, task=BINARY, model={"encoder": TANH})
     made["rows"] = {"validation": 0.0, "test": 0.0}
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("rows.validation", "rows.test")):
         in_process(tmp_path / "run", made, TABLE)
 
 
@@ -347,5 +347,5 @@ def test_rows_to_measure_by_are_needed(tmp_path: Path) -> None:
 def test_trees_have_no_embeddings_to_replace(kind: str, tmp_path: Path) -> None:
     made = cases.recipe(3, task=BINARY)
     made["phases"] = [{"kind": kind, "subsets": True}]
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("subsets", "early_stopping")):
         in_process(tmp_path / "run", made, TABLE)

@@ -12,8 +12,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
+from tests.harness.errors import assert_names, raises
 from tests.harness.scenes import image_scene, linear_scene, replayed
-from tests.harness.sentences import raises, worded_as_before
 from vfl.leak_meter import attacks
 from vfl.leak_meter.api import Leaks
 from vfl.leak_meter.attacks.embeddings.images import decode_images
@@ -92,7 +92,7 @@ def test_noise_gives_the_mean_image() -> None:
     for each in found.values():
         assert each.value == pytest.approx(each.baselines["mean image"], rel=0.03)
     if found["SSIM"].value == found["SSIM"].baselines["mean image"]:
-        worded_as_before(found["SSIM"].note)
+        assert_names(found["SSIM"].note, "p1")
 
 
 def test_what_the_own_half_tells_stands_beside() -> None:
@@ -134,7 +134,7 @@ def test_pixels_are_left_to_images_and_columns_to_columns() -> None:
     )
     figures = attacks.load("columns", "test").play(both)
     assert {figure.of.partition(":")[0] for figure in figures} == {"p2"}
-    worded_as_before(figures[-1].note)
+    assert_names(figures[-1].note, "p1")
     assert {figure.of for figure in play(both).values()} == {"p1: images"}
 
 

@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl.leak_meter import invert as program
 from vfl.leak_meter.learn.inversion import (
     InversionSettings,
@@ -386,7 +386,7 @@ def test_pixels_on_the_scale_of_a_party_s_table(
     table(tmp_path / "public.csv", 300, 340, 1.0)
     capsys.readouterr()
     assert tried(tmp_path, tmp_path, auxiliary=str(public)) == 2
-    worded_as_before(capsys.readouterr().err)
+    assert_names(capsys.readouterr().err, "public.csv")
 
 
 def test_rows_and_images_are_the_same_each_time(once: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.harness.errors import assert_names, raises
 from tests.harness.scenes import labelled_scene, linear_scene, of, replayed
-from tests.harness.sentences import raises, worded_as_before
 from vfl.leak_meter import attacks
 from vfl.leak_meter.attacks.gradients.completion import FROZEN, KNOWN, MIXMATCH, TUNED, stratified
 from vfl.leak_meter.learn.fitting import decode, explained
@@ -146,7 +146,7 @@ def test_categories_are_decoded_and_stand_beside_the_most_frequent(noise: float)
         assert (figure.chance or 1) < 0.6
     else:
         assert figure.value < 0.6
-    worded_as_before(found["p1: mean of categories accuracy 120 rows"].note)
+    assert_names(found["p1: mean of categories accuracy 120 rows"].note, "p1")
     (again,) = play("reidentify", where).values()
     # Many rows have the same town.
     assert again.value < 0.02
@@ -169,7 +169,7 @@ def test_when_the_decoder_learns_nothing_it_says_so() -> None:
         "nothing"
     )
     assert mean.note.startswith(f"p1: {wanted}")
-    worded_as_before(mean.note)
+    assert_names(mean.note, "p1")
     assert mean.value == mean.chance
 
 
@@ -201,7 +201,7 @@ def test_rows_are_found_again_only_if_their_embeddings_tell() -> None:
 
 
 def test_a_sender_of_too_few_rows_is_unfit() -> None:
-    with raises(UnfitError):
+    with raises(UnfitError, names="100"):
         play("columns", linear_scene(0.0, rows=60))
 
 
@@ -264,7 +264,7 @@ def test_completion_needs_an_encoder_and_rows() -> None:
 
     with raises(UnfitError):
         play("completion", other(encoder=None))
-    with raises(UnfitError):
+    with raises(UnfitError, names="160"):
         play("completion", other(rows={**whole.rows, "train": np.arange(100)}))
-    with raises(UnfitError):
+    with raises(UnfitError, names="100"):
         play("columns", other(embeddings={"p2": replayed([])}))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.leak_meter import attacks
 from vfl.leak_meter.attacks.trees import probes
 from vfl.leak_meter.attacks.trees.sides import telling

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.errors import Code, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.answers import checked_start

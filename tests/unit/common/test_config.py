@@ -13,8 +13,8 @@ import pytest
 
 import vfl_party.methods
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.releases import newer
-from tests.harness.sentences import raises
 from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.party import PartyFile
@@ -194,7 +194,7 @@ def test_a_positive_class_changes_the_digest_only_if_it_is_named() -> None:
     assert "positive" not in made[0].canonical_json()
     assert made[0].digest() != made[1].digest()
     assert recorded_recipe(json.loads(made[1].canonical_json()), "x").task.positive == 1
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="x.toml"):
         parse(Recipe, cases.recipe(2, task={"kind": "regression", "positive": 1}), "x.toml")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.errors import Code, InputError
 from vfl_common.files import append, write_atomic
 from vfl_common.ledger import Ledger, load_entries
@@ -65,9 +65,9 @@ def test_the_sentence_names_the_file_and_what_to_do(
         write(tmp_path / name, 100 * REGISTRY)
     text, public = str(raised.value), raised.value.public
     assert text.startswith(f"{tmp_path / name}: cannot ")
-    worded_as_before(text)
+    assert_names(text, "processes")
     assert "\n" not in text
-    worded_as_before(public)
+    assert_names(public, "written")
     assert str(tmp_path) not in public
     # Nothing half written is left.
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
@@ -99,7 +99,7 @@ def test_a_log_says_how_many_lines_it_misses(tmp_path: Path) -> None:
 
 def test_a_file_in_a_folders_place_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "p1").write_text("")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("run.json", "p1")):
         write_atomic(tmp_path / "p1" / "run.json", "x")
 
 

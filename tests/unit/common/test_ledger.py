@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Direction, Entry, Ledger, TcpCount, load_entries, read_entries
 from vfl_common.summary import gather_bytes
@@ -92,7 +92,7 @@ def test_a_damaged_ledger_is_set_aside_and_counting_begins_anew(
 ) -> None:
     path = tmp_path / "ledger.json"
     harm(path)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="ledger.json"):
         read_entries(path)
     # A report only reads.
     assert path.exists()
@@ -109,7 +109,7 @@ def test_a_damaged_ledger_is_set_aside_and_counting_begins_anew(
 def test_a_damaged_ledger_that_cannot_be_renamed_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "ledger.json").mkdir()
     (tmp_path / "ledger.json.damaged").write_text("an earlier one")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="ledger.json"):
         load_entries(tmp_path / "ledger.json")
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.bundle import DType, TensorSpec
 from vfl_common.packing import halves, sparse
 from vfl_common.packing.bits import LARGEST, PackedRows, pack, packed_width, unpack

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.harness.cases import recipe
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.production.models import models
 from vfl.production.prune import old_scorings
 from vfl.report.runs import find_runs
@@ -179,9 +179,9 @@ DAMAGED = {
 def test_a_damaged_registry_says_so(tmp_path: Path, text: str) -> None:
     trained(tmp_path, A)
     (tmp_path / FILE).write_text(text)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="models.json"):
         ModelRegistry(tmp_path).promote(A)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="models.json"):
         models(tmp_path)
     assert (tmp_path / FILE).read_text() == text
 

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.bundle import (
     ITEM_BYTES,
     Buffer,
@@ -324,21 +324,21 @@ def test_a_frame_that_other_code_wrote_is_read_alike(frame: bytes, data: bytes) 
     ],
 )
 def test_a_frame_that_ends_too_soon_is_malformed(frame: bytes) -> None:
-    with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="north") as caught:
         parse_frame(frame, party="north")
     assert caught.value.code is Code.MALFORMED_MESSAGE
 
 
 def test_a_phase_with_a_long_name_is_malformed() -> None:
     data = encode(StepKey("p" * (MAX_PHASE + 1), 0, 0), Bundle(Kind.ACK))[0].data
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("north", "101")):
         parse_frame(data, party="north")
 
 
 @pytest.mark.parametrize("character", ["\n", "\x1b", "\x9b", "\u202e"])
 def test_a_phase_whose_name_would_move_a_cursor_is_malformed(character: str) -> None:
     data = encode(StepKey(f"train{character}", 0, 0), Bundle(Kind.ACK))[0].data
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="north"):
         parse_frame(data, party="north")
 
 

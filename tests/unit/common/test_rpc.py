@@ -20,7 +20,7 @@ from unittest import mock
 
 import pytest
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.errors import (
     CATALOGUE,
     AbortedError,
@@ -153,14 +153,14 @@ def test_a_type_that_is_shared_shows_its_text_and_not_what_is_added_privately(
     told = error(Code.TENSOR_MISMATCH, "shapes differ", party="north").privately(SECRET)
     assert str(told) == SECRET
     failure = to_failure(told)
-    worded_as_before(failure.message)
+    assert_names(failure.message, "differ")
     assert b"hospital" not in failure.SerializeToString()
 
 
 def test_a_full_disk_is_told_without_its_path() -> None:
     told = unwritable(Path("/home/hospital/runs"), OSError(errno.ENOSPC, "No space left on device"))
     assert "/home/hospital/runs" in str(told)
-    worded_as_before(to_failure(told).message)
+    assert_names(to_failure(told).message, "written")
 
 
 def test_what_no_message_can_hold_is_left_out() -> None:
@@ -232,7 +232,7 @@ def test_what_goes_wrong_at_the_sender_is_about_the_sender(error: Exception) -> 
     found = from_failure(to_failure(error), sender="active", me="north")
     assert isinstance(found, AbortedError)
     assert (found.party, found.exit_code) == ("active", 4)
-    worded_as_before(str(found))
+    assert_names(str(found), "details")
 
 
 def test_a_failure_without_end_is_cut() -> None:
@@ -482,14 +482,14 @@ def test_threads_share_two_arenas(shared: bool) -> None:
 def test_an_address_in_use_is_said_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        with raises(InputError, Code.ADDRESS_IN_USE) as caught:
+        with raises(InputError, Code.ADDRESS_IN_USE, names="127.0.0.1") as caught:
             check_address(f"127.0.0.1:{port}")
         assert caught.value.code is Code.ADDRESS_IN_USE
     check_address("127.0.0.1:0")
 
 
 def test_an_address_of_another_machine_is_said_so() -> None:
-    with raises(InputError, Code.ADDRESS_IN_USE):
+    with raises(InputError, Code.ADDRESS_IN_USE, names="192.0.2.1"):
         check_address("192.0.2.1:0")
 
 

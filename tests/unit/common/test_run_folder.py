@@ -16,8 +16,8 @@ from unittest.mock import Mock
 import pytest
 
 from tests.harness import cases
+from tests.harness.errors import assert_names, raises
 from tests.harness.releases import newer
-from tests.harness.sentences import raises, worded_as_before
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -67,7 +67,7 @@ def test_a_damaged_file_is_one_sentence_and_no_second_run(harm: Harm, tmp_path: 
         lambda: run.note(generation=2),
         run.facts,
     ):
-        with raises(InputError, Code.FILE_INVALID) as refused:
+        with raises(InputError, Code.FILE_INVALID, names=("--fresh", "run.json")) as refused:
             act()
         text = str(refused.value)
         assert text.startswith(f"{path}: ")
@@ -79,7 +79,7 @@ def test_without_checkpoints_it_is_refused_too(name: str, tmp_path: Path) -> Non
     """The server has none, and a party that was killed early would fail after joining."""
     path = create(tmp_path, "one", name, RECIPE).path / "run.json"
     path.write_text("")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("--fresh", "run.json")):
         find_unfinished(tmp_path, name, RECIPE)
 
 
@@ -94,7 +94,7 @@ def test_a_folder_whose_recipe_cannot_be_known_is_refused(
     (run.path / "recipe.json").unlink()
     if recipe is not None:
         (run.path / "recipe.json").write_bytes(recipe)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("--fresh", "run.json")):
         find_unfinished(tmp_path, "p1", RECIPE)
 
 
@@ -111,7 +111,7 @@ def test_a_damaged_plan_is_one_sentence(tmp_path: Path) -> None:
         [asdict(plan[0]) | {"rounds": "2"}],
     ):
         run.note(plan=broken)
-        with raises(InputError, Code.FILE_INVALID):
+        with raises(InputError, Code.FILE_INVALID, names=("--fresh", "run.json")):
             planned(run)
 
 
@@ -126,7 +126,7 @@ def test_a_run_json_that_is_missing_beside_other_files_is_refused(
     for file in ("run.json", "recipe.json", "ledger.json"):
         if file != left:
             (path / file).unlink()
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("--fresh", "run.json")):
         find_unfinished(tmp_path, name, RECIPE)
 
 
@@ -146,7 +146,7 @@ def test_a_run_that_was_set_aside_is_not_resumed(tmp_path: Path) -> None:
     found = find_unfinished(tmp_path, "p1", RECIPE)
     assert found is not None
     assert (found.run_id, found.why_aside, runs[0].why_aside) == ("two", "", "told so")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="p1"):
         create(tmp_path, "one", "p1", RECIPE)
 
 
@@ -181,7 +181,7 @@ def test_a_run_belongs_to_one_process_until_that_ends_however_it_ends(tmp_path: 
         assert holder.stdout is not None
         assert holder.stdout.readline() == "has it\n"
         for act in (run.lock, lambda: create(tmp_path, "one", "p1", RECIPE)):
-            with raises(InputError, Code.FILE_INVALID) as refused:
+            with raises(InputError, Code.FILE_INVALID, names="p1") as refused:
                 act()
             who = f"process {holder.pid} on {socket.gethostname()}, since 20"
             assert str(refused.value).startswith(f"{run.path}: {who}")
@@ -200,7 +200,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "other").write_text("precious")
     (run.path / "lock").unlink()
     (run.path / "lock").symlink_to(tmp_path / "other")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="p1"):
         run.lock()
     assert (tmp_path / "other").read_text() == "precious"
 
@@ -212,7 +212,7 @@ def test_a_file_system_without_locks_is_a_warning(
         "fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available"))
     )
     begun(tmp_path)
-    worded_as_before(caplog.text)
+    assert_names(caplog.text, "vfl_common.run_folder", "p1")
 
 
 def test_what_is_not_of_this_run_is_not_in_the_way(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.server_away import ANSWER_S, Loss, SearchStep, ServerAway
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.base import parse
 from vfl_common.config.task import TaskSettings, ThresholdRule
 from vfl_common.errors import Code, InputError

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.logs import Console
 from vfl_common.process.signals import Stopped
@@ -208,9 +208,9 @@ def test_without_a_wish_nothing_is_made(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_wish_that_cannot_be_met_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ASKS, "zipkin")
-    with raises(InputError, Code.CONFIG_INVALID), traced("vfl-party", "bank"):
+    with raises(InputError, Code.CONFIG_INVALID, names="zipkin"), traced("vfl-party", "bank"):
         pass
     monkeypatch.setenv(ASKS, "otlp")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with raises(InputError, Code.CONFIG_INVALID), traced("vfl-party", "bank"):
+    with raises(InputError, Code.CONFIG_INVALID, names=".[otel]"), traced("vfl-party", "bank"):
         pass

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import vfl
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.forecasting.show import counted
 from vfl.new.flow import Given, new_party
 from vfl.simulation.run import simulate
@@ -35,21 +35,21 @@ def test_every_command_that_wants_a_recipe_names_that_of_a_party_file(
     bank: Path, tmp_path: Path
 ) -> None:
     tmp_path / "shared" / "recipe.toml"
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("bank.toml", "recipe.toml")):
         # `vfl-server serve` and `vfl-server health` read it so.
         load_recipe(bank)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("bank.toml", "recipe.toml")):
         vfl.leaks(bank)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="bank.toml"):
         vfl.forecast(bank)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("bank.toml", "recipe.toml")):
         new_party(Given("shop.csv", (), None, (), None, None, tmp_path, force=False), bank, "shop")
     study = tmp_path / "study.toml"
     study.write_text(STUDY.replace("recipe.toml", "bank/bank.toml") + METHOD)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("bank.toml", "recipe.toml")):
         load_study(study)
     bank.write_text(PARTY.replace('"../shared/recipe.toml"', "3"))
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="bank.toml"):
         load_recipe(bank)
 
 
@@ -57,9 +57,9 @@ def test_a_study_is_no_recipe(tmp_path: Path) -> None:
     study = tmp_path / "study.toml"
     study.write_text(STUDY)
     (f"^{study}: is a study; give the recipe that it names instead: {tmp_path / 'recipe.toml'}$")
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("study.toml", "recipe.toml")):
         simulate(study, tmp_path / "runs")
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("study.toml", "recipe.toml")):
         counted(study)
     assert not (tmp_path / "runs").exists()
 
@@ -67,11 +67,11 @@ def test_a_study_is_no_recipe(tmp_path: Path) -> None:
 def test_a_recipe_is_neither_party_file_nor_study(bank: Path, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="recipe.toml"):
         load_party(recipe)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="recipe.toml"):
         load_study(recipe)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="bank.toml"):
         load_study(bank)
 
 
@@ -80,5 +80,5 @@ def test_a_file_that_tells_nothing_is_left_to_the_check_of_its_keys(tmp_path: Pa
     path = tmp_path / "odd.toml"
     path.write_text('name = "bank"\n')
     assert read_tables(path, "recipe") == {"name": "bank"}
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="odd.toml"):
         load_recipe(path)

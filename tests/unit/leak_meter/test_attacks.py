@@ -18,8 +18,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from torch.nn import functional
 
+from tests.harness.errors import raises
 from tests.harness.scenes import of, replayed, scene
-from tests.harness.sentences import raises
 from vfl.leak_meter import attacks
 from vfl.leak_meter.attacks.gradients.completion import KNOWN, stratified
 from vfl.leak_meter.scene.record import Key, Record, Seen
@@ -226,7 +226,7 @@ def test_a_regression_and_other_widths_are_said_to_be_unfit() -> None:
 
 
 def test_an_attack_that_nobody_has_is_named() -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("nrm", "norm")):
         attacks.load("nrm", "attacks")
 
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from tests.harness.errors import assert_names, raises
 from tests.harness.scenes import number_scene, of, replayed
-from tests.harness.sentences import raises, worded_as_before
 from vfl.leak_meter import attacks
 from vfl.leak_meter.scene.scene import Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import rank_correlation
@@ -102,7 +102,7 @@ def test_batches_of_one_label_are_skipped_and_classes_refused() -> None:
     same = of(torch.randn(1, 3), np.arange(1), 9)
     figure = play(replace(whole, gradients=replayed([*whole.gradients(), same])))[EVERY]
     assert (figure.batches, figure.skipped) == (5, 1)
-    worded_as_before(figure.note)
+    assert_names(figure.note, "direction")
     with raises(UnfitError):
         play(replace(whole, gradients=replayed([same])))
     with raises(UnfitError):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.leak_meter import attacks
 from vfl.leak_meter.learn.fitting import view
 from vfl.leak_meter.learn.shared_weights import Upload, changes_of, shared, spectrum, told, uploads
@@ -220,7 +220,7 @@ def test_what_cannot_be_played_is_said() -> None:
         name: Owner(each.encoder, each.inputs, SPLITS | {"test": OTHERS[:1]})
         for name, each in owners.items()
     }
-    with raises(UnfitError):
+    with raises(UnfitError, names="20"):
         played("uploads", scene(SERVER, [*messages("p1", SERVER, weights_of(tower()))], few))
     bare = {"encoder.1.weight": torch.zeros(WIDTH, WIDTH)}
     with raises(UnfitError):

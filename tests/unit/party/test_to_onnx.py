@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.models import EncoderSettings, GbdtTop
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -240,13 +240,13 @@ def test_the_files_say_what_they_are_and_nothing_of_this_machine(tmp_path: Path)
         data = (tmp_path / name).read_bytes()
         assert str(Path(__file__).parents[3]).encode() not in data
         assert b"/site-packages/" not in data
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="p0.onnx"):
         export(party, tmp_path / "p0.onnx")
     (tmp_path / "p0.onnx").unlink()
     # The other files are not overwritten either.
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("top.onnx", "p0")):
         export(party, tmp_path / "p0.onnx")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="p0.pt"):
         export(party, tmp_path / "p0.pt")
 
 
@@ -269,14 +269,14 @@ def test_an_encoder_that_is_no_graph_is_refused_by_name(encoder: nn.Module, tmp_
     party = trained("mlp", learnt(4))
     assert party.preprocessor is not None
     odd = TrainedParty(party.about, {"encoder": encoder}, party.preprocessor, None)
-    with raises(InputError, Code.MODEL_INVALID):
+    with raises(InputError, Code.MODEL_INVALID, names=("mlp", "p0")):
         export(odd, tmp_path / "p0.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_has_no_equal_in_onnx_is_refused(tmp_path: Path) -> None:
     party = trained("mlp", learnt(4), {"precision": "bfloat16"})
-    with raises(InputError, Code.MODEL_INVALID):
+    with raises(InputError, Code.MODEL_INVALID, names="p0"):
         export(party, tmp_path / "p0.onnx")
     with raises(InputError, Code.MODEL_INVALID):
         export(TrainedParty(party.about, {}, None, None), tmp_path / "p0.onnx")
@@ -310,6 +310,6 @@ def test_trees_take_own_columns_and_the_others_embeddings(tmp_path: Path) -> Non
 
 def test_quantiles_are_not_written_as_onnx(tmp_path: Path) -> None:
     made = replace(learnt(1), quantiles=((0.0, 1.0),))
-    with raises(InputError, Code.MODEL_INVALID):
+    with raises(InputError, Code.MODEL_INVALID, names=("quantile", "data.scale")):
         export(trained("mlp", made), tmp_path / "p0.onnx")
     assert list(tmp_path.iterdir()) == []

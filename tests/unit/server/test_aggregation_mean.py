@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.harness.errors import assert_names, raises
 from tests.harness.hostile import aggregation
-from tests.harness.sentences import raises, worded_as_before
 from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, TensorSpec
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2
@@ -103,7 +103,7 @@ def test_what_is_not_finite_is_named(value: float) -> None:
     with pytest.raises(PeerError) as caught:
         mean({"p0": weights(a=np.zeros((2, 3), np.float32)), "p1": weights(a=sick)}, STEP)
     assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "p1")
-    worded_as_before(caught.value.public)
+    assert_names(caught.value.public, "p1")
 
 
 @pytest.mark.parametrize("value", [1e30, -1e30, 3e38, np.nextafter(float32(1e18), float32(np.inf))])
@@ -113,7 +113,7 @@ def test_what_is_too_large_to_train_with_is_named(value: float) -> None:
     with pytest.raises(PeerError) as caught:
         mean({"p0": weights(a=np.zeros(3, np.float32)), "p1": weights(a=large)}, STEP)
     assert (caught.value.code, caught.value.party) == (Code.NON_FINITE, "p1")
-    worded_as_before(caught.value.public)
+    assert_names(caught.value.public, "p1", "18")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_an_outlier_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         average({"p0": weights(w=float32([1])), "p1": weights(w=float32([1e6]))}, STEP, plan, told)
     (record,) = caplog.records
-    worded_as_before(record.getMessage())
+    assert_names(record.getMessage(), "p1", "000")
 
 
 # -- which rounds are left
@@ -309,7 +309,7 @@ def test_a_difference_names_both_parties_the_phase_and_the_tensor(case: str) -> 
 
 
 def test_a_difference_the_other_way_round() -> None:
-    with raises(PeerError, Code.MODELS_DIFFER):
+    with raises(PeerError, Code.MODELS_DIFFER, names=("model.encoder", "shop")):
         agreed({"bank": [], "shop": [aggregation("first", 3, w=(2,))]}, PHASES)
 
 

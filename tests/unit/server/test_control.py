@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from tests.contract.exchanges import credentials, keyring
 from tests.harness import cases
+from tests.harness.errors import assert_names, raises
 from tests.harness.releases import newer
-from tests.harness.sentences import raises, worded_as_before
 from tests.harness.waiting import wait_until
 from vfl_common.bundle import DType
 from vfl_common.config.recipe import Recipe
@@ -368,12 +368,12 @@ def test_what_parties_show_is_passed_on_to_all_when_a_generation_begins() -> Non
 def test_a_party_that_shows_too_much_is_refused() -> None:
     run = Run()
     run.join("p1", shown_json="x" * MOST_SHOWN)
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p2", "65")):
         run.join("p2", shown_json="x" * (MOST_SHOWN + 1))
 
 
 def test_a_stranger_is_refused() -> None:
-    with raises(PeerError, Code.NOT_IN_RECIPE) as caught:
+    with raises(PeerError, Code.NOT_IN_RECIPE, names=("p0", "p1")) as caught:
         Run().coordinator.open("eve")
     assert caught.value.code is Code.NOT_IN_RECIPE
 
@@ -409,7 +409,7 @@ def test_a_silent_party_is_superseded_by_its_new_process() -> None:
     again = run.coordinator.open("p1")
     assert kinds(members["p1"]) == ["end"]
     assert run.coordinator.state is RunState.WAITING
-    worded_as_before(told(members["p0"])[-1][1].reason)
+    assert_names(told(members["p0"])[-1][1].reason, "p1")
     # Its stream's end comes late, and means nothing now.
     run.coordinator.closed(members["p1"])
     for name, member in (("p0", members["p0"]), ("p1", again), ("p2", members["p2"])):
@@ -455,7 +455,7 @@ def test_a_server_without_the_run_that_parties_are_in_begins_no_other() -> None:
     members = [run.join(name, "000002.a.2", run_id="lost") for name in ("p0", "p1")]
     assert run.coordinator.state is RunState.FAILED
     said = str(run.coordinator.failure)
-    worded_as_before(said)
+    assert_names(said, "--fresh", "p0")
     assert [kinds(member)[-2:] for member in members] == [["stop", "end"]] * 2
 
 
@@ -472,7 +472,7 @@ def test_one_party_of_another_run_is_refused_where_the_others_have_begun() -> No
     run.coordinator.closed(members["p2"])
     run.join("p0", "000002.a.2", member=members["p0"])
     run.join("p1", "000002.a.2", member=members["p1"])
-    with raises(PeerError, Code.CHECKPOINT_INVALID):
+    with raises(PeerError, Code.CHECKPOINT_INVALID, names="p2"):
         run.join("p2", "000002.a.2", run_id="another")
     assert run.coordinator.state is RunState.WAITING
 
@@ -490,14 +490,14 @@ def test_a_run_that_a_party_cannot_resume_is_set_aside_when_it_is_old(expired: b
         return
     assert run.coordinator.set_aside == ""
     said = str(run.coordinator.failure)
-    worded_as_before(said)
+    assert_names(said, "--fresh", "run.resume_within_s")
     (stop,) = [message for kind, message in told(members["p0"]) if kind == "stop"]
     assert (stop.code, stop.party, stop.message) == (int(Code.DATA_INVALID), "p1", said)
 
 
 def test_who_cannot_resume_while_the_others_go_on_without_it_is_refused_alone() -> None:
     run, _ = without_p2()
-    with raises(PeerError, Code.CHECKPOINT_INVALID):
+    with raises(PeerError, Code.CHECKPOINT_INVALID, names=("--fresh", "p2")):
         run.join("p2", run_id="run", unfit="its rows have changed")
     assert run.coordinator.state is RunState.RUNNING
 
@@ -520,7 +520,7 @@ def test_a_party_that_has_lost_its_checkpoints_is_refused_and_waited_for() -> No
     assert run.started == []
     (stop,) = [message for kind, message in told(lost) if kind == "stop"]
     assert (stop.code, stop.party) == (int(Code.CHECKPOINT_INVALID), "p2")
-    worded_as_before(stop.message)
+    assert_names(stop.message, "--fresh", "a.9")
     assert "--fresh" in stop.message
     assert all("stop" not in kinds(member) for member in first)
     run.join("p2", "000008.a.8")
@@ -1023,7 +1023,7 @@ def test_a_party_that_comes_back_and_says_nothing_is_away_again() -> None:
 
 def test_a_party_that_comes_back_without_its_run_is_refused_and_interrupts_nobody() -> None:
     run, members = without_p2()
-    with raises(PeerError, Code.CHECKPOINT_INVALID) as caught:
+    with raises(PeerError, Code.CHECKPOINT_INVALID, names=("--fresh", "p2")) as caught:
         run.join("p2")
     assert (caught.value.code, caught.value.party) == (Code.CHECKPOINT_INVALID, "p2")
     assert run.coordinator.state is RunState.RUNNING
@@ -1047,7 +1047,7 @@ def test_a_party_that_joins_again_without_end_does_not_stop_the_others_each_time
     for _ in range(20):
         for name in ("p1", "p0", "p2"):
             run.join(name, "000001.a.1", member=members[name])
-    with raises(PeerError, Code.NAME_TAKEN) as caught:
+    with raises(PeerError, Code.NAME_TAKEN, names=("p1", "20")) as caught:
         run.join("p1", "000001.a.1", member=members["p1"])
     assert (caught.value.code, caught.value.party) == (Code.NAME_TAKEN, "p1")
     assert (len(run.started), run.coordinator.state) == (21, RunState.RUNNING)
@@ -1066,7 +1066,7 @@ def test_a_silent_party_is_lost() -> None:
     members = run.begin()
     run.pass_time(15.5, members["p0"], members["p2"])
     assert run.coordinator.state is RunState.WAITING
-    worded_as_before(told(members["p0"])[-1][1].reason)
+    assert_names(told(members["p0"])[-1][1].reason, "p1", "15")
     assert kinds(members["p1"]) == ["end"]
 
 
@@ -1087,7 +1087,7 @@ def test_the_run_gives_up_on_who_stays_away_and_says_who(begun: bool) -> None:
     failure = run.coordinator.failure
     assert isinstance(failure, LostError)
     assert (failure.code, failure.party, failure.exit_code) == (Code.PARTY_LOST, "p2", 3)
-    worded_as_before(str(failure))
+    assert_names(str(failure), "p2")
     for name in ("p0", "p1"):
         stop, end = told(members[name])[-2:]
         assert (stop[0], stop[1].party, stop[1].message) == ("stop", "p2", str(failure))
@@ -1127,11 +1127,11 @@ def test_a_recipe_that_differs_is_refused_with_the_key() -> None:
     theirs = Recipe.model_validate(
         cases.recipe(3, run={"heartbeat_s": 0.05}, model={"embedding_size": 16})
     )
-    with raises(PeerError, Code.RECIPE_DIFFERS):
+    with raises(PeerError, Code.RECIPE_DIFFERS, names=("model.embedding_size", "p1")):
         run.join("p1", recipe_json=theirs.canonical_json())
     theirs = Recipe.model_validate(cases.recipe(3, run={"heartbeat_s": 0.05}, phase={"epochs": 4}))
     # As people write it.
-    with raises(PeerError, Code.RECIPE_DIFFERS):
+    with raises(PeerError, Code.RECIPE_DIFFERS, names=("phases.0.epochs", "p1")):
         run.join("p1", recipe_json=theirs.canonical_json())
 
 
@@ -1163,7 +1163,7 @@ def test_a_key_that_nobody_wrote_is_no_difference_between_releases() -> None:
 def test_a_key_that_is_written_and_unknown_is_refused_with_both_values() -> None:
     run = Run()
     made = newer(cases.recipe(3, run={"heartbeat_s": 0.05, "audit_every": 9}))
-    with raises(PeerError, Code.RECIPE_DIFFERS) as caught:
+    with raises(PeerError, Code.RECIPE_DIFFERS, names=("run.audit_every", "p1")) as caught:
         run.join("p1", **said_by(made), written=written(made))
     assert caught.value.code is Code.RECIPE_DIFFERS
 
@@ -1171,7 +1171,7 @@ def test_a_key_that_is_written_and_unknown_is_refused_with_both_values() -> None
 def test_a_default_that_differs_between_releases_is_refused() -> None:
     run = Run(tables=newer(cases.recipe(3, run={"heartbeat_s": 0.05})))
     made = newer(cases.recipe(3, run={"heartbeat_s": 0.05}), default=8)
-    with raises(PeerError, Code.RECIPE_DIFFERS):
+    with raises(PeerError, Code.RECIPE_DIFFERS, names=("run.audit_every", "p1")):
         run.join("p1", **said_by(made), written=written(made))
 
 
@@ -1182,7 +1182,7 @@ def test_defaults_of_methods_are_compared_between_the_parties() -> None:
     run.join("p1", **said, written=written(run.recipe))
     other = json.dumps(filled | {"phases.0.optimizer.lr": 0.5})
     refused = run.coordinator.open("p2")
-    with raises(PeerError, Code.RECIPE_DIFFERS):
+    with raises(PeerError, Code.RECIPE_DIFFERS, names=("phases.0.optimizer.lr", "p2")):
         run.join("p2", member=refused, **said | {"filled_json": other}, written=written(run.recipe))
     # A key of a later release of the method.
     more = json.dumps(filled | {"phases.0.added": 1})
@@ -1193,7 +1193,7 @@ def test_a_key_without_a_name_is_one_that_the_server_does_not_know() -> None:
     run = Run()
     said = said_by(run.recipe)
     filled = json.dumps(json.loads(said["filled_json"]) | {"": 1})
-    with raises(PeerError, Code.RECIPE_DIFFERS):
+    with raises(PeerError, Code.RECIPE_DIFFERS, names="p1"):
         run.join("p1", **said | {"filled_json": filled}, written=[*written(run.recipe), ""])
 
 
@@ -1210,7 +1210,7 @@ def test_a_key_without_a_name_is_one_that_the_server_does_not_know() -> None:
 )
 def test_a_filled_recipe_that_is_none_is_refused(filled: str) -> None:
     run = Run()
-    with raises(PeerError, Code.RECIPE_DIFFERS) as caught:
+    with raises(PeerError, Code.RECIPE_DIFFERS, names="p1") as caught:
         run.join("p1", filled_json=filled)
     assert caught.value.code is Code.RECIPE_DIFFERS
     assert len(caught.value.public) < 300
@@ -1278,7 +1278,7 @@ def test_those_who_wait_hear_at_once_who_was_refused_and_why_and_each_reason_onc
     ]
 
     run.pass_time(20.0)
-    worded_as_before(str(run.coordinator.failure))
+    assert_names(str(run.coordinator.failure), "p2", "20")
 
 
 def test_who_comes_after_a_refusal_is_refused_no_more() -> None:
@@ -1316,9 +1316,9 @@ def test_a_question_is_answered_as_the_joining_and_leaves_nothing() -> None:
             with pytest.raises(PeerError) as caught:
                 ask("p1", **changes)
             assert caught.value.code is code
-    with raises(PeerError, Code.PLUGINS_DIFFER):
+    with raises(PeerError, Code.PLUGINS_DIFFER, names=("vfl.codecs", "p1")):
         ask("p1", plugins={"vfl.codecs:mine": "pack 2.0"})
-    with raises(PeerError, Code.NOT_IN_RECIPE):
+    with raises(PeerError, Code.NOT_IN_RECIPE, names=("p0", "p1")):
         ask("eve")
     after = run.coordinator.status()
     assert run.events == events
@@ -1339,14 +1339,14 @@ def test_the_version_of_a_party_is_told_and_kept() -> None:
     run.join("p1", version="1.2.3\n")
     assert run.coordinator.parties()[0].version == "1.2.3"
     assert ("joined", "1.2.3") in [(event, facts.get("version")) for event, facts in run.events]
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p2", "200")):
         run.join("p2", version="1" * 201)
 
 
 def test_all_predict_with_one_trained_run() -> None:
     run = Run(job="predict")
     run.join("p0", job="predict", run_id="monday")
-    with raises(PeerError, Code.RECIPE_DIFFERS):
+    with raises(PeerError, Code.RECIPE_DIFFERS, names="p1"):
         run.join("p1", job="predict", run_id="tuesday")
 
 
@@ -1394,7 +1394,7 @@ def test_the_summary_has_devices_by_name_and_the_memory_of_gpus() -> None:
         ("cpu", "Xeon", None),
         ("cpu", "Xeon", None),
     ]
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p1", "200")):
         Run().join("p1", device_name="x" * 201)
 
 
@@ -1426,7 +1426,7 @@ def test_a_report_whose_privacy_cannot_be_read_ends_the_run(privacy: str) -> Non
         members["p0"], control_pb2.PartyMessage(report=control_pb2.Report(privacy_json=privacy))
     )
     assert run.coordinator.state is RunState.FAILED
-    worded_as_before(str(run.coordinator.failure))
+    assert_names(str(run.coordinator.failure), "p0")
 
 
 def test_a_report_with_a_number_that_no_float_holds_ends_the_run() -> None:
@@ -1436,7 +1436,7 @@ def test_a_report_with_a_number_that_no_float_holds_ends_the_run() -> None:
     run.coordinator.handle(
         members["p0"], control_pb2.PartyMessage(report=control_pb2.Report(metrics_json=metrics))
     )
-    worded_as_before(str(run.coordinator.failure))
+    assert_names(str(run.coordinator.failure), "p0")
 
 
 def test_a_report_before_an_interruption_does_not_count_after_it() -> None:
@@ -1493,7 +1493,7 @@ def test_the_run_goes_on_without_those_who_left_also_after_another_was_lost() ->
     free(members["p2"], run, END, BEFORE)
     run.coordinator.closed(members["p2"])
     assert run.coordinator.state is RunState.RUNNING
-    with raises(PeerError, Code.NAME_TAKEN):
+    with raises(PeerError, Code.NAME_TAKEN, names="p2"):
         run.join("p2")
     assert run.coordinator.state is RunState.RUNNING
     run.coordinator.closed(members["p1"])
@@ -1565,7 +1565,7 @@ def test_a_party_that_stops_stops_the_run_and_the_others_learn_whose_fault_it_wa
     for member in members.values():
         stop, _ = told(member)
         assert (stop[1].code, stop[1].party) == (Code.TENSOR_MISMATCH, "p2")
-        worded_as_before(stop[1].message)
+        assert_names(stop[1].message, "another")
     # A second one changes nothing.
     run.coordinator.handle(members["p1"], control_pb2.PartyMessage(abort=abort))
     assert run.coordinator.failure is failure
@@ -1781,7 +1781,7 @@ def test_a_refused_join_is_in_the_log_and_on_the_screen(caplog: pytest.LogCaptur
     join = control_pb2.PartyMessage(join=control_pb2.Join(role="active", protocol=PROTOCOL))
     service._read(member, iter([join.SerializeToString()]))
     (record,) = caplog.records
-    worded_as_before(record.getMessage())
+    assert_names(record.getMessage(), "active", "p1")
     why = "p1 joins as 'active'; in the recipe it is passive"
     assert shown == [("refused", {"party": "p1", "code": "ROLE_MISMATCH", "why": why})]
 
@@ -1945,14 +1945,14 @@ def test_plans_that_differ_end_the_run() -> None:
     assert run.coordinator.state is RunState.FAILED
     assert run.coordinator.failure is not None
     assert run.coordinator.failure.code is Code.MODELS_DIFFER
-    worded_as_before(str(run.coordinator.failure))
+    assert_names(str(run.coordinator.failure), "p0", "p2")
     assert run.planned == []
 
 
 def test_a_plan_that_makes_no_sense_is_refused() -> None:
     run = Run()
     members = run.begin()
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p1", "1000000")):
         run.plan(members["p1"], rounds=0)
 
 
@@ -1983,7 +1983,7 @@ def test_a_party_that_never_says_what_it_plans_ends_the_run() -> None:
     failure = run.coordinator.failure
     assert isinstance(failure, LostError)
     assert (failure.code, failure.party) == (Code.STEP_TIMEOUT, "p1")
-    worded_as_before(str(failure))
+    assert_names(str(failure), "p1")
 
 
 def test_a_second_plan_is_refused_and_starts_nothing() -> None:
@@ -1991,7 +1991,7 @@ def test_a_second_plan_is_refused_and_starts_nothing() -> None:
     members = run.begin()
     for member in members.values():
         run.plan(member, rounds=2)
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
         run.plan(members["p1"], rounds=2)
     assert len(run.planned) == 1
 

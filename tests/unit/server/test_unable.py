@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.harness.sentences import worded_as_before
+from tests.harness.errors import assert_names
 from tests.unit.server.test_control import Run, told, without_p2
 from vfl_common.errors import Code, LostError, PeerError
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
@@ -33,7 +33,7 @@ def test_a_party_that_fails_before_it_joins_ends_nothing_and_the_others_read_why
     for member in members:
         told(member)
     error = unable(run, "p2")
-    worded_as_before(str(error))
+    assert_names(str(error), "p2")
     assert (run.coordinator.state, error.party) == (RunState.WAITING, "p2")
     for member in members:
         ((kind, waiting),) = told(member)
@@ -42,7 +42,7 @@ def test_a_party_that_fails_before_it_joins_ends_nothing_and_the_others_read_why
 
     run.pass_time(20.0)
     assert isinstance(run.coordinator.failure, LostError)
-    worded_as_before(str(run.coordinator.failure))
+    assert_names(str(run.coordinator.failure), "p2", "20")
 
 
 def test_a_party_that_fails_before_it_joins_may_come_again() -> None:
@@ -75,4 +75,4 @@ def test_those_who_wait_later_read_why_a_party_was_refused_while_the_others_went
     whys = [facts.get("why") for event, facts in run.events if event == "waiting"]
     assert whys[-1] is not None
     assert "p2" in whys[-1]
-    worded_as_before(whys[-1])
+    assert_names(whys[-1], "p2")

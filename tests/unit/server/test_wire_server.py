@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.harness.errors import raises
 from tests.harness.hostile import aggregation
-from tests.harness.sentences import raises
 from vfl_common.bundle import Bundle, Kind, StepKey
 from vfl_common.errors import Code, PeerError
 from vfl_common.packing import bundles
@@ -63,7 +63,7 @@ def test_the_server_checks_what_a_stranger_sends() -> None:
     tensors = to_tensors(sent_by("p1", torch.randn(9, 7)), CPU)
     tensors["w.scale"] = -tensors["w.scale"]
     bad = to_bundle(Kind.WEIGHTS, tensors)
-    with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
         average({"p0": good, "p1": bad}, STEP, PLAN)
     assert caught.value.party == "p1"
 
@@ -76,15 +76,15 @@ def test_a_plan_carries_who_takes_part() -> None:
     (found,) = declared(plan_message([drawn]).plan, PHASES, "p1")
     assert found.draw == DRAW
     assert agreed({"bank": [drawn], "shop": [drawn]}, PHASES) == (drawn,)
-    with raises(PeerError, Code.MODELS_DIFFER):
+    with raises(PeerError, Code.MODELS_DIFFER, names=("bank", "shop")):
         agreed({"bank": [drawn], "shop": [replace(PLAN, draw=replace(DRAW, seed=1))]}, PHASES)
-    with raises(PeerError, Code.MODELS_DIFFER):
+    with raises(PeerError, Code.MODELS_DIFFER, names=("bank", "shop")):
         agreed({"bank": [drawn], "shop": [PLAN]}, PHASES)
 
 
 @pytest.mark.parametrize("wrong", [Draw(0, 1, 1), Draw(1, 0, 1)], ids=["nobody", "no round"])
 def test_a_draw_of_nobody_is_refused(wrong: Draw) -> None:
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
         declared(plan_message([replace(PLAN, draw=wrong)]).plan, PHASES, "p1")
 
 
@@ -111,7 +111,7 @@ def test_a_plan_carries_its_codecs() -> None:
         (found,) = declared(plan_message([each]).plan, PHASES, "p1")
         assert (found.up, found.down) == (each.up, each.down)
         assert found.sent.payload_bytes == each.sent.payload_bytes
-    with raises(PeerError, Code.MODELS_DIFFER):
+    with raises(PeerError, Code.MODELS_DIFFER, names=("bank", "shop")):
         agreed({"bank": [PLAN], "shop": [replace(PLAN, down=PLAIN)]}, PHASES)
 
 
@@ -128,6 +128,6 @@ def test_a_plan_carries_its_codecs() -> None:
 def test_a_plan_with_an_unknown_codec_is_refused(said: dict[str, Any]) -> None:
     message = plan_message([aggregation("first", 3, w=(2,))]).plan
     message.aggregations[0].up.CopyFrom(control_pb2.Coding(**said))
-    with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
         declared(message, PHASES, "p1")
     assert caught.value.code is Code.MALFORMED_MESSAGE

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.federation import toml
-from tests.harness.sentences import raises
 from vfl.simulation.baselines import COMBINED, alone, by_oneself, combined
 from vfl.studies.plan import load_study
 from vfl_common.config.base import parse
@@ -190,7 +190,7 @@ def test_a_study_makes_these_recipes_after_the_overrides(tmp_path: Path) -> None
 def test_what_cannot_be_alone_is_told_in_one_sentence(
     given: dict[str, Any], method: dict[str, Any], tmp_path: Path
 ) -> None:
-    with raises(InputError, Code.CONFIG_INVALID, worded=False) as raised:
+    with raises(InputError, Code.CONFIG_INVALID) as raised:
         load_study(with_methods(tmp_path, [{"name": "A", **method}], given))
     assert "\n" not in str(raised.value)
 
@@ -200,7 +200,7 @@ def test_pretraining_is_shared_only_between_the_same_parties(tmp_path: Path) -> 
     path = with_methods(
         tmp_path, [first, {"name": "B", "pretrain_of": "A", "alone": "p0"}], tables()
     )
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("study.toml", "pretrain_of")):
         load_study(path)
 
 
@@ -230,7 +230,7 @@ def party_of(given: dict[str, Any], phases: list[dict[str, Any]]) -> Party:
 )
 def test_steps_that_need_a_peer_are_refused_before_training(phase: dict[str, Any]) -> None:
     party = party_of(tables(1), [phase])
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="p0"):
         party.course.build(party)
 
 
@@ -240,7 +240,7 @@ def test_differential_privacy_of_parties_that_are_not_there_costs_nothing() -> N
 
 
 def test_a_party_alone_needs_features() -> None:
-    with raises(ValueError):
+    with raises(ValueError, names="p0"):
         Recipe.model_validate(cases.recipe(1, active_features=False))
 
 
@@ -251,17 +251,17 @@ def test_a_party_alone_needs_features() -> None:
 def test_trees_are_the_only_phase() -> None:
     phases: list[dict[str, Any]] = [{"kind": "gbdt"}, {"kind": "evaluate"}]
     both = party_of(tables(1), phases)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="gbdt"):
         both.course.build(both)
     start = {"run": "earlier", "phases": phases[:1]}
     later = party_of(tables(1) | {"start": start}, phases[:1])
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="gbdt"):
         later.course.build(later)
 
 
 def test_only_a_phase_with_a_model_of_its_own_needs_no_table_model() -> None:
     lacks = {key: each for key, each in tables(1).items() if key != "model"}
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="x.toml"):
         parse(
             Recipe,
             lacks | {"phases": [{"kind": "splitnn", "epochs": 1}, {"kind": "evaluate"}]},
@@ -284,7 +284,7 @@ def test_without_lightgbm_the_command_that_installs_it_is_told(
 ) -> None:
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     party = party_of(tables(1), [{"kind": "gbdt"}])
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="sys.modules"):
         party.course.build(party)
 
 

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score, root_mean_squared_error
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.cli import cli
 from vfl.production.compare import Comparison, Measure, auc_difference, compare, measured
 from vfl.production.scored import Scored, in_common
@@ -173,10 +173,10 @@ def test_rows_are_paired_by_id() -> None:
     first, second = in_common(old, new)
     assert first.keys == second.keys == ("b", "c")
     assert second.scores_NC[:, 0].tolist() == [0.1, 0.8]
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("--data", "--truth")):
         in_common(old, binary([1], [0.7], ["z"]))
     other = Scored(new.keys, ("score_no",), new.scores_NC, new.classes, new.truth)
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("score_yes", "score_no")):
         in_common(old, other)
 
 
@@ -233,7 +233,7 @@ def test_a_column_that_is_not_the_label_is_refused(tmp_path: Path, column: str) 
         tmp_path / "t.csv", [head, "007,no,31,0,a,yes", "008,yes,44,1,b,no", "009,no,29,1,a,maybe"]
     )
     assert compare(path, path, truth=str(truth), label="left").rows == 3
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="t.csv"):
         compare(path, path, truth=str(truth), label=column)
 
 
@@ -253,7 +253,7 @@ def test_a_class_may_be_called_as_a_cell_that_is_missing(tmp_path: Path) -> None
 def test_a_truth_of_two_rows_is_refused_without_a_key_that_is_not_there(tmp_path: Path) -> None:
     path = write(tmp_path / "s.csv", [HEAD, *ROWS])
     truth = write(tmp_path / "t.csv", ["customer,left", "007,yes", "008,no", "007,no"])
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="t.csv"):
         compare(path, path, truth=str(truth), label="left")
 
 
@@ -262,7 +262,7 @@ def test_text_is_no_truth_of_a_regression(tmp_path: Path) -> None:
     path = write(tmp_path / "s.csv", ["id,matched_id,state,value", *rows])
     truth = write(tmp_path / "t.csv", ["id,price,town", "0,1,a", "1,2,b", "2,3,c"])
     assert compare(path, path, truth=str(truth), label="price").measures[0].metric == "rmse"
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("town", "t.csv")):
         compare(path, path, truth=str(truth), label="town")
 
 
@@ -279,7 +279,7 @@ def test_rows_without_a_label_are_left_out_and_counted(
     show_comparison(found)
     assert "2 rows without a label are left out" in capsys.readouterr().out
     for label in ("none", "late"):
-        with raises(InputError, Code.DATA_INVALID):
+        with raises(InputError, Code.DATA_INVALID, names=("none", "t.csv")):
             compare(path, path, truth=str(truth), label=label)
 
 
@@ -294,5 +294,5 @@ def test_the_picture_shows_every_metric(tmp_path: Path) -> None:
     save(found, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 10_000
     for name in ("none/a.png", "a.nothing"):
-        with raises(InputError, Code.FILE_INVALID, worded=False):
+        with raises(InputError, Code.FILE_INVALID):
             save(found, tmp_path / name)

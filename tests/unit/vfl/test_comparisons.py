@@ -16,7 +16,7 @@ from rich.console import Console
 from scipy import stats
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.unit.vfl.test_study import SIMULATE, finish, runs_of, write
 from vfl.studies.chart import draw_study
 from vfl.studies.comparison import differences, table_of_differences
@@ -262,5 +262,5 @@ def test_folds_are_counted_in_words() -> None:
 )
 def test_folds_that_cannot_be_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     path = write(tmp_path, changes.pop("base", None), **changes)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="study.toml"):
         load_study(path)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from tests.unit.common.test_production import trained
 from vfl.cli import cli
 from vfl.export import commands as export
@@ -478,5 +478,5 @@ def test_a_package_that_is_missing_is_named_with_its_command(
     monkeypatch.setitem(sys.modules, package, None)
     error = invoke(args[0], run, *args[1:]).exception
     assert isinstance(error, InputError)
-    worded_as_before(str(error))
+    assert_names(str(error), "imported")
     assert str(error).endswith(f"; {install}")

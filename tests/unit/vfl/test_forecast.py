@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import vfl_party.forecast.count
 from tests.harness import cases
+from tests.harness.errors import assert_names, raises
 from tests.harness.federation import toml
-from tests.harness.sentences import raises, worded_as_before
 from vfl.cli import cli
 from vfl.forecasting import show
 from vfl.forecasting.network import (
@@ -106,13 +106,13 @@ def test_early_stopping_makes_it_an_upper_bound() -> None:
     assert known.phases[1].round_trips == 4 * (11 + 1 + 1)
     assert payloads(known, "splitnn")["p0", "p1", "verdict"] == 4
     assert most.phases[1].round_trips == 10 * (11 + 1 + 1)
-    worded_as_before("\n".join(notes(most, Network(1e8, 0.02))))
-    worded_as_before("\n".join(notes(known, Network(1e8, 0.02))))
+    assert_names("\n".join(notes(most, Network(1e8, 0.02))), "--rounds", "--step-time")
+    assert_names("\n".join(notes(known, Network(1e8, 0.02))), "--step-time", "--measure")
 
 
 @pytest.mark.parametrize("ended", [{"splitnn": 2}, {"nothing": 2}])
 def test_rounds_are_for_phases_that_may_end_early(ended: dict[str, int]) -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="--rounds"):
         of({"kind": "splitnn", "epochs": 3}, ended=ended)
 
 
@@ -121,7 +121,7 @@ def test_rounds_are_for_phases_that_may_end_early(ended: dict[str, int]) -> None
 )
 def test_rounds_are_read(text: str) -> None:
     assert read_rounds(["a=3", "b-c=12"]) == {"a": 3, "b-c": 12}
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("--rounds", "20")):
         read_rounds([text])
 
 
@@ -130,7 +130,7 @@ def test_a_method_that_states_nothing_is_named(monkeypatch: pytest.MonkeyPatch) 
     found = of({"kind": "head", "epochs": 1, "name": "top"}, {"kind": "evaluate"})
     assert [each.unknown for each in found.phases] == [False, True, False]
     assert payloads(found, "top") == {}
-    worded_as_before("\n".join(notes(found, Network(1e8, 0.02))))
+    assert_names("\n".join(notes(found, Network(1e8, 0.02))), "--step-time", "--measure")
 
 
 def test_who_is_alone_exchanges_nothing() -> None:
@@ -164,16 +164,16 @@ def test_fedhssl_without_data() -> None:
     }
     found = of(cross | {"projector": [16, 24]})
     assert payloads(found, "fedhssl")["p0", "p1", "embedding"] == 2 * 2 * 300 * 24 * 4
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="--rows"):
         of({"kind": "fedhssl", "ssl": "simsiam", "rounds": 2, "batch_size": 300})
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("batch_size", "p1")):
         of(cross | {"batch_size": 400}, aligned=0.5)
 
 
 def test_what_nobody_knows_is_asked_for() -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="--rows"):
         forecast(outlook_of(recipe({"kind": "evaluate"}), HERE))
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("40", "35")):
         of({"kind": "evaluate"}, rows=50, labelled=40)
     with raises(InputError, Code.CONFIG_INVALID):
         of({"kind": "splitnn", "epochs": 1}, rows=1, test=0.89)
@@ -201,7 +201,7 @@ def test_what_a_party_would_refuse_is_refused_with_its_sentence(phase: dict[str,
     outlook = outlook_of(Recipe.model_validate(tables), HERE)
     with pytest.raises(InputError) as joining:
         try_parties(outlook.recipe, HERE)
-    with raises(InputError, Code.CONFIG_INVALID) as told:
+    with raises(InputError, Code.CONFIG_INVALID, names="80") as told:
         forecast(outlook)
     assert str(told.value) == str(joining.value)
 
@@ -209,21 +209,21 @@ def test_what_a_party_would_refuse_is_refused_with_its_sentence(phase: dict[str,
 def test_phases_that_do_not_fit_together_are_refused_without_data() -> None:
     made = recipe({"kind": "mocosfl", "epochs": 1, "batch_size": 16, "image": [1, 8, 8], "cut": 1})
     for rows in (None, 1000):
-        with raises(InputError, Code.CONFIG_INVALID):
+        with raises(InputError, Code.CONFIG_INVALID, names=("mocosfl", "rows.align")):
             forecast(outlook_of(made, HERE), rows)
 
 
 def test_an_error_in_the_recipe_names_its_file(tmp_path: Path) -> None:
     path = tmp_path / "r.toml"
     path.write_text(toml(cases.recipe(2) | {"phases": [{"kind": "gbdt"}, {"kind": "evaluate"}]}))
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("gbdt", "r.toml")):
         show.counted(path, rows=100)
 
 
 def test_a_billion_steps_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vfl_party.forecast.count, "MOST_STEPS", 3 * 12)
     assert of({"kind": "splitnn", "epochs": 3}).phases[1].round_trips == 3 * 12
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="36"):
         of({"kind": "splitnn", "epochs": 10**9})
 
 
@@ -305,7 +305,7 @@ def test_bandwidth_is_read(text: str, bits: float) -> None:
     ["", "100", "fast", "-1Mbit", "0Mbit", "1e3Mbit", "10 Mbit per s", "nan", "10MiB", "5Mbit/h"],
 )
 def test_bandwidth_without_a_sense_is_refused(text: str) -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="--bandwidth"):
         read_bandwidth(text)
 
 
@@ -319,7 +319,7 @@ def test_latency_is_read(text: str, value_s: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "20", "-1ms", "2h", "4000s", "ms"])
 def test_latency_without_a_sense_is_refused(text: str) -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="--latency"):
         read_latency(text)
 
 
@@ -458,7 +458,7 @@ def test_parties_on_one_machine_share_its_cores() -> None:
         "Computation, measured here in one process, a step: splitnn 10 ms; all parties "
         "share 2 cores." in said
     )
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("--cores", "--measure")):
         cli.main(["forecast", "recipe.toml", "--cores", "2"], standalone_mode=False)
 
 
@@ -478,7 +478,7 @@ def test_steps_in_flight_of_a_phase_are_those_of_its_training() -> None:
 
 
 def test_a_step_time_without_a_sense_is_refused() -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="--step-time"):
         Network.read("1Mbit", "1ms", "fast")
 
 

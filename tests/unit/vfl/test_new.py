@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl.certs.authority import create_authority, issue
 from vfl.new.commands import new
 from vfl_common.config.party import load_party
@@ -137,9 +137,9 @@ def test_what_the_files_hold() -> None:
 
 def test_each_guess_is_a_line_with_the_key_that_changes_it() -> None:
     said = run(*BANK).splitlines()
-    worded_as_before("\n".join(said))
+    assert_names("\n".join(said), "customer", "default")
     heard = run(*SHOP)
-    worded_as_before(heard)
+    assert_names(heard, "client_no", "--id")
     for text in ("\n".join(said), heard):
         # No id.
         assert "k41" not in text.lower()
@@ -240,7 +240,7 @@ def test_a_parquet_file_with_a_column_that_is_neither_number_nor_text() -> None:
         code=Code.DATA_INVALID,
     )
     said = run(*args, "--drop", "day")
-    worded_as_before(said)
+    assert_names(said, "day", "data.categorical")
     assert tables("bank.toml")["data"]["drop"] == ["day"]
     assert load_recipe(Path("recipe.toml")).rows.id_rules == ("trim",)
 
@@ -248,7 +248,7 @@ def test_a_parquet_file_with_a_column_that_is_neither_number_nor_text() -> None:
 def test_repeated_ids_are_said_and_settled() -> None:
     table("shop.csv", "client,orders", lambda n: f"{'k1' if n in (5, 9) else f'k{n}'},{n % 9}")
     run(*BANK)
-    worded_as_before(run(*SHOP))
+    assert_names(run(*SHOP), "client", "--id")
     assert tables("shop.toml")["data"]["duplicates"] == "first"
 
 
@@ -270,7 +270,7 @@ def test_a_column_that_tells_the_label_is_looked_at() -> None:
         "predict? if not,"
     )
     said = run(*BANK)
-    worded_as_before(said)
+    assert_names(said, "reason", "default")
     assert told in run(
         "party", "--data", "bank.csv", "--name", "bank", "--label", "default", "--force"
     )
@@ -287,7 +287,7 @@ def test_what_is_missing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = ["bank.csv", "", "shop", "", ""]
     result = typed(monkeypatch, answers, "recipe")
     assert result.exit_code == 0, result.output
-    worded_as_before(result.stderr)
+    assert_names(result.stderr, "bank.csv", "shop")
     asked = Path("recipe.toml").read_text(), Path("bank.toml").read_text()
     run(*BANK, "--force")
     assert (Path("recipe.toml").read_text(), Path("bank.toml").read_text()) == asked
@@ -307,7 +307,7 @@ def test_a_wrong_answer_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers += ["fed.example.org:7000", "bank.example.org:7001"]
     result = typed(monkeypatch, answers, "recipe")
     assert result.exit_code == 0, result.output
-    worded_as_before(result.stderr)
+    assert_names(result.stderr, "defualt", "fed.example.org")
     assert [party.name for party in load_recipe(Path("recipe.toml")).passives] == ["shop", "lab"]
 
 
@@ -318,7 +318,7 @@ def test_an_unsure_id_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch, ["", "client_no"], "party", "--data", "shop.csv", "--server", "127.0.0.1:7000"
     )
     assert result.exit_code == 0, result.output
-    worded_as_before(result.stderr)
+    assert_names(result.stderr, "client_no", "bank")
     assert tables("shop.toml")["data"] == {
         "source": "shop.csv",
         "id": "client_no",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from tests.unit.vfl.test_new import BANK, ROWS, SHOP, refused, run, table, tables
 from vfl.certs.authority import create_authority, issue
 from vfl.new.commands import new
@@ -52,7 +52,7 @@ def test_names_of_columns_cannot_add_lines() -> None:
     evil = '"a\nwrote       x\x1b[2J"'
     table("bank.csv", f"customer,age,{evil},default", lambda n: f"K{n},{n % 50},{n},{n % 2}")
     said = run(*BANK)
-    worded_as_before(said)
+    assert_names(said, "customer", "default")
     assert "\x1b" not in said
     assert not any(line.startswith("wrote       x") for line in said.splitlines())
     table("bank.csv", f"customer,age,{evil},default", lambda n: f"K{n},{n % 50},text {n},{n % 2}")
@@ -82,7 +82,7 @@ def test_columns_of_numbers_and_dates_that_are_read_as_text_are_called_so() -> N
         ),
     )
     said = run(*BANK).splitlines()
-    worded_as_before("\n".join(said))
+    assert_names("\n".join(said), "income", "unknown")
     # It is left out anyway.
     assert not any(line.startswith("look at") and "'note'" in line for line in said)
 
@@ -100,7 +100,7 @@ def test_columns_of_numbers_and_dates_that_are_read_as_text_are_called_so() -> N
 )
 def test_the_class_of_the_scores_is_said(values: tuple[str, str]) -> None:
     table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},{values[n % 2]}")
-    worded_as_before(run(*BANK))
+    assert_names(run(*BANK), "customer", "default")
 
 
 def test_a_label_with_values_that_are_alike_is_refused() -> None:
@@ -109,17 +109,17 @@ def test_a_label_with_values_that_are_alike_is_refused() -> None:
     for task in ([], ["--task", "binary"]):
         text = refused(*BANK, *task, code=Code.DATA_INVALID)
         assert "nein" not in text
-    worded_as_before(run(*BANK, "--task", "multiclass"))
+    assert_names(run(*BANK, "--task", "multiclass"), "default", "--task")
     table("bank.csv", "customer,age,default", lambda n: f"K{n},{n % 50},{values[n % 2]}")
     refused(*BANK, "--force", code=Code.DATA_INVALID)
 
 
 def test_what_is_next_depends_on_the_keys() -> None:
     run(*BANK)
-    worded_as_before(run(*SHOP))
+    assert_names(run(*SHOP), "client_no", "--id")
     create_authority(Path("certs"), "f")
     issue(Path("certs"), "shop")
-    worded_as_before(run(*SHOP, "--force"))
+    assert_names(run(*SHOP, "--force"), "client_no", "--id")
 
 
 def test_help_says_what_is_read() -> None:
@@ -252,7 +252,7 @@ def test_columns_that_are_said_to_be_categories_stay() -> None:
     run(*BANK)
     table("shop.csv", "client_no,orders,word", lambda n: f"K{n},{n % 9},w{n}x")
     said = run(*SHOP, "--set", 'categorical=["orders", "word"]')
-    worded_as_before(said)
+    assert_names(said, "client_no", "--id")
     assert "left out" not in said
     assert tables("shop.toml")["data"]["categorical"] == ["orders", "word"]
 
@@ -266,7 +266,7 @@ def test_words_for_missing_are_read_as_such() -> None:
         lambda n: row(n, word.get(n, n % 50), word.get(n, "Graz"), n % 2),
     )
     said = run(*BANK, "--set", 'na=["k.A.", "unbekannt"]')
-    worded_as_before(said)
+    assert_names(said, "customer", "default")
     data = tables("bank.toml")["data"]
     assert (data["na"], data["missing"]) == (["k.A.", "unbekannt"], "mean")
     found = load_table(load_party(Path("bank.toml")).data or settings_for("", []), with_label=True)
@@ -334,7 +334,7 @@ def test_sentences_about_keys_name_the_flags() -> None:
 
 
 def test_errors_keep_their_code() -> None:
-    with raises(InputError, Code.FILE_INVALID) as caught:
+    with raises(InputError, Code.FILE_INVALID, names=("--data", "none.csv")) as caught:
         new.main([*BANK, "--data", "none.csv"], standalone_mode=False)
     assert caught.value.code is Code.FILE_INVALID
 
@@ -344,7 +344,7 @@ def test_an_empty_column_is_left_out() -> None:
         "bank.csv", "customer,age,old,default", lambda n: f"K{n},{n % 50},,{('yes', 'no')[n % 2]}"
     )
     said = run(*BANK)
-    worded_as_before(said)
+    assert_names(said, "customer", "default")
     assert "missing" not in said
     assert tables("bank.toml")["data"] == {
         "source": "bank.csv",
@@ -358,7 +358,7 @@ def test_rows_without_a_label_are_left_out_and_told() -> None:
     table("gaps.csv", "customer,age,buy", lambda n: f"K{n},{n % 50},{'' if n % 8 == 1 else n % 2}")
     said = run("recipe", "--data", "gaps.csv", "--passive", "shop", "--label", "buy")
     (rows,) = [line for line in said.splitlines() if line.startswith("rows ")]
-    worded_as_before(rows)
+    assert_names(rows, "data.unlabelled", "gaps.toml")
     assert tables("gaps.toml")["data"]["unlabelled"] == "drop"
     # They have an id of their own.
     assert "is this the id?" not in said
@@ -368,7 +368,7 @@ def test_an_id_that_many_rows_share_is_told_beside_rows_without_a_label() -> Non
     table("gaps.csv", "customer,age,buy", lambda n: f"K{n},{n % 50},{'' if n % 8 == 1 else n % 2}")
     said = run("recipe", "--data", "gaps.csv", "--passive", "shop", "--label", "buy", "--id", "age")
     (told,) = [line for line in said.splitlines() if "is this the id?" in line]
-    worded_as_before(told)
+    assert_names(told, "--id", "50")
 
 
 def test_a_form_of_dates_for_each_column() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.new import rules
 from vfl.new.rules import IdGuess, ModelSizes, Task, Values
 from vfl_common.errors import Code, InputError
@@ -65,7 +65,7 @@ def test_the_task_follows_the_values_of_the_label(labels: list[Any], task: Task)
     ],
 )
 def test_a_label_that_cannot_be_learnt_is_refused(labels: list[Any], name: str) -> None:
-    with raises(InputError, Code.DATA_INVALID) as caught:
+    with raises(InputError, Code.DATA_INVALID, names="t.csv") as caught:
         rules.task_of(Counter(labels), f"t.csv: label column {name!r}", name)
     assert caught.value.code is Code.DATA_INVALID
 
@@ -92,7 +92,7 @@ def test_a_person_knows_the_task_better(labels: list[Any], wanted: str, task: Ta
     ],
 )
 def test_but_not_what_the_values_are(labels: list[Any], wanted: str) -> None:
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("--task", "t.csv")):
         rules.task_of(Counter(labels), "t.csv: label column 'y'", "y", wanted)
 
 

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.harness import pages
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.cli import cli
 from vfl.report.page import command
 from vfl.report.page.baselines import find_baselines, how_to_get, make, possible
@@ -235,7 +235,7 @@ def test_a_page_says_whether_asking_the_others_was_worth_it(tmp_path: Path) -> N
 
 def test_baselines_are_made_only_where_all_tables_are(tmp_path: Path) -> None:
     facts = Facts(find(pages.finished_run(tmp_path / "run")))
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("--baselines", "bank.toml")):
         make(facts, ["alone"])
     (tmp_path / "run" / "federation").mkdir()
     for name in ("bank", "shop"):
@@ -285,7 +285,7 @@ def test_a_run_without_predictions_still_has_a_page(tmp_path: Path) -> None:
     (folder / "bank" / "predictions.parquet").unlink()
     assert "No predictions were kept, so there are no curves." in page_of(folder)
     (folder / "bank" / "predictions.parquet").write_bytes(b"PAR1")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("predictions.parquet", "bank")):
         page_of(folder)
 
 
@@ -382,10 +382,10 @@ def test_a_study_has_its_page(tmp_path: Path) -> None:
     ):
         assert words in html, words
     (tmp_path / "results.csv").write_text("a,b\n1,2\n")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="results.csv"):
         command.page_of_study(tmp_path)
     (tmp_path / "results.csv").write_text("study,method,seed\n")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="results.csv"):
         command.page_of_study(tmp_path)
 
 
@@ -406,7 +406,7 @@ def test_a_threshold_is_a_number_or_a_rule(text: str, rule: command.Threshold) -
     "text", ["", "1", "f2", "rate=", "rate=2", "cost=1", "cost=a:b", "cost=-1:2"]
 )
 def test_what_is_no_threshold_is_refused(text: str) -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("--threshold", "0.1")):
         command.threshold_named(text)
 
 

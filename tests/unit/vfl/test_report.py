@@ -15,7 +15,7 @@ from PIL import Image, ImageColor
 from rich.console import Console
 
 from tests.harness import cases, pages
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl.cli import cli
 from vfl.report import charts
 from vfl.report.charts import draw
@@ -283,7 +283,7 @@ def test_a_disagreement_is_told() -> None:
     assert "bank -> shop, train, gradient" in shown(odd_run, 200)
     assert "killed or stopped" not in shown(odd_run, 200)
     interrupted = shown(odd_run.model_copy(update={"interruptions": 1}), 200)
-    worded_as_before(" ".join(interrupted.split()))
+    assert_names(" ".join(interrupted.split()), "bank", "shop")
 
 
 def test_after_a_rollback_the_later_rounds_count(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_damaged_recipe_costs_only_the_order_of_the_phases(tmp_path: Path) -> 
 def test_a_chart_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     folder = record(tmp_path / "run", summary_of(3), [])
     (folder / "bytes.png").mkdir()
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="bytes.png"):
         draw(find(folder))
 
 
@@ -412,7 +412,7 @@ def test_the_summary_alone_gives_the_table_and_the_bytes(tmp_path: Path) -> None
 def test_no_run_is_one_sentence(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "summary.json").write_text(text)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="summary.json"):
         find(tmp_path)
 
 
@@ -420,7 +420,7 @@ def test_a_party_s_folder_stands_for_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = record(tmp_path / "run", summary_of(3), [])
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("summary.json", "bank")):
         # Nothing says that it is a party's.
         find(folder / "bank")
     (folder / "bank" / "run.json").write_text("{}")
@@ -458,7 +458,7 @@ def test_a_run_that_goes_on_is_said_to(tmp_path: Path, name: str) -> None:
         )
     for path in (folder, folder / name):
         shown = reported(path)
-        worded_as_before(shown)
+        assert_names(shown, "bank", "5.02")
         assert "passive" not in shown
         assert (
             "newest round: 4 of phase train: train loss 0.25; validation loss 0.35, accuracy"
@@ -479,13 +479,13 @@ def test_a_run_that_has_failed_is_said_to(tmp_path: Path) -> None:
     logged(folder, "p0", "failed", why, code="PARTY_LOST")
     for path in (folder, folder / "p0"):
         shown = reported(path)
-        worded_as_before(shown)
+        assert_names(shown, why)
         assert "not ended" not in shown
     logged(folder, "p0", "stopped", "stopped: the same command resumes the run")
-    worded_as_before(reported(folder))
+    assert_names(reported(folder), "the same command")
     # It was started again.
     logged(folder, "p0", "joined", "joined")
-    worded_as_before(reported(folder))
+    assert_names(reported(folder), "p0")
 
 
 def test_what_columns_do_in_trees_is_told_of_the_parties_whose_logs_are_here(
@@ -528,35 +528,35 @@ def test_a_run_of_several_processes_has_failed_as_the_first_says(tmp_path: Path)
         begun(tmp_path / "run", name)
     logged(tmp_path / "run", "p0", "failed", "p1 stopped the run", code="ABORTED")
     logged(tmp_path / "run", "p1", "failed", "p1.csv: no such file", code="FILE_INVALID")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("summary.json", "p1.csv")):
         find(tmp_path / "run")
     # Of `vfl simulate`, whose certificates are of this run alone.
     (tmp_path / "run" / "federation").mkdir()
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("summary.json", "p1.csv")):
         find(tmp_path / "run")
 
 
 def test_a_passive_party_s_run_may_go_on_too(tmp_path: Path) -> None:
     folder = begun(tmp_path / "run", "p1")
     shown = reported(folder)
-    worded_as_before(shown)
+    assert_names(shown, "report.html", "p1")
     (folder / "p1" / "run.json").write_text(json.dumps({"run_id": "run", "finished": True}))
     shown = reported(folder)
     assert "not ended" not in shown
-    worded_as_before(shown)
+    assert_names(shown, "report.html", "p1")
 
 
 def test_an_active_party_that_has_lost_its_summary(tmp_path: Path) -> None:
-    worded_as_before(reported(begun(tmp_path / "run", "p0", finished=True)))
+    assert_names(reported(begun(tmp_path / "run", "p0", finished=True)), "summary.json", "p0")
 
 
 def test_a_run_on_one_machine_that_goes_on(tmp_path: Path) -> None:
     """As of `vfl simulate`: each process has a folder in the run's."""
     for name in ("p0", "p1"):
         begun(tmp_path / "run", name)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="summary.json"):
         find(tmp_path / "run")
-    worded_as_before(reported(tmp_path / "run" / "p1"))
+    assert_names(reported(tmp_path / "run" / "p1"), "report.html", "p1")
 
 
 def test_a_passive_party_s_own_count_where_it_has_no_summary(tmp_path: Path) -> None:
@@ -580,4 +580,4 @@ def test_a_passive_party_s_own_count_where_it_has_no_summary(tmp_path: Path) -> 
     (tmp_path / "hospital" / "ledger.json").write_text("{}")
     refused = CliRunner().invoke(cli, ["report", str(tmp_path)])
     assert isinstance(refused.exception, InputError)
-    worded_as_before(str(refused.exception))
+    assert_names(str(refused.exception), "ledger.json")

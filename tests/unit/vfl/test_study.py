@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from tests.harness import cases, pages
+from tests.harness.errors import raises
 from tests.harness.federation import toml
-from tests.harness.sentences import raises
 from vfl.simulation.federation import to_toml
 from vfl.studies.chart import draw_study
 from vfl.studies.plan import PlannedRun, StudyFile, load_study
@@ -243,7 +243,7 @@ def test_a_changed_recipe_is_refused_by_the_method_s_name(tmp_path: Path) -> Non
     (tmp_path / "out" / run.run_id / "p0").mkdir()
     theirs = json.loads(run.recipe.canonical_json()) | {"seed": 9}
     (tmp_path / "out" / run.run_id / "p0" / "recipe.json").write_text(json.dumps(theirs))
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("--out", "s1.n10")):
         finished(tmp_path / "out", run)
 
 
@@ -262,7 +262,7 @@ def test_a_run_from_before_a_switch_came_is_done_all_the_same(tmp_path: Path) ->
 def test_an_unknown_metric_stops_the_study(tmp_path: Path) -> None:
     path = write(tmp_path, metric="f1", seeds=[1])
     finish(tmp_path / "out", runs_of(path)[0])
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("f1", "10")):
         running(path, tmp_path / "out").begin()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.studies.kept import FILE, Kept
 from vfl_common.errors import Code, InputError
 
@@ -30,7 +30,7 @@ def test_a_damaged_note_says_so(tmp_path: Path, text: str) -> None:
     # It is not over, so nothing is known of it.
     assert Kept(tmp_path).find("x") is None
     (run / "summary.json").write_text("{}")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="study.json"):
         Kept(tmp_path)
     Kept(tmp_path / "none").note(run, "x")
     assert Kept(tmp_path).find("x") == run

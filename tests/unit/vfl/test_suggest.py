@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.forecasting import suggest
 from vfl.forecasting.measure import measured, shortened, work_of
 from vfl.forecasting.network import BatchWork, Network
@@ -187,7 +187,7 @@ def test_trees_can_be_suggested_nothing() -> None:
     party, rows = lone_party(outlook, None)
     first = party.recipe.model_copy(update={"phases": party.recipe.phases[:1]})
     party = replace(party, course=Course(first))
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="--suggest"):
         suggestions(party, rows, Network(1e7, 0.025))
 
 
@@ -246,5 +246,5 @@ def test_a_few_steps_are_run_to_know_what_they_take() -> None:
     work = network.work["splitnn"]
     assert 0 < work.slowest_s < work.loop_s < 1.0
     assert work.slowest_s < work.total_s < 1.0
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("--measure", "--step-time")):
         measured(outlook_of(recipe(), HERE), Network(1e7, 0.01))

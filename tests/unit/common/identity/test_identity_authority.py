@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.certs.authority import create_authority, create_request, issue, sign_request
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError
@@ -136,7 +136,7 @@ def test_nothing_is_overwritten_without_force(ca: Path) -> None:
         lambda force: create_request(ca, "shop", force=force),
         lambda force: sign_request(csr, ca, "shop", force=force),
     ):
-        with raises(InputError, Code.FILE_INVALID) as caught:
+        with raises(InputError, Code.FILE_INVALID, names="--force") as caught:
             attempt(False)
         assert caught.value.code is Code.FILE_INVALID
         assert {path: path.read_bytes() for path in ca.iterdir()} == before
@@ -146,7 +146,7 @@ def test_nothing_is_overwritten_without_force(ca: Path) -> None:
 
 def test_half_an_authority_is_not_completed(ca: Path) -> None:
     (ca / "ca.pem").unlink()
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("--force", "ca.key")):
         create_authority(ca, "f")
     assert not (ca / "ca.pem").exists()
 
@@ -182,17 +182,17 @@ def test_an_authority_that_cannot_sign(ca: Path, tmp_path: Path) -> None:
     with raises(InputError, Code.CERTIFICATE_INVALID):
         issue(ca, "bank", now=datetime.now(UTC) + timedelta(days=4000))
     (ca / "ca.key").chmod(0o640)
-    with raises(InputError, Code.CERTIFICATE_INVALID):
+    with raises(InputError, Code.CERTIFICATE_INVALID, names=("ca.key", "0640")):
         issue(ca, "bank")
     create_authority(tmp_path / "other", "other")
     (tmp_path / "other" / "ca.key").replace(ca / "ca.key")
-    with raises(InputError, Code.CERTIFICATE_INVALID):
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="ca.key"):
         issue(ca, "bank")
 
 
 def test_a_folder_that_cannot_be_made(ca: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="bank.key"):
         issue(ca, "bank", out=tmp_path / "file" / "below")
 
 
@@ -220,7 +220,7 @@ def test_requests_for_other_or_more_names_are_refused(ca: Path, tmp_path: Path) 
         ((address,), "UniformResourceIdentifier:bank"),
         ((), "nobody"),
     ):
-        with raises(InputError, Code.IDENTITY_MISMATCH) as caught:
+        with raises(InputError, Code.IDENTITY_MISMATCH, names=("bank", "bank.csr")) as caught:
             sign_request(request_with(tmp_path / "bank.csr", *san), ca, "bank")
         assert caught.value.code is Code.IDENTITY_MISMATCH
     assert not (tmp_path / "bank.pem").exists()
@@ -246,9 +246,9 @@ def test_of_a_request_only_the_key_is_taken(ca: Path, tmp_path: Path) -> None:
 def test_requests_that_are_damaged_or_weak_are_refused(ca: Path, tmp_path: Path) -> None:
     csr = tmp_path / "bank.csr"
     csr.write_text("no request")
-    with raises(InputError, Code.CERTIFICATE_INVALID):
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="bank.csr"):
         sign_request(csr, ca, "bank")
-    with raises(InputError, Code.CERTIFICATE_INVALID):
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="missing.csr"):
         sign_request(tmp_path / "missing.csr", ca, "bank")
 
     der = x509.load_pem_x509_csr(
@@ -256,18 +256,18 @@ def test_requests_that_are_damaged_or_weak_are_refused(ca: Path, tmp_path: Path)
     ).public_bytes(Encoding.DER)
     forged = x509.load_der_x509_csr(der.replace(b"bank", b"bans"))
     csr.write_bytes(forged.public_bytes(Encoding.PEM))
-    with raises(InputError, Code.CERTIFICATE_INVALID) as caught:
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="bank.csr") as caught:
         sign_request(csr, ca, "bans")
     assert caught.value.code is Code.CERTIFICATE_INVALID
 
     bank = x509.DNSName("bank")
     request_with(csr, bank, key=rsa.generate_private_key(65537, 1024))  # noqa: S505 - what is refused
-    with raises(InputError, Code.CERTIFICATE_INVALID):
+    with raises(InputError, Code.CERTIFICATE_INVALID, names=("bank.csr", "1024")):
         sign_request(csr, ca, "bank")
     builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     builder = builder.add_extension(x509.SubjectAlternativeName([bank]), critical=False)
     csr.write_bytes(
         builder.sign(ed25519.Ed25519PrivateKey.generate(), None).public_bytes(Encoding.PEM)
     )
-    with raises(InputError, Code.CERTIFICATE_INVALID):
+    with raises(InputError, Code.CERTIFICATE_INVALID, names=("bank.csr", "2048")):
         sign_request(csr, ca, "bank")

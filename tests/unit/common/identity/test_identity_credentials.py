@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.certs.authority import create_authority, issue
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.harness.cases import recipe
+from tests.harness.errors import assert_names, raises
 from tests.harness.pki import signer
-from tests.harness.sentences import raises, worded_as_before
 from vfl.certs.authority import create_authority, issue, revoke, sign_list
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Recipe
@@ -54,7 +54,7 @@ def test_a_new_pair_is_used_next(
     now = keyring.current()
     assert (now.certificate_pem, now.key_pem) == pair(tls)
     assert now.certificate_pem != before.certificate_pem
-    worded_as_before("\n".join(record.getMessage() for record in caplog.records))
+    assert_names("\n".join(record.getMessage() for record in caplog.records), "bank")
 
 
 def test_a_new_authority_is_used_next(ca: Path, tls: TlsSettings) -> None:
@@ -74,7 +74,7 @@ def test_half_of_a_new_pair_is_not_used(
     for _ in range(3):
         assert keyring.current().pems[1:] == old
     (text,) = warnings(caplog)
-    worded_as_before(text)
+    assert_names(text, "bank.key")
     Path(tls.key).write_bytes(new[1])
     assert keyring.current().pems[1:] == new
     assert len(warnings(caplog)) == 1
@@ -123,7 +123,7 @@ def test_a_pair_of_another_party_is_not_used(
     Path(tls.certificate).write_bytes(shop[0])
     Path(tls.key).write_bytes(shop[1])
     assert keyring.current().certificate_pem != shop[0]
-    worded_as_before(warnings(caplog)[0])
+    assert_names(warnings(caplog)[0], "shop", "bank")
 
 
 # -- expiry
@@ -150,7 +150,7 @@ def test_a_certificate_for_a_few_days_is_not_about_to_end_from_its_beginning(ca:
     certificate = load_credentials(issue(ca, "bank", days=8), name="bank").certificate
     end = certificate.not_valid_after_utc
     assert ends_soon(certificate, datetime.now(UTC)) == ""
-    worded_as_before(ends_soon(certificate, end - timedelta(days=2, hours=1)))
+    assert_names(ends_soon(certificate, end - timedelta(days=2, hours=1)), "connection")
 
 
 def test_a_running_process_is_told_once_a_day(
@@ -166,7 +166,7 @@ def test_a_running_process_is_told_once_a_day(
     assert warnings(caplog) == []
     keyring.tell()
     (first,) = warnings(caplog)
-    worded_as_before(first)
+    assert_names(first, "bank", "12")
     now_s += 86_399.0
     keyring.tell_again()
     assert len(warnings(caplog)) == 1
@@ -234,7 +234,7 @@ def test_a_replaced_certificate_is_looked_at_too(
     keyring = Keyring(tls, "bank")
     issue(ca, "bank", force=True, now=datetime.now(UTC) - YEAR + timedelta(days=3, hours=1))
     keyring.current()
-    worded_as_before(warnings(caplog)[0])
+    assert_names(warnings(caplog)[0], "bank")
 
 
 def test_the_authority_and_peers_are_looked_at(
@@ -264,7 +264,7 @@ def test_a_peer_whose_certificate_ends_soon_is_named_when_it_calls(
     for _ in range(3):
         keyring.admit(Path(shop.certificate).read_bytes())
     (text,) = warnings(caplog)
-    worded_as_before(text)
+    assert_names(text, "shop")
 
 
 # -- revocation
@@ -275,7 +275,7 @@ def test_a_revoked_caller_is_refused_at_once(ca: Path, tls: TlsSettings) -> None
     keyring, shop = Keyring(tls, "bank"), load_credentials(issue(ca, "shop"), name="shop")
     keyring.admit(shop.certificate_pem)
     revoke(ca, "shop")
-    with raises(PeerError, Code.CERTIFICATE_INVALID) as caught:
+    with raises(PeerError, Code.CERTIFICATE_INVALID, names="shop") as caught:
         keyring.admit(shop.certificate_pem)
     assert (caught.value.code, caught.value.party) == (Code.CERTIFICATE_INVALID, "shop")
     issue(ca, "shop", force=True)
@@ -304,8 +304,8 @@ def test_a_list_that_cannot_be_read_changes_nothing(
     (ca / "revoked.txt").write_text("ff\nbank\n")
     assert [keyring.current().revoked for _ in range(3)] == [{0xFF}] * 3
     (text,) = warnings(caplog)
-    worded_as_before(text)
-    with raises(InputError, Code.CERTIFICATE_INVALID):
+    assert_names(text, "revoked.txt")
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="revoked.txt"):
         Keyring(tls, "bank")
     issue(ca, "bank", force=True)
     # One does not hold up the other.
@@ -319,8 +319,8 @@ def test_one_s_own_revoked_certificate(
     revoke(ca, "bank")
     keyring.current()
     keyring.current()
-    worded_as_before("\n".join(warnings(caplog)))
-    with raises(InputError, Code.CERTIFICATE_INVALID) as caught:
+    assert_names("\n".join(warnings(caplog)), "bank")
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="bank") as caught:
         Keyring(tls, "bank")
     assert caught.value.code is Code.CERTIFICATE_INVALID
 
@@ -340,8 +340,8 @@ def test_who_was_revoked_once_stays_revoked(
         harm()
         assert [keyring.current().revoked for _ in range(2)] == [{0xFF, 0xEE}] * 2
     one, two = warnings(caplog)
-    worded_as_before(one)
-    worded_as_before(two)
+    assert_names(one, "certificates")
+    assert_names(two, "certificates")
     listed.write_text("ff\nee\ndd\n")
     assert keyring.current().revoked == {0xFF, 0xEE, 0xDD}
     assert len(warnings(caplog)) == 2
@@ -359,16 +359,16 @@ def test_who_was_revoked_is_known_after_a_restart(
     Keyring(tls, "bank", out=out)
     (ca / "revoked.txt").unlink()
     keyring = Keyring(tls, "bank", out=out)
-    with raises(PeerError, Code.CERTIFICATE_INVALID):
+    with raises(PeerError, Code.CERTIFICATE_INVALID, names="shop"):
         keyring.admit(shop.certificate_pem)
     (text,) = warnings(caplog)
-    worded_as_before(text)
+    assert_names(text, "bank.txt")
     lines = (out / "revoked-bank.txt").read_text().splitlines()
     assert lines[-1] == f"{shop.certificate.serial_number:x}"
     (out / "revoked-bank.txt").write_text("\n".join(lines[:-1]))
     assert Keyring(tls, "bank", out=out).admit(shop.certificate_pem) == "shop"
     (out / "revoked-bank.txt").write_text("what\n")
-    with raises(InputError, Code.CERTIFICATE_INVALID):
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="bank.txt"):
         Keyring(tls, "bank", out=out)
 
 
@@ -377,7 +377,7 @@ def test_one_s_own_certificate_in_the_note(ca: Path, tls: TlsSettings, tmp_path:
     revoke(ca, "bank")
     keyring.current()
     (ca / "revoked.txt").unlink()
-    with raises(InputError, Code.CERTIFICATE_INVALID):
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="bank"):
         Keyring(tls, "bank", out=tmp_path)
 
 
@@ -388,7 +388,7 @@ def test_a_note_that_cannot_be_written_is_a_warning(
     (tmp_path / "runs" / f".revoked-bank.txt.{os.getpid()}").mkdir(parents=True)
     (ca / "revoked.txt").write_text("ff\n")
     assert Keyring(tls, "bank", out=tmp_path / "runs").current().revoked == {0xFF}
-    worded_as_before(warnings(caplog)[0])
+    assert_names(warnings(caplog)[0], "bank.txt")
 
 
 # -- signed lists
@@ -444,11 +444,11 @@ def test_a_list_that_is_signed_by_somebody_else_or_damaged(
         "beside a plain one": b"cd\n" + content,
     }.get(harm, content)
     (ca / "revoked.crl").write_bytes(content)
-    with raises(InputError, Code.CERTIFICATE_INVALID) as caught:
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="revoked.crl") as caught:
         load_credentials(tls, name="bank")
     assert caught.value.code is Code.CERTIFICATE_INVALID
     assert keyring.current().revoked == frozenset()
-    worded_as_before(warnings(caplog)[0])
+    assert_names(warnings(caplog)[0], "revoked.crl")
 
 
 def test_a_signed_list_that_is_out_of_date(
@@ -459,8 +459,8 @@ def test_a_signed_list_that_is_out_of_date(
     (ca / "revoked.crl").write_bytes(signer(ca).crl([0xAB], ends=datetime(2026, 1, 2, tzinfo=UTC)))
     assert [keyring.current().revoked for _ in range(2)] == [{0xAB}] * 2
     (text,) = warnings(caplog)
-    worded_as_before(text)
-    with raises(InputError, Code.CERTIFICATE_INVALID):
+    assert_names(text, "revoked.crl")
+    with raises(InputError, Code.CERTIFICATE_INVALID, names="revoked.crl"):
         Keyring(tls, "bank")
     (ca / "revoked.crl").write_bytes(signer(ca).crl([0xAB]))
     assert keyring.current().revoked == Keyring(tls, "bank").current().revoked == {0xAB}

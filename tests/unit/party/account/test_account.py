@@ -26,7 +26,7 @@ from dp_accounting import (
 from dp_accounting.rdp import RdpAccountant
 
 from tests.harness.account_runs import WIDTH, Run, die, in_process
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.account import AccountLimits
 from vfl_common.errors import Code, InputError
 from vfl_common.rpc.serving.answered import Outgoing
@@ -236,7 +236,7 @@ def test_what_would_pass_a_limit_does_not_leave(
     for _ in range(sent):
         run.send([0, 1], cost=cost, exchange=exchange)
     before = (tmp_path / LINES).read_text().count('"sent"')
-    with raises(InputError, Code.REFUSED) as error:
+    with raises(InputError, Code.REFUSED, names="p0") as error:
         run.send([1, 2], cost=cost, exchange=exchange)
     assert f"policy.account.{key} = " in str(error.value)
     assert "p0" not in error.value.public
@@ -282,9 +282,9 @@ def test_a_private_step_that_would_pass_a_limit_is_not_taken(tmp_path: Path) -> 
         run.step(STEP, step + 1, "keys")
     # Again from a checkpoint: nothing is spent.
     run.step(STEP, 4, "keys")
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names=("policy.account.epsilon", "p0")):
         run.step(STEP, 6, "keys")
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names=("policy.account.epsilon", "p0")):
         run.step(STEP, 1, "other keys")
     run.close()
 
@@ -297,7 +297,7 @@ def test_what_another_program_sends_meanwhile_counts(tmp_path: Path) -> None:
     one.send([0])
     other.send([0])
     one.send([0])
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names=("policy.account.numbers_of_a_person", "p0")):
         other.send([0])
     for run in (one, other):
         run.close()
@@ -397,14 +397,14 @@ def test_an_account_of_another_record_is_refused(tmp_path: Path) -> None:
     standing(tmp_path)
     whole = (tmp_path / LINES).read_bytes()
     (tmp_path / LINES).write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 1])
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="account.sqlite"):
         standing(tmp_path)
     (tmp_path / LINES).write_bytes(whole)
     standing(tmp_path)
     (tmp_path / FILE).write_bytes(b"no database" * 1000)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="account.sqlite"):
         standing(tmp_path)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="record.folder"):
         standing(tmp_path / "elsewhere")
 
 
@@ -432,7 +432,7 @@ def test_a_file_that_was_edited_is_refused_and_made_anew(change: str, tmp_path: 
     standing(tmp_path)
     with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as file, file:
         file.execute(change)
-    with raises(InputError, Code.FILE_INVALID, worded=False) as error:
+    with raises(InputError, Code.FILE_INVALID) as error:
         standing(tmp_path)
     assert "move it away: it is made anew from the record" in str(error.value)
     (tmp_path / FILE).unlink()

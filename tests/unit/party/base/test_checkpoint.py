@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.config.models import OptimizerSettings
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_party.base import checkpoint
@@ -399,7 +399,7 @@ def test_a_changed_byte_is_found_at_loading(old: bytes, new: bytes, tmp_path: Pa
     at = path.read_bytes().rindex(old)
     path.write_bytes(path.read_bytes()[:at] + new + path.read_bytes()[at + len(old) :])
     assert store.labels() == ["a"]
-    with raises(InputError, Code.CHECKPOINT_INVALID) as caught:
+    with raises(InputError, Code.CHECKPOINT_INVALID, names=("a.safetensors", "000001")) as caught:
         store.load("a")
     assert caught.value.code is Code.CHECKPOINT_INVALID
 
@@ -442,7 +442,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_offered(
     assert (tmp_path / f"damaged-{path.name}").read_bytes() == data
     (warning,) = caplog.records
     assert str(path) in warning.getMessage()
-    worded_as_before(warning.getMessage())
+    assert_names(warning.getMessage(), "c.safetensors", "000003")
     assert store.whole() == ["a", "b"]
     assert len(caplog.records) == 1
     assert equal(store.load("b"), tree_of("b"))
@@ -563,7 +563,9 @@ def test_one_that_cannot_be_read_is_not_said_to_be_damaged(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "read_bytes", no_descriptor)
-        with raises(InputError, Code.CHECKPOINT_INVALID) as refused:
+        with raises(
+            InputError, Code.CHECKPOINT_INVALID, names=("a.safetensors", "000001")
+        ) as refused:
             store.whole()
     assert refused.value.code is Code.CHECKPOINT_INVALID
     assert store.whole() == ["a", "b"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.base.deal import How, deal
 
@@ -66,7 +66,7 @@ def test_a_party_has_at_least_so_many_rows() -> None:
     ids=["even", "classes", "dirichlet"],
 )
 def test_too_few_rows_are_refused(given: dict[str, Any]) -> None:
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="500"):
         deal(LABELS, **given)
 
 
@@ -88,5 +88,5 @@ def test_what_cannot_be_dealt_is_refused(given: dict[str, Any]) -> None:
 
 
 def test_labels_are_one_class_a_row() -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("10", "50")):
         deal(LABELS.reshape(10, -1), 2)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.base.devices import (
     device_name,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from matplotlib.patches import Rectangle
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.unit.vfl.test_report import summary_of
 from vfl.report.charts import draw
 from vfl.report.reading import RunRecord

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings, ViewSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, describe, load_table

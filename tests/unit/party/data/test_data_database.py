@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.harness.errors import raises
 from tests.harness.postgres import Postgres, postgres, programs
-from tests.harness.sentences import raises
 from tests.harness.waiting import wait_until
 from vfl_common.config.base import Section, parse
 from vfl_common.config.data import (
@@ -86,7 +86,7 @@ def test_sources_are_told_apart_by_their_spelling() -> None:
     # Of any name, with a query.
     assert DataSettings(source="duckdb:///x", query="SELECT 1").is_database
     assert not DataSettings(source="./sqlite:x.csv").is_database
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="bank.toml"):
         parse(DataSettings, {"source": "people.csv", "query": "SELECT 1"}, "bank.toml: data")
 
 
@@ -211,7 +211,9 @@ def test_a_source_in_the_place_of_a_table_shows_no_password() -> None:
     class Outer(Section):
         data: DataSettings
 
-    with raises(InputError, Code.CONFIG_INVALID) as caught:
+    with raises(
+        InputError, Code.CONFIG_INVALID, names=("postgresql://ada:***@h/x", "bank.toml")
+    ) as caught:
         parse(Outer, {"data": "postgresql://ada:geheim@h/x"}, "bank.toml")
     assert "geheim" not in str(caught.value)
 
@@ -227,7 +229,14 @@ def test_a_scheme_may_be_in_capital_letters() -> None:
 def test_names_that_are_too_long_are_one_sentence() -> None:
     settings = DataSettings(source="x" * 300 + ".csv", id=("pid",))
     assert settings.is_table
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(
+        InputError,
+        Code.FILE_INVALID,
+        names=(
+            "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx.csv",
+            "data.source",
+        ),
+    ):
         load_table(settings, with_label=False)
 
 
@@ -341,16 +350,16 @@ def test_passes_that_differ_are_told(people: str) -> None:
     )
     mixed = opened(people, f"{series} ORDER BY random()")
     read(mixed)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="people.db"):
         read(mixed)
     fewer = opened(people, f"SELECT pid FROM ({series}) WHERE random() % 2")  # noqa: S608
     read(fewer)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="people.db"):
         read(fewer)
     # Nobody reads more of them.
     first = opened(people, f"{series} ORDER BY random()", limit=100)
     assert next(first.blocks(("pid",))).num_rows == 100
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="people.db"):
         next(first.blocks(("pid",)))
 
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings, reader_of, resolved, shown
 from vfl_common.errors import Code, InputError
 from vfl_common.process.signals import Stopped
@@ -130,7 +130,7 @@ def test_what_takes_the_first_rows_has_an_order(folder: Path) -> None:
     rows = read(opened(folder, f"{QUERY} ORDER BY pid", limit=2), "pid")
     assert rows.to_pydict() == {"pid": ["a", "b"]}
     row_numbers = settings(folder, QUERY, id="row")
-    with raises(InputError, Code.DATA_INVALID) as caught:
+    with raises(InputError, Code.DATA_INVALID, names=("in/*.parquet", "data.id")) as caught:
         load_table(row_numbers, with_label=False)
     assert "have no order" in str(caught.value)
 
@@ -263,7 +263,7 @@ def test_a_signal_ends_a_query_and_leaves_nothing(
 
 def test_without_duckdb_a_sentence_names_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    with raises(InputError, Code.CONFIG_INVALID) as caught:
+    with raises(InputError, Code.CONFIG_INVALID, names="in/*.parquet") as caught:
         opened(folder, QUERY)
     assert "pip install duckdb" in str(caught.value)
 
@@ -272,7 +272,7 @@ def test_files_that_come_between_two_passes_are_refused(folder: Path) -> None:
     stream = opened(folder, "SELECT * FROM 'in/*.parquet' ORDER BY pid")
     read(stream)
     parquet.write_table(pa.table(ROWS).slice(0, 1), folder / "in" / "part-2.parquet")
-    with raises(InputError, Code.FILE_INVALID) as caught:
+    with raises(InputError, Code.FILE_INVALID, names="in/*.parquet") as caught:
         read(stream)
     assert "the query gives" in str(caught.value)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from openpyxl import Workbook
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
@@ -223,7 +223,7 @@ def test_a_damaged_cell_is_named(tmp_path: Path, cell: str) -> None:
     source = raw(
         tmp_path / "t.xlsx", header("id", "x") + f'<row><c t="str"><v>a</v></c>{cell}</row>'
     )
-    with raises(InputError, Code.DATA_INVALID) as caught:
+    with raises(InputError, Code.DATA_INVALID, names="t.xlsx") as caught:
         texts(source)
     assert "\n" not in str(caught.value)
     assert "seven" not in str(caught.value)
@@ -264,7 +264,7 @@ def test_the_sheet_is_named_or_the_only_visible_one_that_is_not_empty(tmp_path: 
     )
     stream = opened(source)
     assert stream.names == ("id",)
-    worded_as_before("\n".join(stream.notes))
+    assert_names("\n".join(stream.notes), "data.sheet")
     named = opened(source, sheet="lists")
     assert (named.names, named.notes) == (("town",), ())
     refused(
@@ -402,7 +402,7 @@ def test_hidden_rows_are_read_and_counted(tmp_path: Path) -> None:
 
     rows: list[list[Any]] = [["id", "x"], ["a", 1], ["b", 2], ["c", 3]]
     source = save(tmp_path / "t.xlsx", *rows, change=hide)
-    worded_as_before("\n".join(opened(source).notes))
+    assert_names("\n".join(opened(source).notes), "filter")
     assert texts(source)["id"] == ["a", "b", "c"]
     assert opened(save(tmp_path / "u.xlsx", *rows)).notes == ()
 
@@ -455,11 +455,11 @@ def test_a_workbook_that_changes_is_told(tmp_path: Path) -> None:
     source = save(tmp_path / "t.xlsx", ["id"], ["a"])
     stream = opened(source)
     save(tmp_path / "t.xlsx", ["id"], ["a"], ["b"])
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="t.xlsx"):
         list(stream.blocks(("id",)))
     stream = opened(source)
     Path(source).unlink()
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="t.xlsx"):
         list(stream.blocks(("id",)))
 
 
@@ -595,7 +595,7 @@ def test_without_openpyxl_it_says_what_to_install(
 def test_sheet_is_for_workbooks() -> None:
     for source in ("people.xlsx", "People.XLSM", "old.xls"):
         assert DataSettings(source=source, sheet="x").is_table
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="bank.toml"):
         parse(DataSettings, {"source": "people.csv", "sheet": "x"}, "bank.toml: data")
     assert DataSettings(source="people.xlsx").absolute(Path("/base")).source == os.path.normpath(
         "/base/people.xlsx"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import column_names, load_table
@@ -193,6 +193,6 @@ def test_the_index_of_a_pandas_table_is_no_feature_unless_it_is_listed(
 
 @pytest.mark.parametrize("source", ["s3://bucket/x.parquet", "https://host/x.parquet"])
 def test_the_url_of_a_file_is_no_missing_file(source: str) -> None:
-    with raises(InputError, Code.FILE_INVALID, Code.DATA_INVALID) as caught:
+    with raises(InputError, Code.FILE_INVALID, Code.DATA_INVALID, names="x.parquet") as caught:
         column_names(DataSettings(source=source))
     assert "is a URL, and only those of databases are read" in str(caught.value)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings, unaligned_of
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table, loading
@@ -169,13 +169,13 @@ def test_telephone_numbers_are_e164(text: str, found: str | None) -> None:
 
 
 def test_a_country_that_is_none() -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("phone:XX", "3166")):
         spelt("1", "phone:XX")
 
 
 def test_telephone_numbers_need_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "phonenumbers", None)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="phone:DE"):
         spelt("1", "phone:DE")
 
 
@@ -286,7 +286,7 @@ def test_a_repeated_id_is_refused_as_the_rules_spell_it(tmp_path: Path) -> None:
     assert (
         load(str(source), id=["who", "x"], id_rules=("casefold", "trim")).ids[0] == f"a{SEPARATOR}1"
     )
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("x.csv", "data.duplicates")):
         load(str(source), id="who", id_rules=("trim", "casefold"))
 
 
@@ -305,7 +305,7 @@ def test_a_table_without_ids_is_refused(tmp_path: Path) -> None:
 def test_rows_are_counted_as_in_the_source_whatever_is_left_out(tmp_path: Path) -> None:
     source = tmp_path / "x.csv"
     source.write_text("who,x\n,1\na,inf\n")
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="x.csv"):
         load(str(source), id="who")
 
 
@@ -342,7 +342,7 @@ def test_several_columns_of_every_source(tmp_path: Path) -> None:
     expect(
         loading({"p": arrays | {"place": PLACE}})(DataSettings(source="frame of p", **keys), False)
     )
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("town", "place")):
         load(str(tmp_path / "a.csv"), id=["place", "town"])
 
 
@@ -356,7 +356,7 @@ def test_folders_of_images(tmp_path: Path) -> None:
     assert table.images_NCHW is not None
     assert len(table.images_NCHW) == 2
     index.write_text("file,who\n,a\n")
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("file", "index.csv")):
         load(str(tmp_path), id="who")
 
 

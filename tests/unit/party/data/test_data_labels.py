@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.models import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Labels
@@ -57,7 +57,7 @@ def test_the_positive_class_is_the_one_that_the_recipe_names(raw: list[Any], pos
 
 
 def test_a_positive_class_that_is_no_label() -> None:
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("ja", "x.csv")):
         fit(["yes", "no"], TaskSettings(kind="binary", positive="ja"))
 
 

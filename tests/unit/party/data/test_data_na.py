@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table, loading
@@ -67,7 +67,7 @@ def test_a_word_for_missing_makes_a_cell_empty(
 ) -> None:
     settings = made(tmp_path).model_copy(update={"na": NA, "missing": "mean"})
     check(load_table(settings, with_label=False))
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("age", "data.numeric")):
         load_table(
             settings.model_copy(update={"na": ("x",), "numeric": ("age",)}), with_label=False
         )
@@ -95,7 +95,7 @@ def test_ids_and_labels_are_empty_too(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("pid,age,y\na,1,yes\n?,2,no\nc,3,?\n")
     settings = DataSettings(source=str(tmp_path / "t.csv"), id=("pid",), label="y", na=("?",))
     assert list(load_table(settings, with_label=False).ids) == ["a", "c"]
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("t.csv", "data.unlabelled")):
         load_table(settings, with_label=True)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import collect as collecting
@@ -335,7 +335,7 @@ REFUSED: dict[str, tuple[bytes | str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refused_in_one_sentence(tmp_path: Path, case: str) -> None:
     content, settings, _pattern = REFUSED[case]
-    with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID) as told:
+    with raises(InputError, Code.DATA_INVALID, Code.FILE_INVALID, names="x.csv") as told:
         columns(written(tmp_path, content), **settings)
     assert "\n" not in str(told.value)
     assert str(told.value).startswith(str(tmp_path / "x.csv: "))
@@ -473,7 +473,7 @@ def test_a_decimal_point_anywhere_decides(tmp_path: Path) -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with raises(ValueError):
         DataSettings(source="x.csv", decimal=".", thousands=".")
-    with raises(ValueError):
+    with raises(ValueError, names="x.xlsx"):
         DataSettings(source="x.xlsx", encoding="utf-8")
 
 
@@ -481,7 +481,7 @@ def test_labels_of_one_meaning_are_noted(tmp_path: Path) -> None:
     path = written(tmp_path, "id,a,y\n1,2,Ja\n2,3,ja \n3,4,nein\n")
     settings = DataSettings(source=str(path), id=("id",), label="y")
     (found,) = (smell.text for smell in smells(read_rows(settings, True), settings))
-    worded_as_before(found)
+    assert_names(found, "Ja")
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 1 << 20])
@@ -504,7 +504,7 @@ def test_a_file_that_is_replaced_after_it_was_opened_is_refused(tmp_path: Path) 
     settings = DataSettings(source=str(path), id=("id",))
     stream = open_text(settings)
     written(tmp_path, "id,income,age\n1,1000,20\n", "y.csv").replace(path)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="x.csv"):
         collect(stream, settings, False)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import openpyxl
 import pytest
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import load_table, read_rows
@@ -54,7 +54,7 @@ def test_ids_that_a_spreadsheet_has_made_equal_are_never_one_person(
 def test_rounded_ids_that_differ_are_noted_whatever_the_rules(tmp_path: Path) -> None:
     source = csv(tmp_path, "1.23457E+11", "1.23458E+11")
     for rules in ((), ("digits",)):
-        worded_as_before(noted(source, id_rules=rules)[0])
+        assert_names(noted(source, id_rules=rules)[0], "05")
     # Three digits before the point: the engineering format.
     source = csv(tmp_path, "120.0E+05", "121.0E+05")
     assert noted(source) == [
@@ -248,7 +248,7 @@ def test_labels_in_several_spellings_are_noted(tmp_path: Path) -> None:
     source.write_text("id;a;y\n1;5;yes\n2;6;Y\n3;7;no\n", encoding="utf-8")
     known = settings(source, label="y")
     (found,) = smells(read_rows(known, True), known)
-    worded_as_before(found.text)
+    assert_names(found.text, "yes")
 
 
 def test_a_compressed_file_without_its_ending_is_told(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.unit.party.data.test_data_sources import load, numbers, refused
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
@@ -321,5 +321,5 @@ def test_a_database_has_no_order(tmp_path: Path) -> None:
         base.execute("CREATE TABLE t (a REAL)")
         base.execute("INSERT INTO t VALUES (1)")
     base.close()
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("x.db", "data.id")):
         load(f"sqlite:///{tmp_path / 'x.db'}", query="SELECT * FROM t", id="row")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.preprocessing import QuantileTransformer
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Preprocessor, Table

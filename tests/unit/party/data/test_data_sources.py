@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings, ViewSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, load_table

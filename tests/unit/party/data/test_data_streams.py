@@ -23,7 +23,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
@@ -269,7 +269,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_scratch_that_is_no_folder_is_not_called_full(tmp_path: Path) -> None:
     (tmp_path / "scratch").touch()
     settings = settings_of(csv(tmp_path), memory_mib=0, scratch=str(tmp_path / "scratch"))
-    with raises(InputError, Code.FILE_INVALID) as caught:
+    with raises(InputError, Code.FILE_INVALID, names="data.scratch") as caught:
         load_table(settings, with_label=False)
     assert "room" not in str(caught.value)
 
@@ -299,7 +299,7 @@ def test_parquet_files_with_other_columns_are_named(tmp_path: Path) -> None:
 
     def other(made: pa.Table) -> None:
         parquet.write_table(made, later)
-        with raises(InputError, Code.FILE_INVALID):
+        with raises(InputError, Code.FILE_INVALID, names=("a.parquet", "b.parquet")):
             open_parquet(settings_of(str(source)))
 
     other(

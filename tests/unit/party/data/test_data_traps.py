@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Preprocessor, Table, load_table
@@ -245,7 +245,7 @@ def test_a_late_cell_that_is_no_date_as_the_settings_say_is_refused(tmp_path: Pa
 def test_what_a_late_cell_contradicts_is_not_said(first: str, last: str, tmp_path: Path) -> None:
     table = read(write(tmp_path, dated(*[first] * 10_000, last)))
     assert table.categorical_names == ("d",)
-    worded_as_before("\n".join(table.notes))
+    assert_names("\n".join(table.notes), "data.separator")
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_numbers_of_another_country_beside_decimal_commas_are_noted(tmp_path: Pa
     table = read(source)
     assert table.numeric_NF is not None
     assert table.numeric_NF[0].tolist() == [12.5, 1234, 5]
-    worded_as_before(table.notes[2])
+    assert_names(table.notes[2], "weight", "data.decimal")
 
 
 def test_dates_are_set_for_text_alone(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_column_that_was_something_else_in_training(
 ) -> None:
     known = Preprocessor.from_state(fitted(read(write(tmp_path, rows(*before)))).state())
     known.transform(read(write(tmp_path, rows(*before), "same.csv")))
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="new.csv"):
         known.transform(read(write(tmp_path, rows(*now), "new.csv")))
 
 
@@ -341,7 +341,7 @@ def test_a_limit_does_not_hide_rows_that_a_quotation_mark_swallows(tmp_path: Pat
 def test_a_cell_with_thousands_of_lines(tmp_path: Path) -> None:
     refused(write(tmp_path, swallowing(20_000, "")))
     some = read(write(tmp_path, swallowing(150, "") + "".join(f"x{n},a,1\n" for n in range(200))))
-    worded_as_before("\n".join(some.notes))
+    assert_names("\n".join(some.notes), "quotation")
     assert read(write(tmp_path, 'id,t\n1,"two\nlines"\n2,b\n')).notes == ()
 
 
@@ -405,7 +405,7 @@ def test_a_disk_that_is_full_is_said_in_a_sentence_wherever_it_happens(
     made = Space._file
     monkeypatch.setattr(Space, "_file", limited)
     growing = Space(str(tmp_path), 0).growing(4, np.float32)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="data.scratch"):
         growing.append(np.ones((1000, 4), np.float32))
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.task import TaskSettings
@@ -105,7 +105,7 @@ def test_a_column_that_is_not_there_is_one_sentence(
     ending: str, wrong: dict[str, Any], tmp_path: Path
 ) -> None:
     sources(tmp_path)
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("no", "id")):
         load_table(
             DataSettings(
                 source=str(tmp_path / f"t.{ending}"),
@@ -118,7 +118,7 @@ def test_a_column_that_is_not_there_is_one_sentence(
 
 def test_a_missing_weight_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("id,a,late,w\nr1,1,0,2\nr2,1,1,\n")
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="t.csv"):
         load_table(
             DataSettings(source=str(tmp_path / "t.csv"), id=("id",), label="late", weight="w"),
             with_label=True,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.harness import cases
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.base import parse
 from vfl_common.config.models import CnnSettings, MlpSettings, NetworkSettings, TabularSettings
@@ -65,13 +65,13 @@ def test_other_ids_are_refused_with_a_remedy(ids: tuple[str, ...]) -> None:
     said = to_bundle(Kind.ROWS, {"count": torch.tensor([len(ids)]), "digest": digest})
     MemoryLink(hub.pipe, "p1", timeout_s=10).send(StepKey(OPENING, 0, 0), said)
     alignment = DigestAlignment(Recipe.model_validate(cases.recipe(2)), AllowAll())
-    with raises(PeerError, Code.ROWS_DIFFER) as caught:
+    with raises(PeerError, Code.ROWS_DIFFER, names=("p1", "p0")) as caught:
         alignment.align(
             Aligning("p0", "run", Table("file.csv", ("1", "2", "3")), Path(), Found(hub=hub))
         )
     assert (caught.value.code, caught.value.party) == (Code.ROWS_DIFFER, "p1")
     # The numbers stay here.
-    worded_as_before(caught.value.public)
+    assert_names(caught.value.public, "p1", "p0")
 
 
 def test_the_digest_of_a_list_is_the_same_in_all_releases_that_speak_a_protocol() -> None:
@@ -253,7 +253,7 @@ def test_a_division_that_is_none_is_refused_and_names_its_sender(codes: list[int
 
     with ThreadPoolExecutor(1) as pool:
         answered = pool.submit(answer)
-        with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
+        with raises(PeerError, Code.MALFORMED_MESSAGE, names="p0") as caught:
             alignment.align(
                 Aligning("p1", "run", Table("file.csv", ("1", "2", "3")), Path(), Found(link=link))
             )
@@ -345,7 +345,7 @@ def test_the_top_of_an_encoder(
 
 
 def test_an_encoder_without_a_top_says_what_to_do() -> None:
-    with raises(InputError, Code.MODEL_INVALID) as raised:
+    with raises(InputError, Code.MODEL_INVALID, names="top_layers") as raised:
         top_state(nn.Linear(2, 2))
     assert raised.value.code is Code.MODEL_INVALID
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import load_table, read_rows
@@ -26,7 +26,7 @@ def settings(path: Path, **more: Any) -> DataSettings:
 def test_rows_without_a_label_are_left_out(tmp_path: Path, labels: tuple[str, str]) -> None:
     path = tmp_path / "x.csv"
     path.write_text(TABLE.format(*labels))
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("x.csv", "data.unlabelled")):
         load_table(settings(path, duplicates="first"), with_label=True)
     drop = settings(path, unlabelled="drop").keeping_rows()
     table = load_table(drop, with_label=True)
@@ -36,7 +36,7 @@ def test_rows_without_a_label_are_left_out(tmp_path: Path, labels: tuple[str, st
     assert table.numeric_NF.ravel().tolist() == [3, 1, 2]
     assert [str(each).removesuffix(".0") for each in table.labels] == [labels[k] for k in (1, 0, 1)]
     assert table.counts is not None
-    worded_as_before(table.counts.left_out)
+    assert_names(table.counts.left_out, "without")
     # Why each row of the source is left out: "a" without its label is no repeated id.
     assert table.own is not None
     assert table.own.left_out.tolist() == [3, 0, 0, 0, 1, 3]
@@ -54,14 +54,14 @@ def test_arrays(tmp_path: Path) -> None:
     np.savez(path, id=np.arange(4), y=np.array([1.0, np.nan, 0.0, np.nan]), x=np.eye(4))
     table = load_table(settings(path, unlabelled="drop"), with_label=True)
     assert list(table.ids) == ["0", "2"]
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="data.unlabelled"):
         load_table(settings(path), with_label=True)
 
 
 def test_no_row_with_a_label(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("id,x,y\na,0,\nb,1,\n")
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("x.csv", "data.label")):
         load_table(settings(path, unlabelled="drop"), with_label=True)
 
 

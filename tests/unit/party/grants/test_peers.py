@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.harness.errors import raises
 from tests.harness.granting import DIGEST, LAST_S, NOON_S, made, pin
-from tests.harness.sentences import raises
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
@@ -115,7 +115,7 @@ def test_a_forged_or_foreign_grant_is_refused(
     code: Code,
     members: dict[str, Credentials],
 ) -> None:
-    with raises(PeerError, code) as error:
+    with raises(PeerError, code, names="p1") as error:
         look(lie(members), members)
     assert error.value.party == "p1"
 
@@ -137,7 +137,7 @@ def test_a_grant_that_does_not_hold_is_refused(
     more: dict[str, Any], facts: dict[str, Any], members: dict[str, Credentials]
 ) -> None:
     grant = made(**{"peers": own(members), **more})
-    with raises(PeerError, Code.REFUSED):
+    with raises(PeerError, Code.REFUSED, names="p1"):
         look(says(grant, members["p1"]), members, **facts)
 
 
@@ -171,7 +171,7 @@ def test_a_grant_that_does_not_hold_is_refused(
     ],
 )
 def test_what_is_no_grant_is_refused(said: Any, members: dict[str, Credentials]) -> None:
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
         look(said, members)
 
 
@@ -201,5 +201,5 @@ def test_a_run_that_all_have_shown_is_counted_by_its_peers(
         joins("a", goes_on=True)
         # Under an id that was used, by a server that helps p1, and under another one.
         for run in ("a", "c"):
-            with raises(PeerError, Code.REFUSED):
+            with raises(PeerError, Code.REFUSED, names="p1"):
                 joins(run)

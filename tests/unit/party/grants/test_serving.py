@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from tests.harness.errors import raises
 from tests.harness.granting import DIGEST, PINS, made
-from tests.harness.sentences import raises
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import Credentials, load_credentials
@@ -94,17 +94,17 @@ def test_a_grant_that_is_over_answers_nothing(
         granted.goes_on,
     ):
         # The day differs from run to run.
-        with raises(InputError, Code.REFUSED, worded=False):
+        with raises(InputError, Code.REFUSED):
             refused()
 
 
 def test_all_or_none_at_the_active_party(approval: Callable[..., Approval]) -> None:
     granted = approval()
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names=("policy.approval", "p1")):
         granted.takes_all("run", 4)
     granted.takes_all("run", 3)
     granted.takes_all("run", 0)
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names=("policy.approval", "p1")):
         granted.takes_all("run", 1)
 
 
@@ -121,7 +121,7 @@ def test_an_id_of_a_run_that_is_used_again_is_no_gift(
         first.begins("a")
         first.begins("a")
         Approval(store, kept, replace(asked, run="a")).begins("a")
-        with raises(InputError, Code.REFUSED):
+        with raises(InputError, Code.REFUSED, names=("policy.approval", "p1")):
             Approval(store, kept, asked).begins("a")
         assert store.uses(grant.grant).runs == {"a"}
 
@@ -135,7 +135,7 @@ def test_a_prediction_that_begins_again_counts_other_rows(
     guard.aligned(["a", "b", "c"])
     guard.aligned(["c", "a", "b"])
     guard.aligned(["c", "d"])
-    with raises(InputError, Code.REFUSED):
+    with raises(InputError, Code.REFUSED, names=("policy.approval", "p1")):
         guard.aligned(["e", "f"])
     guard.aligned(["e"])
 
@@ -160,7 +160,7 @@ def test_a_program_ends_with_the_last_of_its_grants(
     assert one.grant.grant in told
     # A run that is served no longer does not keep the program alive.
     other.close()
-    with raises(InputError, Code.REFUSED, worded=False):
+    with raises(InputError, Code.REFUSED):
         watch.look()
     one.close()
     watch.look()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.errors import raises
 from tests.harness.granting import made
-from tests.harness.sentences import raises
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import Credentials, load_credentials
@@ -46,7 +46,7 @@ def test_a_grant_is_kept_as_it_was_signed(
     assert stat.S_IMODE((store.folder / USES).stat().st_mode) == 0o600
     assert stat.S_IMODE(store.folder.stat().st_mode) == 0o700
     for name in ("", "ffff", "0123456789abc"):
-        with raises(InputError, Code.CONFIG_INVALID):
+        with raises(InputError, Code.CONFIG_INVALID, names="p1"):
             store.find(name, members["p1"])
 
 
@@ -57,13 +57,13 @@ def test_a_grant_that_was_changed_is_refused(
     more = path.with_name("ba9876543210.json")
     more.write_text(path.read_text())
     # Under another name it would be counted anew.
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="p1"):
         store.all(members["p1"])
     more.unlink()
     envelope = json.loads(path.read_text())
     envelope["payload"] = envelope["payload"][:-8] + "AAAAAAA="
     path.write_text(json.dumps(envelope))
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="p1"):
         store.all(members["p1"])
 
 
@@ -119,5 +119,5 @@ def test_a_damaged_file_of_uses_allows_nothing(store: GrantStore, tmp_path: Path
     folder = folder_of(tmp_path, "p2")
     folder.mkdir()
     (folder / USES).write_text("no database, but longer than a page's first hundred bytes" * 9)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("uses.sqlite", "p2")):
         GrantStore(folder, "p2")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.bundle import StepKey
 from vfl_common.config.models import Combine
 from vfl_common.config.recipe_tables import PhaseSettings
@@ -150,7 +150,7 @@ def test_a_party_goes_on_at_the_step_that_is_under_way() -> None:
 
 @pytest.mark.parametrize("now", [step(1, 0), step(1, 1), StepKey("other", 5, 0)])
 def test_a_step_that_is_not_later_is_refused(now: StepKey) -> None:
-    with raises(PeerError, Code.STEP_OUT_OF_ORDER):
+    with raises(PeerError, Code.STEP_OUT_OF_ORDER, names="p0"):
         Following(["train", "more"], "p0").skip(step(1, 1), StepPassed(now))
 
 

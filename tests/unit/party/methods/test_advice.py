@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.sentences import worded_as_before
+from tests.harness.errors import assert_names
 from vfl_common.config.data import DataSettings
 from vfl_party.phases.advice import few_rows, label_taken
 
@@ -30,7 +30,7 @@ def test_few_rows_are_fewer_than_fifty_or_ten_for_each_class(
     if least is None:
         assert text == ""
     else:
-        worded_as_before(text)
+        assert_names(text, "50", "10")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.reference_defences import dcor
-from tests.harness.sentences import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
@@ -63,7 +63,7 @@ def test_categories_count_as_different_or_equal() -> None:
 )
 @pytest.mark.parametrize("defence", ["nopeek", "dcor", "mid"])
 def test_it_is_refused_where_a_batch_is_not_whole(defence: str, other: dict[str, object]) -> None:
-    with raises((InputError, ValueError)):
+    with raises((InputError, ValueError), names=("in_flight", "micro_batches")):
         METHOD.settings.model_validate({"epochs": 1, defence: 1.0, **other})
 
 

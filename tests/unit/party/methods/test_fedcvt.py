@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import TaskSettings
 from vfl_common.config.recipe import Recipe
@@ -232,7 +232,7 @@ def test_pseudo_labels_begin_after_the_warm_up(warmup: float, begins: int) -> No
 def test_what_cannot_be_trained_is_told_in_one_sentence(given_: dict[str, Any]) -> None:
     (phase,) = given_["phases"]
     given_ |= {"phases": [{key: value for key, value in phase.items() if value is not None}]}
-    with raises(InputError, Code.CONFIG_INVALID, worded=False) as raised:
+    with raises(InputError, Code.CONFIG_INVALID) as raised:
         party(given_)
     assert "\n" not in str(raised.value)
 
@@ -240,7 +240,7 @@ def test_what_cannot_be_trained_is_told_in_one_sentence(given_: dict[str, Any]) 
 def test_an_active_party_without_features_is_refused() -> None:
     given_ = tables()
     given_["parties"][0]["features"] = False
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="p0"):
         forecast(outlook_of(Recipe.model_validate(given_), HERE), 100)
 
 
@@ -263,7 +263,7 @@ def test_with_psi_own_rows_are_counted_when_they_are_known() -> None:
     """
     made = party(tables(rows={"align": "psi", "labelled": 30}))
     (phase,) = made.phases
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("own_batch_size", "own_rows")):
         phase.run_round(0)
 
 
@@ -311,7 +311,7 @@ def test_a_passive_party_that_diverged_says_so_itself() -> None:
     with torch.no_grad():
         for each in made.party.models["encoder"].parameters():
             each.fill_(torch.nan)
-    with raises(InputError, Code.NON_FINITE):
+    with raises(InputError, Code.NON_FINITE, names="p1"):
         phase.run_round(0)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.methods.splitnn.local import Ring, Swapped, row_weights
 from vfl_party.methods.splitnn.pipe import Copies
@@ -108,7 +108,7 @@ def test_an_encoder_that_keeps_its_weights_elsewhere_is_refused() -> None:
     with copies.used(weights):
         z = model(torch.ones(1, 2))
     z.sum().backward()
-    with raises(InputError, Code.MODEL_INVALID):
+    with raises(InputError, Code.MODEL_INVALID, names="in_flight"):
         copies.move_gradient(weights)
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.memory import in_process
-from tests.harness.sentences import raises
 from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
@@ -79,12 +79,12 @@ def test_one_id_for_several_rows_is_refused(tmp_path: Path) -> None:
     party = probe._party
     every = digests(party.recipe, party.data.ids)
     probe._latents._latents = Answers({"p1": every[:1].expand(60, -1), "p2": every})  # type: ignore[assignment]
-    with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
         probe._collect(0)
     assert caught.value.party == "p1"
     probe._latents._latents = Answers({"p1": every[60:], "p2": every})  # type: ignore[assignment]
     # In another split.
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
         probe._collect(0)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.unit.vfl.test_alone import party_of, tables
 from vfl_common.config.base import Section, parse
 from vfl_common.config.models import OptimizerSettings, TaskSettings
@@ -59,7 +59,7 @@ def test_what_is_not_sane_is_refused_by_its_key(
 
 @pytest.mark.parametrize("norm", [0.0, 1e-300, 1e300, float("inf")])
 def test_rows_gradients_are_clipped_at_a_sane_norm(norm: float) -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="max_grad_norm"):
         parse(DpSettings, {"epsilon": 1.0, "max_grad_norm": norm}, "here")
     assert parse(DpSettings, {"epsilon": 1.0, "max_grad_norm": 0.1}, "here").max_grad_norm == 0.1
 
@@ -75,11 +75,11 @@ def test_the_metrics_of_a_task_are_those_of_evaluation(kind: str) -> None:
 
 def test_a_run_has_no_more_rounds_than_labels_can_count() -> None:
     party = party_of(tables(1), [{"kind": "splitnn", "epochs": 10**6}])
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("validate_every", "000")):
         party.course.build(party)
 
 
 def test_a_death_is_noticed_before_a_step_takes_too_long() -> None:
-    with raises(ValidationError):
+    with raises(ValidationError, names=("server_absent_s", "step_timeout_s")):
         RunSettings(server_absent_s=60.0, step_timeout_s=10.0, lost_after_s=10.0)
     assert RunSettings(step_timeout_s=10.0, lost_after_s=10.0).server_absent_s == 0.0

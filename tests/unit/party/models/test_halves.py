@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.config.models import NETWORKS, CnnSettings, MlpSettings, NetworkSettings
 from vfl_common.config.recipe import Recipe
@@ -190,14 +190,14 @@ def test_the_active_party_has_labels_alone() -> None:
 
 @pytest.mark.parametrize("counts", [[0, 1, 1], [-1, 5, 5], [5, -5, 1]])
 def test_a_number_of_rows_that_makes_no_sense(counts: list[int]) -> None:
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p1", "p2")):
         _read(ALIGNING, "p1", "p2", counts)
 
 
 @pytest.mark.parametrize("sender", ["p1", "p2"])
 @pytest.mark.parametrize("counts", [[101, 0, 0], [40, 40, 21], [1 << 31] * 3])
 def test_more_rows_than_a_party_takes(counts: list[int], sender: str) -> None:
-    with raises(PeerError, Code.REFUSED):
+    with raises(PeerError, Code.REFUSED, names=("peer_rows_at_most", "p2")):
         _read(ALIGNING, sender, "p2", counts)
     # Its own are known to it.
     assert _read(ALIGNING, sender, "p3", counts)["local"] == counts[0]
@@ -215,7 +215,7 @@ def test_every_nth_row(tmp_path: Any) -> None:
     ]
     assert [len(ids) for ids in found.values()] == [7, 7, 6]
     few = DataSettings(**cases.own_rows(5, limit=3)["p5"])
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="data.view"):
         load_table(few, with_label=False)
 
 
@@ -232,5 +232,5 @@ def test_a_passive_party_divides_its_rows_by_its_own_column(
     opened = open_party(made, "p1", data, made.model.encoder)
     assert opened.table.labels is None
     assert expected_rows(opened).holdings["p1"] == {"local": 9, "validation": 0, "test": 3}
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("parts", "rows.csv")):
         open_party(made, "p1", data.model_copy(update={"split": "parts"}), made.model.encoder)

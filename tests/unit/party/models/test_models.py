@@ -13,7 +13,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.models import (
     CnnSettings,
     Combine,
@@ -184,7 +184,10 @@ def test_networks_have_the_weights_of_torchvision_and_can_end_below_the_last_lay
     assert sum(each.numel() for each in whole.parameters()) == weights
     assert sum(each.numel() for each in below.parameters()) == weights - (features + 1) * 1000
     assert below(torch.zeros(2, *spec.shape, device="meta")).shape == (2, features)
-    with raises(InputError, Code.MODEL_INVALID), torch.device("meta"):
+    with (
+        raises(InputError, Code.MODEL_INVALID, names=("model.encoder", "embedding_size")),
+        torch.device("meta"),
+    ):
         build_encoder(settings(bare), spec, 100)
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim import lr_scheduler as torchs
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.base import parse
 from vfl_common.config.models import OptimizerSettings
 from vfl_common.errors import Code, InputError
@@ -241,7 +241,7 @@ def test_a_plateau_lowers_the_rate_as_torchs_does(
 def test_a_warm_up_leaves_an_epoch_with_the_whole_rate() -> None:
     settings = OptimizerSettings(warmup_epochs=3)
     assert rates(settings, 4, 4)[3] == settings.lr
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="optimizer.warmup_epochs"):
         rates(settings, 3, 1)
 
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.base.devices import launched, resolve_device
 from vfl_party.data import Features
@@ -68,7 +68,7 @@ def test_shares_differ_by_one_row_at_most(rows: int, ranks: int) -> None:
     ],
 )
 def test_an_encoder_that_cannot_be_shared_out_is_refused(encoder: Any, spec: Any) -> None:
-    with raises(InputError, Code.MODEL_INVALID):
+    with raises(InputError, Code.MODEL_INVALID, names="p1"):
         check_spread(encoder, spec, CPU, "p1")
 
 
@@ -101,7 +101,7 @@ def test_a_connection_that_breaks_ends_the_process_and_not_the_run() -> None:
         "Connection reset by peer\nmore"
     )
     with (
-        raises(RankLost),
+        raises(RankLost, names=("pair.cc", "third_party")),
         together(),
     ):
         raise RuntimeError(said)
@@ -214,7 +214,7 @@ def test_a_sum_that_fails_is_no_gradient(
             return future
 
     monkeypatch.setattr(dist, "reduce", lambda tensor, **how: Failed())
-    with raises(RankLost), together():
+    with raises(RankLost, names="pair.cc"), together():
         _step(wrapped)
 
 

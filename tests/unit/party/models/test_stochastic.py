@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributions import Normal, kl_divergence
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -110,13 +110,13 @@ def test_phases_that_ask_for_other_encoders_are_refused() -> None:
         made = Recipe.model_validate(tables)
         data = DataSettings.model_validate(PASSIVE)
         opened = open_party(made, "p1", data, made.model.encoder)
-        with raises(InputError, Code.CONFIG_INVALID):
+        with raises(InputError, Code.CONFIG_INVALID, names="p1"):
             assemble(opened, expected_rows(opened))
 
 
 def test_several_processes_of_a_party_are_refused() -> None:
     encoder = assembled("p1", {"epochs": 1, "batch_size": 20, "mid": 0.1})
-    with raises(InputError, Code.MODEL_INVALID):
+    with raises(InputError, Code.MODEL_INVALID, names="p1"):
         check_spread(encoder, InputSpec((10,)), torch.device("cpu"), "p1")
 
 
@@ -127,7 +127,7 @@ def test_a_run_that_begins_anew_keeps_its_secret(tmp_path: Path) -> None:
     assert torch.equal(again(x), first(x))
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
     (tmp_path / "secret").write_bytes(b"short")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="32"):
         an_encoder().keep_secret(tmp_path / "secret")
 
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.base import parse
 from vfl_common.config.models import CustomTop, ModelSettings, PluginTop, TopKinds, TopSettings
 from vfl_common.config.party import code_named

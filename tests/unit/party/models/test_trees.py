@@ -14,7 +14,7 @@ from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from torch import Tensor
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.models import GbdtTop
 from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.bundle import Bundle, BundleSpec, DType, Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
@@ -249,7 +249,7 @@ def test_a_codec_sends_what_its_spec_says_and_comes_near(name: str, values: list
 
 def test_a_number_that_a_codec_cannot_write_is_one_sentence() -> None:
     x = {"z": torch.tensor([1.0, 70000.0])}
-    with raises(InputError, Code.NON_FINITE) as caught:
+    with raises(InputError, Code.NON_FINITE, names=("04", "65504")) as caught:
         codecs.make("float16", WHERE).apply(x)
     assert caught.value.code is Code.NON_FINITE
     assert "70000" not in caught.value.public
@@ -320,10 +320,10 @@ def test_a_faulty_plug_in_is_named_and_no_defect_of_ours(
     made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugins.Registry, "load", lambda *_: made)
-    with raises(InputError, Code.CONFIG_INVALID) as caught:
+    with raises(InputError, Code.CONFIG_INVALID, names="mine") as caught:
         codecs.make("mine", WHERE)
     assert "plug-in" in str(caught.value)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="mine"):
         policies.load("mine", WHERE)
 
 
@@ -333,7 +333,7 @@ def test_what_is_neither_a_transform_nor_a_function_is_no_transform(
     """A class of Filter, and a function, serve as they are: ``test_given_plugins.py``."""
     for made in (7, Rounds, "text"):
         monkeypatch.setattr(plugins.Registry, "load", lambda *_, made=made: made)
-        with raises(InputError, Code.CONFIG_INVALID):
+        with raises(InputError, Code.CONFIG_INVALID, names="mine"):
             transforms.load("mine", WHERE)
 
 
@@ -398,12 +398,12 @@ def test_an_encoder_whose_embeddings_change_their_shape_is_named() -> None:
 
 
 def test_a_filter_that_fails_while_it_is_applied_is_named() -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("Tensor", "NoneType")):
         Chain([Faulty(settings=1)]).apply({"z": torch.zeros(2)})
 
 
 def test_a_policy_that_gives_no_filter_is_named() -> None:
     with raises(InputError, Code.CONFIG_INVALID):
         chains("passive", SWAP, lambda *_: 7)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="test_chain"):
         chains("passive", SWAP, lambda *_: 1 / 0)

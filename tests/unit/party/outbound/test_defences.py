@@ -13,7 +13,7 @@ import torch
 from scipy.stats import norm as normal
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.checkpoint import pack, unpack
@@ -191,7 +191,7 @@ def test_noise_of_a_batch_is_refused_for_parts_of_one(kind: dict[str, Any]) -> N
     """A part of one row has only its own length and class to hide among."""
     given = recipe({"kind": "binary"}, sent_by="active", **kind)
     given.phases[0].settings["micro_batches"] = 4
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="micro_batches"):
         make_chains(given, "splitnn", embedding(SplitNNSettings(epochs=1)), "passive", AllowAll())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.harness.sentences import worded_as_before
+from tests.harness.errors import assert_names
 from vfl_common.bundle import StepKey
 from vfl_party.outbound import sent
 from vfl_party.outbound.chain import Chain
@@ -60,7 +60,7 @@ def test_the_same_tensors_get_the_same_noise_and_others_get_other(
         other = noise(resumed(), other_BD)
     # Without it the difference of both messages has next to no noise.
     assert (other - found).abs().max() > 0.1
-    worded_as_before(caplog.text)
+    assert_names(caplog.text, "vfl_party.outbound.chain", "shop")
     # A third time: neither of them comes under noise that the other has had.
     for repeated in (other_BD, G_BD):
         third = noise(resumed(), repeated)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.bundle import DType, Kind, StepKey
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
@@ -192,7 +192,7 @@ def built(given: Recipe) -> None:
 
 
 def test_a_codec_with_settings_is_no_key_of_a_phase() -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("bits", "splitnn")):
         chains(recipe(codec="bits"))
 
 
@@ -295,7 +295,7 @@ def test_a_gradient_for_all_is_written_once() -> None:
 
 def test_names_that_would_be_one_on_the_wire_are_refused() -> None:
     sent = Sent(Kind.EMBEDDING, {"z": f32(4, 9), "z.low": u8(4)})
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="z.low"):
         chains(recipe(BITS), Exchange("embedding", sent)).up.wire_spec(sent.spec())
 
 
@@ -408,7 +408,7 @@ TOP2 = {"codec": "topk", "keep": 2}
 def test_values_of_a_stranger_are_one_error(
     codec: dict[str, Any], changed: dict[str, Any], code: Code
 ) -> None:
-    with raises(PeerError, Code.MALFORMED_MESSAGE, Code.NON_FINITE) as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, Code.NON_FINITE, names="p1") as caught:
         arriving(codec, **changed)
     assert (caught.value.code, caught.value.party) == (code, "p1")
     assert "\n" not in str(caught.value)
@@ -430,7 +430,7 @@ def test_a_reply_is_checked_as_well() -> None:
         CPU,
         {},
     )
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("dz", "p0")):
         asking.receive(STEP, rows=4, width=9)
     assert spec.payload_bytes == 144
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.phases.context import Party

@@ -15,7 +15,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.errors import Code, InputError
 from vfl_party.privacy import accountant
 from vfl_party.privacy.accountant import (
@@ -202,20 +202,20 @@ def test_a_budget_refuses_the_step_that_would_pass_it() -> None:
     assert steps == 300
     assert budget.spent(300) == pytest.approx(target)
     assert budget.spent(301) > target
-    worded_as_before(budget.note(300))
+    assert_names(budget.note(300), "300", "2.1848")
     assert not Budget(0.5 * budget.spent(0), DELTA, own, others).may_step(0)
 
 
 def test_statements() -> None:
     fixed = statement("fixed", 1.6871, 1e-5)
-    worded_as_before(fixed)
+    assert_names(fixed, "1.69")
     # Never less than was spent.
     assert "epsilon = 1.70" in statement("fixed", 1.6901, 1e-5)
     assert "epsilon = 2.00" in statement("fixed", 2.0, 1e-5)
     matched = statement("matched", 1.69, 1e-5)
-    worded_as_before(matched)
+    assert_names(matched, "1.69")
     assert "differentially private" not in matched
-    worded_as_before(statement("fixed", math.inf, 1e-5))
+    assert_names(statement("fixed", math.inf, 1e-5), "representations")
 
 
 def test_opacus_is_imported_late() -> None:

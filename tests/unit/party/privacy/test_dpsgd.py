@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.models import CnnSettings, OptimizerSettings
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_party.base.checkpoint import pack, unpack
@@ -253,7 +253,7 @@ def test_layers_that_opacus_does_not_know_train_too() -> None:
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(7), nn.BatchNorm1d(7, affine=False)])
 def test_batch_norm_is_refused(norm: nn.Module) -> None:
     module = nn.Sequential(nn.Linear(5, 7), norm, nn.Linear(7, 3))
-    with raises(InputError, Code.MODEL_INVALID):
+    with raises(InputError, Code.MODEL_INVALID, names="batch_norm"):
         training(module)
     check_model(nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4)).eval())
 

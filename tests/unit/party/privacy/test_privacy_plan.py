@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.checkpoint import pack, unpack
@@ -65,7 +65,7 @@ def test_the_recipe_and_the_rows_say_what_every_party_spends() -> None:
     assert plan.epsilon == accountant.epsilon([each.spending for each in plan.shares], 1e-5)
     assert plan.spent("head", "a", 160) == pytest.approx(plan.epsilon)
     assert 0 < plan.spent("head", "a", 0) < plan.spent("head", "a", 80) < plan.epsilon
-    worded_as_before(plan.report().statement)
+    assert_names(plan.report().statement, "4.00")
 
 
 def test_the_active_party_may_spend_in_both_phases() -> None:
@@ -108,15 +108,17 @@ def test_a_noise_multiplier_says_what_epsilon_will_be() -> None:
     none = plan_of(FEDONCE | {"dp": {"noise_multiplier": 0.0}})
     assert none.epsilon == math.inf
     assert none.budget("fedonce", "p0").may_step(35)
-    worded_as_before(none.report().statement)
+    assert_names(none.report().statement, "representations")
 
 
 def test_what_trains_without_privacy_is_named() -> None:
-    worded_as_before(plan_of(FEDONCE, {"kind": "head", "epochs": 1}).report().statement)
+    assert_names(plan_of(FEDONCE, {"kind": "head", "epochs": 1}).report().statement, "3.98")
     start = {"start": {"run": "earlier"}}
     text = plan_of(FEDONCE, HEAD, SPLITNN, **start).report().statement
-    worded_as_before(text)
-    worded_as_before(plan_of(FEDONCE | {"dp": DP | {"mode": "matched"}}, HEAD).report().statement)
+    assert_names(text, "4.00")
+    assert_names(
+        plan_of(FEDONCE | {"dp": DP | {"mode": "matched"}}, HEAD).report().statement, "4.00"
+    )
     # Nothing is matched in head.
     assert plan_of(FEDONCE, HEAD | {"dp": DP | {"mode": "matched"}}).mode == "fixed"
 
@@ -182,7 +184,7 @@ def test_training_stops_where_the_budget_ends() -> None:
     epsilons = [each.metrics["local"]["epsilon"] for each in reports[:3]]
     assert epsilons[0] < epsilons[1] == epsilons[2] == pytest.approx(plan.epsilon)
     assert [bool(each.note) for each in reports] == [False, False, True, False]
-    worded_as_before(reports[2].note)
+    assert_names(reports[2].note, "12", "3.46484")
     assert "moved" not in reports[0].metrics["local"]
 
 
@@ -215,7 +217,7 @@ def test_batch_norm_is_refused_when_the_phases_are_made() -> None:
     norms = nn.Sequential(nn.Linear(7, 12), nn.BatchNorm1d(12), nn.Linear(12, WIDTH))
     for objective in ("nat", "reconstruction"):
         tables = recipe(FEDONCE | {"objective": objective})
-        with raises(InputError, Code.MODEL_INVALID):
+        with raises(InputError, Code.MODEL_INVALID, names="batch_norm"):
             Course(tables).build(party(tables, norms))
 
 
@@ -231,6 +233,6 @@ def test_reconstruction_trains_its_decoder_privately_too() -> None:
 
 @pytest.mark.parametrize("delta", [1 / N, 0.5])
 def test_a_delta_that_lets_a_whole_row_go_is_refused(delta: float) -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("dp.delta", "300")):
         plan_of(FEDONCE | {"dp": DP | {"delta": delta}})
     assert plan_of(FEDONCE | {"dp": DP | {"delta": 0.99 / N}}).epsilon <= 4.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table
 from vfl_party.data.inputs.profile import (
@@ -94,10 +94,10 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert load(tmp_path) == found
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
     (tmp_path / FILE).write_text('[{"name": "age"}]')
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="profile.json"):
         load(tmp_path)
     (tmp_path / FILE).unlink()
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="profile.json"):
         load(tmp_path)
 
 
@@ -134,7 +134,7 @@ def test_a_damaged_profile_says_so(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(json.dumps([AGE, REGION]))
     assert [each.name for each in load(tmp_path)] == ["age", "r"]
     (tmp_path / FILE).write_text(text)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="profile.json"):
         load(tmp_path)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.production.compare import compare
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
@@ -69,7 +69,7 @@ def test_a_name_may_have_other_separators(tmp_path: Path) -> None:
 def test_a_score_that_is_no_number_is_named(tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
     path.write_text("id,matched_id,state,score_1,class\na,a,scored,high,1\n")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("score_1", "s.csv")):
         read_scores(path)
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.aligning import Parties, Recorder, in_common, sets_of, small_batches
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, LostError, PeerError
 from vfl_common.psi import PHASE, least_common
@@ -109,7 +109,7 @@ def test_with_fewer_rows_than_wanted_nobody_learns_which(
     for error in errors:
         assert isinstance(error, PeerError)
         assert (error.code, error.exit_code) == (Code.ROWS_DIFFER, 2)
-        worded_as_before(str(error))
+        assert_names(str(error), "rows.at_least", "rows.id_rules")
         assert "\n" not in str(error)
     counted = [
         str(error) for error in errors if f"{common}" in str(error).replace("at_least = 5", "")
@@ -130,7 +130,7 @@ def test_a_share_is_of_each_party_s_own_rows(at_least: float, enough: bool, tmp_
     for error in errors:
         assert isinstance(error, PeerError)
         assert error.code is Code.ROWS_DIFFER
-        worded_as_before(str(error))
+        assert_names(str(error), "rows.at_least", "rows.id_rules")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_an_earlier_alignment_with_fewer_rows_than_wanted_is_refused(tmp_path: P
     assert not found
     assert isinstance(errors[0], PeerError)
     assert errors[0].code is Code.ROWS_DIFFER
-    worded_as_before(str(errors[0]))
+    assert_names(str(errors[0]), "rows.at_least", "rows.id_rules")
 
 
 # -- what is kept
@@ -222,7 +222,7 @@ def test_an_earlier_alignment_of_other_rows_is_refused(tmp_path: Path) -> None:
     assert not found
     assert isinstance(errors[0], InputError)
     path = tmp_path / "run" / "p1" / "alignment" / "common.bits"
-    worded_as_before(str(errors[0]))
+    assert_names(str(errors[0]), "common.bits", "rows.alignment")
     path.unlink()
     _, errors = another.outcomes()
 
@@ -246,7 +246,7 @@ def test_what_only_one_that_has_left_could_help_to_find_is_lost(tmp_path: Path) 
     found, errors = parties.outcomes()
     assert not found
     assert isinstance(errors[0], LostError)
-    worded_as_before(str(errors[0]))
+    assert_names(str(errors[0]), "p1")
 
 
 def test_who_comes_back_without_the_rows_takes_no_others(tmp_path: Path) -> None:
@@ -254,5 +254,5 @@ def test_who_comes_back_without_the_rows_takes_no_others(tmp_path: Path) -> None
     first = parties.align()["p1"]
     assert parties.kept("p1") == first
     shutil.rmtree(parties.folder_of("p1") / "alignment")
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names="p1"):
         parties.kept("p1")

@@ -22,7 +22,7 @@ from tests.harness.aligning import (
     sets_of,
     small_batches,
 )
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common import psi
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, InterruptedRun
@@ -224,7 +224,7 @@ def first_error(parties: Parties) -> InputError:
 
 
 def told(error: InputError) -> None:
-    worded_as_before(str(error))
+    assert_names(str(error), "psi")
 
 
 def flip(path: Path, place: int = 5) -> None:

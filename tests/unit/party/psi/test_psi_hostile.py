@@ -28,7 +28,7 @@ from tests.harness.aligning import (
     sets_of,
     small_batches,
 )
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.psi import PHASE, TAG_BYTES
@@ -128,7 +128,7 @@ def test_other_sizes_than_announced(liar: str, peer: str, change: Change, tmp_pa
     error = disturbed(tmp_path, 2, liar, peer, FIRST, "points", change)
     assert error.code in (Code.TENSOR_MISMATCH, Code.TENSOR_TOO_LARGE)
     assert error.party == liar
-    worded_as_before(str(error))
+    assert_names(str(error), "512")
 
 
 def test_the_same_points_in_two_batches(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_same_points_in_two_batches(tmp_path: Path) -> None:
     _, errors = Parties(tmp_path, sets_of(many(0, 40), many(5, 40)), tap=tap).outcomes()
     assert isinstance(errors[0], PeerError)
     assert errors[0].party == "p1"
-    worded_as_before(str(errors[0]))
+    assert_names(str(errors[0]), "p1")
     assert len(errors) == 3
 
 
@@ -165,7 +165,7 @@ def test_the_same_points_in_two_batches_of_three_parties(tmp_path: Path) -> None
         ).outcomes()
         assert isinstance(errors[0], PeerError)
         assert errors[0].party == "p0"
-        worded_as_before(str(errors[0]))
+        assert_names(str(errors[0]), "p0")
         shown.clear()
 
 
@@ -177,7 +177,7 @@ def test_points_that_are_alike_in_part_are_not_the_same(tmp_path: Path) -> None:
         kept.add(2, batch, b"".join(different[2 * batch : 2 * batch + 2]))
     kept.require_distinct(2, "p1", 5)
     kept.add(2, 2, different[4] + different[3])
-    with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
         kept.require_distinct(2, "p1", 6)
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "p1")
 
@@ -188,7 +188,7 @@ def test_points_that_are_alike_in_part_are_not_the_same(tmp_path: Path) -> None:
 def test_what_is_changed_on_its_way_does_not_open(change: Change, tmp_path: Path) -> None:
     error = disturbed(tmp_path, 3, "p0", "p2", FIRST, "points", change)
     assert (error.code, error.party) == (Code.MALFORMED_MESSAGE, "p1")
-    worded_as_before(str(error))
+    assert_names(str(error), "p1")
 
 
 def test_points_that_cannot_be_are_found_under_a_seal(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_points_that_cannot_be_are_found_under_a_seal(tmp_path: Path) -> None:
         patch.setattr(sealed.KeyPair, "seal", seal)
         sets = sets_of(many(0, 40), many(5, 40), many(9, 40))
         _, errors = Parties(tmp_path, sets).outcomes()
-    worded_as_before(str(errors[0]))
+    assert_names(str(errors[0]), "p1")
     assert len(errors) == 4
 
 
@@ -222,13 +222,13 @@ def test_a_passive_party_announces_rows_that_cannot_be(rows: int, tmp_path: Path
     error = disturbed(tmp_path, 3, "p2", "p0", HELLO, "rows", ints(rows), asks=asks)
     assert error.code == (Code.REFUSED if rows > 0 else Code.MALFORMED_MESSAGE)
     assert error.party == "p2"
-    worded_as_before(str(error))
+    assert_names(str(error), "p2")
 
 
 def test_a_passive_party_announces_masked_rows_that_cannot_be(tmp_path: Path) -> None:
     error = disturbed(tmp_path, 2, "p1", "p0", HELLO, "masked", ints(0, -1))
     assert (error.code, error.party) == (Code.MALFORMED_MESSAGE, "p1")
-    worded_as_before(str(error))
+    assert_names(str(error), "p1")
 
 
 @pytest.mark.parametrize(
@@ -240,20 +240,20 @@ def test_the_active_party_announces_other_rows(rows: tuple[int, int], tmp_path: 
     assert error.party == "p0"
     # Which may be, so it shows later.
     if rows != (41, 41):
-        worded_as_before(str(error))
+        assert_names(str(error), "p0")
 
 
 @pytest.mark.parametrize("first", [-1, 1, 3, 99, -(2**63)])
 def test_the_active_party_would_leave_out_batches(first: int, tmp_path: Path) -> None:
     error = disturbed(tmp_path, 2, "p0", "p1", HELLO, "first", ints(first, 0))
     assert (error.code, error.party) == (Code.MALFORMED_MESSAGE, "p0")
-    worded_as_before(str(error))
+    assert_names(str(error), "p0", "p1")
 
 
 def test_the_active_party_says_that_the_rows_are_known(tmp_path: Path) -> None:
     error = disturbed(tmp_path, 2, "p0", "p1", HELLO, "known", lambda _data: b"\1")
     assert (error.code, error.party) == (Code.MALFORMED_MESSAGE, "p0")
-    worded_as_before(str(error))
+    assert_names(str(error), "p0")
 
 
 @pytest.mark.parametrize("name", [bytes(16), b"another attempt!"])
@@ -320,7 +320,7 @@ def test_a_certificate_that_is_too_long_is_told_to_its_owner(
     ).outcomes()
     assert not found
     assert isinstance(errors[0], InputError)
-    worded_as_before(str(errors[0]))
+    assert_names(str(errors[0]), "4095", "4094")
 
 
 def test_introductions_in_order_are_accepted(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_the_active_party_introduces_a_key_of_its_own_for_another(tmp_path: Path
         tmp_path, 3, "p0", "p1", HELLO, "introductions", change, credentials=credentials
     )
     assert (error.code, error.party) == (Code.IDENTITY_MISMATCH, "p2")
-    worded_as_before(str(error))
+    assert_names(str(error), "p0", "p2")
 
 
 # -- the server
@@ -371,7 +371,7 @@ def test_the_server_is_sent_a_tag_twice(tmp_path: Path) -> None:
     error = disturbed(
         tmp_path, 2, "p1", SERVER, tags, "tags", lambda data: data[:TAG_BYTES] + data[:-TAG_BYTES]
     )
-    worded_as_before(str(error))
+    assert_names(str(error), "p1", "p0")
     assert error.party == "p1"
 
 
@@ -381,7 +381,7 @@ def test_the_server_names_who_sent_a_tag_twice_in_a_ring(tmp_path: Path) -> None
         tmp_path, 3, "p2", SERVER, tags, "tags", lambda data: data[:TAG_BYTES] + data[:-TAG_BYTES]
     )
     assert error.party == "p2"
-    worded_as_before(str(error))
+    assert_names(str(error), "p2", "p0")
 
 
 def test_the_server_is_sent_fewer_tags(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_the_server_is_sent_fewer_tags(tmp_path: Path) -> None:
         tmp_path, 2, "p1", SERVER, StepKey(PHASE, 2, 1), "tags", lambda data: data[TAG_BYTES:]
     )
     assert (error.code, error.party) == (Code.TENSOR_MISMATCH, "p1")
-    worded_as_before(str(error))
+    assert_names(str(error), "tags", "p1")
 
 
 def test_wrong_bits_from_the_server_are_found_before_training(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_wrong_bits_from_the_server_are_found_before_training(tmp_path: Path) ->
     assert not found
     assert isinstance(errors[0], PeerError)
     assert errors[0].code is Code.ROWS_DIFFER
-    worded_as_before(str(errors[0]))
+    assert_names(str(errors[0]), "everywhere")
     assert not [*tmp_path.rglob("alignment/*")]
     parties.tap = lambda _who, _to, _at, bundle: bundle
     assert {tuple(each.ids) for each in parties.align().values()} == {in_common(sets)}
@@ -448,7 +448,7 @@ def test_a_list_that_is_shorter_than_wanted_is_not_compared_at_all(tmp_path: Pat
     sets = sets_of(many(0, 40), many(5, 40))
     found, errors = Parties(tmp_path, sets, rows={"at_least": 20}, tap=tap).outcomes()
     assert not found
-    worded_as_before(str(errors[0]))
+    assert_names(str(errors[0]), "rows.at_least", "rows.id_rules")
     assert "p1" not in {each.sender for each in record.said if "digest" in each.tensors}
 
 
@@ -556,7 +556,7 @@ def test_other_bits_in_the_same_attempt_end_it_and_count(
     error = errors[0]
     assert isinstance(error, PeerError)
     assert (error.code, error.party) == (Code.MALFORMED_MESSAGE, SERVER)
-    worded_as_before(str(error))
+    assert_names(str(error), "alignment")
     assert not tap.digest
     assert counted == ["p1"] * 2
     assert not state.exists()
@@ -596,7 +596,7 @@ def test_the_active_party_cannot_choose_the_salt_of_a_list(
             tmp_path / run, sets_of(many(0, 40), many(0, 40)), tap=tap
         ).outcomes()
         assert not found
-        worded_as_before(str(errors[0]))
+        assert_names(str(errors[0]), "everywhere")
     assert len(shown) == 2
 
 
@@ -657,7 +657,7 @@ def test_a_party_with_more_rows_than_wanted_is_refused_before_anything_is_masked
     error = errors[0]
     assert isinstance(error, PeerError)
     assert (error.code, error.party) == (Code.REFUSED, "p2" if who != "p2" else "p0")
-    worded_as_before(str(error))
+    assert_names(str(error), "peer_rows_at_most", "p2")
     assert who not in {each.sender for each in record.said if "points" in each.tensors}
     assert not [*(tmp_path / "run" / who).rglob("*.points")]
 
@@ -676,7 +676,7 @@ def test_few_ids_are_tried_out_on_a_small_table(tmp_path: Path) -> None:
     asks = {"p0": {"peer_rows_at_most": most(40)}}
     error = disturbed(tmp_path, 2, "p1", "p0", HELLO, "rows", ints(5_000_000), asks=asks)
     assert (error.code, error.party) == (Code.REFUSED, "p1")
-    worded_as_before(str(error))
+    assert_names(str(error), "peer_rows_at_most", "p1")
 
 
 def test_rows_of_ones_own_are_as_many_as_one_likes(tmp_path: Path) -> None:
@@ -695,7 +695,7 @@ def test_the_server_refuses_a_party_with_more_rows_than_it_compares(tmp_path: Pa
     assert not found
     assert isinstance(errors[0], PeerError)
     assert (errors[0].code, errors[0].party) == (Code.REFUSED, "p1")
-    worded_as_before(str(errors[0]))
+    assert_names(str(errors[0]), "--rows-at-most", "p1")
     assert not [each for each in record.said if "tags" in each.tensors]
 
 
@@ -719,6 +719,6 @@ def test_a_party_answers_for_so_many_new_rows_and_not_for_fewer(
     error = errors[0]
     assert isinstance(error, PeerError)
     assert (error.code, error.party) == (Code.ROWS_DIFFER, "p1")
-    worded_as_before(error.public)
-    worded_as_before(str(error))
+    assert_names(error.public, "p1")
+    assert_names(str(error), "predict.at_least", "p1")
     assert "p1" not in {each.sender for each in record.said if "digest" in each.tensors}

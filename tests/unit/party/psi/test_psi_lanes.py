@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_party.psi import lanes, worker
 from vfl_party.psi.curve import POINT_BYTES, hashed, masked
 from vfl_party.psi.lanes import own
@@ -77,7 +77,7 @@ def test_a_point_of_small_order_is_an_error_in_each_place(eight: lanes.Lanes, u:
     point, good = u.to_bytes(POINT_BYTES, "little"), hashed([b"a"], b"salt")
     for place in range(lanes.LANES + 1):
         points = good * place + point + good * (lanes.LANES - place)
-        with raises(ValueError):
+        with raises(ValueError, names="crypto_mb"):
             eight.multiply(points, os.urandom(32))
 
 
@@ -105,7 +105,7 @@ def unfit(answer: int = 1, status: int = 0) -> Any:
     ],
 )
 def test_a_library_that_does_not_work_here_is_not_used(library: Any) -> None:
-    with raises(OSError):
+    with raises(OSError, names="crypto_mb"):
         lanes.Lanes(library)
 
 
@@ -181,7 +181,7 @@ def test_a_package_that_is_not_whole_is_not_used(
     ("points", "secret"), [(31, 32), (33, 32), (1, 32), (32, 31), (32, 33), (0, 0)]
 )
 def test_other_lengths_are_refused(eight: lanes.Lanes, points: int, secret: int) -> None:
-    with raises(ValueError):
+    with raises(ValueError, names="32"):
         eight.multiply(bytes(points), bytes(secret))
 
 

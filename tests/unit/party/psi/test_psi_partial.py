@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.aligning import SERVER, Parties, Recorder, changed, sets_of, small_batches
-from tests.harness.sentences import worded_as_before
+from tests.harness.errors import assert_names
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.psi import PHASE
@@ -126,7 +126,7 @@ def test_each_party_has_as_many_rows_as_wanted(tmp_path: Path) -> None:
     with pytest.raises(PeerError) as caught:
         Parties(tmp_path / "5", sets, rows=rows).align()
     assert caught.value.code is Code.ROWS_DIFFER
-    worded_as_before(str(caught.value))
+    assert_names(str(caught.value), "rows.at_least", "rows.id_rules")
     check(fewer := Parties(tmp_path / "4", sets, rows={**PARTIAL, "at_least": 4}), fewer.align())
 
 
@@ -226,7 +226,7 @@ def test_a_server_that_marks_other_rows_is_found(tmp_path: Path) -> None:
     _, errors = Parties(tmp_path, some(3), rows=PARTIAL, tap=lie).outcomes()
     assert isinstance(errors[0], PeerError)
     assert errors[0].code is Code.ROWS_DIFFER
-    worded_as_before(str(errors[0]))
+    assert_names(str(errors[0]), "everywhere")
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_places_that_cannot_be_are_refused(said: list[int], tmp_path: Path) -> N
     _, errors = Parties(tmp_path, some(3), rows=PARTIAL, tap=lie).outcomes()
     assert isinstance(errors[0], PeerError)
     assert errors[0].code is Code.MALFORMED_MESSAGE
-    worded_as_before(str(errors[0]))
+    assert_names(str(errors[0]), "p0")
 
 
 def test_more_rows_than_a_party_masks_are_refused(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_more_rows_than_a_party_masks_are_refused(tmp_path: Path) -> None:
     _, errors = Parties(tmp_path, some(3), rows=PARTIAL, tap=lie, asks=asks).outcomes()
     assert isinstance(errors[0], PeerError)
     assert errors[0].code is Code.MALFORMED_MESSAGE
-    worded_as_before(str(errors[0]))
+    assert_names(str(errors[0]), "p0")
 
 
 def test_a_party_without_training_rows_is_named(tmp_path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_party_that_comes_back_has_its_rows(tmp_path: Path) -> None:
     (parties.folder_of("p1") / KEPT).unlink()
     with pytest.raises(InputError) as caught:
         parties.kept("p1")
-    worded_as_before(str(caught.value).replace(str(tmp_path), ""))
+    assert_names(str(caught.value).replace(str(tmp_path), ""), "places.json", "p1")
 
 
 def test_known_rows_are_not_found_again(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.harness.errors import raises
 from tests.harness.pki import company, dns, signer, written
-from tests.harness.sentences import raises
 from vfl.certs import authority
 from vfl.certs.authority import create_authority, issue, revoke
 from vfl_common.errors import Code, InputError, PeerError
@@ -83,7 +83,7 @@ def test_another_kind_of_key(
     ca: Path, clinic: Credentials, shop: Credentials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = ed25519.Ed25519PrivateKey.generate()
-    with raises(InputError, Code.CERTIFICATE_INVALID):
+    with raises(InputError, Code.CERTIFICATE_INVALID, names=("shop", "2048")):
         with_key(ca, monkeypatch, key)
     text = (
         f"the key of {shop.certificate_file} is neither ECDSA nor RSA; make another, have it signed"
@@ -248,7 +248,7 @@ def test_the_same_again_looks_different() -> None:
 def refused(
     reader: KeyPair, peer: bytes, context: bytes, sealed: bytes, *, worded: bool = True
 ) -> None:
-    with raises(PeerError, Code.MALFORMED_MESSAGE, worded=worded) as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
         reader.open(peer, context, sealed, "shop")
     assert caught.value.party == "shop"
 

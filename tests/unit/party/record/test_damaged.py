@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl.certs.authority import create_authority, issue
 from vfl_common import files
 from vfl_common.errors import Code, InputError
@@ -58,10 +58,10 @@ def test_a_key_that_is_not_the_record_s_is_refused(
     assert secret_of(tmp_path) == book.secret
     book.close()
     damage(tmp_path / SECRET)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="people.secret"):
         Book(tmp_path, "p1")
     history = RecordHistory(tmp_path)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="people.secret"):
         [*history.about(["anna"], history.disclosures())]
 
 
@@ -74,5 +74,5 @@ def test_heads_that_are_no_text_are_said(tmp_path: Path) -> None:
     assert not verify(book.folder, mine).wrong
     path = book.folder / OWN
     path.write_bytes(b"\xff" + path.read_bytes())
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="heads.jsonl"):
         verify(book.folder, mine)

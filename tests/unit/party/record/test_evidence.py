@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.unit.party.record.test_lies import Pair, show
 from tests.unit.party.record.test_record import confer, recorder, send
 from vfl.certs.authority import create_authority, issue
@@ -81,7 +81,7 @@ def test_no_party_signs_a_head_of_its_own_record_that_a_peer_shows(
     shows = ShownHead(
         note=str(SignedNote(forged).signed(members[liar])), certificates=chain_pem(members[liar])
     )
-    with raises(PeerError, Code.IDENTITY_MISMATCH):
+    with raises(PeerError, Code.IDENTITY_MISMATCH, names=("p0", "p1")):
         if liar == "p1":
             other.heads.answer("p1", shows)
         else:
@@ -168,7 +168,7 @@ def test_a_proof_convicts_if_the_accused_has_signed_it(tmp_path: Path, members: 
     for signature in (b"", b"x", by_another, of_another):
         path = file_of(tmp_path, one, other, Proof(hashes, signature))
         assert path.name.startswith("p1.not-shown-")
-        with raises(InputError, Code.FILE_INVALID):
+        with raises(InputError, Code.FILE_INVALID, names="p1.not"):
             evidence(path, "p1", members["p0"])
 
 
@@ -187,11 +187,11 @@ def test_consistent_heads_of_an_honest_party_convict_nobody(
         # The proof for p0 is in the second call.
         return show(other, replace(shows, proof=spoilt) if shows.cosigned else shows)
 
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p1.not", "p0")):
         one.heads.confer("p0", ask)
     (path,) = (other.book.folder / PEERS).glob("p1.*.json")
     assert path.name.startswith("p1.not-shown-")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("p1.not", "p0")):
         evidence(path, "p1", members["p0"])
 
 
@@ -207,7 +207,7 @@ def test_what_is_no_contradiction_is_not_shown(tmp_path: Path, members: Members)
     for each in (by_an_older_version, another, of_p0, cosigned_by_p0, ours):
         path = file_of(tmp_path, ours, each, Proof())
         assert path.name.startswith("p1.not-shown-")
-        with raises(InputError, Code.FILE_INVALID):
+        with raises(InputError, Code.FILE_INVALID, names="p1.not"):
             evidence(path, "p1", members["p0"])
         path.unlink()
 
@@ -242,10 +242,10 @@ def test_a_second_record_of_a_peer_is_reported(
     one, other = pair
     confer(one, other)
     again = recorder(tmp_path / "again", members["p1"])
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p1.not", "p0")):
         confer(again, other)
     (path,) = (other.book.folder / PEERS).glob("p1.not-shown-*.json")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("p1.not", "p0")):
         evidence(path, "p1", members["p0"])
     accept(other.book.folder, "p1")
     confer(again, other)
@@ -340,9 +340,9 @@ def test_no_proof_for_another_passive_party_is_refused(tmp_path: Path, members: 
     def ask(shows: ShownHead) -> ShownHead:
         return replace(view.heads.answer("p2", shows), proofs=())
 
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p0.not", "p1")):
         three.ends["p2"].heads.confer("p0", ask)
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p0.not", "p1")):
         three.ends["p2"].heads.confer(
             "p0", lambda shows: without_cosignature(ask(shows), members["p0"])
         )
@@ -374,7 +374,7 @@ def test_a_record_that_a_person_has_accepted_is_not_asked_for_the_old_one(
     accept(three.ends["p1"].book.folder, "p0")
     three.join()
     three.meet("p1")
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p0.not", "p2")):
         three.meet("p2")
     accept(three.ends["p2"].book.folder, "p0")
     three.join()

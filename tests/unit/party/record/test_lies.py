@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.errors import raises
 from tests.harness.pki import company, dns, written
-from tests.harness.sentences import raises
 from tests.unit.party.record.test_record import RUN, confer, recorder, send
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError, PeerError
@@ -59,7 +59,7 @@ def test_a_head_that_cannot_be_is_refused(
     head: Head, pair: Pair, members: dict[str, Credentials]
 ) -> None:
     note = str(SignedNote(head).signed(members["p1"]))
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
         show(pair[1], ShownHead(note=note, certificates=chain_pem(members["p1"])))
     assert pair[1].heads.held("p1") is None
 
@@ -85,7 +85,7 @@ def test_what_a_peer_puts_beside_its_signature_is_not_kept(
 
 def test_a_peer_that_never_signs_is_named(pair: Pair) -> None:
     one, other = pair
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p0", "p1")):
         one.heads.confer("p0", lambda shows: replace(show(other, shows), cosigned=""))
     assert not one.heads.met
     assert not (one.book.folder / OWN).exists()

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.harness.waiting import wait_until
 from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
@@ -300,7 +300,7 @@ def test_heads_that_are_missing_are_said(
         path = each.book.folder / OWN
         assert not verify(each.book.folder, members[name]).wrong
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:kept]))
-        with raises(InputError, Code.FILE_INVALID):
+        with raises(InputError, Code.FILE_INVALID, names="heads.jsonl"):
             require(each.book.folder, members[name])
 
 
@@ -324,7 +324,7 @@ def test_a_record_that_is_written_anew_is_found_by_the_peer(
     again = recorder(tmp_path / "1", members["p1"])
     for step in range(steps):
         send(again, step, [step + 1])
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1.broken"):
         confer(again, other)
     (path,) = (other.book.folder / "peers").glob("p1.*.json")
     assert evidence(path, "p1", members["p0"]).startswith("p1 has signed ")
@@ -362,11 +362,11 @@ def test_nothing_leaves_to_a_peer_that_has_not_shown_its_record(
 ) -> None:
     one = recorder(tmp_path / "1", members["p1"], asks_for=["p0"])
     other = recorder(tmp_path / "0", members["p0"])
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p0"):
         send(one, 0, [0])
     confer(one, other)
     send(one, 0, [0])
-    with raises(PeerError, Code.MALFORMED_MESSAGE):
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
         other.heads.answer("p1", ShownHead())
 
 
@@ -412,14 +412,14 @@ def test_a_disk_that_fails_is_heard_of_before_more_leaves(
     book.add(kind="embedding")
     assert failed.wait(20.0)
     wait_until(lambda: book._failed)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="lines.jsonl"):
         book.add(kind="embedding")
     book.close()
 
 
 def test_another_partys_record_is_refused(tmp_path: Path) -> None:
     Book(tmp_path, "p1").close()
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("lines.jsonl", "p1")):
         Book(tmp_path, "p2")
 
 
@@ -517,7 +517,7 @@ def test_a_line_that_no_program_of_ours_writes_is_named(line: str, tmp_path: Pat
     Book(tmp_path, "p1").close()
     with (tmp_path / LINES).open("a") as file:
         file.write(f"{line}\n")
-    with raises(InputError, Code.FILE_INVALID) as caught:
+    with raises(InputError, Code.FILE_INVALID, names="lines.jsonl") as caught:
         list(RecordHistory(tmp_path).disclosures())
     assert "line 2" in str(caught.value)
 
@@ -525,5 +525,5 @@ def test_a_line_that_no_program_of_ours_writes_is_named(line: str, tmp_path: Pat
 def test_a_line_that_is_none_is_named(tmp_path: Path, members: dict[str, Credentials]) -> None:
     of = recorder(tmp_path, members["p1"])
     of.book.add_line('{"sent":"unknown"}')
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="lines.jsonl"):
         [*RecordHistory(tmp_path).disclosures()]

@@ -18,9 +18,9 @@ from torch import nn
 
 import vfl
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.memory import in_process
 from tests.harness.plugins import metadata
-from tests.harness.sentences import raises
 from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import Section, parse
 from vfl_common.config.data import DataSettings
@@ -125,7 +125,7 @@ def test_ours_are_parsed_as_ever() -> None:
         {"embedding_size": 6, "encoder": {"kind": "mlp", "hidden": [3]}}
     )
     assert model.encoder == MlpSettings(hidden=(3,))
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("hiden", "hidden")):
         parse(
             ModelSettings, {"embedding_size": 6, "encoder": {"kind": "mlp", "hiden": [3]}}, "recipe"
         )
@@ -270,7 +270,7 @@ def test_a_faulty_source_is_one_sentence(read: Any, installed: Installed) -> Non
 
 
 def test_an_unknown_source_names_the_nearest() -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("sklern:digits", "sklearn")):
         load("sklern:digits")
 
 
@@ -347,7 +347,7 @@ def test_a_metric_that_is_undefined_is_left_out(installed: Installed) -> None:
 )
 def test_a_faulty_metric_is_one_sentence(export: Any, installed: Installed) -> None:
     installed("vfl.metrics", export)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("mine", "task.metrics")):
         evaluate(BINARY, *_binary())
 
 
@@ -399,7 +399,7 @@ def test_an_unknown_metric_is_refused_before_the_run(metric: str, installed: Ins
         installed("vfl.metrics", Metric(lambda *_: 0.0))
     made = Recipe.model_validate(stopping(metric))
     opened = open_party(made, "p0", DataSettings(**cases.digits(2)["p0"]), made.model.encoder)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("mine", "task.metrics")):
         assemble(opened, expected_rows(opened))
 
 
@@ -464,7 +464,7 @@ def test_a_party_with_another_version_may_not_join() -> None:
     # p0 does not need it.
     admit("p1", joining("p1", {"vfl.encoders:mine": "pack 2.0"}), recipe(), "train", first)
     admit("p1", joining("p1", {"vfl.codecs:mine": "pack 2.0"}), recipe(), "train", {})
-    with raises(PeerError, Code.PLUGINS_DIFFER) as caught:
+    with raises(PeerError, Code.PLUGINS_DIFFER, names=("vfl.codecs", "p1")) as caught:
         admit("p1", joining("p1", {"vfl.codecs:mine": "pack 2.0"}), recipe(), "train", first)
     assert (caught.value.code, caught.value.party, caught.value.exit_code) == (
         Code.PLUGINS_DIFFER,
@@ -498,7 +498,7 @@ def test_too_much_is_refused(plugins: dict[str, str]) -> None:
         "train",
         {},
     )
-    with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p1", "100")) as caught:
         admit("p1", joining("p1", plugins), recipe(), "train", {})
     assert caught.value.code is Code.MALFORMED_MESSAGE
 
@@ -508,7 +508,7 @@ def test_a_run_needs_the_versions_with_which_it_began() -> None:
     versions.require_same(
         Path("runs/x"), then, {"vfl.codecs:mine": "pack 1.0", "vfl.encoders:new": "pack 9"}
     )
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("vfl.codecs", "1.0")):
         versions.require_same(Path("runs/x"), then, {"vfl.codecs:mine": "pack 1.1"})
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from tests.harness import cases
-from tests.harness.sentences import raises, worded_as_before
+from tests.harness.errors import assert_names, raises
 from vfl_common.config.base import parse
 from vfl_common.config.data import FRAME, DataSettings
 from vfl_common.config.recipe import Recipe
@@ -52,7 +52,7 @@ def test_only_the_owner_may_read_the_scores(
 
 
 def test_a_folder_that_has_gone_is_one_sentence(tmp_path: Path) -> None:
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="out.csv"):
         write_table(tmp_path / "gone" / "out.csv", TABLE)
 
 
@@ -77,9 +77,9 @@ def test_rows_may_come_from_any_source(tmp_path: Path, monkeypatch: pytest.Monke
     assert prediction_data(asked, None, STATE, "select 2").query == "select 2"
     file = DataSettings(source="a.csv", id=("who",))
     assert prediction_data(file, "sqlite:///new.db", STATE, "select 2").query == "select 2"
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("--data", "--query")):
         prediction_data(file, "postgresql://a:hidden@h/x", STATE)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("--query", "--data")):
         prediction_data(file, None, STATE, "select 2")
 
 
@@ -107,7 +107,7 @@ def test_advice_about_new_rows_names_no_setting_of_the_program(tmp_path: Path) -
         new = {name: values for name, values in (rows | changed).items() if values is not None}
         pyarrow.csv.write_csv(pa.table(new), tmp_path / "new.csv")
         read = prediction_data(settings, str(tmp_path / "new.csv"), {"preprocessor": made.state()})
-        with raises(InputError, Code.DATA_INVALID) as caught:
+        with raises(InputError, Code.DATA_INVALID, names=("age", "new.csv")) as caught:
             load_table(read, with_label=False)
         assert not re.search(
             r"data\.(numeric|columns|categorical|missing)|SECRET", str(caught.value)
@@ -216,11 +216,13 @@ def test_too_many_numbers_outside_are_refused_if_the_recipe_says_so(spanned: Pre
         return unseen(TrainedRun("one", recipe, recipe.model.encoder, state, Path(), {}), table)
 
     assert told() == told(refuse_outside=0.3)
-    worded_as_before(
+    assert_names(
         "\
-    ".join(told())
+    ".join(told()),
+        "income",
+        "300",
     )
-    with raises(InputError, Code.DATA_INVALID):
+    with raises(InputError, Code.DATA_INVALID, names=("income", "predict.refuse_outside")):
         told(refuse_outside=0.29)
 
 
@@ -310,7 +312,7 @@ def test_without_the_last_checkpoint_no_older_one_predicts(
     newest.write_bytes(damage)
     code, (told,) = predicting(trained, capsys)
     assert code == 2
-    worded_as_before(told)
+    assert_names(told, "splitnn.2", "p1")
 
 
 @pytest.mark.parametrize("name", ["recipe.json", "checkpoints"])

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from tests.harness import cases
+from tests.harness.errors import assert_names, raises
 from tests.harness.federation import toml
-from tests.harness.sentences import raises, worded_as_before
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError
 from vfl_party.cli import cli
@@ -59,7 +59,7 @@ def said(folder: Path, about: str, **splits: Any) -> list[str]:
 def test_an_address_that_nobody_can_dial_is_not_relayed(tmp_path: Path, listen: str) -> None:
     path = federation(tmp_path) / "p0.toml"
     (found,) = [finding for finding in checked(path, listen=listen) if not finding.fine]
-    worded_as_before(found.text)
+    assert_names(found.text, "p0.toml", "p0.example.org")
     (found,) = [
         finding for finding in checked(path, listen=listen, advertise=listen) if not finding.fine
     ]
@@ -79,7 +79,7 @@ def test_code_that_a_recipe_names_needs_the_party_s_word(
     (tmp_path / "recipe.toml").write_text(toml(recipe))
     for allowed in ([], ["code"], [f"{module}:other"], [f"{module}.make"]):
         (found,) = [finding for finding in checked(path, allow_code=allowed) if not finding.fine]
-        worded_as_before(found.text)
+        assert_names(found.text, module, "allow_code")
         with raises(InputError, Code.CONFIG_INVALID):
             read_outlook(path)
     assert not (tmp_path / "ran").exists()
@@ -127,7 +127,7 @@ def test_a_disk_without_room_is_found_before_a_run(
     monkeypatch.setattr("os.fsync", full)
     (disk,) = [finding for finding in checked(path) if finding.about == "disk"]
     assert not disk.fine
-    worded_as_before(disk.text)
+    assert_names(disk.text, "processes")
     done = CliRunner().invoke(cli, ["run", str(path)])
     assert isinstance(done.exception, InputError)
     assert done.exception.code is Code.FILE_INVALID
@@ -170,17 +170,17 @@ def test_what_each_rule_and_policy_keeps_is_counted_without_an_id(tmp_path: Path
     (tmp_path / "own.csv").write_text('who,x\n A,1\na,2\nB ,3\n"  ",4\nSECRET,5\n')
     data = {"source": "own.csv", "id": "who"}
     found = checked(path, data=data | {"duplicates": "first"})
-    worded_as_before("\n".join(finding.text for finding in found if finding.about == "ids"))
+    assert_names("\n".join(finding.text for finding in found if finding.about == "ids"), "25", "75")
     assert "rows: 3" in [finding.text for finding in found if finding.about == "data"]
     assert not [finding for finding in found if "secret" in finding.text.lower()]
     refused = checked(path, data=data | {"duplicates": "error"})
     (error,) = [finding for finding in refused if not finding.fine]
     assert [finding for finding in refused if finding.about == "ids"][-1] is error
     assert not [finding for finding in refused if finding.fine and "refused" in finding.text]
-    worded_as_before(error.text)
+    assert_names(error.text, "own.csv", "data.duplicates")
     # This party's ids need none.
     own = checked(path, data=data | {"id_rules": []})
-    worded_as_before([finding.text for finding in own if finding.about == "ids"][-1])
+    assert_names([finding.text for finding in own if finding.about == "ids"][-1], "duplicates")
 
 
 def test_initial_weights_that_all_can_compute_are_a_note(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_what_a_table_holds_reaches_the_terminal_printable_and_short(tmp_path: P
     (tmp_path / "recipe.toml").write_text(toml(recipe | {"task": {"kind": "binary"}}))
     data = {"source": "own.csv", "id": "who", "label": "y"}
     notes = [finding.text for finding in checked(path, data=data) if finding.note]
-    worded_as_before("".join(notes))
+    assert_names("".join(notes), "--spreadsheet42", "30")
     shown = (
         CliRunner().invoke(cli, ["check", str(path), "--offline"], catch_exceptions=False).output
     )
@@ -274,8 +274,8 @@ def test_a_passive_party_s_label_is_a_note(tmp_path: Path) -> None:
     found = checked(path, data={"source": "own.csv", "id": "who", "label": "sex"})
     assert all(finding.fine for finding in found)
     taken, few = (finding for finding in found if finding.note)
-    worded_as_before(taken.text)
-    worded_as_before(few.text)
+    assert_names(taken.text, "sex", "data.label")
+    assert_names(few.text, "70", "100")
     shown = CliRunner().invoke(cli, ["check", str(path), "--offline"], catch_exceptions=False)
     # Notes first.
     assert f"note  data          {taken.text}\n" in shown.output
@@ -304,21 +304,21 @@ def test_a_party_file_without_a_policy_is_a_note(tmp_path: Path) -> None:
     (note,) = [each for each in checked(path) if each.about == "policy"]
     assert note.fine
     assert note.note
-    worded_as_before(note.text)
+    assert_names(note.text, "careful")
 
 
 def test_a_run_that_the_policy_refuses_is_found(tmp_path: Path) -> None:
     path = federation(tmp_path) / "p1.toml"
     (found,) = [each for each in checked(path, policy={"most_epochs": 2}) if not each.fine]
     assert found.about == "policy"
-    worded_as_before(found.text)
+    assert_names(found.text, "policy.most_epochs")
 
 
 def test_few_training_rows_are_a_note(tmp_path: Path) -> None:
     path = federation(tmp_path) / "p0.toml"
     (note,) = [finding for finding in checked(path) if finding.note]
     assert (note.about, note.fine) == ("training", True)
-    worded_as_before(note.text)
+    assert_names(note.text, "70", "100")
     assert not [
         finding
         for finding in checked(path, data={"source": "sklearn:digits", "label": "target"})
@@ -335,7 +335,7 @@ def test_a_column_that_tells_the_label_is_a_note(tmp_path: Path) -> None:
     found = checked(path, data={"source": "own.csv", "id": "who", "label": "y"})
     (note,) = [finding for finding in found if finding.note and "alone tells" in finding.text]
     assert (note.about, note.fine) == ("data", True)
-    worded_as_before(note.text)
+    assert_names(note.text, "code", "data.drop")
     task = tomllib.loads((tmp_path / "recipe.toml").read_text()) | {"task": {"kind": "regression"}}
     (tmp_path / "recipe.toml").write_text(toml(task))
     found = checked(path, data={"source": "own.csv", "id": "who", "label": "y"})
@@ -391,4 +391,4 @@ def test_phases_that_do_not_fit_together_are_said_before_there_are_certificates(
     (tmp_path / "certs" / "p1.pem").unlink()
     found = [finding for finding in check(path, None, offline=True) if not finding.fine]
     assert [finding.about for finding in found] == ["certificate", "phases"]
-    worded_as_before(found[1].text)
+    assert_names(found[1].text, "mocosfl", "recipe.toml")

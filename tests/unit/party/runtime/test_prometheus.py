@@ -18,8 +18,8 @@ import pytest
 from prometheus_client.core import Metric
 
 from tests.harness import cases
+from tests.harness.errors import raises
 from tests.harness.scrape import key, samples, scrape
-from tests.harness.sentences import raises
 from vfl_common import prometheus
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
@@ -54,7 +54,7 @@ def test_a_port_alone_is_for_this_machine(text: str, address: str) -> None:
     "text", ["nonsense", "127.0.0.1:99999", "127.0.0.1:http", ":-1", "no.such.host.invalid:0"]
 )
 def test_what_is_no_address_is_told_so(text: str) -> None:
-    with raises(InputError, Code.ADDRESS_IN_USE) as raised:
+    with raises(InputError, Code.ADDRESS_IN_USE, names="--metrics") as raised:
         listen_address(text)
     assert (raised.value.code, raised.value.exit_code) == (Code.ADDRESS_IN_USE, 2)
 
@@ -64,10 +64,10 @@ def test_a_port_that_is_taken_is_told_so() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with raises(InputError, Code.ADDRESS_IN_USE):
+        with raises(InputError, Code.ADDRESS_IN_USE, names=("--metrics", "127.0.0.1")):
             listen_address(address)
         with (
-            raises(InputError, Code.ADDRESS_IN_USE),
+            raises(InputError, Code.ADDRESS_IN_USE, names=("--metrics", "127.0.0.1")),
             exposed(address, list, lambda: "waiting"),
         ):
             pass

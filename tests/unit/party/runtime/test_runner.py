@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.unit.party.runtime.test_saving import Store, runner
 from vfl_common.errors import Code, PeerError
 from vfl_common.rpc.messages import Start
@@ -132,7 +132,7 @@ def test_a_party_returns_only_where_the_others_may_have_gone_on(
     if fits:
         made._check(start, made._offer(folder), folder)
         return
-    with raises(PeerError, Code.MALFORMED_MESSAGE) as caught:
+    with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1") as caught:
         made._check(start, made._offer(folder), folder)
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "server")
 
@@ -160,7 +160,7 @@ def test_a_party_leaves_its_run_only_if_the_server_says_why(
     made, _ = runner(tmp_path, [], [], resume=None if in_process else folder)
     start = Start("new", 1, "", "", anew=anew)
     if not fits:
-        with raises(PeerError, Code.MALFORMED_MESSAGE):
+        with raises(PeerError, Code.MALFORMED_MESSAGE, names=("--fresh", "p1")):
             made._check(start, made._offer(folder), folder)
         return
     made._check(start, made._offer(folder), folder)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.harness import cases
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
@@ -315,7 +315,7 @@ def test_a_person_reads_why_the_run_was_interrupted_and_where_it_goes_on(
 def test_an_error_of_the_disk_ends_the_run_at_the_next_save(tmp_path: Path) -> None:
     events: Events = []
     first = Rounds(events, "a", [RoundReport(1)] * 4, None)
-    with raises(InputError, Code.CHECKPOINT_INVALID):
+    with raises(InputError, Code.CHECKPOINT_INVALID, names=("a.1", "000001")):
         runner(tmp_path, events, [first], fails="000001.a.1")[0].run()
     assert events == ["a 0", "begins 000001.a.1", "a 1", "closes", "aborts"]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.serve.answering import DailyLimit, SentBefore
 from vfl_party.serve.granted import LeastRows
@@ -43,7 +43,7 @@ def test_the_least_people_are_those_whom_the_other_limits_leave(tmp_path: Path) 
 def test_a_file_that_cannot_count_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "answers.sqlite"
     path.write_text("no database, but long enough to be looked at as one" * 100)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="answers.sqlite"):
         DailyLimit(path, 2)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_common.production.registry import FILE, Change, ModelRegistry
 from vfl_party.serve.batching import Given

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.serve.commands import token
@@ -85,7 +85,7 @@ def test_a_count_that_cannot_be_kept_lets_nobody_ask(path: Path, tmp_path: Path)
     assert caught.value.status == 503
     (tmp_path / "missing").mkdir()
     kept.write_text("{}")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="kept.json"):
         Tokens(path, kept=kept)
 
 
@@ -123,7 +123,7 @@ def test_a_token_ends_on_a_day_to_come(tmp_path: Path) -> None:
     )
     today = datetime.now(UTC).date()
     token.main([str(file), "shop", "--until", str(today)], standalone_mode=False)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("--until", "2026")):
         token.main([str(file), "late", "--until", "2026-01-31"], standalone_mode=False)
     assert [each.name for each in read_tokens(tmp_path / "tokens.json")] == ["shop"]
 
@@ -180,15 +180,15 @@ def test_a_file_that_changes_is_read_again(path: Path) -> None:
 
 def test_a_name_is_taken_once_and_must_exist(path: Path) -> None:
     add_token(path, "shop")
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("shop", "tokens.json")):
         add_token(path, "shop")
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("bank", "tokens.json")):
         remove_token(path, "bank")
     path.write_text('[{"name": "shop"}]')
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="tokens.json"):
         Tokens(path)
     path.unlink()
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="tokens.json"):
         Tokens(path)
 
 
@@ -208,7 +208,7 @@ def test_a_port_that_others_reach_needs_tokens(keys: dict[str, str]) -> None:
     assert plain_words(ServeSettings(http="0.0.0.0:8443", **secret)) is None  # type: ignore[arg-type]
     both = ServeSettings(http="0.0.0.0:80", grpc="0.0.0.0:81", tokens="tokens.json")
     assert str(plain_words(both)).startswith("serve.http and serve.grpc: ")
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("serve.grpc", "serve.tokens")):
         check_open(ServeSettings(grpc="0.0.0.0:8081"))
     for here in ("127.0.0.1:0", "[::1]:0", "localhost:0"):
         check_open(ServeSettings(http=here))

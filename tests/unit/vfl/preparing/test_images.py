@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import vfl
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.unit.vfl.preparing import made
 from tests.unit.vfl.preparing.made import CIFAR
 from vfl_common.errors import Code, InputError
@@ -83,7 +83,7 @@ def test_files_in_two_folders_are_refused(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         made.write_mnist(tmp_path / folder)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="ubyte.gz"):
         vfl.prepare("mnist", tmp_path, tmp_path / "out")
 
 
@@ -109,7 +109,7 @@ def test_a_pickle_that_is_no_batch_is_refused_and_calls_nothing(
 ) -> None:
     files_ = made.cifar10_python() | {"data_batch_3": batch}
     made.write_files(tmp_path / "cifar-10-batches-py", files_)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="data_batch_3"):
         vfl.prepare("cifar10", tmp_path, tmp_path / "out")
     assert capsys.readouterr().out == ""
 
@@ -133,7 +133,7 @@ def test_lists_in_lists_are_no_labels(tmp_path: Path) -> None:
     batch = {b"data": np.zeros((10, 3072), np.uint8), b"labels": labels}
     files_ = made.cifar10_python() | {"data_batch_3": pickle.dumps(batch, 4)}
     made.write_files(tmp_path / "cifar-10-batches-py", files_)
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="data_batch_3"):
         vfl.prepare("cifar10", tmp_path, tmp_path / "out")
 
 
@@ -145,7 +145,7 @@ def test_pictures_that_would_lose_or_become_too_much_are_refused(
     made.write_imagenet(tmp_path, 12)
     path = tmp_path / "train/n00000003/n00000003_1.png"
     made.write_picture(path, pixels)
-    with raises(InputError, Code.FILE_INVALID) as caught:
+    with raises(InputError, Code.FILE_INVALID, names="n00000003_1.png") as caught:
         vfl.prepare("imagenet12", tmp_path, tmp_path / "out")
     assert str(path) in str(caught.value)
 
@@ -156,7 +156,7 @@ def test_rows_of_jpegs_that_lack_something_are_refused(
 ) -> None:
     row = {"id": 1, "jpeg": b"x", "label": 1, "part": "train"} | wrong
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "cifar10.parquet")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="cifar10.parquet"):
         vfl.prepare("cifar10", tmp_path, tmp_path / "out")
 
 
@@ -290,6 +290,6 @@ def test_views_that_are_missing_are_refused(tmp_path: Path, fault: str) -> None:
 def test_a_picture_that_cannot_be_read_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     root = made.write_bhi(tmp_path)
     next((root / "8864" / "1").iterdir()).write_bytes(b"text")
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="8864_idx5_x101_y1001_class1"):
         vfl.prepare("bhi", tmp_path, tmp_path / "out")
     assert [each.name for each in tmp_path.iterdir()] == ["IDC_regular_ps50_idx5"]

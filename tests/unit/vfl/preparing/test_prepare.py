@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import vfl
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.unit.vfl.preparing.made import MNIST, idx, write_mnist
 from vfl.cli import cli
 from vfl.preparing import recipes
@@ -138,14 +138,14 @@ def test_what_does_not_fit_the_data_set_is_refused(
 def test_missing_files_are_named_with_their_publisher(tmp_path: Path) -> None:
     write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names=("ubyte.gz", "yann.lecun.com")):
         vfl.prepare("mnist", tmp_path, tmp_path / "out")
     with raises(InputError, Code.FILE_INVALID):
         vfl.prepare("mnist", tmp_path / "nowhere", tmp_path / "out")
 
 
 def test_a_name_that_is_unknown_is_refused_with_the_nearest(tmp_path: Path) -> None:
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names=("minst", "mnist")):
         vfl.prepare("minst", tmp_path, tmp_path / "out")
 
 
@@ -164,7 +164,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, fault: str) -> None:
         "packed": images.read_bytes()[:-20],
     }
     images.write_bytes(made[fault])
-    with raises(InputError, Code.FILE_INVALID):
+    with raises(InputError, Code.FILE_INVALID, names="ubyte.gz"):
         vfl.prepare("mnist", tmp_path, tmp_path / "out")
 
 

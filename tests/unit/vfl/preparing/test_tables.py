@@ -16,7 +16,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 import vfl
-from tests.harness.sentences import raises
+from tests.harness.errors import raises
 from tests.unit.vfl.preparing import made_tables as made
 from vfl.preparing.datasets import load
 from vfl_common.errors import Code, InputError
@@ -86,7 +86,7 @@ def test_a_share_of_the_important_columns_is_at_the_party_with_the_labels(
 def test_important_columns_are_shared_alike_with_one_seed(tmp_path: Path) -> None:
     first, again = important(tmp_path), important(tmp_path, replace=True)
     assert first == again != important(tmp_path, replace=True, seed=1)
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="1.5"):
         important(tmp_path, replace=True, alpha=1.5)
 
 
@@ -128,7 +128,7 @@ def test_ujiindoorloc_in_three_forms(tmp_path: Path) -> None:
     first = table(packed, "party-1")
     assert Counter(first["split"].to_pylist()) == {"train": 45, "test": 15}
     np.testing.assert_array_equal(first["label"], both["LATITUDE"])
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="FLOOR"):
         vfl.prepare("ujiindoorloc", tmp_path, tmp_path / "d", label="FLOOR")
 
 
@@ -194,7 +194,7 @@ def test_avazu_draws_rows_and_divides_both_kinds(
     whole = arrow_csv.read_csv(tmp_path / "train.gz")
     hours = dict(Counter(map(str, whole["hour"].to_pylist())))
     assert all(hours[each] for each in drawn["hour"].to_pylist())
-    with raises(InputError, Code.CONFIG_INVALID):
+    with raises(InputError, Code.CONFIG_INVALID, names="60"):
         vfl.prepare("avazu", files, tmp_path / "more", train=60, test=5)
 
 
