@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
@@ -120,6 +120,33 @@ def _plain(lines: Sequence[Tables], key: str) -> str:
 
 def _mean(values: Sequence[float], form: str) -> str:
     return format(fmean(values), form) if values else "–"
+
+
+def default_of_classes() -> str:
+    """Returns the table of the default of classes and split training, each with LightGBM on the
+    same rows: means of the metric and megabytes, medians of seconds.
+    """
+    lines = json.loads(GAPS.read_text())
+    headings = (
+        "table",
+        "`labels`",
+        "gap",
+        "`none`",
+        "gap",
+        "MB, `labels` and `none`",
+        "seconds",
+    )
+    rows = []
+    for name in dict.fromkeys(line["table"] for line in lines["labels, five seeds"]):
+        row, sizes, seconds = [name], [], []
+        for preset in ("labels", "none"):
+            runs = [line for line in lines[f"{preset}, five seeds"] if line["table"] == name]
+            points = [100 * gap(line) for line in runs]
+            row += [_plain(runs, "test"), f"{fmean(points):+.1f} ± {stdev(points):.1f}"]
+            sizes.append(f"{fmean(line['bytes'] for line in runs) / 1e6:.2f}")
+            seconds.append(f"{median(line['seconds'] for line in runs):.1f}")
+        rows.append([*row, " and ".join(sizes), " and ".join(seconds)])
+    return table(headings, rows)
 
 
 # --- what presets give away
