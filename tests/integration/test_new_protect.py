@@ -132,6 +132,8 @@ def test_what_is_told_was_measured() -> None:
         kind: {name: tuple_of(each) for name, each in of.items()}
         for kind, of in protect.MEASURED.items()
     }
+    floors = defaults_read.floors(kept)
+    assert {kind: round(floor, 3) for kind, floor in floors.items()} == protect.ALONE
 
 
 def tuple_of(each: protect.Measured) -> tuple[float, float | None, float]:
