@@ -69,7 +69,9 @@ def test_a_command_prints_what_its_file_has(
     module, attribute = PROGRAMS[program]
     command = getattr(importlib.import_module(module), attribute)
     done = CliRunner().invoke(command, words, prog_name=program, terminal_width=100)
-    error = "" if done.exception is None or isinstance(done.exception, SystemExit) else done.exception
+    error = (
+        "" if done.exception is None or isinstance(done.exception, SystemExit) else done.exception
+    )
     text = f"{done.output}{error}".replace(str(tmp_path), "FOLDER").rstrip() + "\n"
     text = re.sub(r"\b[0-9a-f]{12,}\b", "DIGEST", text)
     text = re.sub(r"seed = \d+", "seed = SEED", text)
