@@ -21,8 +21,8 @@ class Mechanism:
             of randomised response, whose uses cost no more than the first.
         rate: the probability with which a row takes part (Poisson sampling; of Gauss alone).
         times: how often at each use, with independent noise.
-        of: of randomised response: names the draw. Uses of one draw cost as much as the first; other
-            draws are independent, and add up.
+        of: of randomised response: names the draw. Uses of one draw cost as much as the first;
+            other draws are independent, and add up.
     """
 
     kind: Literal["gaussian", "laplace", "response"]

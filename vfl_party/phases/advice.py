@@ -94,6 +94,8 @@ def check_spelling(recipe: Recipe, data: DataSettings) -> None:
     if recipe.task.label_epsilon is None or not data.spelt_by_recipe:
         return
     rules = ", ".join(f'"{rule}"' for rule in recipe.rows.id_rules)
-    text = "task.label_epsilon draws the noise of a label by its id, and this recipe changes how ids"
+    text = (
+        "task.label_epsilon draws the noise of a label by its id, and this recipe changes how ids"
+    )
     text = f"{text} are spelt (got rows.id_rules = [{rules}]). Write data.id_rules = [{rules}] in"
     raise InputError(Code.REFUSED, f"{shown(data.source)}: {text} the party file.")
