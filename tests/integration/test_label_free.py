@@ -21,6 +21,7 @@ from vfl.simulation.inprocess import run_in_process
 from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
+from vfl_common.errors import Code, InputError
 from vfl_common.summary import Summary, label_statement
 from vfl_party.assembly.trial import try_party
 from vfl_party.data import Table
@@ -273,3 +274,22 @@ def test_messages_follow_from_noisy_labels_alone(
     assert first.summary is not None
     assert "randomised" in set().union(*of_active(first.summary).values())
     assert "after randomised response alone" in label_statement(first.summary.exchanges)
+
+
+def test_a_recipe_that_spells_ids_in_another_way_draws_no_other_noise() -> None:
+    """Under a recipe for each spelling, the mean of the draws would tell the labels."""
+    rows = {"id_rules": ["casefold"]}
+    made = recipe(TELLING["splitnn"], task={"kind": "binary", "label_epsilon": 1.0}, **rows)
+    data = cases.columns("sklearn:breast_cancer", 2, limit=60)["p0"]
+
+    def noisy(data: dict[str, Any]) -> list[float]:
+        made_of = parse(DataSettings, data, "data")
+        targets = try_party(made, "p0", made_of, made.model.encoder).party.data.targets
+        assert targets is not None
+        return [float(one) for one in targets.reshape(-1)]
+
+    with pytest.raises(InputError, match="draws the noise of a label by its id") as refused:
+        noisy(data)
+    assert refused.value.code == Code.REFUSED
+    # The party's own rules are the same in all recipes.
+    assert len(noisy(data | {"id_rules": ["casefold"]})) == 60

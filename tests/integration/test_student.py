@@ -191,6 +191,27 @@ def test_rows_that_the_others_lack_count_with_their_labels_under_psi(tmp_path: P
     assert sorted(party.take(targets, party.rows("own")).reshape(-1).tolist()) == sorted(want)
 
 
+def test_a_label_keeps_its_noise_when_another_run_aligns_its_row() -> None:
+    """A peer chooses which rows are common; each choice must not draw the noise again."""
+    tables = recipe("multiclass", {"validation": 0.0, "test": 0.0})
+    tables["task"] |= {"label_epsilon": 1.0}
+    settings = DataSettings(**data("multiclass")["p0"])
+    opened = open_party(Recipe.model_validate(tables), "p0", settings, _mlp(tables))
+    ids = list(opened.table.ids)
+
+    def noisy(common: list[str]) -> dict[str, int]:
+        targets = assemble(opened, Aligned(tuple(common))).party.data.targets
+        assert targets is not None
+        rest = [one for one in ids if one not in set(common)]
+        return dict(zip([*common, *rest], targets.tolist(), strict=True))
+
+    want = noisy(ids)
+    assert opened.table.labels is not None
+    assert [want[one] for one in ids] != opened.table.labels.tolist()
+    for common in (ids[:60], ids[1:70]):
+        assert noisy(common) == want
+
+
 def _mlp(tables: dict[str, Any]) -> Any:
     return Recipe.model_validate(tables).model.encoder
 

@@ -236,8 +236,9 @@ class TaskSettings(Section):
     """
     label_epsilon: Annotated[float, Field(ge=0.01, le=50.0)] | None = None
     """``binary``, ``multiclass``: ε of randomised response on each training label. The noise of a
-    label is drawn once and kept over all runs, so ε does not grow with epochs. Labels of validation
-    and test rows, which metrics need, stay as they are. Default: no noise.
+    label is drawn once and kept over all runs, so ε does not grow with epochs. It follows from the
+    id, so a party file must have its own ``data.id_rules`` if the recipe has some. Labels of
+    validation and test rows, which metrics need, stay as they are. Default: no noise.
     """
     threshold: Threshold | None = None
     """``binary``: the probability above which a row is decided positive: a number, or a rule that

@@ -102,6 +102,10 @@ class Predecessor:
         except OSError as error:
             text = f"the process before this one has not ended ({error.strerror or 'it is late'})"
             raise InputError(Code.ADDRESS_IN_USE, f"{text}; end it, and start again") from None
+        if not found:
+            # It was killed, and its peers and sockets are as a crash leaves them.
+            text = "handover: the process before this one has ended without a word"
+            raise InputError(Code.ADDRESS_IN_USE, f"{text}. Start the program again.")
         told: dict[str, Any] = json.loads(found)
         return told
 

@@ -70,9 +70,9 @@ def _private_training(party: Party, found: dict[str, Planned]) -> None:
     """Adds this party's steps, at all others."""
     plan, name = party.privacy, party.name
     others = [each.name for each in party.recipe.parties if each.name != name]
-    if party.label_noise is not None:
+    if party.data.label_noise is not None:
         for other in others:
-            found[other].costs[party.label_noise] += 1
+            found[other].costs[party.data.label_noise] += 1
     if plan is None:
         return
     for share in (each for each in plan.shares if each.party == name):

@@ -28,6 +28,7 @@ from vfl_common.summary import ExchangeSummary
 from vfl_party.align import Aligned, alignment_of
 from vfl_party.assembly.models import build_models, load_models
 from vfl_party.base.devices import random_states, set_random_states
+from vfl_party.base.mechanism import Mechanism
 from vfl_party.base.phase import Phase, Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.data import Table, load_table, read_table
@@ -39,10 +40,10 @@ from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.outbound.sent import SentBefore
-from vfl_party.phases.advice import check_roles, label_taken
+from vfl_party.phases.advice import check_roles, check_spelling, label_taken
 from vfl_party.phases.context import Hooks, MakeEncoder, Party, PartyData
 from vfl_party.phases.course import Course
-from vfl_party.privacy.label_noise import randomise
+from vfl_party.privacy.label_noise import mechanism, randomise
 from vfl_party.ranks import Part, SpreadEncoder, check_spread
 
 log = logging.getLogger(__name__)
@@ -201,6 +202,8 @@ def open_party(
     if labels and not active:
         check_roles(name, data)
     if active:
+        if labels:
+            check_spelling(recipe, data)
         check_combination(recipe.model.combine)
         check_top(recipe.model.top)
         data = data.keeping_rows()
@@ -410,6 +413,7 @@ def assemble(
         features = replace(features, noted=noted)
         parts = parts_of(opened, aligned)
         more["encode"] = spread(models["encoder"], prepared, parts, noted)
+    targets, noise = _targets(opened, prepared, aligned, root)
     party = Party(
         name=name,
         course=course,
@@ -419,12 +423,13 @@ def assemble(
             splits=prepared.splits,
             features=features.to(device) if features is not None else None,
             labels=prepared.labels,
-            targets=_targets(opened, prepared, root, device),
+            targets=targets.to(device) if targets is not None else None,
             ids=prepared.table.ids,
             holdings=aligned.holdings,
             held=aligned.held,
             columns=prepared.cells if features is not None else None,
             weights=prepared.weights,
+            label_noise=noise,
         ),
         policy=policy if policy is not None else AllowAll(),
         sent=opened.sent,
@@ -437,23 +442,26 @@ def assemble(
     return Assembled(opened, prepared, party, phases, random_states(device))
 
 
-def _targets(opened: Opened, prepared: Prepared, root: int, device: torch.device) -> Tensor | None:
+def _targets(
+    opened: Opened, prepared: Prepared, aligned: Aligned, root: int
+) -> tuple[Tensor | None, Mechanism | None]:
     """Returns the targets that phases work with: in training, with the noise of
-    ``task.label_epsilon``.
+    ``task.label_epsilon``; and what that noise costs, None without it.
     """
-    targets, task = prepared.targets, opened.recipe.task
-    if targets is None:
-        return None
-    if task.label_epsilon is not None and opened.work.job == "train":
-        targets = randomise(
-            targets,
-            prepared.table.ids,
-            prepared.splits,
-            epsilon=task.label_epsilon,
-            classes=task.classes or 2,
-            root=derive_seed(root, "labels", opened.name),
-        )
-    return targets.to(device)
+    targets, labels, task = prepared.targets, prepared.labels, opened.recipe.task
+    if task.label_epsilon is None or opened.work.job != "train" or targets is None:
+        return targets, None
+    assert labels is not None  # noqa: S101 - there are targets
+    classes = task.classes or 2
+    noise = mechanism(task.label_epsilon, opened.settings.label, labels.classes, classes)
+    # A row keeps its noise when a later run aligns it, or no longer does.
+    ids = [*prepared.table.ids]
+    if len(targets) > len(ids) and (rest := aligned.rest_positions(opened.table)) is not None:
+        ids += [opened.table.ids[row] for row in rest.tolist()]
+    if len(targets) > len(ids) and opened.unaligned is not None:
+        ids += opened.unaligned.ids
+    root, splits = derive_seed(root, "labels"), prepared.splits
+    return randomise(targets, ids, splits, noise=noise, classes=classes, root=root), noise
 
 
 def parts_of(opened: Opened, aligned: Aligned) -> list[Part]:

@@ -21,25 +21,31 @@ class Mechanism:
             of randomised response, whose uses cost no more than the first.
         rate: the probability with which a row takes part (Poisson sampling; of Gauss alone).
         times: how often at each use, with independent noise.
+        of: of randomised response: names the draw. Uses of one draw cost as much as the first;
+            other draws are independent, and add up.
     """
 
     kind: Literal["gaussian", "laplace", "response"]
     noise: float
     rate: float = 1.0
     times: int = 1
+    of: str = ""
 
     @property
     def text(self) -> str:
         """The mechanism as the record writes it: ``read`` gives the same one, bit for bit."""
-        return f"{self.kind} {self.noise!r} {self.rate!r} {self.times}"
+        words = (self.kind, repr(self.noise), repr(self.rate), str(self.times), self.of)
+        return " ".join(words).rstrip()
 
     @classmethod
     def read(cls, text: str) -> Mechanism:
         """Reads ``text``. Raises ValueError if it is none."""
-        kind, noise, rate, times = text.split(" ")
+        kind, noise, rate, times, *of = text.split(" ")
+        if len(of) > 1:
+            raise ValueError(text)
         if kind not in ("gaussian", "laplace", "response"):
             raise ValueError(text)
-        found = cls(kind, float(noise), float(rate), int(times))  # type: ignore[arg-type]
+        found = cls(kind, float(noise), float(rate), int(times), *of)  # type: ignore[arg-type]
         if not (
             0 <= found.noise <= _MOST
             and 0 <= found.rate <= 1

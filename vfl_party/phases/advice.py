@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from vfl_common.config.data import DataSettings, shown
+from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.text import percent
 
@@ -84,3 +85,17 @@ def advise(show: Callable[..., None], text: str) -> None:
     if text:
         log.warning("%s", text, extra={"event": "advice"})
         show("advice", said=text)
+
+
+def check_spelling(recipe: Recipe, data: DataSettings) -> None:
+    """Raises InputError if the recipe spells ids by which the active party draws noise on labels:
+    each other spelling would draw it again, and the mean of the draws tells the labels.
+    """
+    if recipe.task.label_epsilon is None or not data.spelt_by_recipe:
+        return
+    rules = ", ".join(f'"{rule}"' for rule in recipe.rows.id_rules)
+    text = (
+        "task.label_epsilon draws the noise of a label by its id, and this recipe changes how ids"
+    )
+    text = f"{text} are spelt (got rows.id_rules = [{rules}]). Write data.id_rules = [{rules}] in"
+    raise InputError(Code.REFUSED, f"{shown(data.source)}: {text} the party file.")

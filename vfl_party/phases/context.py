@@ -39,7 +39,6 @@ from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.outbound.sent import SentBefore
 from vfl_party.privacy.accountant import Spending
-from vfl_party.privacy.label_noise import mechanism
 from vfl_party.privacy.plan import PrivacyPlan
 from vfl_party.record.recorder import Recorder
 
@@ -130,6 +129,7 @@ class PartyData:
         columns: gives the aligned rows' cells as the table has them, see ``Prepared.cells``; None
             without features.
         weights: the column of ``data.weight`` at the active party, [N], as the table has it.
+        label_noise: what noisy labels cost each row; None without ``task.label_epsilon``.
     """
 
     splits: Mapping[str, Rows]
@@ -141,6 +141,7 @@ class PartyData:
     held: HeldRows | None = None
     columns: Callable[[], Columns] | None = None
     weights: Tensor | None = None
+    label_noise: Mechanism | None = None
 
 
 def _forward(model: nn.Module, precision: Precision, *inputs: Tensor) -> Tensor:
@@ -254,15 +255,9 @@ class Party:
     def connect(self, connections: Connections | None, hooks: Hooks) -> None:
         """Connects the phases to the other parties, and to the program that runs them."""
         self.connections, self.hooks = connections, hooks
-        if self.record is not None and (noise := self.label_noise) is not None:
+        if self.record is not None and (noise := self.data.label_noise) is not None:
             to = [party.name for party in self.recipe.parties if party.name != self.name]
             self.record.spends(self.course.phases[0].name, noise.text, 1, "labels", to)
-
-    @property
-    def label_noise(self) -> Mechanism | None:
-        """What noisy labels cost each row; None without ``task.label_epsilon``."""
-        epsilon = self.recipe.task.label_epsilon
-        return None if epsilon is None or self.data.targets is None else mechanism(epsilon)
 
     @property
     def recipe(self) -> Recipe:

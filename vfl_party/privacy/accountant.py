@@ -85,18 +85,18 @@ def epsilon(spendings: Sequence[Spending], delta: float) -> float:
 
 def composed(uses: Iterable[tuple[Mechanism, int]], delta: float) -> float:
     """Returns ε of mechanisms that are used one after the other, each so often; infinite if one of
-    them adds no noise, or next to none. Randomised response of each ε counts once: its noise is
+    them adds no noise, or next to none. A draw of randomised response counts once: its noise is
     kept.
 
     Raises InputError if δ is not between 0 and 1.
     """
     _check(delta)
     uses = [*uses]
-    once = {each.noise for each, times in uses if times and each.kind == "response"}
+    once = {each for each, times in uses if times and each.kind == "response"}
     taken = [(each, times) for each, times in uses if times and each.rate]
     taken = [(each, times) for each, times in taken if each.kind != "response"]
     # Pure differential privacy adds up as it is.
-    pure = sum(once)
+    pure = sum(each.noise for each in once)
     if not taken:
         return pure
     if any(each.noise < _LEAST for each, _ in taken):

@@ -1,13 +1,18 @@
 """Label differential privacy by randomised response (Warner 1965; K-RR of Kairouz et al. 2016).
 
 The noise of a label is drawn once and kept, over epochs and runs: it follows from a secret of the
-active party, ε and the row's id. So ε does not grow with what is sent, and averaging does not
-remove the noise. Whoever reads every gradient perfectly reads the noisy label.
+active party, the row's id, ε, the label column and the codes of its classes. So ε does not grow
+with what is sent, and averaging does not remove the noise. Whoever reads every gradient perfectly
+reads the noisy label.
+
+Two settings never share a draw. With the same draw, labels of two columns, or one label under other
+codes or another number of classes, would tell their difference without noise.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 
@@ -31,9 +36,18 @@ def keep_probability(epsilon: float, classes: int) -> float:
     return 1.0 / (1.0 + (classes - 1) * math.exp(-epsilon))
 
 
-def mechanism(epsilon: float) -> Mechanism:
-    """Returns what the noisy labels cost each row, however often they are used."""
-    return Mechanism("response", epsilon)
+def mechanism(
+    epsilon: float, column: str | None, names: Sequence[object], classes: int
+) -> Mechanism:
+    """Returns what the noisy labels cost each row, however often they are used.
+
+    Args:
+        column: of the labels.
+        names: of the classes, in the order of their codes.
+        classes: K of the recipe's task, at least ``len(names)``.
+    """
+    draw = json.dumps([column, [str(name) for name in names], classes])
+    return Mechanism("response", epsilon, of=hashlib.sha256(draw.encode()).hexdigest()[:16])
 
 
 def randomise(
@@ -41,7 +55,7 @@ def randomise(
     ids: Sequence[str],
     splits: Mapping[str, Rows],
     *,
-    epsilon: float,
+    noise: Mechanism,
     classes: int,
     root: int,
 ) -> Tensor:
@@ -52,12 +66,13 @@ def randomise(
 
     Args:
         targets: codes of classes, int64 [N], or 0 and 1, [N, 1].
-        ids: of the rows, [N] or fewer; a row without an id is known by its position.
+        ids: of the rows, [N] or more.
+        noise: see ``mechanism``.
         root: the seed from which the noise follows; secret, except in a simulation.
     """
     codes = targets.detach().cpu().reshape(-1).numpy().astype(np.int64)
-    drawn = _draws(ids, len(codes), f"{root} {epsilon!r}".encode())
-    changed = drawn[:, 0] * _UNIT >= keep_probability(epsilon, classes)
+    drawn = _draws(ids[: len(codes)], f"{root} {noise.text}".encode())
+    changed = drawn[:, 0] * _UNIT >= keep_probability(noise.noise, classes)
     measured = [splits[name] for name in _MEASURED if name in splits]
     changed[np.concatenate([np.empty(0, np.int64), *measured])] = False
     step = 1 + drawn[:, 1] % np.uint64(classes - 1)
@@ -65,10 +80,9 @@ def randomise(
     return torch.from_numpy(noisy).to(targets.dtype).reshape(targets.shape)
 
 
-def _draws(ids: Sequence[str], rows: int, secret: bytes) -> npt.NDArray[np.uint64]:
+def _draws(ids: Sequence[str], secret: bytes) -> npt.NDArray[np.uint64]:
     """Returns two random numbers of 64 bits for each row, [N, 2]."""
     key = hashlib.sha256(secret).digest()
-    names = (ids[row] if row < len(ids) else f"\0{row}" for row in range(rows))
-    digests = (hashlib.blake2b(str(name).encode(), digest_size=16, key=key) for name in names)
+    digests = (hashlib.blake2b(str(name).encode(), digest_size=16, key=key) for name in ids)
     bytes_ = b"".join(digest.digest() for digest in digests)
-    return np.frombuffer(bytes_, np.dtype("<u8")).reshape(rows, 2).astype(np.uint64)
+    return np.frombuffer(bytes_, np.dtype("<u8")).reshape(len(ids), 2).astype(np.uint64)

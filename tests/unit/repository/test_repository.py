@@ -22,6 +22,8 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 CPU, CUDA, SERVER = LOCKS = [
     ROOT / "deploy" / "locks" / f"requirements-{name}.txt" for name in ("cpu", "cuda", "server")
 ]
+EXTRAS = sorted({*PROJECT["optional-dependencies"]} - {"dev", "docs", "fuzz"})
+OF_EXTRAS = [ROOT / "deploy" / "locks" / f"requirements-{extra}.txt" for extra in EXTRAS]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MAKEFILE = (ROOT / "Makefile").read_text()
 PYTHONS = ["3.11", "3.12", "3.13"]
@@ -71,7 +73,30 @@ def test_the_locks_have_versions_that_the_dependencies_allow() -> None:
         assert all(version in wanted.specifier for version in versions), line
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=["cpu", "cuda", "server"])
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_each_extra_that_a_party_installs_has_a_lock_in_the_versions_of_the_others(
+    extra: str,
+) -> None:
+    lock = ROOT / "deploy" / "locks" / f"requirements-{extra}.txt"
+    wanted = PROJECT["optional-dependencies"][extra]
+    digest = hashlib.sha256(json.dumps(wanted).encode()).hexdigest()
+    assert digest in lock.read_text(), "the extra has changed: run `make lock`"
+    assert f"\n-r {CPU.name}\n" in lock.read_text()
+    assert not set(pins(lock)) & {*pins(CPU), *pins(CUDA)}
+    locked = pins(CPU) | pins(lock)
+    for line in wanted:
+        requirement = Requirement(line)
+        for pin in locked[canonicalize_name(requirement.name)]:
+            assert next(iter(pin.specifier)).version in requirement.specifier, line
+
+
+def test_every_lock_is_audited() -> None:
+    assert {*LOCKS, *OF_EXTRAS} == {*LOCKS[0].parent.glob("*.txt")}
+    audits = [step["run"] for step in steps() if "--require-hashes" in step.get("run", "")]
+    assert any("for lock in deploy/locks/requirements-*.txt" in audit for audit in audits)
+
+
+@pytest.mark.parametrize("lock", [*LOCKS, *OF_EXTRAS], ids=["cpu", "cuda", "server", *EXTRAS])
 def test_a_lock_has_one_version_with_hashes_of_each_library_and_no_address(lock: Path) -> None:
     text = lock.read_text()
     for found in pins(lock).values():
