@@ -80,18 +80,18 @@ class Aligned:
         return np.flatnonzero(others)
 
     def by(self, name: str, active: str) -> str:
-        """Words who holds the rows of the party ``name``, if not all parties hold each: at the
-        active party how many each set of parties holds. '' if all do.
+        """Returns who holds the rows of the party ``name``, for a person: at the active party how
+        many each set of parties holds. '' if all parties hold all rows.
         """
         if self.held is None:
             return ""
         if name != active:
-            return f"held by {active}, too"
-        found = self.held.alike(self.held.splits["all"])
+            return f"also held by {active}"
+        groups = self.held.alike(self.held.splits["all"])
         sets = (
-            f"{len(at):,} that {' and '.join(names) or 'nobody else'} "
+            f"{len(rows):,} that {' and '.join(names) or 'nobody else'} "
             f"{'hold' if len(names) > 1 else 'holds'}"
-            for names, at in found
+            for names, rows in groups
         )
         return f"used: {', '.join(sets)}"
 

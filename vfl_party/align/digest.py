@@ -34,7 +34,7 @@ from vfl_party.outbound.policies import Policy
 CPU = torch.device("cpu")
 # The phase in which the rows are compared.
 OPENING = "open"
-REMEDY = "every party needs the same ids, so cut each table to the ids in common"
+REMEDY = "Every party needs the same ids: cut each table to the ids in common."
 ROWS = Exchange(
     "rows", Sent(Kind.ROWS, {"count": i64(1), "digest": u8(32)}), when="once a generation"
 )
@@ -107,7 +107,7 @@ class DigestAlignment:
             if not is_division(division):
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
-                    f"{active} sent a division without training rows",
+                    f"{active}: sent a division without training rows. Begin a new run.",
                     party=active,
                 )
             return Aligned(ids, division)
@@ -117,14 +117,14 @@ class DigestAlignment:
         for party, rows in received.items():
             count = int(rows["count"][0])
             if count != len(ids) or not torch.equal(rows["digest"], mine["digest"]):
-                what = (
-                    f"{count} and {len(ids)} rows"
-                    if count != len(ids)
-                    else f"{count} rows each, with other ids"
+                raise PeerError(
+                    Code.ROWS_DIFFER,
+                    f"{party}: does not hold the same ids as {name}.",
+                    party=party,
+                ).privately(
+                    f"{party}: does not hold the same ids as {name} (got {count} rows, {name} has "
+                    f"{len(ids)}). {self._remedy}"
                 )
-                text = f"different row sets: {party} and {name} hold {what}; {self._remedy}"
-                public = f"different row sets: {party} and {name} do not hold the same ids"
-                raise PeerError(Code.ROWS_DIFFER, public, party=party).privately(text)
         if at.connections.protocol >= SHOWN_AGAIN_SINCE:
             answering.hub.ask_again(AGAIN)
         aligned = self.expected(table)
@@ -143,8 +143,12 @@ def show_again(asking: Asking, at: Aligning, ids: Sequence[str]) -> None:
     asking.lenient = True
     with contextlib.suppress(StepPassed):
         asking.swap(AGAIN, shown(at, ids))
-        text = f"{asking.peer} answers a party that returns as if it were at the beginning"
-        raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=asking.peer)
+        raise PeerError(
+            Code.STEP_OUT_OF_ORDER,
+            f"{asking.peer}: answered a returning party as if it were at the beginning. Begin a "
+            "new run.",
+            party=asking.peer,
+        )
 
 
 def shown(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:

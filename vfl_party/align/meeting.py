@@ -74,8 +74,12 @@ class Meeting:
         fit = all(rows > 0 for rows in ring.rows) and ring.rows[ring.me] == len(table)
         # The active party has looked at each.
         if not fit:
-            text = f"{ring.active} says that the parties have {ring.rows} rows, which cannot be"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.active)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{ring.active}: announced impossible numbers of rows (got {ring.rows}). Begin a "
+                "new run.",
+                party=ring.active,
+            )
         for other, rows in zip(ring.names, ring.rows, strict=True):
             self._require_masks(other, rows)
         publics = [
@@ -96,11 +100,12 @@ class Meeting:
             )
         elif before.rows != tuple(ring.rows):
             # With the same secrets, another set would show what has changed.
-            text = (
-                f"{ring.active} goes on with an alignment in which the parties had other "
-                "numbers of rows"
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{ring.active}: goes on with an alignment in which the parties had other numbers "
+                "of rows. Begin a new run.",
+                party=ring.active,
             )
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.active)
         else:
             done = sum(
                 min(self._kept.stored(round_), ring.rows[ring.owner(round_)])
@@ -125,8 +130,12 @@ class Meeting:
                 <= first[round_ - 1]
                 <= (have // batches.BATCH if have < rows else ring.batches)
             ):
-                text = f"{ring.active} would leave out batches that {ring.at.name} lacks"
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.active)
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{ring.active}: leaves out batches that {ring.at.name} lacks. Begin a new "
+                    "run.",
+                    party=ring.active,
+                )
         return Agreed(False, self._identity, first, publics)
 
     def _decide(self, told: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -140,11 +149,18 @@ class Meeting:
         for name, each in told.items():
             rows, masked = int(each["rows"][0]), int(each["masked"].min())
             if rows <= 0:
-                text = f"{name} says that it has {rows} rows; it needs one at least"
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=name)
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{name}: must have at least one row (got {rows}). Give it rows.",
+                    party=name,
+                )
             if masked < 0:
-                text = f"{name} says that it keeps {masked} masked rows, which cannot be"
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=name)
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{name}: announced an impossible number of masked rows (got {masked}). Begin "
+                    "a new run.",
+                    party=name,
+                )
         if all(bool(each["known"][0]) for each in told.values()):
             return {
                 "rows": torch.zeros(k, dtype=torch.int64),
@@ -157,8 +173,12 @@ class Meeting:
             self._require_masks(name, int(each["rows"][0]))
         gone = [name for name in self._ring.names if name not in told]
         if gone:
-            text = f"{gone[0]} has left the run, and the rows in common cannot be found without it"
-            raise LostError(Code.PARTY_LOST, f"{text}; begin a new run", party=gone[0])
+            raise LostError(
+                Code.PARTY_LOST,
+                f"{gone[0]}: has left the run, and the rows in common cannot be found without it. "
+                "Begin a new run.",
+                party=gone[0],
+            )
         self._ring.rows = [int(told[name]["rows"][0]) for name in self._ring.names]
         attempts = {each["attempt"].numpy().tobytes() for each in told.values()}
         goes_on = (
@@ -185,14 +205,13 @@ class Meeting:
 
     def _require_masks(self, name: str, rows: int) -> None:
         """Raises PeerError (REFUSED) if another party has more rows than this one masks."""
-        me, most, active = self._ring.at.name, self._ring.at.peer_rows_at_most, self._ring.active
-        if name != me and rows > most:
-            who = name if active in (me, name) else f"{active} says that {name}"
-            text = (
-                f"{who} announces {rows:,} rows, and {me} masks at most {most:,} of another party"
-            )
+        me, limit = self._ring.at.name, self._ring.at.peer_rows_at_most
+        if name != me and rows > limit:
             raise PeerError(
-                Code.REFUSED, f"{text} (peer_rows_at_most of its party file)", party=name
+                Code.REFUSED,
+                f"{name}: announces {rows:,} rows, but {me} masks at most {limit:,} of another "
+                f"party. Raise peer_rows_at_most in the party file of {me}, or align fewer rows.",
+                party=name,
             )
 
     def _introduction(self) -> bytes:
@@ -201,39 +220,39 @@ class Meeting:
 
         Raises InputError if its certificate is too long.
         """
-        mine = self._ring.at.credentials
-        said = (
+        credentials = self._ring.at.credentials
+        introduction = (
             self._identity.public
-            if mine is None
-            else self._identity.introduction(mine, self._ring.at.run_id.encode())
+            if credentials is None
+            else self._identity.introduction(credentials, self._ring.at.run_id.encode())
         )
-        if mine is not None and len(said) + 2 > INTRODUCTION_BYTES:
-            text = (
-                f"{mine.certificate_file}: the certificate is too long to introduce "
-                f"{self._ring.at.name} to other parties"
-            )
-            most = (
-                f"its introduction has {len(said)} bytes, and {INTRODUCTION_BYTES - 2} may be sent"
-            )
+        if credentials is not None and len(introduction) + 2 > INTRODUCTION_BYTES:
             raise InputError(
                 Code.CERTIFICATE_INVALID,
-                f"{text}: {most}; take one with fewer names or a shorter key",
+                f"{credentials.certificate_file}: the introduction of {self._ring.at.name} must "
+                f"have at most {INTRODUCTION_BYTES - 2} bytes (got {len(introduction)}). Use a "
+                "certificate with fewer names or a shorter key.",
             )
-        return (len(said).to_bytes(2, "little") + said).ljust(INTRODUCTION_BYTES, b"\0")
+        return (len(introduction).to_bytes(2, "little") + introduction).ljust(
+            INTRODUCTION_BYTES, b"\0"
+        )
 
     def _public(self, number: int, padded: bytes) -> bytes:
         """Returns a party's key for sealing. Raises PeerError if its introduction is not its
         own.
         """
-        size, said = int.from_bytes(padded[:2], "little"), padded[2:]
-        mine = self._ring.at.credentials
+        size, introduction = int.from_bytes(padded[:2], "little"), padded[2:]
+        credentials = self._ring.at.credentials
         # Whatever the active party says: it salts the digest of the list.
         if number == self._ring.me:
             return self._identity.public
-        if mine is None:
-            return said[: sealed.PUBLIC_BYTES]
+        if credentials is None:
+            return introduction[: sealed.PUBLIC_BYTES]
         return sealed.verified(
-            said[:size], mine, self._ring.names[number], self._ring.at.run_id.encode()
+            introduction[:size],
+            credentials,
+            self._ring.names[number],
+            self._ring.at.run_id.encode(),
         )
 
 

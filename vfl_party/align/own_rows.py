@@ -102,7 +102,7 @@ class OwnRows:
             if found[name] != held:
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
-                    f"{active} says that {name} has other rows",
+                    f"{active}: announced other rows for {name} than it holds. Begin a new run.",
                     party=active,
                 )
             return Aligned(mine.ids, mine.division, found)
@@ -119,17 +119,24 @@ class OwnRows:
 
 
 def _read(at: Aligning, sender: str, party: str, counts: list[int]) -> Holding:
-    """Reads how many rows a party holds. Raises PeerError if that is no number of rows, leaves none
+    """Reads how many rows a party holds. Raises PeerError if a number is impossible, leaves none
     for training, or is more than this party allows.
     """
-    found: Mapping[str, int] = dict(zip(SPLITS, counts, strict=True))
-    who = party if sender == party else f"{sender} says that {party}"
+    holding: Mapping[str, int] = dict(zip(SPLITS, counts, strict=True))
     if min(counts) < 0 or not counts[0]:
-        said = ", ".join(f"{count:,} rows of the split {split}" for split, count in found.items())
-        raise PeerError(Code.MALFORMED_MESSAGE, f"{who} announces {said}", party=sender)
-    rows, most = sum(counts), at.peer_rows_at_most
-    if party != at.name and rows > most:
-        text = f"{who} announces {rows:,} rows, and {at.name} takes at most {most:,} of another"
-        text = f"{text} party (peer_rows_at_most of its party file)"
-        raise PeerError(Code.REFUSED, text, party=party)
-    return found
+        numbers = ", ".join(f"{count:,} {split}" for split, count in holding.items())
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{sender}: announced impossible numbers of rows for {party} (got {numbers}). Give it "
+            "training rows.",
+            party=sender,
+        )
+    rows, limit = sum(counts), at.peer_rows_at_most
+    if party != at.name and rows > limit:
+        raise PeerError(
+            Code.REFUSED,
+            f"{party}: announces {rows:,} rows, but {at.name} takes at most {limit:,} of another "
+            f"party. Raise peer_rows_at_most in the party file of {at.name}, or use fewer rows.",
+            party=party,
+        )
+    return holding

@@ -83,8 +83,11 @@ class PartialRows:
         known = np.unique(places)
         within = bool(((known >= 0) & (known < sum(counts))).all())
         if not (fits and within and len(known) == len(places)):
-            text = f"{active} sent places of rows that cannot be"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=active)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{active}: sent impossible places of rows. Begin a new run.",
+                party=active,
+            )
         write_atomic(
             at.folder / KEPT, json.dumps({"splits": splits.tolist(), "places": places.tolist()})
         )
@@ -112,8 +115,11 @@ class PartialRows:
                 raise ValueError
             return self._placed(at, rows, splits, places)
         except (OSError, ValueError, TypeError, KeyError, IndexError):
-            text = f"{path}: does not say where the rows of this party are among all"
-            raise InputError(Code.FILE_INVALID, f"{text}; restore it, or begin a new run") from None
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: does not hold the places of this party's rows. Restore it, or begin a "
+                "new run.",
+            ) from None
 
     def _placed(
         self, at: Aligning, rows: Rows, splits: npt.NDArray[np.int64], places: Rows
@@ -123,8 +129,11 @@ class PartialRows:
         held[places] = True
         mine = whole[held]
         if self._divides and not (mine == CODES.index("train")).any():
-            text = f"{at.name} holds no row of the split for training"
-            raise PeerError(Code.ROWS_DIFFER, f"{text}; give it more rows", party=at.name)
+            raise PeerError(
+                Code.ROWS_DIFFER,
+                f"{at.name}: has no common row for training. Give it more rows.",
+                party=at.name,
+            )
         return aligned_of(at.table, rows[order], whole, {at.name: held}, mine, self._divides)
 
     def _tell(self, at: Aligning, common: Common) -> Aligned:
@@ -136,12 +145,14 @@ class PartialRows:
         place_N[aligned.rows] = np.arange(len(aligned.ids))
         lists = {name: np.flatnonzero(held) for name, held in common.holders.items()}
         received = answering.collect(SHOWN)
-        for party, said in received.items():
+        for party, shown_rows in received.items():
             mine = shown(at, at.table.select(lists[party]).ids)
-            if any(not torch.equal(said[name], mine[name]) for name in mine):
-                text = f"different row sets: {party} and {at.name} do not take the same rows as"
-                text = f"{text} common; {self._remedy}"
-                raise PeerError(Code.ROWS_DIFFER, text, party=party)
+            if any(not torch.equal(shown_rows[name], mine[name]) for name in mine):
+                raise PeerError(
+                    Code.ROWS_DIFFER,
+                    f"{party}: does not take the same rows as common as {at.name}. {self._remedy}",
+                    party=party,
+                )
         answering.hub.ask_again(AGAIN)
         codes = np.frombuffer(aligned.division or bytes(len(aligned.ids)), np.uint8)
         sizes = ints(*np.bincount(codes, minlength=len(CODES)).tolist())

@@ -50,7 +50,7 @@ from vfl_party.data.ids import Ids
 from vfl_party.outbound.declared import Occurrence
 from vfl_party.outbound.policies import Policy
 
-REMEDY = "to align again, remove the folder 'alignment' of the run at either party"
+REMEDY = "To align again, remove the folder 'alignment' of the run at either party."
 
 
 class PsiAlignment:
@@ -74,27 +74,26 @@ class PsiAlignment:
         return self._digest.expected(table)
 
     def kept(self, at: Aligning) -> Aligned:
-        found = self._known(at)
-        if found is None and self._recipe.passives:
-            text = (
-                f"{at.folder}: does not say which rows all parties hold, and the others are in "
-                "the middle of the run"
-            )
+        common = self._known(at)
+        if common is None and self._recipe.passives:
             raise InputError(
-                Code.DATA_INVALID, f"{text}; restore the folder and the rows that it had"
+                Code.DATA_INVALID,
+                f"{at.folder}: does not say which rows all parties hold, and the other parties "
+                "are in the middle of the run. Restore the folder and the rows that it had.",
             )
-        if found is not None and self._partial is not None:
-            return self._partial.kept(at, self._wanted(found))
-        if found is None:
+        if common is not None and self._partial is not None:
+            return self._partial.kept(at, self._wanted(common))
+        if common is None:
             return self._digest.expected(at.table).with_kept(at.folder)
-        rows = np.flatnonzero(found.rows)
+        rows = np.flatnonzero(common.rows)
         aligned = self._digest.expected(at.table.select(rows)).with_kept(at.folder)
         return replace(aligned, rows=rows)
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
-        found = self._known(at)
-        rows = self._partial if self._partial is not None and found is not None else self._digest
-        rows.show(at if found is None else replace(at, salt=found.salt), aligned)
+        """See ``Alignment.show``."""
+        common = self._known(at)
+        rows = self._partial if self._partial is not None and common is not None else self._digest
+        rows.show(at if common is None else replace(at, salt=common.salt), aligned)
 
     def _known(self, at: Aligning) -> Common | None:
         """Returns the common rows, if this party has kept them."""
@@ -170,10 +169,12 @@ class PsiAlignment:
                 kept.forget()
             raise
         if common is None:
-            text = (
-                f"{ring.active} says that all parties know the common rows, and this party does not"
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{ring.active}: says that all parties know the common rows, but {at.name} does "
+                "not. Begin a new run.",
+                party=ring.active,
             )
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.active)
         salted = replace(at, salt=common.salt)
         if self._partial is not None:
             aligned = self._partial.align(salted, self._wanted(common))
@@ -191,19 +192,23 @@ class PsiAlignment:
         """
         if self._divides:
             _require_enough(self._recipe.rows, common)
-        found = int(common.sum())
+        count = int(common.sum())
         # A party may know none of the rows to predict.
-        least = 0 if self._partial is not None and at.at_least == 1 else at.at_least
-        if found < least:
-            text = f"fewer rows are held by all parties than {at.name} answers for"
-            mine = (
-                f"{text}: {found:,} are, and predict.at_least of its party file is {at.at_least:,}"
+        minimum = 0 if self._partial is not None and at.at_least == 1 else at.at_least
+        if count < minimum:
+            raise PeerError(
+                Code.ROWS_DIFFER,
+                f"{at.name}: all parties hold fewer rows than it answers for.",
+                party=at.name,
+            ).privately(
+                f"{at.name}: all parties must hold at least {at.at_least:,} rows, the "
+                f"predict.at_least of its party file (got {count:,}). Reduce it, or align more "
+                "rows."
             )
-            raise PeerError(Code.ROWS_DIFFER, text, party=at.name).privately(mine)
 
 
 def _require_enough(rows: RowsSettings, common: npt.NDArray[np.bool_]) -> None:
     """Raises PeerError if too few of this party's rows are common."""
-    found = int(common.sum())
-    if found < least_common(rows.at_least, len(common)):
-        raise too_few(rows.at_least, found, partial=rows.partial)
+    count = int(common.sum())
+    if count < least_common(rows.at_least, len(common)):
+        raise too_few(rows.at_least, count, partial=rows.partial)

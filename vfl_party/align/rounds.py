@@ -82,12 +82,11 @@ class Rounds:
         # The day's last alignment has begun already; the run ends anyway.
         with contextlib.suppress(InputError):
             self._ring.at.begins()
-        text = (
-            f"{self._ring.server} has marked other rows as common than before in the same alignment"
-        )
-        whose = "the server, or a party that has sent it other masked rows, lies"
         raise PeerError(
-            Code.MALFORMED_MESSAGE, f"{text}: {whose}; begin a new run", party=self._ring.server
+            Code.MALFORMED_MESSAGE,
+            f"{self._ring.server}: marked other rows as common than before in the same alignment: "
+            "the server lies, or a party that sent it other masked rows. Begin a new run.",
+            party=self._ring.server,
         )
 
     def compare(self, lists: Sequence[Sequence[str]], salt: bytes) -> None:
@@ -114,8 +113,12 @@ class Rounds:
         said = ring.asking(SIZES).swap(StepKey(PHASE, k, 0), sizes)
         first, side, bits = int(said["first"][0]), ring.asking(TAGS), 0
         if not 0 <= first < last:
-            text = f"{ring.server} says that it keeps {first} of {last} batches of tags"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.server)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{ring.server}: announced an impossible number of batches of tags (got {first} of "
+                f"{last}). Begin a new run.",
+                party=ring.server,
+            )
         for number in range(first, last):
             # So that all wait for each other as long as that takes.
             ring.at.tick(PHASE, k - 2, k - 1, ring.batches, ring.batches)

@@ -253,10 +253,12 @@ class Kept:
             [points[np.isin(points[:, 0], twice)] for _, points in self._read(round_, of)]
         )
         if len(np.unique(alike, axis=0)) < len(alike):
-            text = (
-                f"{party} sent a point twice; run the same version of this program at all parties"
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{party}: sent a point twice. Run the same version of this program at all "
+                "parties.",
+                party=party,
             )
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
 
     def _read(self, round_: int, of: int) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
         """Yields each batch of a round: (its first row, its points [B, 4])."""
@@ -285,14 +287,20 @@ class Kept:
         ``run``: this party's folder of that run.
         """
         path = run / FOLDER / _COMMON
-        found = self._read_common(path)
-        if found is None:
-            text = "is missing" if not path.exists() else "is of other rows than this party has now"
-            remedy = "name another run in rows.alignment, or remove it to align again"
+        common = self._read_common(path)
+        if common is not None:
+            return common
+        if not path.exists():
             raise InputError(
-                Code.DATA_INVALID, f"{path}: the alignment of the run {text}; {remedy}"
+                Code.DATA_INVALID,
+                f"{path}: the alignment of the run is missing. Name another run in "
+                "rows.alignment, or remove the key to align again.",
             )
-        return found
+        raise InputError(
+            Code.DATA_INVALID,
+            f"{path}: the alignment of the run is of other rows than this party has now. Name "
+            "another run in rows.alignment, or remove the key to align again.",
+        )
 
     def _read_common(self, path: Path) -> Common | None:
         try:

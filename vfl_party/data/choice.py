@@ -5,6 +5,7 @@ label.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,8 @@ class Chosen:
     beside: tuple[str, ...] = ()
 
     def all_names(self) -> list[str]:
-        roles = (each for each in (self.label, *self.beside, self.split) if each)
+        """Returns all columns, each once: ids, label, other roles, features."""
+        roles = (name for name in (self.label, *self.beside, self.split) if name)
         return [*self.id, *roles, *self.features]
 
 
@@ -56,19 +58,15 @@ def choose(source: str, names: list[str], settings: DataSettings, with_label: bo
     """
     if not settings.id:
         raise checks.unusable(
-            source, f"needs data.id, the name of its id column, one of {checks.listed(names)}"
+            source, f"needs data.id. Name its id column, one of {checks.listed(names)}."
         )
     if with_label and settings.label is None:
         raise checks.unusable(
-            source, f"needs data.label, the name of its label column, one of {checks.listed(names)}"
+            source, f"needs data.label. Name its label column, one of {checks.listed(names)}."
         )
-    doubles = (
-        sorted({name for name in names if names.count(name) > 1})
-        if len(set(names)) < len(names)
-        else []
-    )
-    if doubles:
-        raise checks.unusable(source, f"has two columns called {doubles[0]!r}; rename one")
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
+    if repeated:
+        raise checks.unusable(source, f"has two columns called {repeated[0]!r}. Rename one.")
     checks.require_names(source, "id", settings.id, names)
     if with_label:
         checks.require_roles(source, settings, names)
@@ -95,7 +93,9 @@ def choose_features(
     lost = next((name for name in settings.columns or () if name not in names), None)
     if settings.as_trained and lost is not None:
         raise checks.unusable(
-            source, f"has no column {lost!r}, but training had it{checks.like(lost, names)}; add it"
+            source,
+            f"has no column {lost!r}, but training had it{checks.like(lost, names)}. Add the "
+            "column.",
         )
     for key in ("columns", "drop", "numeric", "categorical"):
         checks.require_names(source, key, getattr(settings, key) or (), names)
@@ -105,7 +105,8 @@ def choose_features(
     both = sorted(set(settings.numeric) & set(settings.categorical))
     if both:
         raise checks.unusable(
-            source, f"column {both[0]!r} is in data.numeric and in data.categorical; take one out"
+            source,
+            f"column {both[0]!r} is in both data.numeric and data.categorical. Remove it from one.",
         )
     left_out = {*leave_out, *settings.drop, *_pandas_index(names, settings)}
     wanted = names if settings.columns is None else dict.fromkeys(settings.columns)
@@ -114,12 +115,14 @@ def choose_features(
 
 
 def index_notes(names: Sequence[str], settings: DataSettings) -> tuple[str, ...]:
-    """Returns a sentence for a person about an index of pandas that no setting names; else none."""
+    """Returns a note for a person about a pandas index that no setting names; else none."""
     left_out = _pandas_index(names, settings)
     if not left_out:
         return ()
-    text = f"{checks.listed(left_out)}: the index of a pandas table is not read"
-    return (f"{text}; list it in data.numeric or data.categorical if it is a feature",)
+    return (
+        f"{checks.listed(left_out)}: the index of a pandas table is not read. If it is a feature, "
+        "list it in data.numeric or data.categorical.",
+    )
 
 
 def _pandas_index(names: Sequence[str], settings: DataSettings) -> list[str]:

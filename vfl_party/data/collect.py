@@ -54,11 +54,11 @@ def _collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
         checks.require_names(stream.source, "dates", [*settings.dates], stream.names)
     if not stream.as_written:
         if settings.dates is not None:
-            text = (
-                f"data.dates = {settings.dates!r} is for cells that are text, and the columns "
-                "here have types"
+            raise checks.unusable(
+                stream.source,
+                f"data.dates = {settings.dates!r} is for text cells, but the columns of this "
+                "source have types. Remove data.dates, and store dates as dates.",
             )
-            raise checks.unusable(stream.source, f"{text}; remove it, and write dates as dates")
         return Reading(stream.source, chosen, settings, space).over(
             _blocks(stream, chosen, settings), notes
         )

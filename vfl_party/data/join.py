@@ -47,10 +47,10 @@ def read_table(
     first = tables[one]
     for name, table in tables.items():
         if table.ids != first.ids:
-            counts = f"hold {len(table):,} and {len(first):,} rows"
-            text = f"{name} and {one} {counts if len(table) != len(first) else 'hold other ids'}"
             raise checks.unusable(
-                settings.source, f"{text}; cut each table to the ids in common, as for a federation"
+                settings.source,
+                f"{name} and {one} must have the same ids (got {len(table):,} and {len(first):,} "
+                "rows). Cut each table to the ids in common, as for a federation.",
             )
     return replace(
         first,
@@ -111,7 +111,8 @@ def _named(settings: DataSettings, part: str, table: Table) -> Table:
         return replace(table, images_NCHW=None)
     if table.images_NCHW is not None:
         raise checks.unusable(
-            table.source, f"{part} has images, and only columns can be joined with other parties'"
+            table.source,
+            f"{part} has images, but only columns can be joined with other parties'. Use columns.",
         )
     start = _start(settings, part)
     return replace(

@@ -118,7 +118,7 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
     if len(order) == 0:
         label = "data.label, " if counts.unlabelled else ""
         raise checks.unusable(
-            source, f"{counts.left_out}; correct {label}data.id, data.id_rules or data.duplicates"
+            source, f"{counts.left_out}. Correct {label}data.id, data.id_rules or data.duplicates."
         )
     # Of all rows: sentences about them count the source's.
     takes_first = n == settings.first or (settings.duplicates == "first" and counts.repeated > 0)
@@ -147,7 +147,7 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
     if empty and not with_label and not ids_alone:
         raise checks.unusable(
             source,
-            "has no feature columns beside the id; check data.columns, data.drop, data.label",
+            "has no feature columns besides the id. Check data.columns, data.drop and data.label.",
         )
     if settings.limit is not None and settings.limit_by == "random":
         order = _at_random(ids, order, settings.limit)
@@ -156,7 +156,8 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
     chosen, order = order, row_run(order, settings.view)
     if len(order) == 0:
         raise checks.unusable(
-            source, f"has {len(table)} rows, too few for the parts of data.view; take fewer parts"
+            source,
+            f"has too few rows for the parts of data.view (got {len(table)}). Use fewer parts.",
         )
     if own_ids:
         left_out = _left_out(has_id, ids.is_valid(), chosen)
@@ -251,15 +252,18 @@ def read_rows(settings: DataSettings, with_label: bool) -> Rows:
     if read is not None:
         return read(settings, with_label)
     if is_archive(source):
-        text = "is an archive; name the member that holds the rows, such as"
-        raise checks.unreadable(source, f"{text} {Path(source).name}/rows.csv")
-    kinds = (
-        "a .csv, .tsv, .txt or .libsvm (each also .gz or .bz2), .parquet, .xlsx, .npz or .mat "
-        "file, a folder of images or Parquet files,"
+        raise checks.unreadable(
+            source,
+            "is an archive. Name the member that holds the rows, such as "
+            f"{Path(source).name}/rows.csv.",
+        )
+    raise checks.unreadable(
+        source,
+        "has no known kind. Set data.format, or give data.source as one of a .csv, .tsv, .txt or "
+        ".libsvm (each also .gz or .bz2), .parquet, .xlsx, .npz or .mat file, a folder of images "
+        "or Parquet files, the URL of a database, sklearn:NAME, torchvision:NAME or a plug-in's "
+        "NAME:….",
     )
-    kinds = f"{kinds} the URL of a database, sklearn:NAME, torchvision:NAME or a plug-in's NAME:…"
-    text = f"has no known kind; give data.source as one of {kinds}, or set data.format"
-    raise checks.unreadable(source, text)
 
 
 def open_table(settings: DataSettings) -> Stream | None:
@@ -276,26 +280,35 @@ def open_table(settings: DataSettings) -> Stream | None:
     except OSError as error:
         # A name that is too long, a folder that may not be looked into.
         raise checks.unreadable(
-            source, f"cannot be read ({error.strerror}); correct data.source"
+            source, f"cannot be read ({error.strerror}). Correct data.source."
         ) from None
     if not exists:
         if URL.match(source):
-            text = "is a URL, and only those of databases are read"
-            raise checks.unreadable(source, f"{text}; copy the file here, and give its path")
-        text = "no such file or folder; correct data.source, or mount the volume that holds it"
-        raise checks.unreadable(source, text)
+            raise checks.unreadable(
+                source,
+                "is a URL, and only URLs of databases are read. Copy the file to this machine, "
+                "and give its path.",
+            )
+        raise checks.unreadable(
+            source,
+            "no such file or folder. Correct data.source, or mount the volume that holds it.",
+        )
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
-        raise checks.unreadable(source, "may not be read by this user; change its permissions")
+        raise checks.unreadable(source, "is not readable by this user. Change its permissions.")
     if path.is_dir():
         return open_parquet(settings) if holds_parquet(path) else None
     if not path.is_file():
-        raise checks.unreadable(source, "is no regular file, but a pipe or a device; write a file")
+        raise checks.unreadable(
+            source, "is not a regular file but a pipe or a device. Write the rows to a file."
+        )
     openers = {"text": open_text, "libsvm": open_svmlight}
     if settings.kind in openers:
         return openers[settings.kind](settings)
     if member is not None and settings.kind != "idx":
-        text = "only text, libsvm and IDX files are read within an archive"
-        raise checks.unreadable(source, f"{text}; unpack it")
+        raise checks.unreadable(
+            source,
+            "only text, libsvm and IDX files are read within an archive. Unpack the archive.",
+        )
     if source.lower().endswith(PARQUET):
         return open_parquet(settings)
     return open_excel(settings) if is_excel(source) else None
@@ -307,8 +320,9 @@ def column_names(settings: DataSettings) -> tuple[str, ...]:
     """
     stream = open_table(settings)
     if stream is None:
-        what = f"is no table that can be read; give a {', '.join(TABLES)} file"
-        raise checks.unreadable(shown(settings.source), what)
+        raise checks.unreadable(
+            shown(settings.source), f"is not a readable table. Give a {', '.join(TABLES)} file."
+        )
     return stream.names
 
 
@@ -342,7 +356,7 @@ def _frame_of(source: str, name: str) -> Any:
     except Exception as error:
         why = hidden(where_it_failed(error), source)
         raise checks.unreadable(
-            source, f"the plug-in failed {why}; correct data.source, or the plug-in"
+            source, f"the plug-in failed {why}. Correct data.source, or the plug-in."
         ) from error
 
 
@@ -350,8 +364,11 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
     source, view = table.source, settings.view
     for key in ("resize", "channels") if settings.image_shape is None else ():
         if getattr(settings, key) is not None:
-            text = f"holds columns, and data.{key} is for images"
-            raise checks.unusable(source, f"{text}; remove it, or set data.image_shape")
+            raise checks.unusable(
+                source,
+                f"holds columns, but data.{key} is for images. Remove data.{key}, or set "
+                "data.image_shape.",
+            )
     if columns.numeric_names:
         checks.require_finite(source, columns.numeric_NF, columns.numeric_names)
         if settings.missing == "error":
@@ -362,7 +379,7 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
     if settings.image_shape is None:
         if view is not None and view.scheme in CUTS:
             raise checks.unusable(
-                source, f"holds columns; set data.image_shape to use the view {view.scheme!r}"
+                source, f"holds columns. Set data.image_shape to use the view {view.scheme!r}."
             )
         if columns.numeric_names:
             table = replace(
@@ -375,8 +392,11 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
             )
         return table
     if columns.categorical_names:
-        what = f"column {columns.categorical_names[0]!r} is categorical and cannot be a pixel"
-        raise checks.unusable(source, f"{what}; drop it, or remove data.image_shape")
+        raise checks.unusable(
+            source,
+            f"column {columns.categorical_names[0]!r} is categorical and cannot be a pixel. Drop "
+            "it, or remove data.image_shape.",
+        )
     images_NCHW = _reshape(source, columns.numeric_NF, settings.image_shape)
     images_NCHW = fitted(source, images_NCHW, settings, table.space)
     return replace(table, images_NCHW=np.ascontiguousarray(cut_images(source, images_NCHW, view)))
@@ -416,11 +436,11 @@ def _reshape(
 ) -> npt.NDArray[Any]:
     size = int(np.prod(values.shape[1:]))
     if size != int(np.prod(shape)) or (values.ndim == 4 and values.shape[1:] != shape):
-        found = " x ".join(map(str, values.shape[1:])) + (
-            " pixels" if values.ndim == 4 else " numeric columns"
-        )
-        wanted = " x ".join(map(str, shape))
+        shape_of_rows = " x ".join(map(str, values.shape[1:]))
+        kind = "pixels" if values.ndim == 4 else "numeric columns"
         raise checks.unusable(
-            source, f"has rows of {found}, which do not make the data.image_shape of {wanted}"
+            source,
+            f"rows must have the data.image_shape of {' x '.join(map(str, shape))} (got "
+            f"{shape_of_rows} {kind}). Correct data.image_shape.",
         )
     return values.reshape(len(values), *shape)

@@ -61,11 +61,11 @@ def fitted(source: str, images_NCHW: Pixels, settings: DataSettings, space: Spac
     if (wanted, *size) == (channels, height, width):
         return images_NCHW
     if wanted != channels and (channels not in (1, 3) or not is_byte(images_NCHW)):
-        text = (
-            f"has images of {channels} x {height} x {width} in {images_NCHW.dtype}, and "
-            "data.channels is for those of 1 or 3 channels of bytes"
+        raise checks.unusable(
+            source,
+            "data.channels needs images of bytes with 1 or 3 channels (got "
+            f"{channels} x {height} x {width} in {images_NCHW.dtype}). Remove data.channels.",
         )
-        raise checks.unusable(source, f"{text}; remove it")
     kept = images_NCHW.dtype if is_whole(images_NCHW) else np.float32
     into = space.empty((len(images_NCHW), wanted, *size), kept)
     for part in parts_of(images_NCHW):

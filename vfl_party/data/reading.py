@@ -185,16 +185,22 @@ class Reading:
             return True
         if is_text(kind):
             return False
-        what = f"column {name!r} holds {kind}, which is neither number nor text"
-        raise checks.unusable(self._source, f"{what}; list it in data.categorical or data.drop")
+        raise checks.unusable(
+            self._source,
+            f"column {name!r} must hold numbers or text (got {kind}). List it in data.categorical "
+            "or data.drop.",
+        )
 
     def _refuse_buckets(self, numeric: Sequence[str]) -> None:
         """Raises InputError if buckets are named for a column that is read as numbers."""
         buckets = self._settings.categorical_buckets
         for name in numeric:
             if isinstance(buckets, dict) and name in buckets:
-                text = f"column {name!r} is in data.categorical_buckets, and holds numbers"
-                raise checks.unusable(self._source, f"{text}; list it in data.categorical, too")
+                raise checks.unusable(
+                    self._source,
+                    f"column {name!r} is in data.categorical_buckets but holds numbers. List it in "
+                    "data.categorical too.",
+                )
 
     def _number_block(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
         if self._found is not None:
@@ -207,10 +213,12 @@ class Reading:
         if pa.types.is_boolean(column.type):
             return floats(pc.cast(column, pa.int8()))
         if not is_text(column.type):
-            what = f"column {name!r} {self._said('numeric', 'numbers')} and holds {column.type}"
             raise checks.unusable(
                 self._source,
-                f"{what}; {'correct it' if self._settings.as_trained else 'take it out'}",
+                f"column {name!r} held numbers in training (got {column.type}). Correct the column."
+                if self._settings.as_trained
+                else f"column {name!r} is in data.numeric but holds {column.type}. Remove it from "
+                "data.numeric.",
             )
         settings = self._settings
         reading = number_formats.Numbers(
@@ -249,20 +257,15 @@ class Reading:
 
     def _no_number(self, name: str, column: pa.Array, reading: Any) -> npt.NDArray[np.float64]:
         where = checks.rows(self._source, self._rows + _first_unread(column, reading) + 1)
-        what = (
-            f"column {name!r} {self._said('numeric', 'numbers')} and holds text in {where}; "
-            "correct the value"
-        )
-        remedy = "" if self._settings.as_trained else ", or take the column out of data.numeric"
         raise checks.unusable(
-            self._source, f"{what}, or list it in data.na if it stands for an empty cell{remedy}"
+            self._source,
+            f"column {name!r} held numbers in training and holds text in {where}. Correct the "
+            "value, or list it in data.na if it stands for an empty cell."
+            if self._settings.as_trained
+            else f"column {name!r} is in data.numeric and holds text in {where}. Correct the "
+            "value, list it in data.na if it stands for an empty cell, or remove the column from "
+            "data.numeric.",
         )
-
-    def _said(self, key: str, kind: str) -> str:
-        """Words why a column must be of a kind: by the party's file, or by the training of which it
-        knows nothing.
-        """
-        return f"held {kind} in training" if self._settings.as_trained else f"is in data.{key}"
 
     def _text(self, column: pa.Array) -> pa.Array:
         """Returns a column of written cells as they stand, without marks; others unchanged."""
@@ -276,11 +279,10 @@ class Reading:
                 self._words[name] = self._vocabulary(name)
             return self._words[name].codes(self._text(column))
         except pa.ArrowException:
-            what = (
-                f"column {name!r} {self._said('categorical', 'categories')} and holds {column.type}"
-            )
             raise checks.unusable(
-                self._source, f"{what}, which cannot be written as text; drop it"
+                self._source,
+                f"column {name!r} is read as categories, and its values cannot be written as text "
+                f"(got {column.type}). Drop the column.",
             ) from None
 
     def _vocabulary(self, name: str) -> Vocabulary:
@@ -298,8 +300,11 @@ class Reading:
             return floats(column)
         if not is_text(column.type):
             role = self._role(name)
-            text = f"{role} column {name!r} holds {column.type}; {role}s are numbers or text"
-            raise checks.unusable(self._source, text)
+            raise checks.unusable(
+                self._source,
+                f"{role} column {name!r} must hold numbers or text (got {column.type}). Convert "
+                "it.",
+            )
         return self._codes_of(name, column)
 
     def labels(self) -> npt.NDArray[Any] | None:
@@ -323,10 +328,14 @@ class Reading:
         left_out = name == self._settings.label and self._settings.unlabelled == "drop"
         if name not in self.odd and not left_out:
             role = self._role(name)
-            advice = f"leave out the rows without a {role}"
-            if name == self._settings.label:
-                advice += ', or set data.unlabelled to "drop"'
-            checks.require_present(self._source, f"{role} column {name!r}", missing_N, advice)
+            checks.require_present(
+                self._source,
+                f"{role} column {name!r}",
+                missing_N,
+                f'Leave out the rows without a {role}, or set data.unlabelled to "drop".'
+                if name == self._settings.label
+                else f"Leave out the rows without a {role}.",
+            )
         return values
 
     def _role(self, name: str) -> str:
@@ -346,8 +355,11 @@ class Reading:
         )
         if (codes < 0).any():
             where = checks.rows(self._source, self._rows + int((codes < 0).argmax()) + 1)
-            what = f"column {name!r}, which data.split names, holds something else in {where}"
-            raise checks.unusable(self._source, f"{what}; each value is one of {', '.join(SPLITS)}")
+            raise checks.unusable(
+                self._source,
+                f"column {name!r}, which data.split names, must hold {', '.join(SPLITS)} (got "
+                f"something else in {where}). Correct it.",
+            )
         found: npt.NDArray[np.int32] = codes
         return found
 
@@ -372,7 +384,9 @@ def id_texts(source: str, name: str, column: pa.Array) -> pa.Array:
         or (pa.types.is_decimal(column.type) and column.type.scale == 0)
     ):
         raise checks.unusable(
-            source, f"id column {name!r} holds {column.type}; ids are text or whole numbers"
+            source,
+            f"id column {name!r} must hold text or whole numbers (got {column.type}). Choose "
+            "another column, or convert it.",
         )
     return pc.cast(column, pa.large_string())
 

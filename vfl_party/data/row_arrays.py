@@ -160,12 +160,16 @@ class Space:
 
     def _full(self, size: int, error: OSError) -> InputError:
         if not is_full(error):
-            text = f"{self.folder}: cannot hold the table's rows ({error.strerror})"
-            return InputError(Code.FILE_INVALID, f"{text}; set data.scratch to another folder")
+            return InputError(
+                Code.FILE_INVALID,
+                f"{self.folder}: cannot hold the table's rows ({error.strerror}). Set "
+                "data.scratch to another folder.",
+            )
         mib = math.ceil(size / 2**20)
-        text = f"{self.folder}: has no room for {mib:,} MiB of the table's rows ({error.strerror})"
         return InputError(
-            Code.FILE_INVALID, f"{text}; make room, or set data.scratch to a folder on another disk"
+            Code.FILE_INVALID,
+            f"{self.folder}: has no room for {mib:,} MiB of the table's rows ({error.strerror}). "
+            "Make room, or set data.scratch to a folder on another disk.",
         )
 
 

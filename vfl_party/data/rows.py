@@ -60,7 +60,10 @@ class Prepared:
         features.
         """
         if self.preprocessor is None:
-            raise InputError(Code.DATA_INVALID, f"{self.table.source}: has no features")
+            raise InputError(
+                Code.DATA_INVALID,
+                f"{self.table.source}: has no features. Give columns in data.columns.",
+            )
         return self.preprocessor.cells(self.table)
 
     @cached_property
@@ -137,9 +140,10 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
     """
     rows, n = recipe.rows, len(table)
     if table.splits is not None and rows.split != "column":
-        text = f'data.split is given, but the recipe has rows.split = "{rows.split}"'
         raise InputError(
-            Code.CONFIG_INVALID, f'{table.source}: {text}; set it to "column", or remove data.split'
+            Code.CONFIG_INVALID,
+            f'{table.source}: data.split needs rows.split = "column" in the recipe (got '
+            f'"{rows.split}"). Set it, or remove data.split.',
         )
     if rows.split == "random" or (table.labels is None and rows.align != "none"):
         return None
@@ -151,8 +155,11 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
     _check_labelled(recipe, splits)
     division = coded(splits, n)
     if not is_division(division):
-        text = f'no row is left for training, divided by rows.split = "{rows.split}"'
-        raise InputError(Code.DATA_INVALID, f"{table.source}: {text}; give more rows")
+        raise InputError(
+            Code.DATA_INVALID,
+            f'{table.source}: rows.split = "{rows.split}" leaves no row for training. Give more '
+            "rows.",
+        )
     return division
 
 
@@ -171,9 +178,10 @@ def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
     rows, n = recipe.rows, len(table)
     if rows.split == "column":
         if table.splits is None:
-            text = 'the recipe has rows.split = "column", and data.split does not name the column'
             raise InputError(
-                Code.CONFIG_INVALID, f"{table.source}: {text}; it holds train, validation or test"
+                Code.CONFIG_INVALID,
+                f'{table.source}: the recipe has rows.split = "column", and data.split is missing. '
+                "Name the column that holds train, validation or test.",
             )
         order = permutation(derive_seed(recipe.seed, "split"), n)
         parts = {
@@ -187,9 +195,11 @@ def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
         _check_whole(recipe, table)
     else:
         if recipe.task.kind not in ("binary", "multiclass"):
-            kind = recipe.task.kind
-            text = f'recipe: rows.split = "stratified" divides by classes, and a {kind} has none'
-            raise InputError(Code.CONFIG_INVALID, f'{text}; take "random" or "column"')
+            raise InputError(
+                Code.CONFIG_INVALID,
+                'recipe: rows.split = "stratified" divides by classes, and the task has none (got '
+                f'task.kind = "{recipe.task.kind}"). Choose "random" or "column".',
+            )
         assert table.labels is not None  # noqa: S101 - the recipe refuses it without an alignment
         _check_folds(recipe, n)
         n_validation = round(n * rows.validation)
@@ -205,10 +215,10 @@ def _whole_groups(recipe: Recipe, table: Table) -> dict[str, Rows]:
     InputError.
     """
     if table.groups is None:
-        text = 'the recipe has rows.split = "grouped", and data.group is missing'
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{table.source}: {text}; name the column that says which rows belong together",
+            f'{table.source}: the recipe has rows.split = "grouped", and data.group is missing. '
+            "Name the column that says which rows belong together.",
         )
     names, group_N = np.unique(table.groups, return_inverse=True)
     found = divide_rows(recipe, len(names), what="groups")
@@ -225,10 +235,11 @@ def _check_whole(recipe: Recipe, table: Table) -> None:
     both = np.unique(np.stack([query_N, split_N], axis=1), axis=0)
     divided_queries = int((np.bincount(both[:, 0]) > 1).sum())
     if divided_queries:
-        text = f"data.split gives the rows of {divided_queries} queries different splits"
         raise InputError(
             Code.DATA_INVALID,
-            f"{table.source}: {text}; give all rows of a query the same",
+            f"{table.source}: data.split gives the rows of {divided_queries} "
+            f"{'query' if divided_queries == 1 else 'queries'} different splits. Give all rows of "
+            "a query the same split.",
         )
 
 
@@ -252,18 +263,21 @@ def divided(division: bytes) -> dict[str, Rows]:
 def _check_folds(recipe: Recipe, count: int, what: str = "rows") -> None:
     folds = recipe.rows.folds
     if folds is not None and count < folds:
-        text = f"recipe: rows: folds = {folds}, but there are only {count} {what}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; take fewer folds, or give more {what}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: rows.folds must be at most {count}, the number of {what} (got {folds}). Use "
+            f"fewer folds, or give more {what}.",
+        )
 
 
 def _check_labelled(recipe: Recipe, splits: dict[str, Rows]) -> None:
     wanted = recipe.rows.labelled
     if wanted is not None and len(splits["train"]) < wanted:
-        text = (
-            f"recipe: rows: labelled = {wanted}, but only {len(splits['aligned'])} rows are "
-            "aligned and for"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: rows.labelled must be at most {len(splits['train'])}, the number of aligned "
+            f"training rows (got {wanted}). Reduce it, or give more rows.",
         )
-        raise InputError(Code.CONFIG_INVALID, f"{text} training; ask for fewer, or give more rows")
 
 
 def prepare(
@@ -288,12 +302,10 @@ def prepare(
     ``own``, if ``rows.labelled`` does not say that fewer labels are known.
     """
     if recipe.rows.align == "none" and unaligned:
-        text = (
-            'data.unaligned names rows that other parties lack, and with rows.align = "none" '
-            "all rows are such"
-        )
         raise InputError(
-            Code.CONFIG_INVALID, f"{table.source}: {text}; add them to data.source, and remove it"
+            Code.CONFIG_INVALID,
+            f'{table.source}: data.unaligned must be absent with rows.align = "none", where no '
+            "row is aligned. Add these rows to data.source, and remove data.unaligned.",
         )
     place = recipe.party(name)
     splits = divided(division) if division is not None else divide_rows(recipe, len(table.ids))
@@ -312,12 +324,11 @@ def prepare(
             and preprocessor.image_shape is not None
             and settings.scale == "standard"
         ):
-            text = (
-                "every party would scale its images by its own rows, and the bottoms are averaged"
-            )
             raise InputError(
                 Code.CONFIG_INVALID,
-                f'{table.source}: {text}; set data.scale = "minmax" at every party',
+                f'{table.source}: data.scale = "standard" scales each party\'s images by its own '
+                'rows, but the bottom models are averaged. Set data.scale = "minmax" at every '
+                "party.",
             )
         features = preprocessor.transform(table)
         end = len(table)
@@ -371,20 +382,31 @@ def _followed(
 
 def _check_beside(recipe: Recipe, table: Table, settings: DataSettings) -> None:
     """Raises InputError if the settings name a column that the recipe has no use for."""
-    kind, text = recipe.task.kind, ""
-    if settings.event is not None and kind != "survival":
-        text = f"data.event is for a survival task, and the recipe's is {kind}"
-    if settings.weight is not None and recipe.task.compares:
-        text = f"data.weight: the loss of a {kind} task compares rows, and weighs none"
-    if settings.group is not None and kind != "ranking" and recipe.rows.split != "grouped":
-        text = f'data.group is for a ranking and for rows.split = "grouped"; the task is {kind}'
-        text = f'{text}, and rows.split = "{recipe.rows.split}"'
-    if text:
-        raise InputError(Code.CONFIG_INVALID, f"{table.source}: {text}; remove it")
+    kind, event, weight, group = recipe.task.kind, settings.event, settings.weight, settings.group
+    if event is not None and kind != "survival":
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{table.source}: data.event is for a survival task (got {kind}). Remove data.event.",
+        )
+    if weight is not None and recipe.task.compares:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{table.source}: data.weight cannot be used with a {kind} task, whose loss compares "
+            "rows. Remove data.weight.",
+        )
+    if group is not None and kind != "ranking" and recipe.rows.split != "grouped":
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'{table.source}: data.group is for a ranking task or rows.split = "grouped" (got a '
+            f'{kind} task and rows.split = "{recipe.rows.split}"). Remove data.group.',
+        )
     groups = table.groups
     if groups is not None and groups.dtype.kind == "f" and (np.abs(groups) > _WHOLE).any():
-        text = f"group column {settings.group!r} has numbers above 2^53, which would be rounded"
-        raise InputError(Code.DATA_INVALID, f"{table.source}: {text}; begin each with a letter")
+        raise InputError(
+            Code.DATA_INVALID,
+            f"{table.source}: group column {group!r} has numbers above 2^53, which are rounded. "
+            "Begin each with a letter.",
+        )
 
 
 def _all_labels(table: Table, settings: DataSettings, kind: str) -> npt.NDArray[Any] | None:

@@ -63,12 +63,10 @@ def without_headers(stream: Stream) -> Stream:
         for batch in stream.blocks(wanted):
             place = _header_in(batch)
             if place >= 0:
-                what = (
-                    f"{checks.rows(stream.source, seen + place + 1)} repeats the names of the "
-                    "columns"
-                )
                 raise checks.unusable(
-                    stream.source, f"{what}, as when files are put together; delete it"
+                    stream.source,
+                    f"{checks.rows(stream.source, seen + place + 1)} repeats the names of the "
+                    "columns, as when files are concatenated. Delete the row.",
                 )
             yield batch
             seen += batch.num_rows
@@ -97,8 +95,11 @@ def with_row_numbers(stream: Stream) -> Stream:
     0, as text. Raises InputError if the rows have no order.
     """
     if not stream.ordered:
-        text = f'data.id = "{ROW}" is the number of a row, and the rows of a database have no order'
-        raise checks.unusable(stream.source, f"{text}; name a column of its own")
+        raise checks.unusable(
+            stream.source,
+            f'data.id = "{ROW}" is the row number, but the rows of a database have no order. Name '
+            "an id column.",
+        )
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         # Some column must be read, or a block would not know how many rows it has.

@@ -146,7 +146,9 @@ class Table:
         bytes. Raises InputError if the table has no images.
         """
         if self.images_NCHW is None:
-            raise checks.unusable(self.source, "holds columns, and no images")
+            raise checks.unusable(
+                self.source, "holds columns and no images. Give a source of images."
+            )
         return to_unit(some_rows(self.images_NCHW, slice(None) if rows is None else rows))
 
     def among(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:

@@ -34,7 +34,8 @@ def column_run(source: str, n: int, view: ViewSettings | None) -> slice:
     if n < view.parts:
         raise unusable(
             source,
-            f"has {n} feature columns, which data.view cannot divide into {view.parts} parts",
+            f"data.view needs at least {view.parts} feature columns, one a part (got {n}). Use "
+            "fewer parts.",
         )
     return _run(n, view.part, view.parts)
 
@@ -58,7 +59,9 @@ def cut_images(
     height, width = images_NCHW.shape[2:]
     if width < 2 or (view.scheme == "quadrants" and height < 2):
         raise unusable(
-            source, f"images of {height} x {width} pixels cannot be divided into {view.scheme}"
+            source,
+            f"images of {height} x {width} pixels cannot be divided into {view.scheme}. Use larger "
+            "images, or another data.view.",
         )
     columns = _run(width, view.part % 2, 2)
     rows = _run(height, view.part // 2, 2) if view.scheme == "quadrants" else slice(0, height)

@@ -47,12 +47,11 @@ class Vocabulary:
             self.seen.add(digests_V)
         places = [self.places.setdefault(each, len(self.places)) for each in values]
         if len(self.places) > MOST_WORDS:
-            text = (
-                f"column {self.name!r} has more than {MOST_WORDS:,} categories; list it in "
-                "data.drop, or in data.numeric if it holds numbers"
-            )
             raise checks.unusable(
-                self.source, f"{text}, or hash its values with data.categorical_buckets"
+                self.source,
+                f"column {self.name!r} has more than {MOST_WORDS:,} categories. List it in "
+                "data.drop, or in data.numeric if it holds numbers, or hash its values with "
+                "data.categorical_buckets.",
             )
         local_B = pc.fill_null(encoded.indices, len(places)).to_numpy(zero_copy_only=False)
         codes_B: npt.NDArray[np.int32] = np.array([*places, -1], np.int32)[local_B]
@@ -80,10 +79,10 @@ class Vocabulary:
         values = self.seen.all()
         used, times = np.unique(values % np.uint64(self.buckets), return_counts=True)
         share = int(times[times > 1].sum())
-        text = f"column {self.name!r}: {len(values):,} values are hashed into {self.buckets:,}"
         return (
-            f"{text} buckets, of which {len(used):,} are used; {share:,} values share theirs with "
-            "another; data.categorical_buckets"
+            f"column {self.name!r}: {len(values):,} values are hashed into {self.buckets:,} "
+            f"buckets, of which {len(used):,} are used, and {share:,} values share a bucket. To "
+            "change this, set data.categorical_buckets."
         )
 
 

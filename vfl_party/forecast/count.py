@@ -74,10 +74,11 @@ def read_outlook(path: Path) -> Outlook:
     place = recipe.party(file.name)
     if place is None:
         known = ", ".join(party.name for party in recipe.parties)
-        text = (
-            f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
+        raise InputError(
+            Code.NOT_IN_RECIPE,
+            f"{path}: name: must be a party of recipe {recipe.name}, one of {known} (got "
+            f"{file.name}). Correct the name.",
         )
-        raise InputError(Code.NOT_IN_RECIPE, text)
     check_code(path, file, recipe)
     data = file.data if file.data is None or place.features else ids_only(file.data)
     encoder, policy = (
@@ -140,12 +141,16 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
         and recipe.passives
         and name == recipe.active.name
     ):
-        text = f"{name} does not know how many rows the other parties have"
-        raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, the rows of each of them")
-    if data is None:
-        text = f"recipe {recipe.name} does not say where data lie, so the number of rows is unknown"
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table"
+            Code.CONFIG_INVALID,
+            f"{name}: does not know how many rows the other parties have. Give --rows N, the rows "
+            "of each of them.",
+        )
+    if data is None:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe {recipe.name}: does not say where the data are, so the number of rows is "
+            "unknown. Give --rows N, or a party file with a [data] table.",
         )
     if recipe.simulate is not None and outlook.folder is not None:
         # What another party would refuse is refused here too.
@@ -201,11 +206,11 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
             )
         )
     if limits:
-        text = (
-            f"--rounds: {next(iter(limits))} is no phase that may end early; its recipe says "
-            "how many rounds it has"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"--rounds: {next(iter(limits))} is not a phase that may end early. Set its number of "
+            "rounds in the recipe.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
     return CountedForecast(
         recipe=recipe.name,
         rows=rows,
@@ -220,15 +225,16 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
 
 def read_rounds(texts: Iterable[str]) -> dict[str, int]:
     """Reads each ``PHASE=N`` of the command line. Raises InputError."""
-    found = {}
+    limits = {}
     for text in texts:
         phase, _, number = text.partition("=")
         if not (phase and number.isascii() and number.isdigit() and int(number[:10]) > 0):
             raise InputError(
-                Code.CONFIG_INVALID, f"--rounds {text}: give PHASE=N, as in splitnn=20"
+                Code.CONFIG_INVALID,
+                f"--rounds: must be PHASE=N (got {text}). Give for example splitnn=20.",
             )
-        found[phase] = int(number[:10])
-    return found
+        limits[phase] = int(number[:10])
+    return limits
 
 
 def _first_rounds(occurrences: Iterable[Occurrence], most: int | None) -> Iterable[Occurrence]:
@@ -277,14 +283,11 @@ class _Count:
         for number, each in enumerate(occurrences):
             exchange, phase = each.exchange, each.step.phase
             if number == MOST_STEPS:
-                text = (
-                    f"phase {phase} has more than {MOST_STEPS:,} steps, and a forecast counts each"
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"phase {phase}: has more than {MOST_STEPS:,} steps, too many to count. "
+                    "Forecast fewer, for example fewer epochs: bytes and time grow in proportion.",
                 )
-                what = (
-                    "ask for a part of them, as with fewer epochs; bytes and time grow in "
-                    "proportion"
-                )
-                raise InputError(Code.CONFIG_INVALID, f"{text}; {what}")
             asks_server = exchange.asks == "server"
             asking = everybody if asks_server and not exchange.passive else passives
             peer = recipe.server if asks_server else recipe.active.name

@@ -58,10 +58,13 @@ class Dates:
 
 
 def find_dates(source: str, name: str, text: pa.Array) -> Dates | None:
+    """Returns the form of a column's dates; None if the cells are not dates. Raises InputError if
+    day and month cannot be told apart.
+    """
     iso = pc.match_substring_regex(trimmed(text), r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:$|[T ])")
-    for found in (Dates(), Dates(zoned=True)) if every(iso) else ():
-        if found.read(text) is not None:
-            return found
+    for form_of_iso in (Dates(), Dates(zoned=True)) if every(iso) else ():
+        if form_of_iso.read(text) is not None:
+            return form_of_iso
     if not every(
         pc.match_substring_regex(trimmed(text), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?: |$)")
     ):
@@ -77,8 +80,11 @@ def find_dates(source: str, name: str, text: pa.Array) -> Dates | None:
         for forms in (_DAY_FIRST, _MONTH_FIRST)
     ]
     if all(both):
-        what = f"column {name!r} holds dates whose day and month cannot be told apart"
-        raise checks.unusable(source, f'{what}; set data.dates to "{both[0]}" or "{both[1]}"')
+        raise checks.unusable(
+            source,
+            f"column {name!r} holds dates whose day and month cannot be told apart. Set data.dates "
+            f'to "{both[0]}" or "{both[1]}".',
+        )
     found_form = both[0] or both[1]
     return Dates(found_form) if found_form else None
 
@@ -91,8 +97,11 @@ def _four(form: str, text: pa.Array) -> bool:
 
 def not_all_dates(source: str, name: str, form: str) -> InputError:
     """Returns the error for a column that is one of dates by ``data.dates``, but for some cells."""
-    what = f"data.dates = {form!r} fits most cells of column {name!r}, and not all"
-    return checks.unusable(source, f"{what}; correct the others, or drop the column")
+    return checks.unusable(
+        source,
+        f"data.dates = {form!r} fits most cells of column {name!r}, but not all. Correct the other "
+        "cells, or drop the column.",
+    )
 
 
 def days(times: pa.Array) -> pa.Array:

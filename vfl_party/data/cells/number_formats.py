@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
 from vfl_party.data import checks
-from vfl_party.data.cells.codes import perhaps_none
+from vfl_party.data.cells.codes import note_codes
 from vfl_party.data.cells.dates import Dates, find_dates, not_all_dates
 from vfl_party.data.cells.texts import every, plain, trimmed, unmarked
 from vfl_party.data.stream import NUMBER
@@ -176,16 +176,20 @@ def find(
         if isinstance(reading, Numbers) and reading.sign:
             signs.setdefault(reading.sign, []).append(name)
         if isinstance(reading, Dates):
-            form = f" of the form {reading.form}" if reading.form else ""
-            text = f"column {name!r} holds dates{form}: read as days since 1970-01-01"
-            notes.append(f"{text}; data.dates, data.categorical")
+            notes.append(
+                f"column {name!r} holds dates of the form {reading.form}, read as days since "
+                "1970-01-01. To change this, set data.dates or data.categorical."
+                if reading.form
+                else f"column {name!r} holds dates, read as days since 1970-01-01. To change this, "
+                "set data.dates or data.categorical."
+            )
     _require_forms(source, readings, settings)
     notes += [
         f"{sign} is dropped from the numbers of {checks.listed(names)}"
         for sign, names in signs.items()
     ]
     numbers = [name for name, reading in readings.items() if isinstance(reading, Numbers)]
-    notes += perhaps_none({name: trimmed(plain(sample[name])) for name in numbers})
+    notes += note_codes({name: trimmed(plain(sample[name])) for name in numbers})
     decided = commas or settings.decimal is not None or settings.thousands is not None
     points = Points(source) if style == PLAIN and not decided else None
     return Findings(readings, style, tuple(notes), points, marked)
@@ -194,15 +198,20 @@ def find(
 def _require_forms(source: str, readings: Mapping[str, Reading], settings: DataSettings) -> None:
     """Raises InputError if a form of ``data.dates`` fits no cells that it is for."""
     forms = {name: each.form for name, each in readings.items() if isinstance(each, Dates)}
-    advice = 'write it as strptime has it, such as "%d.%m.%Y", or remove it'
     if isinstance(settings.dates, dict):
         for name, form in settings.dates.items():
             if name in readings and forms.get(name) != form:
-                text = f"data.dates = {form!r} does not fit the cells of column {name!r}"
-                raise checks.unusable(source, f"{text}; {advice}")
+                raise checks.unusable(
+                    source,
+                    f"data.dates = {form!r} does not fit the cells of column {name!r}. Write it as "
+                    'for strptime, such as "%d.%m.%Y", or remove it.',
+                )
     elif settings.dates is not None and readings and settings.dates not in forms.values():
-        text = f"data.dates = {settings.dates!r} fits the cells of no column"
-        raise checks.unusable(source, f"{text}; {advice}")
+        raise checks.unusable(
+            source,
+            f"data.dates = {settings.dates!r} fits the cells of no column. Write it as for "
+            'strptime, such as "%d.%m.%Y", or remove it.',
+        )
 
 
 def _reading(
@@ -306,15 +315,20 @@ def _style(
     if not names:
         return found, []
     shown = checks.listed(sorted(names), most=3)
-    notes = [f"numbers are read with {found.said}, as in {shown}; data.decimal, data.thousands"]
+    notes = [
+        f"numbers are read with {found.said}, as in {shown}. To change this, set data.decimal and "
+        "data.thousands."
+    ]
     others = [
         name
         for name in bare
         if name not in odd and _differs(bare[name], fits[0], read[found].get(name))
     ]
     if others:
-        text = f"{checks.listed(others)} would be other numbers with {fits[0].said}"
-        notes.append(f"{text}: look at them; data.decimal, data.thousands")
+        notes.append(
+            f"{checks.listed(others)} are different numbers with {fits[0].said}. Check them, and "
+            "set data.decimal and data.thousands."
+        )
     return found, notes
 
 
@@ -350,10 +364,11 @@ def _without(text: pa.Array, sign: str) -> pa.Array:
 
 
 def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
-    ways = f"with a decimal {what}, or with a {what} between thousands"
-    remedy = f'set data.decimal to "{mark}" or data.thousands to "{mark}"'
     return checks.unusable(
-        source, f"column {name!r} holds numbers that can be read in two ways: {ways}; {remedy}"
+        source,
+        f"column {name!r} holds numbers that can be read in two ways: with a decimal {what}, or "
+        f'with a {what} between thousands. Set data.decimal to "{mark}" or data.thousands to '
+        f'"{mark}".',
     )
 
 

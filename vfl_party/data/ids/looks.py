@@ -13,7 +13,7 @@ from vfl_party.data.ids.order import IdCounts, in_order
 from vfl_party.data.ids.spelling import FIRST_ZEROS, SEPARATOR, normalised
 from vfl_party.data.ids.texts import Ids
 
-ASK = "shapes and shares should be about the same at every party: ask the others"
+ASK = "Ask the other parties: shapes and shares should be about the same at every party."
 # Ids whose look is counted.
 LOOKED_AT = 10_000
 # That are shown, with their shares.
@@ -38,14 +38,16 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
         )
         counts = drop if duplicates == "drop" else first
         after = f"after {', '.join(rules[:used])}" if used else "as they come"
-        found = f"{after}: {first.missing:,} missing, {first.repeated:,} repeat an earlier row's"
-        others = f' with duplicates = "first", {drop.kept:,} with "drop"' if first.repeated else ""
-        lines.append(f"{found}; kept: {first.kept:,}{others}")
+        lines.append(
+            f"{after}: {first.missing:,} missing, {first.repeated:,} repeat an earlier row's; "
+            f"kept: {first.kept:,}"
+            + (f' with duplicates = "first", {drop.kept:,} with "drop"' if first.repeated else "")
+        )
         looks.append(shapes_of(Ids(ids.drop_null())))
     if looks[0] == looks[-1]:
-        lines.append(f"shapes: {looks[0]}; {ASK}")
+        lines.append(f"shapes: {looks[0]}. {ASK}")
     else:
-        lines += [f"shapes as they come: {looks[0]}", f"shapes after the rules: {looks[-1]}; {ASK}"]
+        lines += [f"shapes as they come: {looks[0]}", f"shapes after the rules: {looks[-1]}. {ASK}"]
     refused = duplicates == "error" and counts.repeated
     return [
         *lines,
@@ -94,8 +96,12 @@ def about_zeros(ids: Sequence[str], rules: Sequence[str]) -> str:
     alike = Counter(map(short_look, ids)).most_common(1)
     if {"zeros", "email"} & {*rules} or not alike or alike[0][1] <= len(ids) / 2:
         return ""
-    what = "numbers in the ids begin with 0: if the table of another party has lost these zeros"
-    return f'{what}, add "zeros" to rows.id_rules' if any(map(FIRST_ZEROS.search, ids)) else ""
+    return (
+        "numbers in the ids begin with 0. If the table of another party has lost these zeros, add "
+        '"zeros" to rows.id_rules.'
+        if any(map(FIRST_ZEROS.search, ids))
+        else ""
+    )
 
 
 def _sampled(ids: Sequence[str]) -> Sequence[str]:

@@ -123,14 +123,17 @@ def _phone(country: str) -> Callable[[str], str]:
     try:
         import phonenumbers
     except ImportError:
-        text = f"the id rule 'phone:{country}' needs phonenumbers, which is not installed"
-        raise InputError(Code.CONFIG_INVALID, f"{text}: pip install phonenumbers") from None
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"the id rule 'phone:{country}' needs phonenumbers, which is not installed. Run pip "
+            "install phonenumbers.",
+        ) from None
     if country not in phonenumbers.SUPPORTED_REGIONS:
-        text = (
-            f"the id rule 'phone:{country}' names no country; give two letters of ISO 3166, "
-            "such as DE"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"the id rule 'phone:{country}' must name a country. Give two letters of ISO 3166, "
+            "such as DE.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
 
     def spelt(text: str) -> str:
         try:

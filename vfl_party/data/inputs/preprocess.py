@@ -109,12 +109,14 @@ class Preprocessor:
             )
         if len(train_rows) == 0:
             raise checks.unusable(
-                table.source, "no training rows are left; give more rows or smaller other splits"
+                table.source,
+                "no training rows are left. Give more rows, or make the other splits smaller.",
             )
         values = _values(table)
         if values is None and table.categorical is None:
             raise checks.unusable(
-                table.source, "has no features; name some, or set features = false for the party"
+                table.source,
+                "has no features. Name some, or set features = false for the party.",
             )
         fill, shift, scale, ranks = None, np.zeros(0), np.zeros(0), None
         if values is not None:
@@ -139,9 +141,14 @@ class Preprocessor:
             ]
             vocabularies.append(tuple(sorted(seen)))
             if one_hot and sum(map(len, vocabularies)) > MOST_ONE_HOT:
-                what = f"column {name!r} has {len(seen)} categories, too many to become columns"
-                remedy = ', or use an encoder of kind "tabular"' if tabular else ""
-                raise checks.unusable(table.source, f"{what}; list it in data.drop{remedy}")
+                raise checks.unusable(
+                    table.source,
+                    f"column {name!r} has too many categories for columns of their own (got "
+                    f'{len(seen)}). List it in data.drop, or use an encoder of kind "tabular".'
+                    if tabular
+                    else f"column {name!r} has too many categories for columns of their own (got "
+                    f"{len(seen)}). List it in data.drop.",
+                )
         return cls(
             numeric_names=table.numeric_names,
             categorical_names=table.categorical_names,
@@ -325,11 +332,13 @@ class Preprocessor:
         """Returns the table with the columns of training, in their order."""
         shape = None if table.images_NCHW is None else table.images_NCHW.shape[1:]
         if shape != self.image_shape:
-            found, wanted = (
-                " x ".join(map(str, s)) if s else "none" for s in (shape, self.image_shape)
+            ours, theirs = (
+                " x ".join(map(str, sizes)) if sizes else "none"
+                for sizes in (self.image_shape, shape)
             )
             raise checks.unusable(
-                table.source, f"has images of {found}, but training had {wanted}; give such images"
+                table.source,
+                f"training had images of {ours} (got {theirs}). Give images of the same shape.",
             )
         for kind, ours, theirs, others in (
             ("numbers", self.numeric_names, table.numeric_names, table.categorical_names),
@@ -337,11 +346,14 @@ class Preprocessor:
         ):
             for name in sorted(set(ours) - set(theirs)):
                 if name in others:
-                    what = f"column {name!r} held {kind} in training but does not now"
-                    raise checks.unusable(table.source, f"{what}; correct it")
+                    raise checks.unusable(
+                        table.source,
+                        f"column {name!r} held {kind} in training but does not now. Correct it.",
+                    )
                 near = checks.like(name, [*table.numeric_names, *table.categorical_names])
                 raise checks.unusable(
-                    table.source, f"has no column {name!r}, but training had it{near}; add it"
+                    table.source,
+                    f"has no column {name!r}, but training had it{near}. Add the column.",
                 )
         if self.kinds is not None:
             _check_kinds(table.source, self.numeric_names, self.kinds, table.kinds)
@@ -369,7 +381,7 @@ class Preprocessor:
             x_B: Floats = scaled_B.astype(np.float32)
         if not np.isfinite(x_B).all():
             raise checks.unusable(
-                source, "has values too far from those of training to be scaled; correct them"
+                source, "has values too far from those of training to be scaled. Correct them."
             )
         return x_B.reshape(len(x_B), -1) if self.flatten else x_B
 
@@ -402,8 +414,11 @@ def _check_kinds(
     for name in names:
         was, is_ = (_KINDS.get(each.get(name, ""), each.get(name, "")) for each in (before, now))
         if was != is_:
-            what = f"column {name!r} held {was} in training and holds {is_} now"
-            raise checks.unusable(source, f"{what}; write it as in training")
+            raise checks.unusable(
+                source,
+                f"column {name!r} held {was} in training and holds {is_} now. Write it as in "
+                "training.",
+            )
 
 
 def _values(table: Table) -> Pixels | None:

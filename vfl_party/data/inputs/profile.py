@@ -107,12 +107,18 @@ def load(folder: Path) -> list[ColumnProfile]:
     try:
         return [_column(each) for each in _listed(json.loads(path.read_text(encoding="utf-8")))]
     except FileNotFoundError:
-        text = f"{path}: is missing: an earlier release trained this run, or it has images"
-        raise InputError(Code.FILE_INVALID, f"{text}; compare with a newer run") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is missing: an earlier release trained this run, or it has images. Compare "
+            "with a newer run.",
+        ) from None
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be read ({error.strerror}). Change its permissions, or restore it.",
+        ) from None
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        raise InputError(Code.FILE_INVALID, f"{path}: is damaged; restore it") from None
+        raise InputError(Code.FILE_INVALID, f"{path}: is damaged. Restore it.") from None
 
 
 def _listed(found: object) -> list[Any]:

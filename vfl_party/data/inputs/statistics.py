@@ -50,8 +50,9 @@ class Filled:
         if not missing.any():
             return values
         if self._fill is None:
-            text = "has missing values, but training had none; fill them"
-            raise checks.unusable(self._source, text)
+            raise checks.unusable(
+                self._source, "has missing values, but training had none. Fill them."
+            )
         filled: Floats = np.where(missing, self._fill, values)
         return filled
 

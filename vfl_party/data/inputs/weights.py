@@ -20,12 +20,16 @@ def checked_weights(source: str, name: str, values: npt.NDArray[Any]) -> Tensor:
     finite numbers of 0 or more.
     """
     if values.dtype.kind not in "biuf":
-        raise checks.unusable(source, f"weight column {name!r} holds text; weights are numbers")
+        raise checks.unusable(
+            source, f"weight column {name!r} must hold numbers (got text). Correct it."
+        )
     if not np.isfinite(values).all():
-        what = f"weight column {name!r} has numbers that are not finite"
-        raise checks.unusable(source, f"{what}, such as inf; correct it")
+        raise checks.unusable(
+            source,
+            f"weight column {name!r} has numbers that are not finite, such as inf. Correct them.",
+        )
     if (values < 0).any():
-        raise checks.unusable(source, f"weight column {name!r} has numbers below 0; correct it")
+        raise checks.unusable(source, f"weight column {name!r} has numbers below 0. Correct them.")
     return torch.from_numpy(values.astype(np.float64))
 
 
@@ -34,8 +38,11 @@ def check_classes(task: TaskSettings, labels: Labels) -> None:
     known = {class_text(each) for each in labels.classes}
     for name in task.class_weight if isinstance(task.class_weight, dict) else ():
         if name not in known:
-            what = f"its label has no value {name!r}, which task.class_weight of the recipe names"
-            raise checks.unusable(labels.source, f"{what}; correct the recipe")
+            raise checks.unusable(
+                labels.source,
+                f"the label has no value {name!r}, which task.class_weight of the recipe names. "
+                "Correct the recipe.",
+            )
 
 
 def row_weights(
@@ -72,9 +79,14 @@ def row_weights(
         found_N *= of_C[codes_N]
     mean = found_N[at].mean()
     if len(rows) and not mean > 0:
-        raise checks.unusable(labels.source, "all training rows have the weight 0; correct it")
+        raise checks.unusable(
+            labels.source, "all training rows have the weight 0. Correct the weights."
+        )
     found_N = (found_N / mean).to(real())
     if not found_N.isfinite().all():
-        what = "a row outside training weighs more than 1e38 times what training rows weigh"
-        raise checks.unusable(labels.source, f"{what} on average; correct data.weight")
+        raise checks.unusable(
+            labels.source,
+            "a row outside training weighs more than 1e38 times the mean of the training rows. "
+            "Correct data.weight.",
+        )
     return found_N

@@ -40,17 +40,15 @@ def refuse_rounded(source: str, columns: Sequence[Any]) -> None:
     for column in columns:
         rounded = _rounded(column)
         if len(pc.unique(rounded)) < len(rounded):
-            what = (
-                f"{len(rounded):,} ids look like 1.2E+05, and rows share them: a spreadsheet "
-                "has rounded the ids"
-            )
             raise checks.unusable(
-                source, f"{what}; write the table again from its origin, with ids as text"
+                source,
+                f"{len(rounded):,} ids look like 1.2E+05, and rows share them: a spreadsheet has "
+                "rounded the ids. Export the table again from its origin, with ids as text.",
             )
 
 
-def odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[str]:
-    """Yields a sentence for each thing that looks wrong.
+def find_odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[str]:
+    """Yields a note for each problem of the ids.
 
     Args:
         columns: those of the id, as they come, each [N] text.
@@ -60,38 +58,36 @@ def odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[str]:
         rounded, decimal = len(_rounded(column)), len(_matching(column, _DECIMAL))
         if rounded:
             yield (
-                f"{_ids(rounded, 'looks', 'look')} like 1.2E+05: a spreadsheet has rounded "
-                "them; write them as text"
+                f"{_ids(rounded, 'looks', 'look')} like 1.2E+05: a spreadsheet has rounded them. "
+                "Write ids as text."
             )
         if decimal:
-            what = (
-                f"{_ids(decimal, 'ends', 'end')} in .0, as whole numbers do when a program "
-                "keeps them as decimal ones"
+            yield (
+                f"{_ids(decimal, 'ends', 'end')} in .0, as whole numbers do that a program stores "
+                "as decimals. Write ids without .0; they match no other party's ids otherwise."
             )
-            yield f"{what}; write them without, or no other party has them"
         quoted = len(_matching(column, _QUOTED))
         if quoted:
-            what = (
-                f'{_ids(quoted, "begins", "begin")} with a sign of a spreadsheet for text (=" '
-                "or ')"
+            yield (
+                f"{_ids(quoted, 'begins', 'begin')} with a spreadsheet's mark for text (=\" or '). "
+                "Write ids without it; they match no other party's ids otherwise."
             )
-            yield f"{what}; write them without, or no other party has them"
     unseen = len(_matching(ids, _UNSEEN))
     if unseen:
         yield (
-            f"{_ids(unseen, 'has', 'have')} characters that nobody sees, and no rule drops; "
-            "remove them"
+            f"{_ids(unseen, 'has', 'have')} invisible characters that no rule drops. Remove them."
         )
     bare = pc.utf8_trim_whitespace(pc.drop_null(ids))
     words = pc.sum(pc.is_in(bare, value_set=pc.cast(MISSING, pa.large_string()))).as_py() or 0
     if words:
         yield (
-            f"{_ids(words, 'is a word', 'are words')} for nothing, such as NULL or nan; clear them"
+            f"{_ids(words, 'is a word', 'are words')} for a missing value, such as NULL or nan. "
+            "Clear these cells."
         )
     if _last_is_odd(ids):
         yield (
-            "the id in the last row does not look like the others; delete the row if it is a "
-            "sum or a remark"
+            "the id in the last row does not look like the others. Delete the row if it is a "
+            "total or a remark."
         )
 
 

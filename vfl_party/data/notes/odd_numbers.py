@@ -19,19 +19,27 @@ _LOOKED_AT = 100_000
 _FEWEST = 2
 
 
-def odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:
+def find_odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:
     """Yields a column and a sentence for each thing that looks wrong."""
     names, values_NF = columns.numeric_names, columns.numeric_NF
     empty = marked(values_NF, np.isnan).counts == len(values_NF)
-    remedy = "clear these cells" if columns.style is None else "list it in data.na"
     for column, name in enumerate(names):
         if empty[column]:
-            yield name, f"column {name!r} is empty in all rows; list it in data.drop"
+            yield name, f"column {name!r} is empty in all rows. List it in data.drop."
             continue
         value, count = _stand_in(values_NF[:_LOOKED_AT, column])
-        if count:
-            what = f"{count:,} cells of {name!r} are {value}, far from all others"
-            yield name, f"{what}; {remedy} if it stands for an empty cell"
+        if count and columns.style is None:
+            yield (
+                name,
+                f"{count:,} cells of {name!r} are {value}, far from all others. Clear these cells "
+                "if the number stands for an empty cell.",
+            )
+        elif count:
+            yield (
+                name,
+                f"{count:,} cells of {name!r} are {value}, far from all others. List the number in "
+                "data.na if it stands for an empty cell.",
+            )
 
 
 def _stand_in(values_N: npt.NDArray[np.float32]) -> tuple[int, int]:

@@ -50,9 +50,10 @@ def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
         # A copy, so only if it is needed.
         values_NF = values_NF if labelled_N.all() else values_NF[labelled_N]
         for name in _told(values_NF, names, classes_N, len(counts)):
-            text = f"column {name!r} alone tells {label!r} in every row"
             yield Smell(
-                f"{text}; is it known when you predict? if not, leave it out with data.drop", name
+                f"column {name!r} alone determines {label!r} in every row. If it is not known "
+                "when you predict, list it in data.drop.",
+                name,
             )
 
 

@@ -45,9 +45,9 @@ def array_rows(
     names = [name for name in arrays if name not in (*settings.id, *settings.roles)]
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
+        counts = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
         raise checks.unusable(
-            source, f"arrays have different numbers of rows: {found}; make them equal"
+            source, f"arrays must have the same number of rows (got {counts}). Make them equal."
         )
     n = next(iter(lengths.values()), 0)
     checks.require_rows(source, n)
@@ -114,7 +114,8 @@ def array_columns(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings) -
         if array.ndim > 2:
             raise checks.unusable(
                 settings.source,
-                f"array {name!r} holds images and cannot be joined with other arrays",
+                f"array {name!r} holds images and cannot be joined with other arrays. Name it "
+                "alone in data.columns.",
             )
         parts = (
             {name: array}
@@ -136,23 +137,28 @@ def channels_first(
     Raises InputError if the channels cannot be distinguished from the sides.
     """
     if images.dtype.kind not in "biuf":
-        raise checks.unusable(source, f"its images hold {images.dtype}; pixels are numbers")
+        raise checks.unusable(
+            source, f"the images must hold numbers (got {images.dtype}). Convert the pixels."
+        )
     if 0 in images.shape[1:]:
-        raise checks.unusable(source, "its images have no pixels; write it again")
+        raise checks.unusable(source, "the images have no pixels. Write the file again.")
     if images.ndim == 3:
         return images[:, None]
     if images.ndim != 4:
         raise checks.unusable(
-            source, f"its images have {images.ndim} dimensions; give [N, H, W] or [N, H, W, C]"
+            source,
+            f"the images must have 3 or 4 dimensions (got {images.ndim}). Give [N, H, W] or "
+            "[N, H, W, C].",
         )
     last = images.transpose(0, 3, 1, 2)
     fits_first, fits_last = images.shape[1] in (1, 3, 4), last.shape[1] in (1, 3, 4)
     if shape is not None and shape in (images.shape[1:], last.shape[1:]):
         fits_first, fits_last = images.shape[1:] == shape, images.shape[1:] != shape
     if fits_first == fits_last:
-        found = " x ".join(map(str, images.shape[1:]))
         raise checks.unusable(
-            source, f"images of {found} have ambiguous channels; set data.image_shape to [C, H, W]"
+            source,
+            f"the channels of images of {' x '.join(map(str, images.shape[1:]))} are ambiguous. "
+            "Set data.image_shape to [C, H, W].",
         )
     return images if fits_first else last
 
@@ -176,8 +182,11 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
         zipfile.BadZipFile,
         zlib.error,
     ):
-        what = "is not an NPZ file of plain arrays that can be read (without pickled objects)"
-        raise checks.unreadable(source, f"{what}; write it again with numpy.savez") from None
+        raise checks.unreadable(
+            source,
+            "is not a readable NPZ file of plain arrays without pickled objects. Write it again "
+            "with numpy.savez.",
+        ) from None
 
 
 def named_arrays(
@@ -197,7 +206,7 @@ def named_arrays(
     for role, name in (*ids, ("label", settings.label), *others, ("split", settings.split)):
         if name in arrays and arrays[name].size != len(arrays[name]):
             raise checks.unusable(
-                source, f"{role} array {name!r} has several values a row; give one"
+                source, f"{role} array {name!r} has several values a row. Give one value a row."
             )
     return arrays
 
@@ -236,7 +245,7 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
     source = settings.source
     if with_label and settings.label is None:
         raise checks.unusable(
-            source, f"needs data.label, the name of its label array, one of {checks.listed(names)}"
+            source, f"needs data.label. Name its label array, one of {checks.listed(names)}."
         )
     checks.require_names(source, "id", settings.id, names, noun="array")
     if with_label:
@@ -255,7 +264,8 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
     if settings.columns is None and len(features) > 1:
         raise checks.unusable(
             source,
-            f"has several arrays, {checks.listed(features)}; name the features' in data.columns",
+            f"has several arrays, {checks.listed(features)}. Name those of the features in "
+            "data.columns.",
         )
     return [*(name for name in needed if name is not None), *features]
 
@@ -263,7 +273,9 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
 def _checked(source: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "biufUS" or array.ndim == 0:
         raise checks.unusable(
-            source, f"array {name!r} holds {array.dtype}; give numbers or text, one entry a row"
+            source,
+            f"array {name!r} must hold numbers or text, one entry a row (got {array.dtype}). "
+            "Convert it.",
         )
     if array.dtype == np.longdouble:
         array = array.astype(np.float64)

@@ -16,11 +16,11 @@ _EXACT = 1 << 53
 
 
 class MarkedError(ValueError):
-    """A text that begins as the text of a number does, and cannot be told apart from it."""
+    """A text that begins with the character that marks numbers here."""
 
     def __init__(self) -> None:
         super().__init__(
-            f"begins with the character U+{ord(NUMBER):04X}, which marks numbers here; remove it"
+            f"begins with the character U+{ord(NUMBER):04X}, which marks numbers here. Remove it."
         )
 
 

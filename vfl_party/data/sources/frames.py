@@ -30,11 +30,10 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
         wanted = {*settings.id, *settings.roles}
         checks.require_names(source, "id", settings.id, list(arrays))
         if with_label and settings.label is None:
-            text = (
-                "needs data.label, the name of its label array, one of "
-                f"{checks.listed(list(arrays))}"
+            raise checks.unusable(
+                source,
+                f"needs data.label. Name its label array, one of {checks.listed(list(arrays))}.",
             )
-            raise checks.unusable(source, text)
         if with_label:
             checks.require_roles(source, settings, list(arrays))
         parts = {
@@ -72,7 +71,9 @@ def _array(source: str, name: object, values: Any) -> np.ndarray[Any, Any]:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise checks.unusable(source, f"{name!r} makes no array ({error})") from error
+        raise checks.unusable(
+            source, f"{name!r} cannot become an array ({error}). Give rows of equal length."
+        ) from error
     if array.dtype == object and all(isinstance(each, str) for each in array.ravel()):
         return array.astype(str)
     return array
@@ -85,7 +86,7 @@ def write_arrays(arrays: Mapping[Any, Any], file: BinaryIO) -> None:
             array = _array("data", name, values)
             if array.dtype == object:
                 raise checks.unusable(
-                    "data", f"{name!r} holds objects; make all of its values numbers or text"
+                    "data", f"{name!r} holds objects. Make all its values numbers, or all text."
                 )
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
@@ -115,7 +116,7 @@ def as_arrow(frame: Any, source: str, ids: Sequence[str] = ()) -> pa.Table:
                 frame.reset_index(kept) if kept else frame, preserve_index=False
             )
         if is_lazy(frame):
-            raise checks.unusable(source, "is lazy: call .collect() first")
+            raise checks.unusable(source, "is lazy. Call .collect() first.")
         # Polars.
         if hasattr(frame, "to_arrow"):
             return frame.to_arrow()
@@ -123,12 +124,14 @@ def as_arrow(frame: Any, source: str, ids: Sequence[str] = ()) -> pa.Table:
     except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
         mixed = re.search(r"Conversion failed for column (.+) with type object", str(error))
         if mixed:
-            text = (
-                f"column {mixed[1]!r} mixes numbers and text; make all of its values one or "
-                "the other"
-            )
-            raise checks.unusable(source, text) from error
+            raise checks.unusable(
+                source,
+                f"column {mixed[1]!r} mixes numbers and text. Make all its values numbers, or all "
+                "text.",
+            ) from error
         why = f"{error}".partition("\n")[0]
-        what = f"cannot be read as a table: it is of type {type(frame).__name__} ({why})"
-        kinds = "a pandas or polars frame, an Arrow table, or a dict of NumPy arrays"
-        raise checks.unusable(source, f"{what}; give {kinds}") from error
+        raise checks.unusable(
+            source,
+            f"cannot be read as a table (got {type(frame).__name__}: {why}). Give a pandas or "
+            "polars frame, an Arrow table, or a dict of NumPy arrays.",
+        ) from error

@@ -42,18 +42,18 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
     source = settings.source
     index = str(Path(source) / IMAGES)
     if not Path(index).is_file():
-        what = (
-            f"is a folder with neither Parquet files nor {IMAGES}, which lists images in a "
-            f"column {FILE!r}"
+        raise checks.unreadable(
+            source,
+            f"is a folder with neither Parquet files nor {IMAGES}, which lists images in a column "
+            f"{FILE!r}. Correct data.source, or write {IMAGES}.",
         )
-        raise checks.unreadable(source, f"{what}; correct data.source, or write one")
     checks.refuse_column_settings(source, settings, ("columns", "drop", "numeric", "categorical"))
     ids = settings.id or (FILE,)
     listed = {"source": index, "id": ids, "columns": (FILE,), "categorical": (FILE,), "view": None}
     alone = settings.model_copy(update=listed)
     stream = open_text(alone)
     if FILE not in stream.names:
-        raise checks.unusable(index, f"has no column {FILE!r} for the images' files; add it")
+        raise checks.unusable(index, f"has no column {FILE!r} for the images' files. Add it.")
     rows = collect(stream, alone, with_label)
     assert isinstance(rows.features, Columns)  # noqa: S101 - of an index
     found = (
@@ -63,7 +63,7 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
     )
     files = [file or "" for file in found]
     checks.require_present(
-        index, f"column {FILE!r}", ~np.array(files, bool), "every row needs an image"
+        index, f"column {FILE!r}", ~np.array(files, bool), "Name an image in every row."
     )
     return replace(rows, features=_read_all(Path(source), index, files, settings))
 
@@ -83,21 +83,25 @@ def _read_all(
         image = _read_one(folder / files[row - 1], index, row, mode)
         where = checks.rows(index, row)
         own = _kind(image)
-        if own != kind or (own == _DEEP and mode == "RGB"):
-            text = f"the image in {where} is {_KINDS[own]}, the first is {_KINDS[kind]}"
-            remedy = "set data.channels to 1 (grey) or 3 (colour), or convert it"
-            if _DEEP in (own, kind):
-                remedy = "convert all to 8 bits, or all to grey of 16 bits without data.channels"
-            raise checks.unusable(index, f"{text}; {remedy}")
+        if _DEEP in (own, kind) and (own != kind or mode == "RGB"):
+            raise checks.unusable(
+                index,
+                f"the image in {where} is {_KINDS[own]}, the first is {_KINDS[kind]}. Convert all "
+                "to 8 bits, or all to grey of 16 bits without data.channels.",
+            )
+        if own != kind:
+            raise checks.unusable(
+                index,
+                f"the image in {where} is {_KINDS[own]}, the first is {_KINDS[kind]}. Set "
+                "data.channels to 1 (grey) or 3 (colour), or convert the image.",
+            )
         if settings.resize is not None:
             return resized(image, settings.resize)
         if image.shape != first.shape:
-            sizes = (
-                f"{image.shape[2]} x {image.shape[1]}, the first has {first.shape[2]} x "
-                f"{first.shape[1]}"
-            )
             raise checks.unusable(
-                index, f"the image in {where} has {sizes} pixels; set data.resize to one size"
+                index,
+                f"the image in {where} has {image.shape[2]} x {image.shape[1]} pixels, the first "
+                f"has {first.shape[2]} x {first.shape[1]}. Set data.resize to one size.",
             )
         return image
 
@@ -120,8 +124,11 @@ def _read_one(path: Path, index: str, row: int, wanted: str | None) -> npt.NDArr
         with Image.open(path) as image:
             if image.mode in _NO_PIXELS or is_shortened(image):
                 where = checks.rows(index, row)
-                what = f"the image in {where} has neither colours of 8 bits nor greys of 8 or 16"
-                raise checks.unusable(index, f"{what}; convert it to 8 bits, or to grey of 16 bits")
+                raise checks.unusable(
+                    index,
+                    f"the image in {where} must have colours of 8 bits or greys of 8 or 16 bits "
+                    f"(got mode {image.mode}). Convert it to 8 bits, or to grey of 16 bits.",
+                )
             mode = _CHANNELS.get(image.mode, "RGB")
             # Pillow would cut 16 bits off at 255.
             mode = mode if wanted is None or mode == _DEEP else wanted
@@ -132,10 +139,10 @@ def _read_one(path: Path, index: str, row: int, wanted: str | None) -> npt.NDArr
     except FileNotFoundError:
         where = checks.rows(index, row)
         raise checks.unreadable(
-            index, f"the image in {where} does not exist; correct or remove the row"
+            index, f"the image in {where} does not exist. Correct or remove the row."
         ) from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         where = checks.rows(index, row)
         raise checks.unreadable(
-            index, f"the image in {where} cannot be read; replace it or remove the row"
+            index, f"the image in {where} cannot be read. Replace it, or remove the row."
         ) from None

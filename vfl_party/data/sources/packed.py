@@ -53,11 +53,11 @@ def _open_member(source: str, path: str, member: str) -> Any:
             raise _no_member(source, member, names)
         if names.count(member) > 1:
             raise checks.unreadable(
-                source, f"the archive has several members {member!r}; unpack the right one"
+                source, f"the archive has several members {member!r}. Unpack the right one."
             )
         if archive.getinfo(member).flag_bits & 1:
             raise checks.unreadable(
-                source, "is locked with a password; unpack it, and give the file"
+                source, "is locked with a password. Unpack it, and give the unpacked file."
             )
         # The file stays open until the member is closed.
         return archive.open(member)
@@ -73,15 +73,18 @@ def _open_tar_member(source: str, path: str, member: str) -> Any:
             return archive.extractfile(each)
         if name == member:
             raise checks.unreadable(
-                source, f"the member {member!r} is a link, a folder or a device; name a file"
+                source, f"the member {member!r} is a link, a folder or a device. Name a file."
             )
         names.append(name)
     raise _no_member(source, member, names)
 
 
 def _no_member(source: str, member: str, names: list[str]) -> Exception:
-    what = f"the archive has no member {member!r}; the nearest"
-    return checks.unreadable(source, f"{what}: {checks.nearest(member, names)}")
+    return checks.unreadable(
+        source,
+        f"the archive has no member {member!r} (the nearest: {checks.nearest(member, names)}). "
+        "Correct the member's name.",
+    )
 
 
 def members(path: str) -> list[str]:

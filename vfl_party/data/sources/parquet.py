@@ -43,9 +43,12 @@ def open_parquet(settings: DataSettings) -> Stream:
     )
     if parted is not None:
         folder = parted.relative_to(path).parent
-        text = f"its folders are named as partitions ({folder}), and what their names say would"
-        advice = "write it without them, or read it with duckdb:SELECT * FROM 'FOLDER/**/*.parquet'"
-        raise checks.unreadable(source, f"{text} be lost; {advice}")
+        raise checks.unreadable(
+            source,
+            f"its folders are named as partitions ({folder}), whose names are not read. Write the "
+            "table without partitions, or read it through duckdb: with the pattern "
+            "'FOLDER/**/*.parquet'.",
+        )
     before = {file: state_of(str(file)) for file in files}
     names = [str(file.relative_to(path)) if path.is_dir() else "" for file in files]
     schemas = [_schema(source, file, name) for file, name in zip(files, names, strict=True)]
@@ -53,8 +56,8 @@ def open_parquet(settings: DataSettings) -> Stream:
     for other, name in zip(types[1:], names[1:], strict=True):
         # In the same order, too.
         if other != types[0]:
-            what = difference(dict(types[0]), dict(other), names[0], name)
-            raise checks.unreadable(source, what)
+            problem = difference(dict(types[0]), dict(other), names[0], name)
+            raise checks.unreadable(source, f"{problem}. Write the files with the same columns.")
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for file, name in zip(files, names, strict=True):
@@ -115,25 +118,33 @@ def _types(schema: pa.Schema) -> list[tuple[str, str]]:
 
 
 def difference(one: Mapping[str, str], other: Mapping[str, str], first: str, file: str) -> str:
-    """Words in what two files differ, ``first`` and ``file``; of each {column: its type}."""
+    """Returns how the columns of two files differ, as a problem without a fix.
+
+    ``one``, ``other``: {column: type} of the files ``first`` and ``file``.
+    """
     for name in dict.fromkeys([*one, *other]):
         if name not in other or name not in one:
             without, with_ = (file, first) if name in one else (first, file)
-            return (
-                f"has files with other columns: {with_} has {name!r}, {without} does not; "
-                "write them alike"
-            )
+            return f"has files with other columns: {with_} has {name!r}, {without} does not"
         if one[name] != other[name]:
-            kinds = f"{one[name]} in {first} and {other[name]} in {file}"
-            return f"has files with other columns: {name!r} is {kinds}; write them alike"
-    return f"has files whose columns are in another order: {first} and {file}; write them alike"
+            return (
+                f"has files with other columns: {name!r} is {one[name]} in {first} and "
+                f"{other[name]} in {file}"
+            )
+    return f"has files whose columns are in another order: {first} and {file}"
 
 
 @contextmanager
 def _reading(source: str, name: str) -> Iterator[None]:
-    """``name``: of a file in the folder ``source``; '' if that is the file."""
+    """Turns errors of reading into InputError. ``name``: the file's in the folder ``source``; '' if
+    ``source`` is the file.
+    """
     try:
         yield
     except (pa.ArrowException, OSError, ValueError):
-        what = "is not a Parquet file that can be read; write it again"
-        raise checks.unreadable(source, f"{name} {what}" if name else what) from None
+        raise checks.unreadable(
+            source,
+            f"{name} is not a readable Parquet file. Write it again."
+            if name
+            else "is not a readable Parquet file. Write it again.",
+        ) from None

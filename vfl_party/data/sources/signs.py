@@ -72,9 +72,10 @@ class OneSign(io.RawIOBase):
             pieces.append(data)
             total += len(data)
             if total > self._longest:
-                what = f"line {self._lines + 1:,} has more than {self._longest:,} characters"
                 raise checks.unreadable(
-                    self._source, f"{what}, which no table has; write the file again"
+                    self._source,
+                    f"line {self._lines + 1:,} has more than {self._longest:,} characters. Write "
+                    "the file again, one row a line.",
                 )
         lines = b"".join([*pieces, data[:end]])
         self._rest = data[end:]
@@ -82,8 +83,8 @@ class OneSign(io.RawIOBase):
             place = self._lines + lines.count(b"\n", 0, lines.index(_UNIT)) + 1
             raise checks.unreadable(
                 self._source,
-                f"line {place:,} holds the character U+001F, which stands for data.separator here; "
-                "remove it",
+                f"line {place:,} holds the character U+001F, which stands for data.separator here. "
+                "Remove it.",
             )
         self._lines += lines.count(b"\n")
         self._ready = self._with_units(lines)

@@ -119,17 +119,17 @@ def _text_blocks(
                 if row.number
                 else f"a row after {seen:,}"
             )
-            named = f"{row.expected_columns} columns are named"
-            if layout.header:
-                named = f"the header has {row.expected_columns}"
-            what = f"{where} has {row.actual_columns} cells, but {named}"
+            names = "the header names" if layout.header else "data.names has"
             raise checks.unreadable(
-                source, f"{what}; correct it, or set data.separator or data.skip_lines"
+                source,
+                f"{where} must have {row.expected_columns} cells, as {names} columns (got "
+                f"{row.actual_columns}). Correct it, or set data.separator or data.skip_lines.",
             ) from None
         if "straddling" in str(error):
-            what = f"a row after {seen:,} has more than {BLOCK_BYTES >> 20} MiB, which no table has"
             raise checks.unreadable(
-                source, f"{what}; write the file again, with a row a line"
+                source,
+                f"a row after {seen:,} has more than {BLOCK_BYTES >> 20} MiB. Write the file "
+                "again, one row a line.",
             ) from None
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
             raise not_in(source, layout.encoding) from None
@@ -143,16 +143,16 @@ def _look_at_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> 
     # Blank lines, too.
     within = line_ends - rows
     if within > max(100, _MOST_LINES * rows):
-        what = (
-            f"has {line_ends:,} lines after the one that names the columns, and only {rows:,} rows"
-        )
         raise checks.unreadable(
-            source, f"{what}: most stand within quotation marks; correct the mark that opens there"
+            source,
+            f"has {line_ends:,} lines below the names of the columns but only {rows:,} rows: most "
+            "lines are within quotation marks. Correct the quotation mark that opens there.",
         )
-    if within > 100:
-        notes.append(
-            f"{within:,} lines are blank or stand within quotation marks: they begin no row"
-        )
+        if within > 100:
+            notes.append(
+                f"{within:,} lines are blank or within quotation marks, so they begin no row. "
+                "Check the quotation marks."
+            )
 
 
 def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
@@ -175,15 +175,24 @@ def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
         if "field larger" in str(error):
             raise too_long(source, start + 1) from None
         if "unexpected end" in str(error):
-            what = f"line {start + 1} opens a quotation mark that nothing closes"
-        else:
-            what = f"in line {start + 1} text follows a quotation mark that closes a cell"
-        remedy = 'a quotation mark within a cell is written twice ("")'
-        raise checks.unreadable(source, f"{what}; correct it: {remedy}") from None
+            raise checks.unreadable(
+                source,
+                f"line {start + 1} opens a quotation mark that is never closed. Correct it: write "
+                'a quotation mark within a cell twice ("").',
+            ) from None
+        raise checks.unreadable(
+            source,
+            f"in line {start + 1} text follows a quotation mark that closes a cell. Correct it: "
+            'write a quotation mark within a cell twice ("").',
+        ) from None
     finally:
         csv.field_size_limit(before)
 
 
 def _zero(source: str, line: int) -> Exception:
-    what = f"line {line:,} holds a zero byte, as in a file that was not written to its end"
-    return checks.unreadable(source, f"{what}; write it again")
+    """Returns the InputError of a line with a zero byte."""
+    return checks.unreadable(
+        source,
+        f"line {line:,} holds a zero byte, as in a file that was not written to its end. Write the "
+        "file again.",
+    )

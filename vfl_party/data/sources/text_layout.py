@@ -88,20 +88,24 @@ def find_layout(settings: DataSettings) -> TextLayout:
     while skip < len(lines) and not lines[skip].strip():
         skip += 1
     if skip >= len(lines):
-        what = "its first line must name the columns" if header else "it must have rows"
-        raise checks.unreadable(source, f"is empty; {what}")
+        if header:
+            raise checks.unreadable(source, "is empty. Name the columns in its first line.")
+        raise checks.unreadable(source, "is empty. Give a file with at least one row.")
     if any("\0" in line for line in lines):
         raise checks.unreadable(
-            source, 'holds zero bytes; if it is UTF-16, set data.encoding = "utf-16-le"'
+            source, 'holds zero bytes. If it is UTF-16, set data.encoding = "utf-16-le".'
         )
     separator = UNIT if several else settings.separator or _separator(lines[skip:])
     if not separator.isascii():
         raise checks.unusable(
             source,
-            f"data.separator = {separator!r} is no sign of ASCII; write the file with another",
+            f"data.separator must be an ASCII character (got {separator!r}). Write the file with "
+            "another separator.",
         )
     if settings.separator is None and separator != ",":
-        notes.append(f"cells are separated by {SEPARATORS[separator]}; data.separator")
+        notes.append(
+            f"cells are separated by {SEPARATORS[separator]}. To change this, set data.separator."
+        )
     found = _cells(lines[skip:], separator)
     if not found:
         raise not_text(source)
@@ -116,13 +120,15 @@ def find_layout(settings: DataSettings) -> TextLayout:
         _refuse_title(source, lines, skip)
     if sum(name.replace(".", "", 1).isdigit() for name in names) * 2 > len(names):
         notes.append(
-            "the names of most columns are numbers: if the file has no line that names "
-            "them, set data.names"
+            "the names of most columns are numbers. If no line of the file names the columns, set "
+            "data.names."
         )
     unnamed = [place for place, name in enumerate(names, 1) if not name]
     if unnamed:
         places = ", ".join(map(str, unnamed[:5])) + (", …" if len(unnamed) > 5 else "")
-        notes.append(f"columns without a name are left out: number {places}")
+        notes.append(
+            f"columns without a name are left out (number {places}). Name them to use them."
+        )
     return TextLayout(encoding, separator, skip, names, tuple(notes), True, several)
 
 
@@ -131,16 +137,17 @@ def _several(settings: DataSettings, encoding: str) -> str:
     separator = settings.separator or ""
     if len(separator) < 2:
         return ""
-    what = f"data.separator = {separator!r}"
     if not separator.isascii() or not separator.isprintable():
         raise checks.unusable(
-            settings.source, f"{what} holds signs that are not of ASCII; write the file with others"
+            settings.source,
+            f"data.separator must hold printable ASCII characters (got {separator!r}). Write the "
+            "file with another separator.",
         )
     if encoding.startswith(("utf-16", "utf-32")):
         raise checks.unusable(
             settings.source,
-            f"{what} is of several signs, and the file is {encoding.upper()}; write it again as "
-            "UTF-8",
+            f"data.separator = {separator!r} has several characters, which needs a UTF-8 file (got "
+            f"{encoding.upper()}). Write the file again as UTF-8.",
         )
     return separator
 
@@ -151,9 +158,10 @@ def _given_names(settings: DataSettings, first: Sequence[str], line: int) -> tup
     """
     names = numbered_names(settings.names or ())
     if len(first) != len(names):
-        what = f"line {line} has {len(first)} cells, and {len(names)} columns are named"
         raise checks.unusable(
-            settings.source, f"{what}; correct data.names, data.separator or data.skip_lines"
+            settings.source,
+            f"line {line} must have {len(names)} cells, as data.names has columns (got "
+            f"{len(first)}). Correct data.names, data.separator or data.skip_lines.",
         )
     return names
 
@@ -183,7 +191,7 @@ def _refuse_other_kinds(source: str, lines: Sequence[str]) -> None:
     for mark, kind in OTHER_KINDS.items():
         if start.startswith(mark):
             raise checks.unreadable(
-                source, f"is {kind}, whatever its name says; write it again as CSV"
+                source, f"is {kind}, whatever its name says. Write it again as CSV."
             )
 
 
@@ -192,8 +200,11 @@ def _refuse_other_lines(source: str, wanted: Set[str], lines: Sequence[str], ski
     for number, line in enumerate(lines[skip + 1 :], skip + 1):
         for separator in SEPARATORS:
             if wanted <= {name.strip() for row in _cells([line], separator) for name in row}:
-                what = f"its columns are named in line {number + 1}, and not in line {skip + 1}"
-                raise checks.unusable(source, f"{what}; set data.skip_lines = {number}")
+                raise checks.unusable(
+                    source,
+                    f"the columns are named in line {number + 1}, not in line {skip + 1}. Set "
+                    f"data.skip_lines = {number}.",
+                )
 
 
 def _refuse_title(source: str, lines: Sequence[str], skip: int) -> None:
@@ -201,13 +212,15 @@ def _refuse_title(source: str, lines: Sequence[str], skip: int) -> None:
     a title.
     """
     for number, line in enumerate(lines[skip + 1 :], skip + 1):
-        most = max(
+        count = max(
             len(row) for separator in SEPARATORS for row in _cells([line], separator) or [[]]
         )
-        if most > 1:
-            what = f"line {skip + 1} has one cell, and line {number + 1} has {most}"
-            advice = f"if this one names the columns, set data.skip_lines = {number}"
-            raise checks.unusable(source, f"{what}; {advice}")
+        if count > 1:
+            raise checks.unusable(
+                source,
+                f"line {skip + 1} has one cell, and line {number + 1} has {count}. If line "
+                f"{number + 1} names the columns, set data.skip_lines = {number}.",
+            )
 
 
 def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
@@ -234,26 +247,25 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
             signs = _SIGNS.encode(settings.encoding)
             name = codecs.lookup(settings.encoding).name
             if signs != _SIGNS.encode() and not name.startswith(("utf-16", "utf-32")):
-                text = (
-                    f"data.encoding = {settings.encoding!r} writes quotation marks as no sign "
-                    "of ASCII"
+                raise checks.unusable(
+                    source,
+                    f"data.encoding = {settings.encoding!r} does not write quotation marks as in "
+                    "ASCII. Write the file again as UTF-8.",
                 )
-                raise checks.unusable(source, f"{text}; write the file again as UTF-8")
             return name, ""
         except (LookupError, ValueError):
-            text = (
-                f"data.encoding = {settings.encoding!r} is not known to Python; take utf-8, "
-                "cp1252 or utf-16"
-            )
-            raise checks.unusable(source, text) from None
+            raise checks.unusable(
+                source,
+                f"data.encoding = {settings.encoding!r} is not known to Python. Use utf-8, cp1252 "
+                "or utf-16.",
+            ) from None
     try:
         with open_bytes(source) as file:
             head = file.read(4)
             for mark, (packer, ending) in _PACKED.items():
                 if head.startswith(mark):
                     raise checks.unreadable(
-                        source,
-                        f"is compressed by {packer}; give it a name that ends in {ending}",
+                        source, f"is compressed by {packer}. Give it a name that ends in {ending}."
                     )
             for mark, name in _BOMS:
                 if head.startswith(mark):
@@ -274,15 +286,20 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
     if "utf-8" in decoders:
         return "utf-8", ""
     if both:
-        text = (
-            "is UTF-8 in some places and in others not; write it again in one encoding, or set "
-            "data.encoding"
+        raise checks.unreadable(
+            source,
+            "is UTF-8 in some places and not in others. Write it again in one encoding, or set "
+            "data.encoding.",
         )
-        raise checks.unreadable(source, text)
     if "cp1252" in decoders:
-        return "cp1252", "it is not UTF-8: read as Windows-1252; data.encoding"
-    text = "is neither UTF-8 nor Windows-1252; set data.encoding, or write it again as UTF-8"
-    raise checks.unreadable(source, text)
+        return (
+            "cp1252",
+            "is not UTF-8 and is read as Windows-1252. To change this, set data.encoding.",
+        )
+    raise checks.unreadable(
+        source,
+        "is neither UTF-8 nor Windows-1252. Set data.encoding, or write the file again as UTF-8.",
+    )
 
 
 def _first_lines(source: str, several: str, encoding: str, most: int) -> list[str]:
@@ -347,20 +364,24 @@ def _open(source: str, several: str) -> Any:
 
 def not_in(source: str, encoding: str) -> Exception:
     """Returns the InputError of a file that is not in ``encoding``."""
-    text = f"is not {encoding.upper()} throughout; set data.encoding, such as"
-    return checks.unreadable(source, f'{text} "cp1252" for Windows-1252')
+    return checks.unreadable(
+        source,
+        f'is not {encoding.upper()} throughout. Set data.encoding, such as "cp1252" for '
+        "Windows-1252.",
+    )
 
 
 def too_long(source: str, line: int) -> Exception:
-    """Returns the InputError of a line that no table has."""
-    what = f"line {line:,} has more than {LONGEST_LINE:,} characters, which no table has"
-    return checks.unreadable(source, f"{what}; write the file again, with a row a line")
+    """Returns the InputError of a line that is too long for a table."""
+    return checks.unreadable(
+        source,
+        f"line {line:,} has more than {LONGEST_LINE:,} characters. Write the file again, one row a "
+        "line.",
+    )
 
 
 def not_text(source: str) -> Exception:
     """Returns the InputError of a file that cannot be read as separated cells."""
     packed = {".gz": "gzip-compressed ", ".bz2": "bzip2-compressed "}
     kind = f"{packed.get(Path(source).suffix.lower(), '')}CSV"
-    return checks.unreadable(
-        source, f"is not a {kind} file that can be read to its end; write it again"
-    )
+    return checks.unreadable(source, f"is not a readable {kind} file. Write it again.")

@@ -17,7 +17,9 @@ def state_of(source: str) -> State:
     try:
         found = Path(divided(source)[0]).stat()
     except OSError:
-        raise checks.unreadable(source, "is gone; it must stay while it is read") from None
+        raise checks.unreadable(
+            source, "was deleted while it was read. Restore it, and start again."
+        ) from None
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
@@ -33,5 +35,5 @@ def require_same(source: str, before: State) -> None:
     """Raises InputError if a file is not in the state in which it was."""
     if state_of(source) != before:
         raise checks.unreadable(
-            source, "was changed while it was read; start again when nobody writes it"
+            source, "was changed while it was read. Start again when nobody writes to it."
         )

@@ -68,9 +68,7 @@ def open_alchemy(settings: DataSettings) -> Stream:
     reading.names = tuple(reading.first.keys())
     if not all(name.strip() for name in reading.names):
         place = next(place for place, name in enumerate(reading.names, 1) if not name.strip())
-        raise checks.unusable(
-            source, f"column {place} of data.query has no name; give it one with AS"
-        )
+        raise checks.unusable(source, f"column {place} of data.query has no name. Name it with AS.")
     unsorted = "" if has_order(query) else UNSORTED
     return Stream(source, reading.names, True, reading.blocks, ordered=False, unsorted=unsorted)
 
@@ -82,9 +80,12 @@ def connected(engine: Engine, source: str) -> Connection:
     try:
         return engine.connect()
     except DBAPIError as error:
-        what = f"cannot be opened ({words(str(error.orig), source, quoted=False)})"
-        advice = f"correct data.source, or start the server{encoding_hint(source)}"
-        raise checks.unreadable(shown(source), f"{what}; {advice}") from None
+        reason = words(str(error.orig), source, quoted=False)
+        raise checks.unreadable(
+            shown(source),
+            f"cannot be opened ({reason}). Correct data.source, or start the server."
+            f"{encoding_hint(source)}",
+        ) from None
 
 
 @dataclass(eq=False)
@@ -115,7 +116,7 @@ class _Reading:
             raise failed(self.settings.source, error, None) from None
         except ResourceClosedError:
             raise checks.unusable(
-                shown(self.settings.source), "data.query gives no rows; write one SELECT"
+                shown(self.settings.source), "data.query gives no rows. Write one SELECT."
             ) from None
         return result
 
@@ -152,7 +153,8 @@ class _Reading:
             raise failed(self.settings.source, error, before) from None
         except (SQLAlchemyError, sqlite3.Error):
             raise checks.unreadable(
-                shown(self.settings.source), f"was lost after {before:,} rows; start again"
+                shown(self.settings.source),
+                f"the connection was lost after {before:,} rows. Start again.",
             ) from None
 
 
@@ -177,12 +179,11 @@ def texts_of(
                 source, f"column {name!r}: the text in row {number} {error}"
             ) from None
         except TypeError as error:
-            what = (
-                f"column {name!r} holds {error} in row {number}, which is neither number, "
-                "text nor date"
-            )
-            advice = "cast it in data.query, or leave it out"
-            raise checks.unusable(source, f"{what}; {advice}") from None
+            raise checks.unusable(
+                source,
+                f"column {name!r} must hold numbers, text or dates (got {error} in row {number}). "
+                "Cast it in data.query, or leave it out.",
+            ) from None
     return texts
 
 
@@ -203,13 +204,17 @@ def engine_of(source: str) -> Engine:
         return create_engine(url, poolclass=NullPool)
     except NoSuchModuleError:
         name = source.partition(":")[0]
-        what = f"there is no database {name!r} for SQLAlchemy"
         raise checks.unreadable(
-            shown(source), f"{what}; correct data.source, or install the package for it"
+            shown(source),
+            f"SQLAlchemy has no database {name!r}. Correct data.source, or install the package "
+            "for it.",
         ) from None
     except (ArgumentError, ValueError):
-        what = "is no URL of SQLAlchemy's; write DIALECT+DRIVER://USER@HOST/NAME, or sqlite:///PATH"
-        raise checks.unreadable(shown(source), f"{what}{encoding_hint(source)}") from None
+        raise checks.unreadable(
+            shown(source),
+            "is not a URL of SQLAlchemy. Write DIALECT+DRIVER://USER@HOST/NAME, or sqlite:///PATH."
+            f"{encoding_hint(source)}",
+        ) from None
     except ImportError as error:
         raise missing_package(source, error.name or "the database's driver") from None
 
@@ -218,12 +223,13 @@ def _sqlite_file(source: str, url: URL) -> Path:
     """Returns the file of an SQLite database. Raises InputError if there is none."""
     if not url.database or url.database == ":memory:" or url.query:
         raise checks.unreadable(
-            source, "names no file of SQLite; write sqlite:///PATH, and nothing after the path"
+            source,
+            "does not name an SQLite file. Write sqlite:///PATH, and nothing after the path.",
         )
     path = Path(url.database).absolute()
     if not path.is_file():
         raise checks.unreadable(
-            source, "no such file; correct data.source, or mount the volume that holds it"
+            source, "no such file. Correct data.source, or mount the volume that holds it."
         )
     return path
 
@@ -242,25 +248,30 @@ def failed(source: str, error: Any, rows: int | None) -> InputError:
     """
     text = str(error.orig)
     if "decode" in text:
-        advice = "cast the column in data.query, for example as BLOB and to text, or correct it"
-        return checks.unusable(shown(source), f"holds text that is not UTF-8; {advice}")
+        return checks.unusable(
+            shown(source),
+            "holds text that is not UTF-8. Correct it, or cast the column in data.query, for "
+            "example as BLOB and then to text.",
+        )
     if "not a database" in text or "malformed" in text:
         return checks.unreadable(
-            shown(source), "is not a file of SQLite that can be read; correct data.source"
+            shown(source), "is not a readable SQLite file. Correct data.source."
         )
     if "is locked" in text:
-        what = "is locked by another program, which writes into it"
-        return checks.unreadable(shown(source), f"{what}; start again when that has ended")
+        return checks.unreadable(
+            shown(source),
+            "is locked by another program, which writes to it. Start again when it has ended.",
+        )
     names = type(error).__name__
-    said = words(
+    reason = words(
         text, source, quoted=rows is None and names in ("ProgrammingError", "OperationalError")
     )
     if rows is None:
         return checks.unusable(
-            shown(source), f"the database refuses data.query ({said}); correct it"
+            shown(source), f"the database refuses data.query ({reason}). Correct data.query."
         )
     return checks.unreadable(
-        shown(source), f"data.query has failed after {rows:,} rows ({said}); start again"
+        shown(source), f"data.query failed after {rows:,} rows ({reason}). Start again."
     )
 
 

@@ -93,14 +93,17 @@ def open_duckdb(settings: DataSettings) -> Stream:
     try:
         ordered, described = reading.awaited(look)
     except duckdb.Error as error:
-        raise reading.refused(error, None) from None
+        raise reading.refuse(error, None) from None
     # Of names in any case: to DuckDB they are one.
     before: dict[str, str] = {}
     for name, kind, *_ in described:
         other = before.setdefault(name.lower(), name)
-        if name in reading.types or other != name:
-            both = f"two columns {name!r}" if name == other else f"columns {other!r} and {name!r}"
-            raise checks.unusable(source, f"has {both}; rename one with AS")
+        if name == other and name in reading.types:
+            raise checks.unusable(source, f"has two columns {name!r}. Rename one with AS.")
+        if other != name:
+            raise checks.unusable(
+                source, f"has columns {other!r} and {name!r}. Rename one with AS."
+            )
         reading.types[name] = kind
     # Else the order does not matter: a table is put in order of its ids.
     reading.sorts = takes_first(settings) and not ordered
@@ -176,7 +179,7 @@ class _Reading:
                     yield batch
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             self._require_same()
-            raise self.refused(error, rows) from None
+            raise self.refuse(error, rows) from None
 
     def _select(self, names: Sequence[str]) -> str:
         """Writes the query for some of its columns, in types that a table has. Raises
@@ -194,45 +197,58 @@ class _Reading:
             return quoted
         cast = next((each for pattern, each in _CASTS if pattern.fullmatch(kind)), None)
         if cast is None:
-            what = f"column {name!r} is of type {kind.partition('(')[0]}, which no table has"
-            advice = "cast it in the query, for example with ::VARCHAR or ::DOUBLE, or leave it out"
-            raise checks.unusable(shown(self.settings.source), f"{what}; {advice}")
+            raise checks.unusable(
+                shown(self.settings.source),
+                f"column {name!r} is of type {kind.partition('(')[0]}, which is not supported. "
+                "Cast it in the query, for example with ::VARCHAR or ::DOUBLE, or leave it out.",
+            )
         # An id of digits keeps them all.
         cast = "VARCHAR" if cast == "DOUBLE" and name in self.settings.id else cast
         return f"{quoted}::{cast} AS {quoted}"
 
-    def refused(self, error: Exception, rows: int | None) -> InputError:
-        """Says why a query has failed: before it has run (None), or after how many rows. Values are
-        not shown.
+    def refuse(self, error: Exception, rows: int | None) -> InputError:
+        """Returns the error for a query that failed before it ran (None) or after ``rows`` rows. It
+        shows no values.
         """
         source, text = shown(self.settings.source), str(error)
-        said = text.partition("Error: ")[2] or text
+        message = text.partition("Error: ")[2] or text
         unread = text.startswith("IO Error") and rows in (None, 0)
         extension = _EXTENSION.search(text)
         if extension is not None:
-            what = f"needs the extension {extension[1]} of DuckDB, and none is loaded"
-            return checks.unusable(source, f"{what}; copy the files here, and read them as Parquet")
+            return checks.unusable(
+                source,
+                f"needs the extension {extension[1]} of DuckDB, but extensions are not loaded. "
+                "Copy the files to this machine, and read them as Parquet.",
+            )
         if _NO_SPACE.search(text):
-            what = "the query writes more to data.scratch than there is room"
-            return checks.unreadable(source, f"{what}; make room, or set it to another folder")
+            return checks.unreadable(
+                source,
+                "the query writes more to data.scratch than there is room. Make room, or set "
+                "data.scratch to another folder.",
+            )
         if "Out of Memory Error" in text:
-            what = f"the query needs more memory than the {self.memory} MiB that DuckDB may take"
-            more = 2 * self.memory // _SHARE
-            return checks.unreadable(source, f"{what}; set data.memory_mib to {more} or more")
+            return checks.unreadable(
+                source,
+                f"the query needs more memory than the {self.memory} MiB that DuckDB may take. Set "
+                f"data.memory_mib to {2 * self.memory // _SHARE} or more.",
+            )
         # Its words name files, and no values.
         if unread or _NO_PARQUET.search(text):
-            said = words(said, self.settings.source, quoted=True)
-            return checks.unreadable(source, f"DuckDB cannot read ({said}); correct data.source")
+            reason = words(message, self.settings.source, quoted=True)
+            return checks.unreadable(source, f"DuckDB cannot read ({reason}). Correct data.source.")
         if rows is None:
-            said = words(said, self.settings.source, quoted=True)
+            reason = words(message, self.settings.source, quoted=True)
             return checks.unusable(
-                source, f"DuckDB refuses the query ({said}); correct data.source"
+                source, f"DuckDB refuses the query ({reason}). Correct data.source."
             )
         line = _LINE.search(text)
-        said = line[0] if line else _NUMBER.sub("…", said)
-        said = words(said, self.settings.source, quoted=False)
-        what = f"the query has failed after {rows:,} rows ({said})"
-        return checks.unusable(source, f"{what}; run it in DuckDB to see the value, and correct it")
+        message = line[0] if line else _NUMBER.sub("…", message)
+        reason = words(message, self.settings.source, quoted=False)
+        return checks.unusable(
+            source,
+            f"the query failed after {rows:,} rows ({reason}). Run it in DuckDB to see the value, "
+            "and correct it.",
+        )
 
 
 def _config(memory: int, source: str, folder: str | None) -> dict[str, Any]:
@@ -252,8 +268,11 @@ def _config(memory: int, source: str, folder: str | None) -> dict[str, Any]:
         return config
     sign = next((each for each in _SIGNS if each in folder), None)
     if sign is not None:
-        what = f"DuckDB cannot look for files in {folder}, because its name has a {sign!r}"
-        raise checks.unreadable(source, f"{what}; move the party file to another folder")
+        raise checks.unreadable(
+            source,
+            f"DuckDB cannot look for files in {folder}, because its name has a {sign!r}. Move the "
+            "party file to another folder.",
+        )
     return config | {"file_search_path": folder}
 
 
@@ -266,11 +285,11 @@ def _parsed(
     row = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
     parsed: dict[str, Any] = json.loads(row[0] if row else "{}")
     if parsed.get("error_type") == "parser":
-        said = words(str(parsed.get("error_message")), source, quoted=True)
-        raise checks.unusable(source, f"DuckDB refuses the query ({said}); correct data.source")
+        reason = words(str(parsed.get("error_message")), source, quoted=True)
+        raise checks.unusable(source, f"DuckDB refuses the query ({reason}). Correct data.source.")
     statements = parsed.get("statements", [])
     if len(statements) != 1:
-        raise checks.unusable(source, "must read and nothing else; write one SELECT")
+        raise checks.unusable(source, "must only read. Write one SELECT.")
     files = check_files(connection, source, folder, statements)
     modifiers = statements[0]["node"].get("modifiers", [])
     return any(each["type"] == "ORDER_MODIFIER" for each in modifiers), files

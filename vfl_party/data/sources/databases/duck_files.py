@@ -53,8 +53,11 @@ def check_files(
     base = Path(folder or ".")
     for text in set(_texts(statements)):
         if re.search(r"[./]", text) and not (base / text).exists() and Path(text).is_file():
-            what = f"{text} is in the folder where this program runs, and not in {base}"
-            raise checks.unreadable(source, f"{what}; move it, or write its full path")
+            raise checks.unreadable(
+                source,
+                f"{text} is in the folder where this program runs, not in {base}. Move it, or "
+                "write its full path.",
+            )
     found: dict[str, State] = {}
     for files in _files(statements):
         for name in filter(_PATTERN.search, files.names):
@@ -79,9 +82,11 @@ def _refuse_hidden(connection: DuckDBPyConnection, source: str, base: Path, patt
         file = Path(name)
         below = file.relative_to(above) if file.is_relative_to(above) else Path(file.name)
         if is_hidden(below.parts):
-            what = f"{pattern} takes {below}, too, which is hidden or temporary by its name"
-            advice = "delete it, or write a pattern that does not take it"
-            raise checks.unreadable(source, f"{what}; {advice}")
+            raise checks.unreadable(
+                source,
+                f"{pattern} also takes {below}, which is hidden or temporary by its name. Delete "
+                "it, or write a pattern that does not take it.",
+            )
 
 
 def _require_alike(connection: DuckDBPyConnection, source: str, names: tuple[str, ...]) -> None:
@@ -95,10 +100,13 @@ def _require_alike(connection: DuckDBPyConnection, source: str, names: tuple[str
         if schema != other:
             # In folders of partitions, files may have the same name.
             above = commonpath([first, name])
-            what = difference(other, schema, relpath(first, above), relpath(name, above))
-            listed = f"'{names[0]}'" if len(names) == 1 else "[…]"
-            advice = f"or read them with read_parquet({listed}, union_by_name = true)"
-            raise checks.unreadable(source, f"{what}, {advice}")
+            problem = difference(other, schema, relpath(first, above), relpath(name, above))
+            files = f"'{names[0]}'" if len(names) == 1 else "[…]"
+            raise checks.unreadable(
+                source,
+                f"{problem}. Write the files with the same columns, or read them with "
+                f"read_parquet({files}, union_by_name = true).",
+            )
 
 
 def _files(node: Any) -> Iterator[_Files]:

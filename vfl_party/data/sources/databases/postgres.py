@@ -50,34 +50,34 @@ _CASTS = {
 }
 # An id of digits keeps them all.
 _ID_CASTS = _CASTS | {"numeric": "text"}
-# What the server or its client says, what that means, what to do.
+# (pattern of the server's or client's words, the problem, the fix)
 _REFUSALS = (
     (
         r"password authentication failed|no password supplied",
         "refuses the user or the password",
-        "set PGPASSWORD or ~/.pgpass, or correct the user in data.source",
+        "Set PGPASSWORD or ~/.pgpass, or correct the user in data.source.",
     ),
     (
         r'database ".*" does not exist',
         "has no such database",
-        "correct the name after the last slash of data.source",
+        "Correct the name after the last slash of data.source.",
     ),
-    (r'role ".*" does not exist', "knows no such user", "correct data.source"),
+    (r'role ".*" does not exist', "does not know this user", "Correct data.source."),
     (
         r"no pg_hba.conf entry|peer authentication failed",
-        "lets this user in from elsewhere only",
-        "ask who runs it",
+        "does not let this user in from this machine",
+        "Ask its administrator.",
     ),
-    (r"too many clients|remaining connection slots", "has no connection left", "try again later"),
+    (r"too many clients|remaining connection slots", "has no connection left", "Try again later."),
     (
         r"SSL|certificate",
-        "cannot be trusted, or does not speak TLS",
-        "correct sslmode and sslrootcert in data.source",
+        "cannot be trusted, or does not support TLS",
+        "Correct sslmode and sslrootcert in data.source.",
     ),
     (
         r"connection refused|no such file|timeout expired|could not translate|no route|unreachable|timed out",  # noqa: E501
         "cannot be reached",
-        "correct host and port in data.source, or start the server",
+        "Correct host and port in data.source, or start the server.",
     ),
 )
 _TIMEOUT = re.compile(r"canceling statement due to .*timeout")
@@ -215,13 +215,13 @@ def _column(field: pa.Field, settings: DataSettings) -> str:
         types.is_string,
         types.is_temporal,
     )
-    if not any(each(field.type) for each in known) or types.is_interval(field.type):
-        what = (
-            f"column {name!r} is of type {kind if kind.isidentifier() else 'unknown'}, "
-            "which no table has"
+    if not any(is_known(field.type) for is_known in known) or types.is_interval(field.type):
+        kind = kind if kind.isidentifier() else "unknown"
+        raise checks.unusable(
+            shown(settings.source),
+            f"column {name!r} is of type {kind}, which is not supported. Cast it in data.query, "
+            "for example with ::text or ::float8, or leave it out.",
         )
-        advice = "cast it in data.query, for example with ::text or ::float8, or leave it out"
-        raise checks.unusable(shown(settings.source), f"{what}; {advice}")
     return quoted
 
 
@@ -238,54 +238,68 @@ def _select(columns: str, query: str) -> str:
 
 
 def with_timeout(source: str) -> str:
+    """Adds ``connect_timeout`` to a URL that does not set one."""
     if "connect_timeout=" in source or "PGCONNECT_TIMEOUT" in os.environ:
         return source
     return f"{source}{'&' if '?' in source else '?'}connect_timeout={_CONNECT_S}"
 
 
 def refused_connection(source: str, text: str) -> InputError:
-    for pattern, what, advice in _REFUSALS:
+    """Returns the error for a connection that failed with the server's words ``text``."""
+    for pattern, problem, fix in _REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
             return checks.unreadable(
-                shown(source), f"the server {what}; {advice}{encoding_hint(source)}"
+                shown(source), f"the server {problem}. {fix}{encoding_hint(source)}"
             )
-    what = f"the server cannot be asked ({words(_said(text), source, quoted=False)})"
-    return checks.unreadable(shown(source), f"{what}; correct data.source{encoding_hint(source)}")
-
-
-def refused_query(source: str, error: Any) -> InputError:
-    """Says why a query was refused. Its own names may be shown, values may not."""
-    text, code = str(error), error.sqlstate or ""
-    if not code or code == "25006" or code.startswith("57"):
-        return _broken_off(source, text, 0)
-    said = words(_said(text), source, quoted=code.startswith("42"))
-    advice = "ask for the right to read it" if code == "42501" else "correct data.query"
-    return checks.unusable(shown(source), f"the server refuses data.query ({said}); {advice}")
-
-
-def _broken_off(source: str, text: str, rows: int) -> InputError:
-    """Says why a query has ended, and after how many rows."""
-    after = f"after {rows:,} rows"
-    if _WRITES.search(text):
-        return checks.unusable(
-            shown(source), "data.query must read and nothing else; write one SELECT"
-        )
-    if _TIMEOUT.search(text):
-        what = f"the server has ended data.query {after}, because it took too long"
-        return checks.unreadable(
-            shown(source), f"{what}; ask for fewer rows, or for a longer statement_timeout"
-        )
-    if _LOST.search(text):
-        return checks.unreadable(shown(source), f"the connection was lost {after}; start again")
-    what = f"data.query has failed {after} ({words(_said(text), source, quoted=False)})"
-    return checks.unusable(
-        shown(source), f"{what}; run it in psql to see the value, and correct it"
+    reason = words(_strip_prefix(text), source, quoted=False)
+    return checks.unreadable(
+        shown(source),
+        f"the server cannot be queried ({reason}). Correct data.source.{encoding_hint(source)}",
     )
 
 
-def _said(text: str) -> str:
-    found = _SEVERITY.search(text) or _CLIENT.match(text)
-    return text[found.end() :] if found else text
+def refused_query(source: str, error: Any) -> InputError:
+    """Returns the error for a query that failed. It may show names of the query, but no values."""
+    text, code = str(error), error.sqlstate or ""
+    if not code or code == "25006" or code.startswith("57"):
+        return _broken_off(source, text, 0)
+    reason = words(_strip_prefix(text), source, quoted=code.startswith("42"))
+    if code == "42501":
+        return checks.unusable(
+            shown(source),
+            f"the server refuses data.query ({reason}). Ask for the right to read it.",
+        )
+    return checks.unusable(
+        shown(source), f"the server refuses data.query ({reason}). Correct data.query."
+    )
+
+
+def _broken_off(source: str, text: str, rows: int) -> InputError:
+    """Returns the error for a query that ended early, after ``rows`` rows."""
+    if _WRITES.search(text):
+        return checks.unusable(shown(source), "data.query must only read. Write one SELECT.")
+    if _TIMEOUT.search(text):
+        return checks.unreadable(
+            shown(source),
+            f"the server ended data.query after {rows:,} rows because it took too long. Select "
+            "fewer rows, or raise statement_timeout.",
+        )
+    if _LOST.search(text):
+        return checks.unreadable(
+            shown(source), f"the connection was lost after {rows:,} rows. Start again."
+        )
+    reason = words(_strip_prefix(text), source, quoted=False)
+    return checks.unusable(
+        shown(source),
+        f"data.query failed after {rows:,} rows ({reason}). Run it in psql to see the value, and "
+        "correct it.",
+    )
+
+
+def _strip_prefix(text: str) -> str:
+    """Returns a message without its severity or the client's prefix."""
+    prefix = _SEVERITY.search(text) or _CLIENT.match(text)
+    return text[prefix.end() :] if prefix else text
 
 
 def _close(connection: Any) -> None:

@@ -31,14 +31,14 @@ _READS = re.compile(
 _TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$", re.DOTALL)
 _INNER = re.compile(r"\([^()]*\)")
 _ORDER = re.compile(r"\border\s+by\b", re.IGNORECASE)
-# What is said if settings take the first rows of a query without an order.
+# Notes for settings that take the first rows of a query without an order.
 SORTED = (
-    "the query has no ORDER BY at its end, so the first rows are those in the order of the id's "
-    "columns, and then of the others; end the query with ORDER BY to choose"
+    "the query has no ORDER BY at its end, so the first rows are those in the order of the id "
+    "columns, then of the other columns. To choose the order, end the query with ORDER BY."
 )
 UNSORTED = (
     "the query has no ORDER BY at its end, so the database chooses which rows are the first, and "
-    "may choose others next time; end the query with ORDER BY"
+    "may choose others next time. End the query with ORDER BY."
 )
 # A value may hold quotes and ends of lines: from the first quote, which is no apostrophe, to the
 # last one, or to the end.
@@ -60,9 +60,9 @@ def query_of(settings: DataSettings) -> str:
         (settings.query or "").rstrip().removesuffix(";").rstrip(),
     )
     if not query:
-        raise checks.unusable(source, "needs data.query, a SELECT whose rows are the table")
+        raise checks.unusable(source, "needs data.query. Give a SELECT whose rows are the table.")
     if not _READS.match(query):
-        raise checks.unusable(source, "data.query must read and nothing else; write one SELECT")
+        raise checks.unusable(source, "data.query must only read. Write one SELECT.")
     return query
 
 
@@ -84,18 +84,20 @@ def has_order(query: str) -> bool:
 
 def missing_package(source: str, package: str) -> InputError:
     """Returns the error for a package that a database needs and that is not installed."""
-    text = f"{shown(source)}: needs {package}, which is not installed: pip install {package}"
-    return InputError(Code.CONFIG_INVALID, text)
+    return InputError(
+        Code.CONFIG_INVALID,
+        f"{shown(source)}: needs {package}, which is not installed. Run pip install {package}.",
+    )
 
 
 def encoding_hint(source: str) -> str:
-    """Returns advice about signs in a password that have a meaning in a URL; '' if there seem to be
-    none.
+    """Returns advice, as a further sentence, about characters of a password that have a meaning in
+    a URL; '' if there seem to be none.
     """
     user = _USER.match(source)
     if user is None or not set(user[1]) & set("@#/"):
         return ""
-    return "; if its password has @, # or /, write %40, %23 or %2F for it in data.source"
+    return " If its password has @, # or /, write %40, %23 or %2F for it in data.source."
 
 
 def words(text: str, source: str, *, quoted: bool) -> str:
@@ -152,9 +154,10 @@ def require_dates(source: str, name: str, column: pa.Array) -> None:
         if ends["min"] is not None and (
             ends["min"] < _FIRST * day or ends["max"] >= (_LAST + 1) * day
         ):
-            what = f"column {name!r} holds a date before the year 1 or after 9999, such as infinity"
             raise checks.unusable(
-                source, f"{what}; replace it in the query, for example with nullif"
+                source,
+                f"column {name!r} holds a date before the year 1 or after 9999, such as infinity. "
+                "Replace it in the query, for example with nullif.",
             )
 
 
@@ -167,34 +170,33 @@ class Passes:
     """
 
     def __init__(self, settings: DataSettings) -> None:
-        self._source, self._most = shown(settings.source), settings.first
+        self._source, self._limit = shown(settings.source), settings.first
         self._first: tuple[int, bytes] | None = None
 
-    def compare_full(self, found: Pass) -> None:
+    def compare_full(self, pass_: Pass) -> None:
         """Takes a pass of which nobody reads more, if it has the first rows that are wanted. Raises
         InputError.
         """
-        if found.rows == self._most:
-            self.compare(found)
+        if pass_.rows == self._limit:
+            self.compare(pass_)
 
-    def compare(self, found: Pass) -> None:
+    def compare(self, pass_: Pass) -> None:
         """Takes a pass that has reached its end. Raises InputError if it differs from the first
         one.
         """
-        seen = found.rows, b"".join(column.digest() for column in found.digests)
+        seen = pass_.rows, b"".join(column.digest() for column in pass_.digests)
         if self._first is None:
             self._first = seen
-        before, now = self._first[0], found.rows
         if seen != self._first:
-            what = (
-                f"{before:,} rows and then {now:,}"
+            before, now = self._first[0], pass_.rows
+            raise checks.unreadable(
+                self._source,
+                f"the query gave {before:,} rows and then {now:,}. Add ORDER BY with the id "
+                "columns, and read while nobody writes to the tables."
                 if before != now
-                else "other rows, or the same in another order"
+                else "the query gave other rows when it was read again, or another order. Add "
+                "ORDER BY with the id columns, and read while nobody writes to the tables.",
             )
-            advice = (
-                "write ORDER BY with the id's columns, and read while nobody writes into the tables"
-            )
-            raise checks.unreadable(self._source, f"the query gives {what}, read again; {advice}")
 
 
 class Pass:

@@ -33,9 +33,10 @@ class Spill:
                 lock = _locked(self.folder)
             self._lock = lock
         except OSError as error:
-            text = f"{scratch}: cannot hold temporary files ({error.strerror})"
             raise InputError(
-                Code.FILE_INVALID, f"{text}; set data.scratch to another folder"
+                Code.FILE_INVALID,
+                f"{scratch}: cannot hold temporary files ({error.strerror}). Set data.scratch to "
+                "another folder.",
             ) from None
 
     def close(self) -> None:

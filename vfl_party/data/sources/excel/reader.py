@@ -34,8 +34,13 @@ def open_excel(settings: DataSettings) -> Stream:
     reading = _Sheet.of(book, sheet, settings)
     hidden = book.hidden(sheet)
     if hidden:
-        what = "1 row of the sheet is" if hidden == 1 else f"{hidden:,} rows of the sheet are"
-        notes += (f"{what} hidden, as by a filter, and read like the others",)
+        notes += (
+            "1 row of the sheet is hidden, as by a filter, and read like the others. Delete it if "
+            "it is not a row of the table."
+            if hidden == 1
+            else f"{hidden:,} rows of the sheet are hidden, as by a filter, and read like the "
+            "others. Delete them if they are not rows of the table.",
+        )
     return Stream(source, tuple(reading.columns), True, reading.blocks, notes=notes)
 
 
@@ -77,9 +82,10 @@ class _Sheet:
                 found = cls(book, sheet, row, tuple(columns.values()), tuple(columns), merged, ids)
                 found._require_unmerged(row)
                 return found
-        what = f"the sheet {sheet.title!r} is empty"
         raise checks.unreadable(
-            book.source, f"{what}; its first row must name the columns, or name another data.sheet"
+            book.source,
+            f"the sheet {sheet.title!r} is empty. Name the columns in its first row, or name "
+            "another sheet in data.sheet.",
         )
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -109,12 +115,10 @@ class _Sheet:
             for cell in cells:
                 if not book.is_empty(sheet, cell):
                     if cell.column not in known:
-                        what = (
-                            f"cell {cell_name(cell.column, row)} has a value, and its column "
-                            "has no name in row"
-                        )
                         raise checks.unusable(
-                            book.source, f"{what} {self.header}; name the column, or clear the cell"
+                            book.source,
+                            f"cell {cell_name(cell.column, row)} has a value, but its column has "
+                            f"no name in row {self.header}. Name the column, or clear the cell.",
                         )
                     filled = True
                 elif not cell.is_formula:
@@ -122,37 +126,33 @@ class _Sheet:
                 if cell.column in places:
                     text = texts[places[cell.column]] = book.text(sheet, cell, row)
                     if cell.column in self.ids and text is not None and _is_long(text):
-                        what = (
-                            f"cell {cell_name(cell.column, row)} holds an id as a number of "
-                            "more than 15 digits"
-                        )
                         raise checks.unusable(
                             book.source,
-                            f"{what}, of which Excel keeps 15; write the ids as text, from "
-                            "their origin",
+                            f"cell {cell_name(cell.column, row)} holds an id as a number of more "
+                            "than 15 digits, of which Excel keeps 15. Write the ids as text, "
+                            "from their origin.",
                         )
             if filled:
                 if row > last + 1:
-                    what = (
+                    raise checks.unusable(
+                        book.source,
                         f"row {last + 1} of the sheet {sheet.title!r} is empty, and other rows "
-                        "follow"
+                        "follow. Delete it, or delete what follows if that is not part of the "
+                        "table, such as a total.",
                     )
-                    advice = (
-                        "delete it, or what follows if that is no part of the table, such as a sum"
-                    )
-                    raise checks.unusable(book.source, f"{what}; {advice}")
                 self._require_unmerged(row)
                 last = row
                 yield texts
 
     def _require_unmerged(self, row: int) -> None:
         if self.merged is not None and row >= self.merged.top:
-            ends = (
-                cell_name(self.merged.left, self.merged.top),
-                cell_name(self.merged.right, self.merged.bottom),
+            first = cell_name(self.merged.left, self.merged.top)
+            last = cell_name(self.merged.right, self.merged.bottom)
+            raise checks.unusable(
+                self.book.source,
+                f"the cells {first}:{last} are merged, so only the first of them has a value. "
+                "Unmerge them, and fill each cell.",
             )
-            what = f"the cells {':'.join(ends)} are merged, so only the first of them has a value"
-            raise checks.unusable(self.book.source, f"{what}; unmerge them, and fill each")
 
 
 def _skipped(book: Book, sheet: Any, settings: DataSettings) -> int:
@@ -204,12 +204,17 @@ def _refuse_other_header(
             if cell.kind != "e" and (text := book.text(sheet, cell, row))
         }
         if wanted and wanted <= texts:
-            what = f"its columns are named in row {row}, and not in row {header}"
-            raise checks.unusable(book.source, f"{what}; set data.skip_lines = {row - 1}")
+            raise checks.unusable(
+                book.source,
+                f"the columns are named in row {row}, not in row {header}. Set "
+                f"data.skip_lines = {row - 1}.",
+            )
         if len(columns) == 1 and len(filled) > 1 and not wanted:
-            what = f"row {header} has one cell, and row {row} has {len(filled)}"
-            advice = f"if this one names the columns, set data.skip_lines = {row - 1}"
-            raise checks.unusable(book.source, f"{what}; {advice}")
+            raise checks.unusable(
+                book.source,
+                f"row {header} has one cell, and row {row} has {len(filled)}. If row {row} names "
+                f"the columns, set data.skip_lines = {row - 1}.",
+            )
 
 
 def _is_long(text: str) -> bool:
@@ -226,9 +231,10 @@ def _chosen(book: Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
     sheets, name = {sheet.title: sheet for sheet in book.workbook.worksheets}, settings.sheet
     if name is not None and (name in sheets or not settings.as_trained):
         if name not in sheets:
-            what = f"has no sheet {name!r}, which data.sheet names"
             raise checks.unusable(
-                book.source, f"{what}; the nearest: {checks.nearest(name, list(sheets))}"
+                book.source,
+                f"has no sheet {name!r} (the nearest: {checks.nearest(name, list(sheets))}). "
+                "Correct data.sheet.",
             )
         return sheets[name], ()
     if len(sheets) == 1:
@@ -236,18 +242,22 @@ def _chosen(book: Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
     filled = [sheet for sheet in sheets.values() if _has_rows(book, sheet)]
     visible = [sheet for sheet in filled if sheet.sheet_state == "visible"]
     if len(visible) == 1:
-        title = visible[0].title
         return visible[0], (
-            f"the sheet {title!r} is read, as the others are empty or hidden; data.sheet "
-            "names another",
+            f"the sheet {visible[0].title!r} is read, because the others are empty or hidden. To "
+            "read another, set data.sheet.",
         )
     if not filled:
         raise checks.unreadable(
-            book.source, "has no sheet with rows; give one whose first row names the columns"
+            book.source, "has no sheet with rows. Give one whose first row names the columns."
         )
-    what = "has several sheets" if visible else "has only hidden sheets"
     names = checks.listed([sheet.title for sheet in visible or filled])
-    raise checks.unusable(book.source, f"{what} with rows, {names}; name one in data.sheet")
+    if visible:
+        raise checks.unusable(
+            book.source, f"has several sheets with rows, {names}. Name one in data.sheet."
+        )
+    raise checks.unusable(
+        book.source, f"has rows only in hidden sheets, {names}. Name one in data.sheet."
+    )
 
 
 def _has_rows(book: Book, sheet: Any) -> bool:

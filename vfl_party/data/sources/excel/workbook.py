@@ -51,7 +51,7 @@ _ERRORS = (
     "#CALC!",
     "#GETTING_DATA",
 )
-_SAVE = 'open it in Excel or LibreOffice, and save it as "Excel workbook" (.xlsx)'
+_SAVE = 'Open it in Excel or LibreOffice, and save it as "Excel workbook" (.xlsx).'
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,18 @@ class Book:
         try:
             import openpyxl
         except ImportError:
-            text = (
-                f"{source}: a workbook of Excel needs openpyxl, which is not installed: {INSTALL}"
-            )
-            raise InputError(Code.CONFIG_INVALID, text) from None
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{source}: an Excel workbook needs openpyxl, which is not installed. Run "
+                f"{INSTALL}.",
+            ) from None
         try:
             stamp = state_of(source)
             file = Path(source).open("rb")  # noqa: SIM115 - open as long as the book
         except OSError as error:
-            raise checks.unreadable(source, f"cannot be read ({error.strerror})") from None
+            raise checks.unreadable(
+                source, f"cannot be read ({error.strerror}). Correct data.source."
+            ) from None
         try:
             with catch_warnings():
                 # Of what openpyxl leaves out: styles, validation, conditional formats.
@@ -145,28 +148,29 @@ class Book:
         if not cell.text:
             # A formula that gives an empty text has this kind.
             if cell.is_formula and cell.kind != "str":
-                raise self._refused(cell, row, "is a formula whose value is not in the file", _SAVE)
+                raise self._refusal(cell, row, "is a formula whose value is not in the file", _SAVE)
             return None
         if cell.kind == "e":
             name = f" ({cell.text})" if cell.text in _ERRORS else ""
-            raise self._refused(
-                cell, row, f"holds an error{name}", "correct its formula, or clear it"
+            raise self._refusal(
+                cell, row, f"holds an error{name}", "Correct its formula, or clear it."
             )
         try:
             return written(self._value(sheet, cell))
         except OverflowError:
-            raise self._refused(
-                cell, row, "has the format of a date and holds none", "correct it"
+            raise self._refusal(
+                cell, row, "has the format of a date but does not hold one", "Correct it."
             ) from None
         except MarkedError as error:
             raise checks.unusable(
                 self.source, f"cell {cell_name(cell.column, row)} {error}"
             ) from None
         except (ValueError, IndexError, TypeError) as error:
-            raise self._refused(cell, row, "cannot be read", _SAVE) from error
+            raise self._refusal(cell, row, "cannot be read", _SAVE) from error
 
-    def _refused(self, cell: Cell, row: int, what: str, advice: str) -> InputError:
-        return checks.unusable(self.source, f"cell {cell_name(cell.column, row)} {what}; {advice}")
+    def _refusal(self, cell: Cell, row: int, problem: str, fix: str) -> InputError:
+        """Returns the error about a cell; ``fix`` is a sentence."""
+        return checks.unusable(self.source, f"cell {cell_name(cell.column, row)} {problem}. {fix}")
 
     def _value(self, sheet: Any, cell: Cell) -> object:
         kind, text = cell.kind, cell.text
@@ -243,29 +247,29 @@ def require_workbook(source: str) -> None:
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
                     if whole.find(_PASSWORD) >= 0:
                         raise checks.unreadable(
-                            source, "is protected by a password; save it without one"
+                            source, "is protected by a password. Save it without one."
                         )
                 old = True
         if old:
-            raise checks.unreadable(source, f"is in a format of Excel that is not read; {_SAVE}")
+            raise checks.unreadable(source, f"is in a format of Excel that is not read. {_SAVE}")
         with zipfile.ZipFile(source) as parts:
             for part in parts.infolist():
                 # These are read as streams.
                 is_sheet = part.filename.startswith("xl/worksheets/")
                 ratio, largest = (_SHEETS_RATIO, part.file_size) if is_sheet else (_RATIO, _LARGEST)
                 if part.file_size > min(largest, max(_SMALL, ratio * part.compress_size)):
-                    what = (
-                        f"unpacks to {part.file_size / 2**20:,.0f} MiB in {part.filename!r}, "
-                        "which no workbook has"
+                    raise checks.unreadable(
+                        source,
+                        f"unpacks to {part.file_size / 2**20:,.0f} MiB in {part.filename!r}, more "
+                        f"than a workbook has. {_SAVE}",
                     )
-                    raise checks.unreadable(source, f"{what}; {_SAVE}")
     except OSError as error:
-        raise checks.unreadable(source, f"cannot be read ({error.strerror})") from None
+        raise checks.unreadable(
+            source, f"cannot be read ({error.strerror}). Correct data.source."
+        ) from None
     except zipfile.BadZipFile:
         raise _damaged(source) from None
 
 
 def _damaged(source: str) -> InputError:
-    return checks.unreadable(
-        source, f"is not a workbook of Excel that can be read to its end; {_SAVE}"
-    )
+    return checks.unreadable(source, f"is not a readable workbook of Excel. {_SAVE}")

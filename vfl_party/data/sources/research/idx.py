@@ -62,7 +62,7 @@ def _head(source: str, file: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
     right = len(head) == 4 and head[:2] == b"\0\0" and head[2] in _TYPES
     if not right or not 1 <= head[3] <= _MOST_DIMENSIONS:
         raise checks.unreadable(
-            source, "does not begin as an IDX file does; correct data.source or data.format"
+            source, "does not begin as an IDX file does. Correct data.source or data.format."
         )
     lengths = file.read(4 * head[3])
     if len(lengths) < 4 * head[3]:
@@ -76,20 +76,27 @@ def _values(
     """Returns the values, some rows at a time: no more than there are, whatever the file says.
     Raises InputError.
     """
-    said = f"says that it holds {' x '.join(map(str, shape))} values"
+    lengths = " x ".join(map(str, shape))
     row_bytes = math.prod(shape[1:]) * kind.itemsize
     if shape[0] and not 0 < row_bytes <= _MOST_ROW_BYTES:
-        raise checks.unreadable(source, f"{said}, which are no rows of a table; write it again")
+        raise checks.unreadable(
+            source,
+            f"declares {lengths} values, which cannot be rows of a table. Write the file again.",
+        )
     rows, step = space.growing(shape[1:], kind.newbyteorder("=")), at_once(row_bytes)
     for start in range(0, shape[0], step):
         count = min(step, shape[0] - start)
         data = _some(file, count * row_bytes)
         if len(data) < count * row_bytes:
-            raise checks.unreadable(source, f"{said}, and holds less; write it again")
+            raise checks.unreadable(
+                source, f"declares {lengths} values but holds fewer. Write the file again."
+            )
         block = np.frombuffer(data, kind).reshape(count, *shape[1:])
         rows.append(block.astype(kind.newbyteorder("="), copy=False))
     if file.read(1):
-        raise checks.unreadable(source, f"{said}, and holds more; write it again")
+        raise checks.unreadable(
+            source, f"declares {lengths} values but holds more. Write the file again."
+        )
     return rows.finish()
 
 
@@ -102,9 +109,7 @@ def _some(file: Any, size: int) -> bytearray:
 
 
 def _damaged(source: str) -> Exception:
-    return checks.unreadable(
-        source, "is not an IDX file that can be read to its end; write it again"
-    )
+    return checks.unreadable(source, "is not a readable IDX file. Write the file again.")
 
 
 def _labels_of(source: str) -> str | None:

@@ -45,7 +45,9 @@ def _variables(source: str) -> dict[str, tuple[tuple[int, ...], str]]:
 
     with Path(source).open("rb") as file:
         if file.read(len(_HDF5)) == _HDF5:
-            raise checks.unreadable(source, 'is of version 7.3; write it again with save(…, "-v7")')
+            raise checks.unreadable(
+                source, 'is of version 7.3, which is not read. Write it again with save(…, "-v7").'
+            )
     try:
         found = scipy.io.whosmat(source)
     except Exception:  # noqa: BLE001 - each kind of damage raises another error
@@ -60,12 +62,14 @@ def _read(source: str, name: str, declared: tuple[tuple[int, ...], str]) -> npt.
     if kind not in _BYTES:
         raise checks.unusable(
             source,
-            f"array {name!r} is of class {kind}; give numbers or text, and full(…) of sparse",
+            f"array {name!r} must hold numbers or text (got class {kind}). Convert it, a sparse "
+            "array with full(…).",
         )
     most = Path(source).stat().st_size * _MOST_UNPACKED
     if math.prod(shape) * _BYTES[kind] > most:
         raise checks.unreadable(
-            source, f"array {name!r} says that it has more values than the file; write it again"
+            source,
+            f"array {name!r} declares more values than the file holds. Write the file again.",
         )
     try:
         require_known_types(source)
@@ -102,5 +106,5 @@ def _rows_first(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[An
 
 def _damaged(source: str) -> Exception:
     return checks.unreadable(
-        source, 'is not a MAT file that can be read to its end; write it again with save(…, "-v7")'
+        source, 'is not a readable MAT file. Write it again with save(…, "-v7").'
     )

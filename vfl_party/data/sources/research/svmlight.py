@@ -66,8 +66,8 @@ def _extent(source: str) -> tuple[int, int]:
         if last > MOST_COLUMNS:
             raise checks.unusable(
                 source,
-                f"has the index {last:,}, and a party has at most {MOST_COLUMNS:,} columns; write "
-                "fewer",
+                f"must have at most {MOST_COLUMNS:,} columns (got the index {last:,}). Write "
+                "fewer.",
             )
     return first, last
 
@@ -85,8 +85,8 @@ def _parsed(source: str) -> Iterator[tuple[int, npt.NDArray[np.float64], Any]]:
         if _QUERY.search(lines):
             raise checks.unusable(
                 source,
-                "holds qid, the queries of a ranking, which are not read from libsvm files; remove "
-                "them, or write a CSV with a column for data.group",
+                "holds qid, the queries of a ranking, which are not read from libsvm files. Remove "
+                "them, or write a CSV file with a column for data.group.",
             )
         if not np.isfinite(labels).all():
             raise _wrong_line(source, lines, number)
@@ -112,7 +112,7 @@ def _whole_lines(source: str) -> Iterator[bytes]:
             yield rest
     except BROKEN:
         raise checks.unreadable(
-            source, "is not a libsvm file that can be read to its end; write it again"
+            source, "is not a readable libsvm file. Write the file again."
         ) from None
 
 
@@ -129,16 +129,21 @@ def _wrong_line(source: str, lines: bytes, number: int) -> Exception:
         if not np.isfinite(labels).all():
             break
         at += 1
-    what = f"line {at:,} is not LABEL INDEX:VALUE INDEX:VALUE, with indices that ascend"
-    return checks.unreadable(source, f"{what}; correct it")
+    return checks.unreadable(
+        source,
+        f"line {at:,} is not LABEL INDEX:VALUE INDEX:VALUE with ascending indices. Correct it.",
+    )
 
 
 def _outside(source: str, number: int, cells: Any, first: int, count: int) -> Exception:
     """Returns the InputError of an index that is none of the columns."""
     wrong = (cells.indices < first) | (cells.indices >= first + count)
     index = int(cells.indices[wrong.argmax()])
-    what = f"a line after {number - 1:,} has the index {index:,}, and there are {count:,}"
-    return checks.unusable(source, f"{what} columns, from 1; correct data.names, or remove it")
+    return checks.unusable(
+        source,
+        f"a line after {number - 1:,} has the index {index:,}, but there are {count:,} columns, "
+        "counted from 1. Correct data.names, or remove it.",
+    )
 
 
 def _dense(
