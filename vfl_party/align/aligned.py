@@ -21,7 +21,7 @@ from vfl_party.outbound.exchange import Connections
 
 # {split: how many rows}.
 Holding = Mapping[str, int]
-# A digit a row, in a passive party's folder of a run.
+# File with a digit a row, in a passive party's folder of a run.
 KEPT = "division.txt"
 
 

@@ -1,4 +1,4 @@
-"""The batches in which rows are masked: some are kept, the next ones are being masked."""
+"""The batches in which rows are masked: finished ones on disk, and those being masked."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vfl_party.data.ids import Ids
 from vfl_party.psi.curve import POINT_BYTES
 from vfl_party.psi.pool import Masking
 
-# Rows: 60 ms of one core, which is about what a death costs.
+# Rows of a batch: 60 ms of one core, about what a killed process loses.
 BATCH = 1 << 11
 
 
@@ -20,7 +20,7 @@ class MaskedBatches:
 
     def __init__(self, kept: Kept, round_: int, rows: int) -> None:
         self._kept, self._round, self._rows = kept, round_, rows
-        # Rows.
+        # Number of rows whose masked points are kept.
         self._done = kept.stored(round_)
         self._pending: deque[Future[bytes]] = deque()
 
@@ -57,7 +57,7 @@ class OwnBatches(MaskedBatches):
         super().__init__(kept, 1, len(ids))
         self._masking, self._order, self._ahead = masking, order, ahead
         self._ids = Ids.of(ids)
-        # Rows.
+        # Number of rows that the workers were asked to mask.
         self._asked = self._done
 
     def take(self, batch: int) -> bytes:

@@ -38,20 +38,20 @@ REMEDY = "Every party needs the same ids: cut each table to the ids in common."
 ROWS = Exchange(
     "rows", Sent(Kind.ROWS, {"count": i64(1), "digest": u8(32)}), when="once a generation"
 )
-# The step in which they are compared.
+# The step in which the rows are compared.
 SHOWN = StepKey(OPENING, 0, 0)
-# In which a party that returns shows them again.
+# The step in which a returning party shows its rows again.
 AGAIN = StepKey(OPENING, 1, 0)
-# The protocol since which it does.
+# The protocol since which a returning party shows its rows again.
 SHOWN_AGAIN_SINCE = 8
 DIVIDED = replace(ROWS, down=Sent(Kind.ROWS, {"split": u8("rows")}, label_free=True))
 # The protocol since which a list's digest is slow.
 SLOW_SINCE = 8
-# Of 0.1 s: for lists that were the same before; for those that a private alignment finds.
+# Passes of 0.1 s for lists that were the same before, and for those a private alignment found.
 PASSES, PASSES_FOUND = 1, 4
-# 32 MiB.
+# These parameters take 32 MiB.
 _SCRYPT = {"n": 1 << 15, "r": 8, "maxmem": 1 << 26}
-# Ids.
+# Number of ids that are fed to the digest at once.
 _CHUNK = 1 << 12
 
 
@@ -69,18 +69,23 @@ class DigestAlignment:
         self._exchange = DIVIDED if self._told else ROWS
 
     def occurrences(self, rows: int) -> list[Occurrence]:
+        """See ``Alignment.occurrences``."""
         return [Occurrence.of(self._exchange, StepKey(OPENING, 0, 0), rows=rows)]
 
     def expected(self, table: Table) -> Aligned:
+        """See ``Alignment.expected``."""
         return Aligned(table.ids, division_of(self._recipe, table) if self._divides else None)
 
     def found_before(self, _runs: Path, _name: str, _table: Table) -> int | None:
+        """See ``Alignment.found_before``."""
         return None
 
     def kept(self, at: Aligning) -> Aligned:
+        """See ``Alignment.kept``."""
         return self.expected(at.table).with_kept(at.folder)
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
+        """See ``Alignment.show``."""
         if at.connections.protocol < SHOWN_AGAIN_SINCE:
             return
         show_again(self._asking(at, len(aligned.ids)), at, aligned.ids)

@@ -63,7 +63,7 @@ SIZES = Exchange(
 )
 # Bytes of a list's digest.
 DIGEST_BYTES = 32
-# Mostly of one list.
+# Most parties compare one list.
 LISTS = Exchange(
     "lists",
     Sent(Kind.ROWS, {"digest": u8("bytes")}, label_free=True),

@@ -1,5 +1,5 @@
-"""No alignment: the parties hold different rows of the same columns, and tell each other only how
-many.
+"""No alignment: the parties hold different rows of the same columns, and only exchange their
+numbers.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ class OwnRows:
         self._passives = [party.name for party in recipe.passives]
 
     def occurrences(self, _rows: int) -> list[Occurrence]:
+        """See ``Alignment.occurrences``."""
         return [Occurrence.of(HOLDINGS, StepKey(OPENING, 0, 0), parties=len(self._passives))]
 
     def expected(self, table: Table) -> Aligned:
+        """See ``Alignment.expected``."""
         if table.labels is not None:
             return Aligned(table.ids, bytes([CODES.index("train")]) * len(table))
         if not self._divides:
@@ -62,13 +64,15 @@ class OwnRows:
         return Aligned(table.ids, division, dict.fromkeys(self._passives, held))
 
     def found_before(self, _runs: Path, _name: str, _table: Table) -> int | None:
+        """See ``Alignment.found_before``."""
         return None
 
     def kept(self, at: Aligning) -> Aligned:
+        """See ``Alignment.kept``."""
         return self.expected(at.table)
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
-        """Nothing: each party has rows of its own, and no phase goes on without one."""
+        """Does nothing: each party has rows of its own, and no phase goes on without a party."""
 
     def align(self, at: Aligning) -> Aligned:
         """Tells all parties how many rows each passive party holds in each split.

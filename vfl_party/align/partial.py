@@ -50,7 +50,7 @@ PLACED = Exchange(
     Sent(Kind.ROWS, {"splits": i64(len(CODES)), "places": i64("rows")}, label_free=True),
     when=ROWS.when,
 )
-# In a passive party's folder of a run.
+# File in a passive party's folder of a run.
 KEPT = "places.json"
 
 
@@ -64,6 +64,7 @@ class PartialRows:
         self._recipe, self._policy, self._divides, self._remedy = recipe, policy, divides, remedy
 
     def occurrences(self, rows: int) -> list[Occurrence]:
+        """See ``Alignment.occurrences``."""
         return [Occurrence.of(PLACED, SHOWN, rows=rows)]
 
     def align(self, at: Aligning, common: Common) -> Aligned:
@@ -77,7 +78,7 @@ class PartialRows:
         active, rows = self._recipe.active.name, np.flatnonzero(common.rows)
         told = self._asking(at, len(rows)).swap(SHOWN, shown(at, at.table.select(rows).ids))
         splits, places = told["splits"].numpy(), told["places"].numpy()
-        # Each for itself: a sum of large ones overflows.
+        # As Python integers: a sum of large int64 values overflows.
         counts = splits.tolist()
         fits = min(counts) >= 0 and 0 < sum(counts) <= at.peer_rows_at_most
         known = np.unique(places)
@@ -185,7 +186,7 @@ def ordered(
     order = every[rows_N[every]].astype(np.int64)
     codes = np.zeros(len(order), np.uint8)
     if divides:
-        # Of shuffled rows: a passive party can draw the same division, but not the order.
+        # The rows are shuffled: a passive party can draw the same division, but not the order.
         division = division_of(recipe, table.select(order))
         if division is None:
             division = coded(divide_rows(recipe, len(order)), len(order))

@@ -67,13 +67,16 @@ class PsiAlignment:
             self._partial = PartialRows(recipe, policy, divides=divides, remedy=REMEDY)
 
     def occurrences(self, rows: int) -> list[Occurrence]:
+        """See ``Alignment.occurrences``."""
         found = occurrences(1 + len(self._recipe.passives), rows)
         return [*found, *(self._partial or self._digest).occurrences(rows)]
 
     def expected(self, table: Table) -> Aligned:
+        """See ``Alignment.expected``."""
         return self._digest.expected(table)
 
     def kept(self, at: Aligning) -> Aligned:
+        """See ``Alignment.kept``."""
         common = self._known(at)
         if common is None and self._recipe.passives:
             raise InputError(

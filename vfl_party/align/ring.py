@@ -27,10 +27,10 @@ class PsiRing:
         self.names = [recipe.active.name, *(party.name for party in recipe.passives)]
         self.server, self.at = recipe.server, at
         self.me, self.size = self.names.index(at.name), len(self.names)
-        # With rows.partial: the others whose rows among this party's are told apart.
+        # With rows.partial: the other parties whose rows are marked separately.
         self.partial = recipe.rows.partial
         self.holders = self.names[1:] if self.partial and not self.me else []
-        # Of each party, once they have met.
+        # The number of rows of each party, once they have met.
         self.rows: list[int] = []
         role: Role = "passive" if self.me else "active"
         self._chains = {

@@ -54,7 +54,7 @@ class Rounds:
                     ring.at.tick(PHASE, round_ - 1, k - 1, batch, ring.batches)
                     points = self._swap(round_, batch, outputs[round_ - 1].take(batch))
                     received.add(batch, points, ring.sender)
-                    # Who waits for the last has the results of the others.
+                    # When the last batch is done, the others are too.
                     for each in reversed(outputs):
                         each.settle(most=2 * workers)
                 received.settle(most=0)
@@ -120,7 +120,7 @@ class Rounds:
                 party=ring.server,
             )
         for number in range(first, last):
-            # So that all wait for each other as long as that takes.
+            # Resets the waiting time of all parties.
             ring.at.tick(PHASE, k - 2, k - 1, ring.batches, ring.batches)
             side.send(StepKey(PHASE, k, 1 + number), {"tags": raw(self._tags(number, owned))})
             if number == last - 1:

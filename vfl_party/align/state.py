@@ -28,17 +28,17 @@ from vfl_common.psi.spill import Spill
 from vfl_party.align.digest import keyed_digest
 from vfl_party.psi.curve import POINT_BYTES
 
-# In a party's folder of a run.
+# Folder in a party's folder of a run.
 FOLDER = "alignment"
 _STATE, _COMMON = "state.json", "common.bits"
-# An earlier release kept no salt: its attempts begin anew.
+# An earlier release kept no salt: its attempts begin again.
 _WORDS = ("name", "secret", "seed", "salt", "marks")
 _DIGEST_BYTES = 32
 SALT_BYTES = 32
 NO_ATTEMPT = bytes(16)
-# Of a secret order: rows that are drawn at once, those that a pass sorts, and the most passes.
+# For a secret order: rows drawn at once, rows that a pass sorts, and maximum number of passes.
 _AT_ONCE, _SORTED, _PASSES = 1 << 16, 1 << 18, 16
-# Four bytes each, if they do.
+# Row numbers take four bytes each if the table has at most 2^32 rows.
 RowNumbers = npt.NDArray[np.integer[Any]]
 
 
@@ -82,7 +82,7 @@ def shuffled(key: bytes, rows: int) -> RowNumbers:
     order: RowNumbers = np.empty(rows, np.uint32 if rows <= 1 << 32 else np.int64)
     end = 0
     for number in range(passes):
-        # Of all drawn numbers, those of one part of their range.
+        # One pass sorts the drawn numbers in one part of their range.
         found = [_within(drawn, start, number, passes) for start, drawn in _drawn(key, rows)]
         mine = np.concatenate([drawn for drawn, _ in found])
         places = np.concatenate([places for _, places in found]).astype(order.dtype)
@@ -214,7 +214,7 @@ class Kept:
     # ----------------------------------------------------------------------
 
     def _points(self, round_: int) -> Spill:
-        remedy = f"remove {self._path}, and all parties begin the alignment anew"
+        remedy = f"remove {self._path}, and all parties begin the alignment again"
         return Spill(self._path / f"{round_}.points", POINT_BYTES, self._batch, remedy)
 
     def stored(self, round_: int) -> int:
@@ -245,7 +245,7 @@ class Kept:
         for start, points in self._read(round_, of):
             heads_N[start : start + len(points)] = points[:, 0]
         heads_N.sort()
-        # In their first 8 of 32 bytes.
+        # Points whose first 8 of 32 bytes occur twice.
         twice = heads_N[1:][heads_N[1:] == heads_N[:-1]]
         if not len(twice):
             return

@@ -13,7 +13,7 @@ from vfl_common.config.data import ROW, DataSettings
 from vfl_party.data import checks
 from vfl_party.data.views import column_run
 
-# The name under which pandas writes an index that has none.
+# The name under which pandas writes an index without a name.
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 

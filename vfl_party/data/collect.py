@@ -28,7 +28,7 @@ from vfl_party.data.reading import Reading
 from vfl_party.data.row_arrays import Space
 from vfl_party.data.stream import Stream, emptied, with_row_numbers, without_headers
 
-# Rows and cells that are converted at once.
+# Rows and maximum cells that are converted at once.
 BLOCK, MOST_CELLS = 1 << 16, 1 << 22
 
 
@@ -62,7 +62,7 @@ def _collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
         return Reading(stream.source, chosen, settings, space).over(
             _blocks(stream, chosen, settings), notes
         )
-    # Of columns that the sample does not show as they are.
+    # Cells of columns that are written in another way after the sample.
     odd: dict[str, list[str]] = {}
     words: set[str] = set()
     while True:

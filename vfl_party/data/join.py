@@ -14,7 +14,7 @@ from vfl_party.data import checks
 from vfl_party.data.ids import Ids
 from vfl_party.data.table import Categories, Table
 
-# Between party and column: no party's name has one.
+# Separator of party and column: no party's name contains it.
 _BETWEEN = ":"
 
 

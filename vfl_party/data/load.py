@@ -61,7 +61,7 @@ def load_table(settings: DataSettings, *, with_label: bool) -> Table:
     be used.
     """
     table = tabulate(read_rows(settings, with_label), settings, with_label)
-    # What Arrow has freed is for others.
+    # Returns the memory that Arrow has freed to the system.
     pa.default_memory_pool().release_unused()
     return table
 
@@ -101,13 +101,13 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
     ids = normalised(rows.ids, settings.id_rules or (), space)
     refuse_rounded(source, rows.ids)
     own_ids = rows.own_ids() if settings.keeps_rows else ()
-    # Of a large table they are many.
+    # The ids of a large table take much memory.
     rows = replace(rows, ids=())
     release_unused = pa.default_memory_pool().release_unused
     release_unused()
     has_id = ids.is_valid()
     if settings.unlabelled == "drop" and rows.labels is not None:
-        # A row that is left out takes no other row's id.
+        # A row without a label must not make another row's id a duplicate.
         ids = _labelled(ids, checks.unlabelled(rows.labels), space)
     kept = in_order(ids, settings.duplicates, space)
     order = kept.rows
@@ -120,7 +120,7 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
         raise checks.unusable(
             source, f"{counts.left_out}. Correct {label}data.id, data.id_rules or data.duplicates."
         )
-    # Of all rows: sentences about them count the source's.
+    # Errors count the rows of the source, so the table has all of them here.
     takes_first = n == settings.first or (settings.duplicates == "first" and counts.repeated > 0)
     notes = (*rows.notes, rows.unsorted) if rows.unsorted and takes_first else rows.notes
     for note in notes:
@@ -142,7 +142,7 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
     else:
         table = _with_images(whole, found, settings)
     empty = table.numeric_NF is None and table.categorical is None and table.images_NCHW is None
-    # Of a party without features.
+    # A party without features reads only ids.
     ids_alone = settings.columns == ()
     if empty and not with_label and not ids_alone:
         raise checks.unusable(

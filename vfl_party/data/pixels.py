@@ -15,7 +15,7 @@ from vfl_party.data import checks
 from vfl_party.data.row_arrays import Space, parts_of, release
 
 Pixels = npt.NDArray[Any]
-# Whole numbers that stand for 0 to 1.
+# Integer types whose range stands for 0 to 1.
 WHOLE = (np.uint8, np.uint16)
 
 
@@ -28,7 +28,7 @@ def is_shortened(image: Image.Image) -> bool:
     """Whether Pillow reads 8 bits of an image's 16, as it does of colours; ask before the pixels
     are read.
     """
-    # Where the file has the pixels, and how; Pillow's types do not know it.
+    # Where and how the file stores the pixels; Pillow's type stubs lack it.
     tiles = getattr(image, "tile", ())
     return not image.mode.startswith("I") and any(";16" in str(tile[3]) for tile in tiles)
 
@@ -76,6 +76,7 @@ def fitted(source: str, images_NCHW: Pixels, settings: DataSettings, space: Spac
 
 
 def is_byte(pixels: Pixels) -> bool:
+    """Whether pixels are bytes."""
     return pixels.dtype == np.uint8
 
 

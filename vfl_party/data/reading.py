@@ -25,13 +25,13 @@ from vfl_party.data.vocabulary import Vocabulary, decoded, decoded_type
 
 log = logging.getLogger(__name__)
 
-# Of a numeric column that holds days.
+# Kind of a numeric column that holds days.
 DATE = "date"
 # The values of a column that ``data.split`` names.
 SPLITS = ("train", "validation", "test")
-# The log says how many rows have been read.
+# Seconds between log lines about the number of rows read.
 EVERY_S = 10.0
-# Cells that are kept of a column that turns out to be written otherwise.
+# Maximum number of cells kept of a column that is written in another way than its first cells.
 MOST_ODD = 1_000
 
 
@@ -62,10 +62,10 @@ class Reading:
         self._rows = 0
         self._ids = [GrowingTexts(space) for _ in chosen.id]
         self._words: dict[str, Vocabulary] = {}
-        # Labels and columns beside them, once the first block has come.
+        # Labels and other role columns, known after the first block.
         self._values: dict[str, GrowingMatrix] = {}
         self._split: list[npt.NDArray[np.int32]] = []
-        # Once the first block has come.
+        # Names of the numeric and other features, known after the first block.
         self._numeric: tuple[str, ...] | None = None
         self._others: tuple[str, ...] = ()
         self._numbers: GrowingMatrix | None = None
@@ -380,7 +380,7 @@ def id_texts(source: str, name: str, column: pa.Array) -> pa.Array:
     if not (
         pa.types.is_integer(column.type)
         or (is_text(column.type) and not pa.types.is_boolean(column.type))
-        # Spark's, and Oracle's.
+        # Spark and Oracle store whole numbers as decimals of scale 0.
         or (pa.types.is_decimal(column.type) and column.type.scale == 0)
     ):
         raise checks.unusable(

@@ -24,11 +24,11 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.files import is_full
 
-# Rows that are worked on at once, and bytes of them: an image is many.
+# Maximum rows and bytes of rows that are processed at once.
 PART, PART_BYTES = 1 << 14, 1 << 26
-# Rows that are compared at once.
+# Number of rows that are compared at once.
 _LOOKED_AT = 1 << 20
-# Files, while rows are put in order.
+# Maximum number of files while rows are sorted.
 MOST_PIECES = 64
 Array = npt.NDArray[Any]
 
@@ -109,7 +109,7 @@ class Space:
             sorted_ = np.empty_like(found)
             sorted_[places.finish() - number * size] = found
             yield number * size, sorted_
-            # Before the next one is there.
+            # Freed before the next piece is read.
             del found, sorted_
 
     def concatenated(self, arrays: Sequence[Array]) -> Array:
@@ -141,7 +141,7 @@ class Space:
         """Writes rows to the end of a file. Raises InputError if the disk is full."""
         try:
             left = np.ascontiguousarray(rows).data.cast("B") if rows.size else memoryview(b"")
-            # Without a buffer, which would be written once more when the file is closed.
+            # Unbuffered: a buffer is written again when the file is closed.
             while left:
                 left = left[file.write(left) :]
         except OSError as error:

@@ -31,11 +31,11 @@ from vfl_party.data.inputs.weights import check_classes, checked_weights
 from vfl_party.data.row_arrays import parts, release
 from vfl_party.models import takes_codes
 
-# Up to it float64 has all whole numbers.
+# The largest number up to which float64 represents all whole numbers.
 _WHOLE = 2**53
 # Ids that are hashed at once.
 _CHUNK = 1 << 14
-# Of a division: the smallest split that a row is in.
+# Codes of a division: the smallest split that contains a row.
 CODES = ("local", "aligned", "train", "validation", "test")
 
 
@@ -44,15 +44,15 @@ class Prepared:
     """A party's rows, ready for encoders."""
 
     table: Table
-    # None: an active party with labels only.
+    # None for an active party with labels only.
     preprocessor: Preprocessor | None
     features: Features | None
     labels: Labels | None
     targets: Tensor | None
     splits: dict[str, Rows]
-    # See division_of.
+    # See ``division_of``; None if every party draws it.
     division: bytes | None = None
-    # What each row counts, as the table has it.
+    # The weight of each row in the loss, as the table has it.
     weights: Tensor | None = None
 
     def cells(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]:
@@ -254,7 +254,7 @@ def divided(division: bytes) -> dict[str, Rows]:
     codes = np.frombuffer(division, np.uint8)
     local, aligned, train, validation, test = (codes == code for code in range(len(CODES)))
     found = {"train": np.flatnonzero(train)}
-    # Of many rows, one array for splits that are the same.
+    # Splits with the same rows share one array.
     found["aligned"] = np.flatnonzero(aligned | train) if aligned.any() else found["train"]
     found["local"] = np.flatnonzero(local | aligned | train) if local.any() else found["aligned"]
     return found | {"validation": np.flatnonzero(validation), "test": np.flatnonzero(test)}

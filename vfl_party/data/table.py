@@ -41,7 +41,7 @@ class Categories:
         return Categories(self.codes_NK[:, list(columns)], tuple(self.words[k] for k in columns))
 
 
-# Why a row of a source is not in its table.
+# Reasons why a row of a source is not in its table.
 LEFT_OUT = ("", "without an id", "with a repeated id", "without a label")
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from vfl_common.config.data import ViewSettings
 from vfl_party.data.checks import unusable
 
-# Of images.
+# Schemes for images.
 CUTS = ("quadrants", "halves")
 
 

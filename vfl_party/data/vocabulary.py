@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from vfl_party.data import checks
 
-# Categories of a column; more are text that says nothing about other rows.
+# Maximum categories of a column; more are free text.
 MOST_WORDS = 1 << 20
 
 
@@ -30,7 +30,7 @@ class Vocabulary:
     source: str
     name: str
     places: dict[Any, int] = field(default_factory=dict)
-    # Of the values, until all have come.
+    # Arrow type of the values.
     kind: pa.DataType | None = None
     buckets: int | None = None
     seen: Digests = field(default_factory=lambda: Digests())
@@ -98,7 +98,7 @@ class Digests:
         """Adds digests, of which some may be there already."""
         self._new.append(digests_V)
         self._count += len(digests_V)
-        # So that all are sorted few times.
+        # The batch doubles, so that all digests are sorted only a few times.
         if self._count > max(1 << 16, len(self._all)):
             self.all()
 

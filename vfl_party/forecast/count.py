@@ -39,7 +39,7 @@ from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases.context import Party, PartyData
 from vfl_party.phases.course import Course
 
-# Of a phase: counting them takes about half a minute.
+# Maximum steps of a phase: counting them takes about half a minute.
 MOST_STEPS = 1_000_000
 
 
@@ -64,7 +64,7 @@ class Outlook:
 def read_outlook(path: Path) -> Outlook:
     """Reads a party file, or a recipe whose [simulate] says where data lie. Raises InputError."""
     folder = path.resolve().parent
-    # For the user's own encoder.
+    # The user's own encoder is imported from there.
     sys.path.append(str(folder))
     if kind_of(read_toml(path)) != "party file":
         tables = read_tables(path, "recipe")
@@ -126,7 +126,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
             name=name,
             course=course,
             device=torch.device("cpu"),
-            # Which know the size of what crosses the cut.
+            # The top models know the size of the cut layer.
             models=course.upper(recipe.seed) if holders else {},
             data=PartyData(
                 splits,
@@ -157,7 +157,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
         tried = try_parties(recipe, outlook.folder, outlook.load)
         others = {other: each.party for other, each in tried.items() if other != name}
         party = replace(tried[name].party, others=others)
-        # Of rows that only some hold, all count at the active party.
+        # With rows.partial, the active party's table has all rows.
         whole = recipe.active.name if recipe.rows.partial else name
         return party, len(tried[whole].prepared.table)
     assembled = try_party(recipe, name, data, outlook.encoder, policy=outlook.policy)

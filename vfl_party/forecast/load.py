@@ -12,7 +12,7 @@ from vfl_party.forecast.result import EncoderLoad
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import Party
 
-# Batch normalisation takes no single row.
+# Batch normalisation needs more than one row.
 _ROWS = 2
 
 
@@ -28,7 +28,7 @@ def loads(party: Party) -> Iterator[EncoderLoad]:
 
 
 def _load_of(party: Party, encoder: nn.Module, spec: InputSpec) -> EncoderLoad:
-    # Its statistics of batch normalisation stay as they are.
+    # A copy, so that statistics of batch normalisation are unchanged.
     encoder = deepcopy(encoder)
     inputs = [torch.zeros(_ROWS, *spec.shape)]
     if spec.cardinalities:
@@ -49,7 +49,7 @@ def flops(encoder: nn.Module, inputs: list[Tensor]) -> int:
     """Returns the floating-point operations of one forward pass; a multiplication and an addition
     are two.
     """
-    # Takes a second; only a forecast needs it.
+    # Imported here: it takes a second, and only a forecast needs it.
     from torch.utils.flop_counter import FlopCounterMode
 
     encoder.eval()
@@ -73,7 +73,7 @@ def _kept(encoder: nn.Module, inputs: list[Tensor]) -> int:
 
     encoder.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-        # It holds what is kept, until all is counted.
+        # The output holds the saved tensors until they are counted.
         out = encoder(*inputs)
     del out
     return sum(kept.values())

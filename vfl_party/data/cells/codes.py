@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from vfl_party.data import checks
 
-# 01067, 12E3: a number would have had 1.2E+04.
+# 01067 and 12E3; a spreadsheet writes the number as 1.2E+04.
 _ZEROS, _EXPONENT = "^0[0-9]+$", "^[0-9]+[eE][0-9]+$"
 _DAY = "^(?:19|20)[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01])$"
 

@@ -24,13 +24,13 @@ from vfl_party.data.cells.dates import Dates, find_dates, not_all_dates
 from vfl_party.data.cells.texts import every, plain, trimmed, unmarked
 from vfl_party.data.stream import NUMBER
 
-# Rows.
+# Number of rows from which the formats are found.
 SAMPLE = 10_000
-# At a number; dropped if all of a column have one.
+# Signs next to a number; dropped if all cells of a column have the same.
 SIGNS = ("%", "€", "$", "£", "¥", "₹", "EUR", "USD", "CHF", "GBP")
-# Plain, no-break, narrow and thin: between thousands.
+# Plain, no-break, narrow and thin spaces between thousands.
 _SPACES = " \u00a0\u202f\u2009"
-# What people type for it.
+# What people type between thousands.
 _BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019\u2032`\u00b4]"}
 
 
@@ -45,6 +45,7 @@ class Style:
 
     @property
     def said(self) -> str:
+        """The style in words, such as "a decimal comma and spaces between thousands"."""
         between = {"": "", " ": " and spaces between thousands", "'": " and ' between thousands"}
         default = f" and {self.thousands!r} between thousands"
         kind = "comma" if self.decimal == "," else "point"
@@ -72,7 +73,7 @@ class Numbers:
         if self.marked:
             found = Numbers(self.style, self.sign).read(unmarked(text))
             is_number = pc.fill_null(pc.starts_with(text, NUMBER), False)
-            # 7% beside a cell that holds 0.05.
+            # A column with 7% and the number 0.05 is ambiguous.
             if self.sign and pc.any(is_number).as_py():
                 return None
             given = pc.if_else(
@@ -236,7 +237,7 @@ def _reading(
     found: Reading | None = _numbers(text, style, marked)
     # A table may have dates of several forms.
     if found is None:
-        # Day and month cannot be told apart: words, of which a note is told.
+        # If day and month cannot be told apart, the cells are words, and a note says so.
         with contextlib.suppress(InputError):
             found = find_dates(source, name, text)
     return found
@@ -249,7 +250,7 @@ def _pattern(style: Style) -> str:
     between = _BETWEEN.get(style.thousands, re.escape(style.thousands))
     # Nobody writes 0,513 for 513.
     groups = f"[1-9][0-9]{{0,2}}(?:{between}[0-9]{{3}})+|" if style.thousands else ""
-    # 1,23,456.
+    # Indian groups such as 1,23,456.
     groups += (
         f"[1-9][0-9]?(?:{between}[0-9]{{2}})+{between}[0-9]{{3}}|" if style.thousands == "," else ""
     )
@@ -309,7 +310,7 @@ def _style(
     if differ and (known is None or known[0] != found.decimal):
         if not commas:
             raise _two_ways(source, differ[0], "comma", ",")
-        # What stands in a file with commas is mostly English.
+        # A file separated by commas is mostly English.
         found = found if found.decimal == "." else other
     names = [name for name in odd if name in read[found]]
     if not names:
@@ -358,7 +359,7 @@ def _readable(columns: Mapping[str, pa.Array], style: Style) -> dict[str, pa.Arr
 def _without(text: pa.Array, sign: str) -> pa.Array:
     """Returns the cells without a sign at one of their ends, and without white space."""
     mark = re.escape(sign)
-    # -€5 is -5.
+    # The sign may follow a minus: -€5 is -5.
     ends = f"^([+-]?){mark}\\s*|\\s*{mark}$"
     return pc.replace_substring_regex(trimmed(text), ends, r"\1") if sign else trimmed(text)
 
@@ -385,7 +386,7 @@ def unlike(text: pa.Array, reading: Numbers) -> pa.Array:
 def look_like_numbers(words: pa.Array) -> pa.Array:
     """Returns for each text whether it is a number in any style, with or without a sign."""
     present = trimmed(words)
-    # As accountants write what is owed.
+    # Accountants write negative numbers in parentheses.
     present = pc.replace_substring_regex(present, r"^\((.*)\)$", r"-\1")
     present = pc.replace_substring_regex(present, "^(?:\u2212|\u2013)|-$", "")
     sign = "|".join(map(re.escape, SIGNS))

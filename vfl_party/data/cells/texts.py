@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from vfl_party.data.stream import NUMBER
 
-# In a column of numbers or dates.
+# Texts that are missing values in a column of numbers or dates.
 MISSING = pa.array(
     (
         "",
@@ -40,7 +40,7 @@ def trimmed(text: pa.Array) -> pa.Array:
 
 def every(mask: pa.Array) -> bool:
     """Returns whether a mask is true wherever it is not null."""
-    # None: all are missing.
+    # The result is None if all cells are missing.
     return pc.all(mask).as_py() is not False
 
 

@@ -14,13 +14,13 @@ from vfl_party.data.ids.spelling import FIRST_ZEROS, SEPARATOR, normalised
 from vfl_party.data.ids.texts import Ids
 
 ASK = "Ask the other parties: shapes and shares should be about the same at every party."
-# Ids whose look is counted.
+# Maximum number of ids whose shape is counted.
 LOOKED_AT = 10_000
-# That are shown, with their shares.
+# Maximum number of shapes shown, with their shares.
 _MOST_SHAPES = 4
 # The share of the ids that the shapes with all lengths must have to be shown.
 _ENOUGH = 0.9
-# Characters.
+# Maximum characters of an id that its shape shows.
 _LONGEST_LOOK = 24
 _LETTER, _DIGIT, _SEVERAL = re.compile(r"[^\W\d_]"), re.compile(r"\d"), re.compile(r"(A|0)\1+")
 _NUMBER = re.compile("[0-9]{2}")

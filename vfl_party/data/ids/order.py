@@ -22,9 +22,9 @@ from vfl_party.data.ids.packed import (
 from vfl_party.data.row_arrays import IN_MEMORY, Space, parts, size_of_piece
 
 Id = str | None
-# Bytes of an id that is sorted eight bytes at a time.
+# Maximum bytes of an id that is sorted eight bytes at a time.
 _LONGEST = 64
-# Of memory, while a row is put in order; ids that are looked at to divide all, for each part.
+# Bytes of memory a row while rows are sorted; ids sampled for each part to divide all ids.
 _ROW_BYTES, _SAMPLES = 64, 256
 _FIRST_BYTES = np.array(
     [0xFFFFFFFFFFFFFFFF ^ ((1 << 8 * (8 - count)) - 1) for count in range(9)], np.uint64
@@ -50,6 +50,7 @@ class IdCounts:
 
     @property
     def kept(self) -> int:
+        """The number of rows that are kept."""
         return self.rows - self.missing - self.repeated - self.unlabelled
 
     @property

@@ -28,13 +28,13 @@ from vfl_party.data.row_arrays import (
 )
 
 Positions = npt.NDArray[np.int64]
-# Rows that are worked on at once.
+# Number of rows that are processed at once.
 CHUNK = 1 << 16
-# Rows that are read from anywhere in a file, and stay in memory.
+# Maximum number of rows that are read from anywhere in a file into memory.
 FEW = 1 << 12
-# Bytes, in memory, of a row that is put in order.
+# Bytes of memory a row while rows are sorted.
 _ROW_BYTES = 64
-# By their first byte: where texts lie in files.
+# Mapped arrays by the address of their first byte.
 _FILES: WeakValueDictionary[int, MappedArray] = WeakValueDictionary()
 
 

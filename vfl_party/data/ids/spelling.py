@@ -28,10 +28,10 @@ from vfl_common.errors import Code, InputError
 from vfl_party.data.ids.packed import CHUNK, GrowingTexts, let_go
 from vfl_party.data.row_arrays import IN_MEMORY, Space, parts
 
-# Between the columns of an id: Unicode's own unit separator.
+# Separator between the columns of an id: the unit separator.
 SEPARATOR = "\x1f"
 Id = str | None
-# A character of ASCII that is no white space.
+# An ASCII character other than white space.
 _VISIBLE = "[!-~]"
 _NO_DIGITS = re.compile("[^0-9]+")
 FIRST_ZEROS = re.compile("(?<![0-9])0+(?=[0-9])")
@@ -143,7 +143,7 @@ def _phone(country: str) -> Callable[[str], str]:
         # By its length alone: what numbers are in use changes between versions of the library, and
         # parties must agree.
         length = phonenumbers.is_possible_number_with_reason(number)
-        # Also if it has no area code.
+        # Other results include numbers without an area code.
         if length != phonenumbers.ValidationResult.IS_POSSIBLE:
             return ""
         found: str = phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)

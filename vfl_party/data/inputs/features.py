@@ -103,6 +103,7 @@ class Features:
 
     @property
     def spec(self) -> InputSpec:
+        """Shape and cardinalities of the inputs of a row."""
         return InputSpec(tuple(self.numbers.shape[1:]), self.cardinalities)
 
     @property

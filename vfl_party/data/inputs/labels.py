@@ -14,7 +14,7 @@ from vfl_party.base.dtypes import real
 from vfl_party.data import checks
 from vfl_party.data.row_arrays import parts, release
 
-# Each is a number that float32 has.
+# Maximum number of queries: float32 represents each number up to it.
 _MAX_QUERIES = 1 << 24
 
 
@@ -76,7 +76,7 @@ class Labels:
                 with np.errstate(over="ignore"):
                     mean, std = least, greatest - least
             else:
-                # Refused below.
+                # Overflow is refused below.
                 with np.errstate(over="ignore", invalid="ignore"):
                     mean, std = values.mean(), values.std()
             if not (np.isfinite(mean) and np.isfinite(std)) or std == 0.0:

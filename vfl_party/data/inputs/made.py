@@ -65,7 +65,7 @@ class Noted:
     """Remembers of a batch's inputs how they were made, as long as they live and stay the same."""
 
     def __init__(self) -> None:
-        # With all but the first input, and how often each input had been written to.
+        # {first input: (how the batch was made, the other inputs, versions of all inputs)}.
         self._made = WeakTensorKeyDictionary()
 
     def note(self, inputs: Sequence[Tensor], made: Made) -> None:

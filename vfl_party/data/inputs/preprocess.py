@@ -38,7 +38,7 @@ from vfl_party.data.row_arrays import parts_of, release
 from vfl_party.data.table import Categories, Table, counted
 from vfl_party.models import InputSpec
 
-# Columns; more are probably a mistake.
+# Maximum number of one-hot columns; more are probably a mistake.
 MOST_ONE_HOT = 4096
 
 
@@ -55,7 +55,7 @@ class Preprocessor:
 
     numeric_names: tuple[str, ...]
     categorical_names: tuple[str, ...]
-    # C, H, W.
+    # (channels, height, width); None of columns.
     image_shape: tuple[int, ...] | None
     fill: tuple[float, ...] | None
     shift: tuple[float, ...]
@@ -66,7 +66,7 @@ class Preprocessor:
     kinds: Mapping[str, str] | None = None
     style: tuple[str, str] | None = None
     spans: tuple[Span, ...] | None = None
-    # Of each column; empty if it has none. None: no column has any.
+    # Quantiles of each column, empty for a column without; None if no column has any.
     quantiles: tuple[tuple[float, ...], ...] | None = None
 
     @classmethod

@@ -26,13 +26,13 @@ from vfl_party.data.table import Table, counted
 FILE = "profile.json"
 Counts = npt.NDArray[np.int64]
 
-# Training rows of which numbers are counted: chance moves their index by less than 0.001.
+# Training rows whose numbers are counted: chance moves the index by less than 0.001.
 _LOOKED_AT = 20_000
 # Numbers that are counted at once.
 _AT_ONCE = 1 << 25
-# Bins of numbers, and categories with a bin of their own.
+# Number of bins of numbers, and maximum number of categories with a bin each.
 _BINS, _MOST_WORDS = 10, 50
-# More than any table has.
+# A limit above the rows of any table.
 _MOST_ROWS = 1 << 53
 
 
@@ -137,7 +137,7 @@ def _column(found: Any) -> ColumnProfile:
         and isinstance(is_number, bool)
         and not (words if is_number else edges)
         and len(counts) == len(edges) + len(words) + 2
-        # true is no count.
+        # JSON's true is not a count.
         and all(type(count) is int and 0 <= count < _MOST_ROWS for count in counts)
         and bool(np.isfinite(values).all())
         and bool((np.diff(values) > 0).all())

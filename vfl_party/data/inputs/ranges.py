@@ -21,13 +21,13 @@ Floats = npt.NDArray[np.float32]
 # Empty if training has no number in the column.
 Span = tuple[float, ...]
 
-# Times the distance between the quantiles.
+# Multiple of the distance between the quantiles.
 _FAR = 3.0
-# Training rows, from all of them, of which quantiles are taken.
+# Number of training rows sampled for the quantiles.
 _LOOKED_AT = 100_000
 # Numbers whose quantiles are found at once.
 _AT_ONCE = 1 << 25
-# Numbers of a column of which most may be outside by more than chance.
+# Minimum numbers of a column for most of them to be outside not by chance.
 _FEWEST = 5
 
 
@@ -67,7 +67,7 @@ def outside(values_NF: Floats, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
     reach_F = _FAR * (most_F - least_F)
     low_F, high_F = np.minimum(low_F, least_F - reach_F), np.maximum(high_F, most_F + reach_F)
     for part in parts(len(values_NF)):
-        # No comparison holds of NaN.
+        # Comparisons with NaN are false.
         values_BF = values_NF[part]
         far_F += ((values_BF < low_F) | (values_BF > high_F)).sum(axis=0)
         beyond_F += ((values_BF < least_F) | (values_BF > most_F)).sum(axis=0)

@@ -14,7 +14,7 @@ from vfl_party.data.row_arrays import some_rows
 
 Floats = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int64]
-# Of a GPU's free memory, for images.
+# Share of a GPU's free memory that images may take.
 SHARE = 0.5
 
 
@@ -105,7 +105,7 @@ class ScaledPixels:
         return x_B.reshape(len(x_B), *self.shape[1:])
 
     def _moved(self, pixels: Pixels) -> torch.Tensor:
-        # Indices of 16 bits are none for torch.
+        # torch has no 16-bit unsigned indices.
         kept: Any = pixels if pixels.dtype == np.uint8 else pixels.astype(np.int32)
         return torch.from_numpy(np.asarray(kept)).to(self.device)
 

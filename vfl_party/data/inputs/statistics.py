@@ -16,12 +16,12 @@ from vfl_party.data.table import Table
 
 # Rows that are summed at once.
 CHUNK = 4096
-# Of a chunk as float64: large images are fewer.
+# Maximum bytes of a chunk as float64: a chunk has fewer large images.
 CHUNK_BYTES = 1 << 27
 MEDIAN_BYTES = 1 << 28
-# Of a column.
+# Maximum number of quantiles of a column.
 MOST_QUANTILES = 1000
-# Of scikit-learn: how near an end of the training values counts as beyond it.
+# Distance from an end of the training values that counts as beyond it, as in scikit-learn.
 _EDGE = 1e-7
 
 Doubles = npt.NDArray[np.float64]
@@ -138,7 +138,7 @@ def to_normal(values_B: Doubles, quantiles_Q: Doubles) -> Doubles:
     ``QuantileTransformer`` does: ties take the middle of their ranks, and values at or beyond both
     ends are clipped to ±5.2. A column that is constant in training is only shifted.
     """
-    # Only a party that asks for it loads scipy.
+    # Imported here, so that only a party with quantile scaling loads SciPy.
     from scipy.special import ndtri
 
     low, high = quantiles_Q[0], quantiles_Q[-1]

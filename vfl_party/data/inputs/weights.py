@@ -63,7 +63,7 @@ def row_weights(
     found_N = torch.ones(len(targets), dtype=torch.float64)
     at = torch.from_numpy(rows)
     if column_N is not None:
-        # So that no sum or product of large ones is infinite.
+        # Scaled by the largest weight, so that no sum or product overflows.
         most = column_N[at].max() if len(rows) else column_N.new_zeros(())
         found_N *= column_N / (most if most > 0 else 1.0)
     if task.class_weight is not None:

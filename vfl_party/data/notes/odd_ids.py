@@ -16,18 +16,18 @@ from vfl_party.data.cells.texts import MISSING
 from vfl_party.data.ids import LOOKED_AT, let_go, short_look
 from vfl_party.data.row_arrays import parts
 
-# What a spreadsheet makes of long numbers: 1.2E+05, or 120.0E+03 in its engineering format.
+# A long number in a spreadsheet's format: 1.2E+05, or 120.0E+03 (engineering).
 _ROUNDED = r"^\s*[0-9]{1,3}(?:[.,][0-9]+)?[eE]\+[0-9]+\s*$"
-# What a program makes of whole numbers, once one of them is missing.
+# A whole number stored as a decimal, as when another one is missing.
 _DECIMAL = r"^\s*[0-9]+[.,]0+\s*$"
-# What a spreadsheet writes for text, so that zeros stay.
+# A spreadsheet's mark for text, which keeps leading zeros.
 _QUOTED = r"""^\s*(?:="|')"""
 # Zero bytes, spaces without width, marks of the byte order.
 _UNSEEN = r"[\p{Cc}\p{Cf}]"
 _ALMOST_ALL = 0.99
-# Rows that are looked at at once.
+# Number of rows that are examined at once.
 _AT_ONCE = 1 << 16
-# Rows in which most look alike.
+# Minimum number of rows to compare their shapes.
 _FEWEST = 20
 
 

@@ -13,9 +13,9 @@ from vfl_party.data.checks import marked
 from vfl_party.data.columns import Columns
 
 _STAND_INS = (-9, -99, -999, -9999, -99999, 999, 9999, 99999, 999999)
-# First rows.
+# Number of first rows that are examined.
 _LOOKED_AT = 100_000
-# Cells.
+# Minimum number of cells with the same number.
 _FEWEST = 2
 
 

@@ -25,11 +25,11 @@ from vfl_party.data.notes.odd_numbers import find_odd_numbers
 from vfl_party.data.row_arrays import parts
 from vfl_party.data.table import counted
 
-# In so few, nothing smells.
+# Number of rows below which nothing is noted.
 FEW_ROWS = 20
-# Characters of a cell.
+# Maximum characters shown of a cell.
 MOST_SHOWN = 24
-# 70 kg.
+# A number with a unit, such as 70 kg.
 _UNIT = re.compile(r"\s*[+-]?[0-9][0-9.,]*\s*([A-Za-z\u00b0\u00b5\u00b2\u00b3/]{1,8})\s*")
 _YES = frozenset(
     ("1", "y", "yes", "t", "true", "j", "ja", "wahr", "oui", "vrai", "si", "s\u00ed", "s\u00ec")

@@ -17,11 +17,11 @@ from vfl_party.data.notes.smells import Smell
 from vfl_party.data.row_arrays import parts, release
 
 MOST_CLASSES = 100
-# Rows that are not of the largest class: fewer are told apart by chance.
+# Minimum rows outside the largest class: fewer are separated by chance.
 LEAST_OTHERS = 10
-# A column has that many rows for each of its values, on average.
+# Minimum rows for each value of a column, on average.
 ROWS_A_VALUE = 10
-# Rows of each class that are looked at before all are.
+# Rows of each class that are examined before all rows.
 _SAMPLED = 1_000
 
 Codes = npt.NDArray[np.int32]
@@ -47,7 +47,7 @@ def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
         (numbers, rows.features.numeric_names),
         (words, rows.features.categorical_names),
     ):
-        # A copy, so only if it is needed.
+        # Indexing copies, so only if it is needed.
         values_NF = values_NF if labelled_N.all() else values_NF[labelled_N]
         for name in _told(values_NF, names, classes_N, len(counts)):
             yield Smell(

@@ -22,7 +22,7 @@ from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.reading import id_texts
 from vfl_party.data.row_arrays import Space, parts_of, release
 
-# The most bytes that a byte of a ZIP file stands for. DEFLATE codes up to 258 bytes in two bits.
+# Maximum bytes that a byte of a ZIP file stands for. DEFLATE codes up to 258 bytes in two bits.
 _RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 
 
@@ -219,7 +219,7 @@ def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
             version, np.lib.format.read_array_header_2_0
         )
         shape, fortran, dtype = read(raw)
-        # Before there is memory for it: a small file can promise an array of any size.
+        # Checked before memory is allocated: a small file can declare an array of any size.
         if math.prod(shape) * dtype.itemsize > _most_bytes(file, f"{name}.npy"):
             raise ValueError(shape)
         if len(shape) < 3 or fortran or dtype.hasobject or 0 in shape:
@@ -279,7 +279,7 @@ def _checked(source: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any
         )
     if array.dtype == np.longdouble:
         array = array.astype(np.float64)
-    # As this machine has its numbers.
+    # The byte order of this machine.
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
 

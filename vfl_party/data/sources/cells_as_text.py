@@ -11,7 +11,7 @@ from vfl_party.data.stream import NUMBER
 
 # Whole decimals below it are written without a point.
 _WHOLE = 1 << 63
-# Floats below it are all the whole numbers there are; others are written with an exponent.
+# Floats below it represent all whole numbers; larger ones are written with an exponent.
 _EXACT = 1 << 53
 
 

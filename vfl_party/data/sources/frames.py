@@ -117,7 +117,7 @@ def as_arrow(frame: Any, source: str, ids: Sequence[str] = ()) -> pa.Table:
             )
         if is_lazy(frame):
             raise checks.unusable(source, "is lazy. Call .collect() first.")
-        # Polars.
+        # Polars has ``to_arrow``.
         if hasattr(frame, "to_arrow"):
             return frame.to_arrow()
         return pa.table(frame)

@@ -20,14 +20,14 @@ from vfl_party.data.row_arrays import Space, release
 from vfl_party.data.sources.text import open_text
 
 FILE = "file"
-# After so many images, those that are read lie in the file alone.
+# Number of images after which those that were read are released from memory.
 RELEASED_ROWS = 256
 # All other modes are read as RGB.
 _CHANNELS = {"1": "L", "L": "L", "LA": "L"}
 _DEEP = "I;16"
-# Other orders of bytes.
+# 16-bit modes in other byte orders.
 _CHANNELS |= dict.fromkeys((_DEEP, "I;16B", "I;16L", "I;16N"), _DEEP)
-# Whole numbers of 32 bits, and fractions: as colours they would be cut off at 255.
+# 32-bit integers and floats, which Pillow cuts off at 255 as colours.
 _NO_PIXELS = ("I", "F")
 _KINDS = {"L": "grey", "RGB": "colour", _DEEP: "grey of 16 bits"}
 
@@ -130,10 +130,10 @@ def _read_one(path: Path, index: str, row: int, wanted: str | None) -> npt.NDArr
                     f"(got mode {image.mode}). Convert it to 8 bits, or to grey of 16 bits.",
                 )
             mode = _CHANNELS.get(image.mode, "RGB")
-            # Pillow would cut 16 bits off at 255.
+            # Pillow cuts 16 bits off at 255.
             mode = mode if wanted is None or mode == _DEEP else wanted
             if mode == _DEEP:
-                # Pillow knows no conversion between orders of bytes.
+                # Pillow cannot convert between byte orders.
                 return planes(np.asarray(image).astype(np.uint16))
             return planes(np.asarray(image if image.mode == mode else image.convert(mode)))
     except FileNotFoundError:

@@ -77,7 +77,7 @@ def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
     keep = slice(0, settings.first)
     images = channels_first(source, pixels[keep], settings.image_shape)
     ids = [row_ids(len(pixels))[keep]]
-    # A passive party divides rows of its own by them.
+    # A passive party divides its own rows by them.
     own = np.repeat(np.array(("train", "test"), object), [len(each) for each, _ in parts])
     labels = targets[keep].astype(np.float64) if with_label else None
     return Rows(ids, labels, images, own[keep] if settings.split else None)

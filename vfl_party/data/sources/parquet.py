@@ -20,7 +20,7 @@ PARQUET = ".parquet"
 # The first bytes of a file.
 _MAGIC = b"PAR1"
 BLOCK_BYTES = 1 << 24
-# Of a block.
+# Maximum rows of a block.
 MOST_ROWS = 1 << 16
 # Bytes of a column that are read at once.
 _BUFFER = 1 << 16
@@ -54,7 +54,7 @@ def open_parquet(settings: DataSettings) -> Stream:
     schemas = [_schema(source, file, name) for file, name in zip(files, names, strict=True)]
     schema, types = schemas[0], [_types(each) for each in schemas]
     for other, name in zip(types[1:], names[1:], strict=True):
-        # In the same order, too.
+        # The columns must have the same order too.
         if other != types[0]:
             problem = difference(dict(types[0]), dict(other), names[0], name)
             raise checks.unreadable(source, f"{problem}. Write the files with the same columns.")
@@ -104,7 +104,7 @@ def _parquet_blocks(file: Path, wanted: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _opened(file: Path, **options: Any) -> arrow_parquet.ParquetFile:
-    # In nanoseconds, as is the default, those of before 1677 become others.
+    # The default, nanoseconds, corrupts times before 1677.
     return arrow_parquet.ParquetFile(file, coerce_int96_timestamp_unit="us", **options)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from vfl_party.data import checks
 
-# As data.separator: runs of spaces and tabs; those at the ends of a line separate nothing.
+# Value of data.separator for runs of spaces and tabs; those at the ends of a line are ignored.
 SPACES = "whitespace"
-# Stands for the separator while the file is read: Unicode's own unit separator, which no table has.
+# Stands for the separator while the file is read: the unit separator, which tables do not use.
 UNIT = "\x1f"
 _UNIT = UNIT.encode()
 _READ = 1 << 20

@@ -26,7 +26,7 @@ from vfl_party.data.sources.text_layout import (
 from vfl_party.data.sources.unchanged import state_of, unchanged
 from vfl_party.data.stream import Stream
 
-# Of a row, on average.
+# Maximum lines of a row, on average.
 _MOST_LINES = 50
 BLOCK_BYTES = 1 << 24
 
@@ -46,7 +46,7 @@ def open_text(settings: DataSettings) -> Stream:
             for batch in _text_blocks(source, layout, chosen, found):
                 yield pa.RecordBatch.from_arrays(batch.columns, list(wanted))
 
-    # Who writes a file like this one needs a single sign.
+    # A file written like this one needs a separator of one character.
     separator = "\t" if layout.several else layout.separator
     return Stream(source, named, True, blocks, separator, layout.notes, found)
 
@@ -55,7 +55,7 @@ def _text_blocks(
     source: str, layout: TextLayout, chosen: Sequence[str], notes: list[str]
 ) -> Iterator[pa.RecordBatch]:
     ragged: list[Any] = []
-    # Whether quotation marks that stand oddly have been looked at.
+    # Whether misplaced quotation marks have been checked.
     looked = False
 
     def note(row: Any) -> str:
@@ -98,7 +98,7 @@ def _text_blocks(
                 seen += batch.num_rows
                 if data.zero:
                     raise _zero(source, data.zero)
-                # Before its rows are used: who has a limit reads no further.
+                # Checked before the rows are used: a limited read ends here.
                 if not (data.right or looked):
                     looked = True
                     _refuse_wrong_quotes(source, layout)
@@ -140,7 +140,7 @@ def _look_at_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> 
     """Notes lines that stand within quotation marks. Raises InputError if there are many for each
     row.
     """
-    # Blank lines, too.
+    # Blank lines count too.
     within = line_ends - rows
     if within > max(100, _MOST_LINES * rows):
         raise checks.unreadable(

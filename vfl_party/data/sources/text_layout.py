@@ -26,11 +26,11 @@ OTHER_KINDS = {
     "<": "HTML or XML",
 }
 _SAMPLE_LINES = 200
-# Characters of a line, and of a cell: more are no table, or a compressed file that is a trap.
+# Maximum characters of a line and of a cell; more are not a table, or a decompression bomb.
 LONGEST_LINE = 1 << 24
-# Characters.
+# Maximum characters of the sampled lines.
 _MOST_SAMPLED = 1 << 25
-# In which the encoding is found.
+# Bytes from which the encoding is guessed.
 _SAMPLE_BYTES = 1 << 26
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -40,7 +40,7 @@ _BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-# A letter such as \u00f6 in UTF-8; as Windows-1252 two signs that no word has.
+# A letter such as \u00f6 in UTF-8, which is two unlikely characters in Windows-1252.
 _TWICE = re.compile(b"\xc3[\x80-\xbf]")
 _SIGNS = '",;\t|\n0'
 _PACKED = {b"\x1f\x8b": ("gzip", ".gz"), b"BZh": ("bzip2", ".bz2")}
@@ -83,7 +83,7 @@ def find_layout(settings: DataSettings) -> TextLayout:
         and lines[skip].startswith("sep=")
         and len(lines[skip].strip()) == 5
     ):
-        # Excel's own line; it says what is found anyway.
+        # Excel's line for the separator, which is detected anyway.
         skip += 1
     while skip < len(lines) and not lines[skip].strip():
         skip += 1
@@ -344,7 +344,7 @@ def _separator(lines: Sequence[str]) -> str:
     best, most, second = ",", 1, ""
     for separator in SEPARATORS:
         rows = _cells(lines, separator)
-        # The last may have been cut.
+        # The last line may have been cut.
         whole = rows[: max(1, len(rows) - 1)]
         if not rows or len(rows[0]) <= most:
             continue

@@ -200,7 +200,7 @@ def test_signs_in_a_password_that_break_a_url_are_hinted_at(source: str, hinted:
     text = refused(source, Code.FILE_INVALID)
     assert (
         text.endswith(
-            "; if its password has @, # or /, write %40, %23 or %2F for it in data.source"
+            " If its password has @, # or /, write %40, %23 or %2F for it in data.source."
         )
         == hinted
     )

@@ -274,7 +274,7 @@ def test_files_that_come_between_two_passes_are_refused(folder: Path) -> None:
     parquet.write_table(pa.table(ROWS).slice(0, 1), folder / "in" / "part-2.parquet")
     with raises(InputError, Code.FILE_INVALID, names="in/*.parquet") as caught:
         read(stream)
-    assert "the query gives" in str(caught.value)
+    assert "the query gave" in str(caught.value)
 
 
 def test_partitions_of_hive_are_columns(folder: Path) -> None:

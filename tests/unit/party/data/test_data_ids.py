@@ -93,10 +93,10 @@ def test_zeros_that_another_party_may_have_lost(
     ids: list[str], rules: tuple[str, ...], suspect: bool
 ) -> None:
     said = (
-        "numbers in the ids begin with 0: if the table of another party has lost these zeros, "
+        "numbers in the ids begin with 0. If the table of another party has lost these zeros, "
         'add "zeros" to'
     )
-    assert about_zeros(ids, rules) == (f"{said} rows.id_rules" if suspect else "")
+    assert about_zeros(ids, rules) == (f"{said} rows.id_rules." if suspect else "")
 
 
 # -- rules

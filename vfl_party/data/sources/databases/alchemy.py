@@ -61,7 +61,7 @@ def open_alchemy(settings: DataSettings) -> Stream:
     weakref.finalize(reading, _close, connection, engine)
     begin = _BEGIN.get(engine.dialect.name)
     if begin is not None:
-        # An older server cannot: the passes are compared anyway.
+        # An older server cannot do this: the passes are compared anyway.
         with contextlib.suppress(sqlalchemy.exc.DBAPIError):
             connection.exec_driver_sql(begin)
     reading.first = reading.execute()

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BLOCK_ROWS = 1 << 16
-# DuckDB's share of ``memory_mib``, and the least with which it sorts. 5 million rows of 80 bytes
-# failed with 128 MiB for each thread.
+# Multiple of ``memory_mib`` for DuckDB, its minimum to sort, and MiB a thread: 5 million rows
+# of 80 bytes failed with 128 MiB for each thread.
 _SHARE, _LEAST_MIB, _THREAD_MIB = 4, 512, 512
 _KEEPS = re.compile(
     r"BOOLEAN|U?(TINYINT|SMALLINT|INTEGER|BIGINT)|FLOAT|DOUBLE|VARCHAR|DATE"
@@ -59,12 +59,12 @@ _CASTS = (
 _SET = ("TimeZone = 'UTC'", "enable_progress_bar = false", "lock_configuration = true")
 _NO_PARQUET = re.compile("too small to be a Parquet file|No magic bytes found")
 _NO_SPACE = re.compile("max_temp_directory_size|No space left on device")
-# In a CSV file.
+# The place of an error in a CSV file.
 _LINE = re.compile(r"Error on Line: \d+")
-# A value, but not in the name of a type.
+# A number that is a value, not part of a type's name.
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])-?\d[\d.,:e+-]*")
 _EXTENSION = re.compile(r"INSTALL (\w+);")
-# In the name of a folder: file_search_path and patterns of files have meanings for them.
+# Characters with a meaning in file_search_path and in file patterns.
 _SIGNS = ",*?["
 
 
@@ -94,7 +94,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
         ordered, described = reading.awaited(look)
     except duckdb.Error as error:
         raise reading.refuse(error, None) from None
-    # Of names in any case: to DuckDB they are one.
+    # Column names by their lower case: DuckDB does not distinguish case.
     before: dict[str, str] = {}
     for name, kind, *_ in described:
         other = before.setdefault(name.lower(), name)
@@ -105,7 +105,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
                 source, f"has columns {other!r} and {name!r}. Rename one with AS."
             )
         reading.types[name] = kind
-    # Else the order does not matter: a table is put in order of its ids.
+    # Otherwise the order does not matter: a table is sorted by its ids.
     reading.sorts = takes_first(settings) and not ordered
     names, unsorted = tuple(reading.types), "" if ordered else SORTED
     return Stream(source, names, False, reading.blocks, ordered=False, unsorted=unsorted)
@@ -202,7 +202,7 @@ class _Reading:
                 f"column {name!r} is of type {kind.partition('(')[0]}, which is not supported. "
                 "Cast it in the query, for example with ::VARCHAR or ::DOUBLE, or leave it out.",
             )
-        # An id of digits keeps them all.
+        # An id keeps all its digits as text.
         cast = "VARCHAR" if cast == "DOUBLE" and name in self.settings.id else cast
         return f"{quoted}::{cast} AS {quoted}"
 
@@ -232,7 +232,7 @@ class _Reading:
                 f"the query needs more memory than the {self.memory} MiB that DuckDB may take. Set "
                 f"data.memory_mib to {2 * self.memory // _SHARE} or more.",
             )
-        # Its words name files, and no values.
+        # This message names files, and no values.
         if unread or _NO_PARQUET.search(text):
             reason = words(message, self.settings.source, quoted=True)
             return checks.unreadable(source, f"DuckDB cannot read ({reason}). Correct data.source.")
@@ -296,7 +296,7 @@ def _parsed(
 
 
 def _close(connection: DuckDBPyConnection, spill: Spill) -> None:
-    # One that a second signal has not let end its query.
+    # A second signal may have stopped the query before it ended.
     with contextlib.suppress(Exception):
         connection.close()
     spill.close()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _READS_FILES = re.compile(r"read_\w+|\w+_scan|glob")
 _PARQUET = ("read_parquet", "parquet_scan")
-# Of a call that reads files: by its own schema, and not by that of the first one.
+# Arguments of a call that reads files by a given schema, not by that of the first file.
 _OWN_SCHEMA = ("union_by_name", "schema")
 _PATTERN = re.compile(r"[*?\[]")
 _GLOB = "SELECT file FROM glob(?)"

@@ -32,7 +32,7 @@ from vfl_party.data.stream import Stream
 
 T = TypeVar("T")
 
-# To wait for a server that does not answer, unless the URL or PGCONNECT_TIMEOUT says otherwise.
+# Seconds to wait for a server, unless the URL or PGCONNECT_TIMEOUT sets it.
 _CONNECT_S = 20
 _BEGIN = (
     # All passes see one state of the tables.
@@ -48,7 +48,7 @@ _CASTS = {
     "uuid": "text",
     "bpchar": "text",
 }
-# An id of digits keeps them all.
+# An id keeps all its digits as text.
 _ID_CASTS = _CASTS | {"numeric": "text"}
 # (pattern of the server's or client's words, the problem, the fix)
 _REFUSALS = (
@@ -177,7 +177,7 @@ class _Reading:
         except adbc_driver_manager.Error as error:
             raise refused_query(self.settings.source, error) from None
         except (pa.ArrowException, OSError) as error:
-            # What comes after the first rows has lost its code.
+            # An error after the first rows has lost its code.
             raise _broken_off(self.settings.source, str(error), rows) from None
         finally:
             with contextlib.suppress(adbc_driver_manager.Error):

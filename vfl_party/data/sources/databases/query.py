@@ -43,11 +43,11 @@ UNSORTED = (
 # A value may hold quotes and ends of lines: from the first quote, which is no apostrophe, to the
 # last one, or to the end.
 _QUOTED = re.compile("(?<!\\w)[\"'`»«„](?:.*[\"'`»«“]|.*)")
-# And password, to the last @.
+# User and password, up to the last @.
 _USER = re.compile(r"[^:]+://([^?]*)@", re.DOTALL)
-# Days of the years 1 and 9999, from 1970.
+# First day of the year 1 and last day of 9999, from 1970-01-01.
 _FIRST, _LAST = -719_162, 2_932_896
-# Characters of a server's words.
+# Maximum characters of a server's message.
 _LONGEST = 300
 
 
@@ -134,7 +134,7 @@ def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
             pass
     except BaseException:
         stopped.set()
-        # To cancel what has not quite begun is in vain.
+        # Cancelling a query that has just begun has no effect, so this repeats.
         while begun.is_set() and not ended.wait(_TICK_S):
             with contextlib.suppress(Exception):
                 cancel()

@@ -17,9 +17,9 @@ from vfl_party.data.sources.excel.sheet import Cell, Range, Row, cell_name
 from vfl_party.data.sources.excel.workbook import Book, require_workbook
 from vfl_party.data.stream import NUMBER, Stream
 
-# The most in a block.
+# Maximum rows and cells of a block.
 _BLOCK_ROWS, _BLOCK_CELLS = 4096, 1 << 18
-# Rows in which the names of the columns are looked for.
+# Number of rows searched for the names of the columns.
 _MOST_ABOVE = 100
 
 

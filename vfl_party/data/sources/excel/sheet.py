@@ -11,23 +11,23 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 from xml.parsers import expat
 
-# Of a sheet, by Excel's limits.
+# Excel's limits of a sheet.
 LAST_ROW, LAST_COLUMN = 1 << 20, 1 << 14
-# Characters of a cell; Excel has at most 32,767.
+# Maximum characters of a cell; Excel has at most 32,767.
 _LONGEST_TEXT = 1 << 20
-# Bytes of a tag.
+# Maximum bytes of a tag.
 _LONGEST_TOKEN = 1 << 20
 _CHUNK = 1 << 16
 _MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main "
 _DATA, _ROW, _CELL, _FORMULA = (f"{_MAIN}{name}" for name in ("sheetData", "row", "c", "f"))
 _TEXTS = {f"{_MAIN}{name}" for name in ("v", "t")}
-# How a word is spoken; its text is no part of the cell's.
+# Phonetic text, which is not part of the cell's text.
 _PHONETIC = f"{_MAIN}rPh"
 _MERGED = re.compile(
     rb"<(?:[\w.-]+:)?mergeCell\s[^<>]*?ref=[\"']([A-Z]+)([0-9]+):([A-Z]+)([0-9]+)[\"']"
 )
 _HIDDEN = re.compile(rb"<(?:[\w.-]+:)?row\s[^<>]*?hidden=[\"'](?:1|true)[\"']")
-# Bytes: longer than such a tag.
+# Bytes kept between chunks, more than such a tag has.
 _OVERLAP = 1 << 10
 
 
@@ -123,7 +123,7 @@ class _Parser:
         self.done = False
         self._rows: list[Row] = []
         self._cells: list[Cell] = []
-        # Of columns, by their letters.
+        # Numbers of columns by their letters.
         self._numbers: dict[str, int] = {}
         self._row = self._column = self._style = self._fed = 0
         self._kind, self._is_formula = "n", False

@@ -29,15 +29,15 @@ from vfl_party.data.sources.excel.sheet import (
 from vfl_party.data.sources.unchanged import require_same, state_of
 
 INSTALL = "pip install openpyxl"
-# Before a file of Excel 97, and before one with a password.
+# First bytes of an Excel 97 file, and of a file with a password.
 _OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-# In the second kind.
+# Found only in a file with a password.
 _PASSWORD = "EncryptedPackage".encode("utf-16-le")
-# Bytes; a larger part is suspicious if it is many times as large as its compressed bytes.
+# Bytes above which a part must not be many times larger than its compressed bytes.
 _SMALL = 64 << 20
-# Equal rows without their numbers make 260.
+# Maximum ratios of part and sheet to their compressed bytes; equal rows reach 260.
 _RATIO, _SHEETS_RATIO = 200, 500
-# Bytes of a part that is no sheet: it is read whole.
+# Maximum bytes of a part other than a sheet, which is read whole.
 _LARGEST = 1 << 30
 _ERRORS = (
     "#NULL!",
@@ -96,7 +96,7 @@ class Book:
             ) from None
         try:
             with catch_warnings():
-                # Of what openpyxl leaves out: styles, validation, conditional formats.
+                # openpyxl warns of what it leaves out: styles, validation, conditional formats.
                 simplefilter("ignore")
                 workbook = openpyxl.load_workbook(
                     file, read_only=True, data_only=True, keep_links=False
@@ -225,10 +225,10 @@ class Book:
             from openpyxl.styles.numbers import is_date_format, is_timedelta_format
 
             shown = ReadOnlyCell(sheet, 1, 1, None, "n", style).number_format
-            # Without colours, countries and literal text.
+            # The format without colours, countries and literal text.
             plain = re.sub(r'\[[^\]]*\]|"[^"]*"|\\.', "", shown).lower()
             has_time = any(letter in plain for letter in "hs")
-            # Such as 00000 for a postcode.
+            # A format such as 00000, for a postcode.
             digits = len(shown) if re.fullmatch("00+", shown) else 0
             self.formats[style] = _Format(
                 is_date_format(shown), has_time, is_timedelta_format(shown), digits

@@ -21,9 +21,9 @@ from vfl_party.data.sources.packed import BROKEN, open_bytes
 IMAGES, LABELS, VALUES = "images", "labels", "values"
 _TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _READ = 1 << 20
-# More are no table: NumPy has 64 dimensions at most, and a row is worked on as a whole.
+# Limits of a table: NumPy has at most 64 dimensions, and a row is processed as a whole.
 _MOST_DIMENSIONS, _MOST_ROW_BYTES = 32, 1 << 30
-# In the name of a file of images, and in that of its labels.
+# Pattern in the name of a file of images, and its replacement in the name of the labels.
 _PAIR = (re.compile("images(.)idx3"), r"labels\1idx1")
 
 

@@ -16,11 +16,11 @@ from vfl_party.data.columns import Rows
 from vfl_party.data.sources.arrays import array_rows, named_arrays
 from vfl_party.data.sources.research.mat_types import require_known_types
 
-# Of version 7.3, which is an HDF5 file.
+# First bytes of a file of version 7.3, which is HDF5.
 _HDF5 = b"MATLAB 7.3"
 _BYTES = {"double": 8, "single": 4, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4}
 _BYTES |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "logical": 1, "char": 1}
-# No byte of zlib becomes more.
+# Maximum bytes that a byte of zlib stands for.
 _MOST_UNPACKED = 1032
 
 

@@ -15,11 +15,11 @@ from typing import IO
 from scipy.io.matlab import matfile_version
 
 _COMPRESSED, _MATRIX = 15, 14
-# Of numbers and of text.
+# Types of numbers and of text.
 _KNOWN = frozenset((*range(1, 8), 9, 12, 13, 16, 17, 18))
 # Classes of arrays whose values follow their name: text and numbers.
 _PLAIN = frozenset((4, *range(6, 16)))
-# Bytes that hold an array's flags, dimensions and name.
+# Maximum bytes of an array's flags, dimensions and name.
 _HEAD = 1 << 14
 
 

@@ -23,9 +23,9 @@ from vfl_party.data.sources.unchanged import state_of, unchanged
 from vfl_party.data.stream import Stream
 
 LABEL = "label"
-# A query that is no part of a comment.
+# A query that is not in a comment.
 _QUERY = re.compile(rb"(?m)^[^#\n]*qid:")
-# Bytes that are parsed at once, and cells of a block.
+# Bytes that are parsed at once, and maximum cells of a block.
 _READ, _MOST_CELLS = 1 << 22, 1 << 22
 
 
