@@ -148,11 +148,11 @@ def _look_at_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> 
             f"has {line_ends:,} lines below the names of the columns but only {rows:,} rows: most "
             "lines are within quotation marks. Correct the quotation mark that opens there.",
         )
-        if within > 100:
-            notes.append(
-                f"{within:,} lines are blank or within quotation marks, so they begin no row. "
-                "Check the quotation marks."
-            )
+    if within > 100:
+        notes.append(
+            f"{within:,} lines are blank or within quotation marks, so they begin no row. "
+            "Check the quotation marks."
+        )
 
 
 def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:

@@ -296,8 +296,8 @@ def test_a_table_without_ids_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError) as refused:
         load(str(source), id="who", id_rules=("digits",))
     what = (
-        "2 of 2 rows are left out: 2 without an id; correct data.id, data.id_rules or "
-        "data.duplicates"
+        "2 of 2 rows are left out: 2 without an id. Correct data.id, data.id_rules or "
+        "data.duplicates."
     )
     assert str(refused.value) == f"{source}: {what}"
 
