@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from vfl_party.align.state import Kept, RowNumbers
+from vfl_party.align.state import AlignmentFiles, RowNumbers
 from vfl_party.data.ids import Ids
 from vfl_party.psi.curve import POINT_BYTES
 from vfl_party.psi.pool import Masking
@@ -18,7 +18,7 @@ BATCH = 1 << 11
 class MaskedBatches:
     """The batches that this party masks for one round, in order."""
 
-    def __init__(self, kept: Kept, round_: int, rows: int) -> None:
+    def __init__(self, kept: AlignmentFiles, round_: int, rows: int) -> None:
         self._kept, self._round, self._rows = kept, round_, rows
         # Number of rows whose masked points are kept.
         self._done = kept.stored(round_)
@@ -47,7 +47,7 @@ class OwnBatches(MaskedBatches):
 
     def __init__(
         self,
-        kept: Kept,
+        kept: AlignmentFiles,
         masking: Masking,
         ids: Sequence[str],
         order: RowNumbers,
@@ -72,7 +72,7 @@ class OwnBatches(MaskedBatches):
 class ReceivedBatches(MaskedBatches):
     """Another party's rows, masked as they come."""
 
-    def __init__(self, kept: Kept, masking: Masking, round_: int, rows: int) -> None:
+    def __init__(self, kept: AlignmentFiles, masking: Masking, round_: int, rows: int) -> None:
         super().__init__(kept, round_, rows)
         self._masking = masking
 

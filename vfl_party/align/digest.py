@@ -103,7 +103,7 @@ class DigestAlignment:
         a passive party if the active party's division is none.
         """
         name, table, step, active = at.name, at.table, SHOWN, self._recipe.active.name
-        ids, mine = table.ids, shown(at, table.ids)
+        ids, mine = table.ids, describe_rows(at, table.ids)
         if name != active:
             reply = self._asking(at, len(ids)).swap(step, mine)
             if not self._told:
@@ -147,7 +147,7 @@ def show_again(asking: Asking, at: Aligning, ids: Sequence[str]) -> None:
     """
     asking.lenient = True
     with contextlib.suppress(StepPassed):
-        asking.swap(AGAIN, shown(at, ids))
+        asking.swap(AGAIN, describe_rows(at, ids))
         raise PeerError(
             Code.STEP_OUT_OF_ORDER,
             f"{asking.peer}: answered a returning party as if it were at the beginning. Begin a "
@@ -156,7 +156,7 @@ def show_again(asking: Asking, at: Aligning, ids: Sequence[str]) -> None:
         )
 
 
-def shown(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
+def describe_rows(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
     """Returns what a passive party shows of its rows: how many, and a digest of their ids."""
     said = rows_digest(at.run_id, ids, at.salt, protocol=at.connections.protocol)
     return {
@@ -175,7 +175,7 @@ def rows_digest(
     run's parties have agreed on; before ``SLOW_SINCE`` the digest is one HMAC.
     """
     if protocol < SLOW_SINCE:
-        return keyed_digest(run_id.encode(), ids)
+        return digest_with_key(run_id.encode(), ids)
     slow = (
         slow_digest(salt, ids, PASSES_FOUND) if salt else slow_digest(run_id.encode(), ids, PASSES)
     )
@@ -197,7 +197,7 @@ def _slow(digest: bytes, salt: bytes, passes: int) -> bytes:
     return hashlib.scrypt(digest, salt=salt, p=passes, dklen=32, **_SCRYPT)
 
 
-def keyed_digest(key: bytes, ids: Sequence[str]) -> bytes:
+def digest_with_key(key: bytes, ids: Sequence[str]) -> bytes:
     """Returns the HMAC-SHA-256 of the ordered ids. Whoever has the key can try out lists, so it
     stays at this party.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vfl_party.align import batches
 from vfl_party.align.batches import OwnBatches, ReceivedBatches
-from vfl_party.align.state import Attempt, Kept
+from vfl_party.align.state import AlignmentFiles, Attempt
 from vfl_party.data.ids import Ids
 from vfl_party.psi import curve, lanes
 from vfl_party.psi.pool import Masking
@@ -39,7 +39,7 @@ class MaskingTime:
         return max((self.own_s / rounds + self.others_s) / workers, self.feeding_s)
 
 
-def masked_in(rows: int, workers: int) -> tuple[float, float]:
+def time_masking(rows: int, workers: int) -> tuple[float, float]:
     """Masks ``rows`` rows as a party of two does, on the disk too: its own, and as many of another.
 
     Returns seconds of each pair of batches, and those of this process's processor. The start of the
@@ -52,7 +52,7 @@ def masked_in(rows: int, workers: int) -> tuple[float, float]:
     ):
         for ready in [masking.own(ids[:1]) for _ in range(4 * workers)]:
             ready.result()
-        kept = Kept(Path(place), ids, batches.BATCH)
+        kept = AlignmentFiles(Path(place), ids, batches.BATCH)
         kept.begin(Attempt(bytes(16), _SECRET, _SECRET))
         order, count = kept.attempt.order(rows), -(-rows // batches.BATCH)
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
@@ -78,7 +78,7 @@ def measured() -> MaskingTime:
         curve.check(points, "another")
         curve.masked(points, _SECRET)
 
-    feeding_s = min(masked_in(_BATCHES * batches.BATCH, 1)[1] for _ in range(_TURNS))
+    feeding_s = min(time_masking(_BATCHES * batches.BATCH, 1)[1] for _ in range(_TURNS))
     return MaskingTime(_best_s(lambda: lanes.own(ids, b"", _SECRET)), _best_s(others), feeding_s)
 
 

@@ -19,14 +19,14 @@ from vfl_common.psi import PHASE
 from vfl_party.align import batches
 from vfl_party.align.exchanges import HELLO, INTRODUCTION_BYTES, NAME_BYTES, ints, raw
 from vfl_party.align.ring import PsiRing
-from vfl_party.align.state import NO_ATTEMPT, Attempt, Kept
+from vfl_party.align.state import NO_ATTEMPT, AlignmentFiles, Attempt
 from vfl_party.psi import sealed
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Agreed:
+class Agreement:
     """What the parties have agreed on.
 
     ``known``: all know the common rows; then nothing else is said. ``first``: the first batch of
@@ -43,11 +43,11 @@ class Agreed:
 class Meeting:
     """One party's part in the meeting that begins each generation."""
 
-    def __init__(self, ring: PsiRing, kept: Kept) -> None:
+    def __init__(self, ring: PsiRing, kept: AlignmentFiles) -> None:
         self._ring, self._kept = ring, kept
         self._identity = sealed.KeyPair.new()
 
-    def meet(self, *, known: bool) -> Agreed:
+    def meet(self, *, known: bool) -> Agreement:
         """Agrees with the others on an attempt and on the batches that are left to do. Raises
         PeerError.
         """
@@ -70,7 +70,7 @@ class Meeting:
         ring.rows = said["rows"].tolist()
         first = said["first"].tolist()
         if said["known"][0]:
-            return Agreed(True, self._identity)
+            return Agreement(True, self._identity)
         fit = all(rows > 0 for rows in ring.rows) and ring.rows[ring.me] == len(table)
         # The active party has looked at each.
         if not fit:
@@ -94,7 +94,7 @@ class Meeting:
                     name,
                     os.urandom(32),
                     os.urandom(32),
-                    salt_of(name, publics),
+                    make_salt(name, publics),
                     tuple(ring.rows),
                 )
             )
@@ -136,7 +136,7 @@ class Meeting:
                     "run.",
                     party=ring.active,
                 )
-        return Agreed(False, self._identity, first, publics)
+        return Agreement(False, self._identity, first, publics)
 
     def _decide(self, told: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
         """Decides, at the active party, what is left to do. ``told``: by each party that has not
@@ -256,7 +256,7 @@ class Meeting:
         )
 
 
-def salt_of(attempt: bytes, publics: Sequence[bytes]) -> bytes:
+def make_salt(attempt: bytes, publics: Sequence[bytes]) -> bytes:
     """Returns a new attempt's salt, which nobody can know before: each party has just drawn a key
     for it.
     """

@@ -16,7 +16,7 @@ from vfl_common.link import OLDEST
 from vfl_party.align.aligned import Aligned, Aligning, Holding
 from vfl_party.align.digest import OPENING
 from vfl_party.data import Table
-from vfl_party.data.rows import CODES, divide_rows, divided, division_of
+from vfl_party.data.rows import CODES, decode_division, divide_rows, division_of
 from vfl_party.outbound.chains import make_chains
 from vfl_party.outbound.declared import Exchange, Occurrence, Role, Sent, i64
 from vfl_party.outbound.exchange import Answering, Asking
@@ -58,7 +58,9 @@ class OwnRows:
             return Aligned(table.ids, None, dict.fromkeys(self._passives, held))
         division = division_of(self._recipe, table)
         splits = (
-            divided(division) if division is not None else divide_rows(self._recipe, len(table))
+            decode_division(division)
+            if division is not None
+            else divide_rows(self._recipe, len(table))
         )
         held = {split: len(splits[split]) for split in SPLITS}
         return Aligned(table.ids, division, dict.fromkeys(self._passives, held))

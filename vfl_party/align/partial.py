@@ -29,16 +29,16 @@ from vfl_party.align.digest import (
     PASSES,
     ROWS,
     SHOWN,
+    describe_rows,
     show_again,
-    shown,
     slow_digest,
 )
 from vfl_party.align.exchanges import ints
-from vfl_party.align.state import Common, shuffled
+from vfl_party.align.state import CommonRows, shuffle_rows
 from vfl_party.base.held import HeldRows, Mask
 from vfl_party.base.seeds import Rows
 from vfl_party.data import Table
-from vfl_party.data.rows import CODES, coded, divide_rows, divided, division_of
+from vfl_party.data.rows import CODES, decode_division, divide_rows, division_of, encode_division
 from vfl_party.outbound.chains import make_chains
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent, i64
 from vfl_party.outbound.exchange import Answering, Asking
@@ -67,7 +67,7 @@ class PartialRows:
         """See ``Alignment.occurrences``."""
         return [Occurrence.of(PLACED, SHOWN, rows=rows)]
 
-    def align(self, at: Aligning, common: Common) -> Aligned:
+    def align(self, at: Aligning, common: CommonRows) -> Aligned:
         """Compares the rows in common pair by pair, and agrees on their order.
 
         Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids; at
@@ -76,7 +76,7 @@ class PartialRows:
         if at.name == self._recipe.active.name:
             return self._tell(at, common)
         active, rows = self._recipe.active.name, np.flatnonzero(common.rows)
-        told = self._asking(at, len(rows)).swap(SHOWN, shown(at, at.table.select(rows).ids))
+        told = self._asking(at, len(rows)).swap(SHOWN, describe_rows(at, at.table.select(rows).ids))
         splits, places = told["splits"].numpy(), told["places"].numpy()
         # As Python integers: a sum of large int64 values overflows.
         counts = splits.tolist()
@@ -104,7 +104,7 @@ class PartialRows:
         ids = at.table.select(np.sort(aligned.rows)).ids
         show_again(self._asking(at, len(ids)), at, ids)
 
-    def kept(self, at: Aligning, common: Common) -> Aligned:
+    def kept(self, at: Aligning, common: CommonRows) -> Aligned:
         """Returns the rows that this party was told of earlier in the run. Raises InputError."""
         if at.name == self._recipe.active.name:
             return self._ordered(at.table, common)
@@ -135,9 +135,9 @@ class PartialRows:
                 f"{at.name}: has no common row for training. Give it more rows.",
                 party=at.name,
             )
-        return aligned_of(at.table, rows[order], whole, {at.name: held}, mine, self._divides)
+        return build_aligned(at.table, rows[order], whole, {at.name: held}, mine, self._divides)
 
-    def _tell(self, at: Aligning, common: Common) -> Aligned:
+    def _tell(self, at: Aligning, common: CommonRows) -> Aligned:
         aligned = self._ordered(at.table, common)
         chains = make_chains(self._recipe, OPENING, PLACED, "active", self._policy)
         answering = Answering(PLACED, OPENING, chains, at.connections, CPU, {})
@@ -147,7 +147,7 @@ class PartialRows:
         lists = {name: np.flatnonzero(held) for name, held in common.holders.items()}
         received = answering.collect(SHOWN)
         for party, shown_rows in received.items():
-            mine = shown(at, at.table.select(lists[party]).ids)
+            mine = describe_rows(at, at.table.select(lists[party]).ids)
             if any(not torch.equal(shown_rows[name], mine[name]) for name in mine):
                 raise PeerError(
                     Code.ROWS_DIFFER,
@@ -166,12 +166,12 @@ class PartialRows:
         )
         return aligned
 
-    def _ordered(self, table: Table, common: Common) -> Aligned:
+    def _ordered(self, table: Table, common: CommonRows) -> Aligned:
         """Returns the active party's rows in the order of all."""
-        return ordered(self._recipe, table, common.rows, common.holders, divides=self._divides)
+        return order_rows(self._recipe, table, common.rows, common.holders, divides=self._divides)
 
 
-def ordered(
+def order_rows(
     recipe: Recipe, table: Table, rows_N: Mask, holders: Mapping[str, Mask], *, divides: bool
 ) -> Aligned:
     """Draws the order of the rows at the active party, and divides them. Raises InputError.
@@ -182,19 +182,19 @@ def ordered(
         divides: whether they are divided; rows to predict are not.
     """
     key = slow_digest(f"vfl order of rows {recipe.seed}".encode(), table.ids, PASSES)
-    every = shuffled(key, len(table))
+    every = shuffle_rows(key, len(table))
     order = every[rows_N[every]].astype(np.int64)
     codes = np.zeros(len(order), np.uint8)
     if divides:
         # The rows are shuffled: a passive party can draw the same division, but not the order.
         division = division_of(recipe, table.select(order))
         if division is None:
-            division = coded(divide_rows(recipe, len(order)), len(order))
+            division = encode_division(divide_rows(recipe, len(order)), len(order))
         codes = np.frombuffer(division, np.uint8)
     by_split = np.argsort(codes, kind="stable")
     order, codes = order[by_split], codes[by_split]
     masks = {name: held[order] for name, held in holders.items()}
-    return aligned_of(table, order, codes, masks, codes, divides)
+    return build_aligned(table, order, codes, masks, codes, divides)
 
 
 def of_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, Aligned]:
@@ -205,7 +205,7 @@ def of_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, Aligned]
     table = tables[active]
     holders = {each.name: table.among(tables[each.name].ids) for each in recipe.passives}
     anyone = np.logical_or.reduce([*holders.values()])
-    first = ordered(recipe, table, anyone, holders, divides=True)
+    first = order_rows(recipe, table, anyone, holders, divides=True)
     assert first.held is not None  # noqa: S101 - as ordered makes it
     found = {active: first}
     codes = np.frombuffer(first.division or b"", np.uint8)
@@ -219,7 +219,7 @@ def of_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, Aligned]
     return found
 
 
-def aligned_of(
+def build_aligned(
     table: Table,
     rows: Rows,
     whole: npt.NDArray[np.uint8],
@@ -237,7 +237,7 @@ def aligned_of(
         mine: the splits of ``rows``.
         divides: whether the rows have splits.
     """
-    splits = divided(whole.tobytes()) if divides else {}
+    splits = decode_division(whole.tobytes()) if divides else {}
     splits["all"] = np.arange(len(whole), dtype=np.int64)
     division = mine.tobytes() if divides else None
     return Aligned(table.select(rows).ids, division, held=HeldRows(splits, by), rows=rows)

@@ -44,7 +44,7 @@ from vfl_party.align.meeting import Meeting
 from vfl_party.align.partial import PartialRows
 from vfl_party.align.ring import PsiRing
 from vfl_party.align.rounds import Rounds
-from vfl_party.align.state import Common, Kept
+from vfl_party.align.state import AlignmentFiles, CommonRows
 from vfl_party.data import Table
 from vfl_party.data.ids import Ids
 from vfl_party.outbound.declared import Occurrence
@@ -98,19 +98,19 @@ class PsiAlignment:
         rows = self._partial if self._partial is not None and common is not None else self._digest
         rows.show(at if common is None else replace(at, salt=common.salt), aligned)
 
-    def _known(self, at: Aligning) -> Common | None:
+    def _known(self, at: Aligning) -> CommonRows | None:
         """Returns the common rows, if this party has kept them."""
         if not self._recipe.passives:
             return None
         return self._kept(at.folder, at.table, at.name).common()
 
-    def _kept(self, folder: Path, table: Table, name: str) -> Kept:
+    def _kept(self, folder: Path, table: Table, name: str) -> AlignmentFiles:
         """Returns a party's files of an alignment. ``folder``: its folder of the run."""
         tells_apart = self._partial is not None and name == self._recipe.active.name
         holders = [each.name for each in self._recipe.passives] if tells_apart else []
-        return Kept(folder, table.ids, batches.BATCH, holders)
+        return AlignmentFiles(folder, table.ids, batches.BATCH, holders)
 
-    def _wanted(self, common: Common) -> Common:
+    def _wanted(self, common: CommonRows) -> CommonRows:
         """Returns the rows that count: of those to predict all of the active party, if it has
         features.
         """
@@ -128,7 +128,7 @@ class PsiAlignment:
         found = self._of_earlier(self._kept(runs, table, name), runs, name)
         return int(found.rows.sum()) if found is not None else None
 
-    def _of_earlier(self, kept: Kept, runs: Path, name: str) -> Common | None:
+    def _of_earlier(self, kept: AlignmentFiles, runs: Path, name: str) -> CommonRows | None:
         rows = self._recipe.rows
         if rows.alignment is None or not self._divides:
             return None

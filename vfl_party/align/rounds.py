@@ -19,9 +19,9 @@ from vfl_party.align import batches
 from vfl_party.align.batches import OwnBatches, ReceivedBatches
 from vfl_party.align.digest import PASSES_FOUND, slow_digest
 from vfl_party.align.exchanges import DIGEST_BYTES, LISTS, MASKED, SIZES, TAGS, ints, raw
-from vfl_party.align.meeting import Agreed
+from vfl_party.align.meeting import Agreement
 from vfl_party.align.ring import PsiRing
-from vfl_party.align.state import Common, Kept, unpacked
+from vfl_party.align.state import AlignmentFiles, CommonRows, unpack_masks
 from vfl_party.psi import curve, sealed
 from vfl_party.psi.pool import Masking
 
@@ -29,10 +29,10 @@ from vfl_party.psi.pool import Masking
 class Rounds:
     """One party's part in what is left of an attempt."""
 
-    def __init__(self, ring: PsiRing, kept: Kept, agreed: Agreed) -> None:
+    def __init__(self, ring: PsiRing, kept: AlignmentFiles, agreed: Agreement) -> None:
         self._ring, self._kept, self._agreed = ring, kept, agreed
 
-    def run(self) -> Common:
+    def run(self) -> CommonRows:
         """Does what is left of the attempt; returns which of this party's rows are common.
 
         Raises PeerError if a party has sent a point twice, or the server has marked other rows in
@@ -64,11 +64,11 @@ class Rounds:
         bits = self._intersect()
         self._pin(bits)
         masks = []
-        for told in unpacked(bits, max(1, len(ring.holders)), len(order)):
+        for told in unpack_masks(bits, max(1, len(ring.holders)), len(order)):
             masks.append(np.zeros(len(order), bool))
             masks[-1][order] = told
         holders = dict(zip(ring.holders, masks, strict=True)) if ring.holders else {}
-        return Common(np.logical_or.reduce(masks), attempt.salt, holders)
+        return CommonRows(np.logical_or.reduce(masks), attempt.salt, holders)
 
     def _pin(self, bits: npt.NDArray[np.uint8]) -> None:
         """Notes the first bits of the attempt before anything is answered. Raises PeerError if

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import private_file, unwritable
 from vfl_common.psi.spill import Spill
-from vfl_party.align.digest import keyed_digest
+from vfl_party.align.digest import digest_with_key
 from vfl_party.psi.curve import POINT_BYTES
 
 # Folder in a party's folder of a run.
@@ -66,10 +66,10 @@ class Attempt:
 
     def order(self, rows: int) -> RowNumbers:
         """Returns the rows in the order in which this party shows them; see ``shuffled``."""
-        return shuffled(self.seed, rows)
+        return shuffle_rows(self.seed, rows)
 
 
-def shuffled(key: bytes, rows: int) -> RowNumbers:
+def shuffle_rows(key: bytes, rows: int) -> RowNumbers:
     """Returns rows in a secret order: sorted by numbers of a ChaCha20 stream. ``key``: 32 bytes.
 
     The stream is drawn for each of up to ``_PASSES`` parts of the numbers, so that memory holds
@@ -83,7 +83,7 @@ def shuffled(key: bytes, rows: int) -> RowNumbers:
     end = 0
     for number in range(passes):
         # One pass sorts the drawn numbers in one part of their range.
-        found = [_within(drawn, start, number, passes) for start, drawn in _drawn(key, rows)]
+        found = [_within(drawn, start, number, passes) for start, drawn in _draw(key, rows)]
         mine = np.concatenate([drawn for drawn, _ in found])
         places = np.concatenate([places for _, places in found]).astype(order.dtype)
         order[end : end + len(mine)] = places[np.argsort(mine, kind="stable")]
@@ -91,7 +91,7 @@ def shuffled(key: bytes, rows: int) -> RowNumbers:
     return order
 
 
-def _drawn(key: bytes, rows: int) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
+def _draw(key: bytes, rows: int) -> Iterator[tuple[int, npt.NDArray[np.uint64]]]:
     """Yields the numbers of a stream in pieces: (the first row of each, its numbers)."""
     stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
     for start in range(0, rows, _AT_ONCE):
@@ -108,7 +108,7 @@ def _within(
 
 
 @dataclass(frozen=True)
-class Common:
+class CommonRows:
     """Which of this party's rows, in canonical order, are common. ``salt``: of the attempt that
     found them. ``holders``: with ``rows.partial``, at the active party: {passive party: which rows
     it holds}.
@@ -121,12 +121,12 @@ class Common:
     holders: Mapping[str, npt.NDArray[np.bool_]] = field(default_factory=dict)
 
 
-def _sum(facts: dict[str, Any]) -> str:
+def _checksum(facts: dict[str, Any]) -> str:
     """Returns a checksum, by which a damaged file is known."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def unpacked(bits: npt.NDArray[np.uint8], masks: int, rows: int) -> list[npt.NDArray[np.bool_]]:
+def unpack_masks(bits: npt.NDArray[np.uint8], masks: int, rows: int) -> list[npt.NDArray[np.bool_]]:
     """Returns ``masks`` masks, [rows] each, of which each begins with a new byte."""
     found = np.unpackbits(bits.reshape(masks, -1), axis=1, count=rows).astype(bool)
     return list(found)
@@ -145,11 +145,11 @@ def common_rows(run: Path, rows: int) -> npt.NDArray[np.bool_] | None:
     end = _DIGEST_BYTES + -(-rows // 8)
     if len(data) not in (end, end + SALT_BYTES):
         return None
-    (found,) = unpacked(np.frombuffer(data, np.uint8)[_DIGEST_BYTES:end], 1, rows)
+    (found,) = unpack_masks(np.frombuffer(data, np.uint8)[_DIGEST_BYTES:end], 1, rows)
     return found
 
 
-class Kept:
+class AlignmentFiles:
     """The files of one party's alignment in one run.
 
     Args:
@@ -163,7 +163,7 @@ class Kept:
         self, folder: Path, ids: Sequence[str], batch: int, holders: Sequence[str] = ()
     ) -> None:
         self._path, self._batch, self._holders = folder / FOLDER, batch, holders
-        self._digest = keyed_digest(b"kept", ids)
+        self._digest = digest_with_key(b"kept", ids)
         self._rows = len(ids)
         self.attempt = self._read_attempt()
 
@@ -173,7 +173,7 @@ class Kept:
             # Other rows need other secrets.
             if bytes.fromhex(found["ids"]) != self._digest:
                 return Attempt()
-            if found.pop("sum") != _sum(found):
+            if found.pop("sum") != _checksum(found):
                 return Attempt()
             words = {key: bytes.fromhex(found[key]) for key in _WORDS}
             return Attempt(**words, rows=tuple(found["rows"]))
@@ -201,7 +201,7 @@ class Kept:
         with private_file(self._path / _STATE) as file:
             words = {name: getattr(attempt, name).hex() for name in _WORDS}
             facts = {**words, "ids": self._digest.hex(), "rows": list(attempt.rows)}
-            file.write(json.dumps({**facts, "sum": _sum(facts)}).encode())
+            file.write(json.dumps({**facts, "sum": _checksum(facts)}).encode())
         self.attempt = attempt
 
     def _make_folder(self) -> None:
@@ -269,7 +269,7 @@ class Kept:
     # -- the result
     # ----------------------------------------------------------------------
 
-    def finish(self, common: Common) -> None:
+    def finish(self, common: CommonRows) -> None:
         """Keeps which rows are common. Raises InputError."""
         self._make_folder()
         with private_file(self._path / _COMMON) as file:
@@ -277,11 +277,11 @@ class Kept:
             bits = b"".join(np.packbits(each).tobytes() for each in masks)
             file.write(self._digest + bits + common.salt)
 
-    def common(self) -> Common | None:
+    def common(self) -> CommonRows | None:
         """Returns which rows are common; None if that is not known, or was for other rows."""
         return self._read_common(self._path / _COMMON)
 
-    def common_of(self, run: Path) -> Common:
+    def common_of(self, run: Path) -> CommonRows:
         """Returns which rows are common, as found by an earlier run. Raises InputError.
 
         ``run``: this party's folder of that run.
@@ -302,7 +302,7 @@ class Kept:
             "another run in rows.alignment, or remove the key to align again.",
         )
 
-    def _read_common(self, path: Path) -> Common | None:
+    def _read_common(self, path: Path) -> CommonRows | None:
         try:
             data = path.read_bytes()
         except OSError:
@@ -311,8 +311,8 @@ class Kept:
         bits, salt = np.frombuffer(data, np.uint8)[_DIGEST_BYTES:end], data[end:]
         if data[:_DIGEST_BYTES] != self._digest or len(data) not in (end, end + SALT_BYTES):
             return None
-        rows, *masks = unpacked(bits, 1 + len(self._holders), self._rows)
-        return Common(rows, salt, dict(zip(self._holders, masks, strict=True)))
+        rows, *masks = unpack_masks(bits, 1 + len(self._holders), self._rows)
+        return CommonRows(rows, salt, dict(zip(self._holders, masks, strict=True)))
 
     def clear(self) -> None:
         """Removes secrets and masked points, but not the result."""

@@ -139,7 +139,7 @@ def _missing(source: str, what: str, count: int, first: int, advice: str) -> Inp
 
 
 @dataclass(frozen=True)
-class Marked:
+class CellCounts:
     """The cells of a matrix that pass a test: how many in each column, and the first row of each
     column, -1 if there is none.
     """
@@ -154,7 +154,7 @@ class Marked:
         return columns
 
 
-def marked(values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.bool_]]) -> Marked:
+def marked(values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.bool_]]) -> CellCounts:
     """Finds the cells of which ``test`` is true, some thousand rows at a time."""
     counts, first = (np.full(values_NF.shape[1], start, np.int64) for start in (0, -1))
     for part in parts(len(values_NF)):
@@ -163,7 +163,7 @@ def marked(values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.boo
         first[new] = part.start + mask_BF.argmax(axis=0)[new]
         counts += mask_BF.sum(axis=0)
         release(values_NF)
-    return Marked(counts, first)
+    return CellCounts(counts, first)
 
 
 def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str]) -> None:

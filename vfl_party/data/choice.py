@@ -18,7 +18,7 @@ _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ColumnChoice:
     """The names of the columns to read."""
 
     id: tuple[str, ...]
@@ -52,7 +52,7 @@ def reads_split(settings: DataSettings, with_label: bool) -> bool:
     return settings.split is not None and (with_label or settings.label is None)
 
 
-def choose(source: str, names: list[str], settings: DataSettings, with_label: bool) -> Chosen:
+def choose(source: str, names: list[str], settings: DataSettings, with_label: bool) -> ColumnChoice:
     """Chooses id, label and feature columns, in the order of ``data.columns`` or of the table.
     Raises InputError.
     """
@@ -77,7 +77,7 @@ def choose(source: str, names: list[str], settings: DataSettings, with_label: bo
         settings.label if with_label else None,
         settings.split if reads_split(settings, with_label) else None,
     )
-    return Chosen(settings.id, label, features, split, settings.beside if with_label else ())
+    return ColumnChoice(settings.id, label, features, split, settings.beside if with_label else ())
 
 
 def choose_features(

@@ -21,20 +21,20 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings, Unlabelled
 from vfl_party.data import checks
 from vfl_party.data.cells import number_formats
-from vfl_party.data.choice import Chosen, choose, index_notes, is_row_number
+from vfl_party.data.choice import ColumnChoice, choose, index_notes, is_row_number
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.ids import texts_of
 from vfl_party.data.reading import Reading
 from vfl_party.data.row_arrays import Space
-from vfl_party.data.stream import Stream, emptied, with_row_numbers, without_headers
+from vfl_party.data.stream import Stream, clear_words, with_row_numbers, without_headers
 
 # Rows and maximum cells that are converted at once.
-BLOCK, MOST_CELLS = 1 << 16, 1 << 22
+BLOCK, MAX_CELLS = 1 << 16, 1 << 22
 
 
 def collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     """Reads a table: the columns that the settings choose. Raises InputError."""
-    stream = emptied(without_headers(stream), settings.na)
+    stream = clear_words(without_headers(stream), settings.na)
     if not is_row_number(settings, stream.names):
         return replace(_collect(stream, settings, with_label), unsorted=stream.unsorted)
     rows = _collect(with_row_numbers(stream), settings, with_label)
@@ -79,19 +79,21 @@ def _collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
 
 def columns_of(arrow: pa.Table, settings: DataSettings) -> Columns:
     """Returns the feature columns of a table in memory. Raises InputError."""
-    chosen = Chosen((), None, tuple(arrow.column_names))
+    chosen = ColumnChoice((), None, tuple(arrow.column_names))
     reading = Reading(settings.source, chosen, settings, Space.of(settings))
     for batch in arrow.to_batches():
         reading.add(batch)
     return reading.columns(arrow.schema)
 
 
-def _blocks(stream: Stream, chosen: Chosen, settings: DataSettings) -> Iterator[pa.RecordBatch]:
+def _blocks(
+    stream: Stream, chosen: ColumnChoice, settings: DataSettings
+) -> Iterator[pa.RecordBatch]:
     """Yields blocks of the chosen columns, of at most ``BLOCK`` rows each and ``limit`` rows in
     all.
     """
     left, names = settings.first if settings.first is not None else 1 << 62, chosen.all_names()
-    rows = min(BLOCK, max(1, MOST_CELLS // len(names)))
+    rows = min(BLOCK, max(1, MAX_CELLS // len(names)))
     for batch in stream.blocks(names):
         for start in range(0, min(batch.num_rows, left), rows):
             yield batch.slice(start, min(rows, left - start))
@@ -110,7 +112,7 @@ def _first(blocks: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBat
 
 def _find(
     stream: Stream,
-    chosen: Chosen,
+    chosen: ColumnChoice,
     settings: DataSettings,
     head: Sequence[pa.RecordBatch],
     odd: Mapping[str, list[str]],
@@ -152,7 +154,7 @@ def label_values(
     and, unless ``unlabelled`` drops them, missing ones.
     """
     settings = DataSettings(source=source, label=name, unlabelled=unlabelled)
-    reading = Reading(source, Chosen((), name, ()), settings)
+    reading = Reading(source, ColumnChoice((), name, ()), settings)
     reading.add(pa.record_batch({name: column}))
     values = reading.labels()
     assert values is not None  # noqa: S101 - it has a label
@@ -163,7 +165,7 @@ def split_values(source: str, name: str, column: pa.Array) -> npt.NDArray[np.obj
     """Returns [N] text: the split of each row, one of ``SPLITS``. Raises InputError if there is any
     other value.
     """
-    reading = Reading(source, Chosen((), None, (), name), DataSettings(source=source))
+    reading = Reading(source, ColumnChoice((), None, (), name), DataSettings(source=source))
     reading.add(pa.record_batch({name: column}))
     values = reading.splits()
     assert values is not None  # noqa: S101 - it has a split

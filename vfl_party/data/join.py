@@ -32,7 +32,7 @@ def read_table(
         return load(settings, with_label)
     one, *_ = settings.parts
     tables = {
-        name: _named(settings, name, load(own, with_label and name == one))
+        name: _prefix_columns(settings, name, load(own, with_label and name == one))
         for name, own in settings.parts.items()
     }
     if settings.in_common:
@@ -55,9 +55,9 @@ def read_table(
     return replace(
         first,
         source=settings.source,
-        numeric_NF=_beside([table.numeric_NF for table in tables.values()]),
+        numeric_NF=_concat_arrays([table.numeric_NF for table in tables.values()]),
         numeric_names=tuple(name for table in tables.values() for name in table.numeric_names),
-        categorical=_beside_each_other([table.categorical for table in tables.values()]),
+        categorical=_concat_categories([table.categorical for table in tables.values()]),
         categorical_names=tuple(
             name for table in tables.values() for name in table.categorical_names
         ),
@@ -103,7 +103,7 @@ def _start(settings: DataSettings, part: str) -> str:
     return "" if giving == [part] else part + _BETWEEN
 
 
-def _named(settings: DataSettings, part: str, table: Table) -> Table:
+def _prefix_columns(settings: DataSettings, part: str, table: Table) -> Table:
     """Returns a part's table with its columns called after it; without images if it gives only ids
     and labels. ``settings``: those of all parts.
     """
@@ -123,12 +123,12 @@ def _named(settings: DataSettings, part: str, table: Table) -> Table:
     )
 
 
-def _beside(arrays: list[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+def _concat_arrays(arrays: list[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
     found = [each for each in arrays if each is not None]
     return np.concatenate(found, axis=1) if found else None
 
 
-def _beside_each_other(given: list[Categories | None]) -> Categories | None:
+def _concat_categories(given: list[Categories | None]) -> Categories | None:
     found = [each for each in given if each is not None]
     if not found:
         return None

@@ -25,9 +25,17 @@ from vfl_party.base.plugins import PlugIns, where_it_failed
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, let_go, normalised, texts_of
+from vfl_party.data.ids import (
+    IdCounts,
+    Ids,
+    Positions,
+    in_order,
+    normalised,
+    release_texts,
+    texts_of,
+)
 from vfl_party.data.notes.odd_ids import refuse_rounded
-from vfl_party.data.pixels import fitted, in_numbers, to_unit
+from vfl_party.data.pixels import fit_images, in_numbers, to_unit
 from vfl_party.data.row_arrays import Space, is_ascending, parts, release
 from vfl_party.data.sources.arrays import read_npz
 from vfl_party.data.sources.databases.reader import open_database
@@ -40,7 +48,7 @@ from vfl_party.data.sources.research.idx import read_idx
 from vfl_party.data.sources.research.mat import read_mat
 from vfl_party.data.sources.research.svmlight import open_svmlight
 from vfl_party.data.sources.text import open_text
-from vfl_party.data.stream import Stream, emptied
+from vfl_party.data.stream import Stream, clear_words
 from vfl_party.data.table import LEFT_OUT, InputRows, Table
 from vfl_party.data.views import CUTS, column_run, cut_images, row_run
 
@@ -90,10 +98,10 @@ def tabulate(
     to do about an id of several rows. Raises InputError.
     """
     with checks.numbering_rows(settings):
-        return _tabulated(rows, settings, with_label, repeated)
+        return _tabulate(rows, settings, with_label, repeated)
 
 
-def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: str) -> Table:
+def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: str) -> Table:
     source = shown(settings.source)
     n = len(rows)
     checks.require_rows(source, n)
@@ -108,7 +116,7 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
     has_id = ids.is_valid()
     if settings.unlabelled == "drop" and rows.labels is not None:
         # A row without a label must not make another row's id a duplicate.
-        ids = _labelled(ids, checks.unlabelled(rows.labels), space)
+        ids = _mask_ids(ids, checks.unlabelled(rows.labels), space)
     kept = in_order(ids, settings.duplicates, space)
     order = kept.rows
     release_unused()
@@ -150,7 +158,7 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
             "has no feature columns besides the id. Check data.columns, data.drop and data.label.",
         )
     if settings.limit is not None and settings.limit_by == "random":
-        order = _at_random(ids, order, settings.limit)
+        order = _sample_rows(ids, order, settings.limit)
     if counts.left_out:
         log.warning("%s: %s", source, counts.left_out, extra={"event": "left_out"})
     chosen, order = order, row_run(order, settings.view)
@@ -160,14 +168,14 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
             f"has too few rows for the parts of data.view (got {len(table)}). Use fewer parts.",
         )
     if own_ids:
-        left_out = _left_out(has_id, ids.is_valid(), chosen)
+        left_out = _code_left_out(has_id, ids.is_valid(), chosen)
         table = _with_own_rows(table, own_ids, rows.separator, left_out, chosen, order)
     if len(order) == n and is_ascending(order):
         return table
     return table.select(order, Ids(kept.ids, space) if len(order) == len(kept.rows) else None)
 
 
-def _labelled(
+def _mask_ids(
     ids: pa.LargeStringArray, unlabelled_N: npt.NDArray[np.bool_], space: Space
 ) -> pa.LargeStringArray:
     """Returns the ids, null where the row has no label."""
@@ -177,7 +185,7 @@ def _labelled(
     )
 
 
-def _at_random(ids: pa.Array, order: Positions, limit: int) -> Positions:
+def _sample_rows(ids: pa.Array, order: Positions, limit: int) -> Positions:
     """Returns ``limit`` of the rows, in their order: those whose ids have the smallest digests.
 
     Who takes as many of the same ids takes the same rows; who takes more of them takes these, too.
@@ -187,13 +195,13 @@ def _at_random(ids: pa.Array, order: Positions, limit: int) -> Positions:
     digests_N = np.empty(len(order), "S8")
     for part in parts(len(order)):
         texts = ids.take(pa.array(order[part])).to_pylist()
-        let_go(ids)
+        release_texts(ids)
         digests_N[part] = [blake2b(each.encode(), digest_size=8).digest() for each in texts]
     chosen = np.argsort(digests_N.view(">u8"), kind="stable")[:limit]
     return order[np.sort(chosen)]
 
 
-def _left_out(has_id: pa.Array, may_stay: pa.Array, kept: Positions) -> npt.NDArray[np.uint8]:
+def _code_left_out(has_id: pa.Array, may_stay: pa.Array, kept: Positions) -> npt.NDArray[np.uint8]:
     """Returns why each row of the source is left out, as places in ``LEFT_OUT``; ``may_stay``:
     whether it has an id and, if it needs one, a label.
     """
@@ -334,7 +342,7 @@ def first_rows(
     """
     stream, found = open_table(settings), []
     if stream is not None:
-        for batch in emptied(stream, settings.na).blocks(list(dict.fromkeys(names))):
+        for batch in clear_words(stream, settings.na).blocks(list(dict.fromkeys(names))):
             found.append(batch.slice(0, most))
             most -= batch.num_rows
             if most <= 0:
@@ -398,7 +406,7 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
             "it, or remove data.image_shape.",
         )
     images_NCHW = _reshape(source, columns.numeric_NF, settings.image_shape)
-    images_NCHW = fitted(source, images_NCHW, settings, table.space)
+    images_NCHW = fit_images(source, images_NCHW, settings, table.space)
     return replace(table, images_NCHW=np.ascontiguousarray(cut_images(source, images_NCHW, view)))
 
 
@@ -409,7 +417,7 @@ def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings)
     source, view = table.source, settings.view
     if view is not None and view.scheme == "columns":
         if settings.image_shape is None:
-            pixels = fitted(source, pixels, settings, table.space)
+            pixels = fit_images(source, pixels, settings, table.space)
         pixels_NF = pixels.reshape(len(pixels), -1)
         run = column_run(source, pixels_NF.shape[1], view)
         part_NF = to_unit(pixels_NF[:, run])
@@ -420,11 +428,11 @@ def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings)
                 checks.require_complete(source, part_NF, names)
             return replace(table, numeric_NF=part_NF, numeric_names=names)
         images_NCHW = _reshape(source, part_NF, settings.image_shape)
-        images_NCHW = fitted(source, images_NCHW, settings, table.space)
+        images_NCHW = fit_images(source, images_NCHW, settings, table.space)
     else:
         if settings.image_shape is not None:
             pixels = _reshape(source, pixels, settings.image_shape)
-        whole = fitted(source, pixels, settings, table.space)
+        whole = fit_images(source, pixels, settings, table.space)
         images_NCHW = in_numbers(cut_images(source, whole, view), table.space)
     if pixels.dtype.kind == "f":
         checks.require_clean_images(source, images_NCHW, settings.missing)

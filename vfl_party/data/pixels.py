@@ -50,7 +50,7 @@ def in_numbers(pixels: Pixels, space: Space) -> Pixels:
     return space.kept(pixels, None if is_whole(pixels) else np.float32)
 
 
-def fitted(source: str, images_NCHW: Pixels, settings: DataSettings, space: Space) -> Pixels:
+def fit_images(source: str, images_NCHW: Pixels, settings: DataSettings, space: Space) -> Pixels:
     """Brings images to ``data.channels`` and ``data.resize``. Raises InputError if they cannot be.
 
     Sizes change by Pillow's bilinear filter, which takes the mean of all pixels that become one.
@@ -85,12 +85,12 @@ def _fitting(channels: int, size: tuple[int, int]) -> Callable[[Pixels], Pixels]
         if channels != len(image_CHW):
             mode = "L" if channels == 1 else "RGB"
             image_CHW = planes(np.asarray(_picture(image_CHW).convert(mode)))
-        return resized(image_CHW, size)
+        return resize_image(image_CHW, size)
 
     return fit
 
 
-def resized(image_CHW: Pixels, size: tuple[int, int]) -> Pixels:
+def resize_image(image_CHW: Pixels, size: tuple[int, int]) -> Pixels:
     """Returns an image with another height and width, in the same numbers."""
     if image_CHW.shape[1:] == size:
         return image_CHW

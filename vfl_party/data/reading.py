@@ -16,12 +16,12 @@ from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.cells import dates, number_formats, texts
 from vfl_party.data.cells.arrow_types import floats, is_number, is_text, is_time
-from vfl_party.data.choice import Chosen
+from vfl_party.data.choice import ColumnChoice
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.ids import GrowingTexts
 from vfl_party.data.row_arrays import IN_MEMORY, GrowingMatrix, Space
 from vfl_party.data.table import Categories
-from vfl_party.data.vocabulary import Vocabulary, decoded, decoded_type
+from vfl_party.data.vocabulary import Vocabulary, decode, value_type
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +30,9 @@ DATE = "date"
 # The values of a column that ``data.split`` names.
 SPLITS = ("train", "validation", "test")
 # Seconds between log lines about the number of rows read.
-EVERY_S = 10.0
+LOG_EVERY_S = 10.0
 # Maximum number of cells kept of a column that is written in another way than its first cells.
-MOST_ODD = 1_000
+MAX_ODD = 1_000
 
 
 class Reading:
@@ -45,7 +45,7 @@ class Reading:
     def __init__(
         self,
         source: str,
-        chosen: Chosen,
+        chosen: ColumnChoice,
         settings: DataSettings,
         space: Space = IN_MEMORY,
         found: number_formats.Findings | None = None,
@@ -77,7 +77,7 @@ class Reading:
         for batch in blocks:
             schema = batch.schema
             self.add(batch)
-            if time.monotonic() - said_s > EVERY_S:
+            if time.monotonic() - said_s > LOG_EVERY_S:
                 log.info(
                     "%s: %s rows are read",
                     self._source,
@@ -91,7 +91,7 @@ class Reading:
         assert schema is not None  # noqa: S101 - there are rows
         said = [*notes, *(self._found.notes if self._found is not None else ())]
         said += filter(None, (each.shared() for each in self._words.values()))
-        types = tuple(decoded_type(schema.field(name).type) for name in self._chosen.id)
+        types = tuple(value_type(schema.field(name).type) for name in self._chosen.id)
         return Rows(
             [each.finish() for each in self._ids],
             self.labels(),
@@ -205,7 +205,7 @@ class Reading:
     def _number_block(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
         if self._found is not None:
             return self._written(name, column)
-        column = decoded(column)
+        column = decode(column)
         if is_time(column.type):
             return floats(dates.days(column))
         if is_number(column.type):
@@ -249,9 +249,11 @@ class Reading:
         ):
             raise dates.not_all_dates(self._source, name, reading.form)
         kept = self.odd.setdefault(name, [])
-        if isinstance(reading, number_formats.Numbers) and len(kept) < MOST_ODD:
+        if isinstance(reading, number_formats.Numbers) and len(kept) < MAX_ODD:
             kept += (
-                number_formats.unlike(column, reading).slice(0, MOST_ODD - len(kept)).to_pylist()
+                number_formats.filter_unlike(column, reading)
+                .slice(0, MAX_ODD - len(kept))
+                .to_pylist()
             )
         return np.full(len(column), np.nan)
 
@@ -291,7 +293,7 @@ class Reading:
         return Vocabulary(self._source, name, buckets=buckets)
 
     def _label_block(self, name: str, column: pa.Array) -> npt.NDArray[Any]:
-        column = decoded(column)
+        column = decode(column)
         if self._found is not None and name not in self._settings.categorical:
             reading = self._found.readings[name]
             if isinstance(reading, number_formats.Numbers):
@@ -342,7 +344,7 @@ class Reading:
         return self._settings.role_beside(name)
 
     def _split_block(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
-        column = decoded(self._text(column))
+        column = decode(self._text(column))
         text = (
             pc.cast(column, pa.string())
             if is_text(column.type)
@@ -376,7 +378,7 @@ def id_texts(source: str, name: str, column: pa.Array) -> pa.Array:
     """Returns ids as text, whole numbers in decimal digits, null if missing. Raises InputError for
     other types.
     """
-    column = decoded(column)
+    column = decode(column)
     if not (
         pa.types.is_integer(column.type)
         or (is_text(column.type) and not pa.types.is_boolean(column.type))

@@ -29,7 +29,7 @@ PART, PART_BYTES = 1 << 14, 1 << 26
 # Number of rows that are compared at once.
 _LOOKED_AT = 1 << 20
 # Maximum number of files while rows are sorted.
-MOST_PIECES = 64
+MAX_PIECES = 64
 Array = npt.NDArray[Any]
 
 
@@ -261,7 +261,7 @@ def places_of(rows: npt.NDArray[np.integer[Any]], n: int) -> npt.NDArray[np.inte
 
 def size_of_piece(space: Space, row_bytes: int, rows: int) -> int:
     """Returns how many of ``rows`` rows are put in order in memory at once."""
-    return max(1, min(rows, max(space.most_bytes // (4 * row_bytes), rows // MOST_PIECES + 1)))
+    return max(1, min(rows, max(space.most_bytes // (4 * row_bytes), rows // MAX_PIECES + 1)))
 
 
 def is_ascending(rows: npt.NDArray[np.integer[Any]]) -> bool:
@@ -288,10 +288,10 @@ def parts(n: int, size: int | None = None) -> Iterator[slice]:
 
 def parts_of(values: Array) -> Iterator[slice]:
     """Yields slices of the rows of ``values``, as ``parts``, of at most ``PART_BYTES`` each."""
-    return parts(len(values), at_once(values[:1].nbytes))
+    return parts(len(values), rows_at_once(values[:1].nbytes))
 
 
-def at_once(row_bytes: int) -> int:
+def rows_at_once(row_bytes: int) -> int:
     """Returns how many rows of a size are worked on at once."""
     return max(1, min(PART, PART_BYTES // max(1, row_bytes)))
 

@@ -27,7 +27,7 @@ from vfl_party.base.seeds import (
     with_fold_first,
 )
 from vfl_party.data import Features, Labels, Preprocessor, Table
-from vfl_party.data.inputs.weights import check_classes, checked_weights
+from vfl_party.data.inputs.weights import check_classes, check_weights
 from vfl_party.data.row_arrays import parts, release
 from vfl_party.models import takes_codes
 
@@ -153,7 +153,7 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
         else cut_order(*_order(recipe, table), rows.aligned, rows.labelled)
     )
     _check_labelled(recipe, splits)
-    division = coded(splits, n)
+    division = encode_division(splits, n)
     if not is_division(division):
         raise InputError(
             Code.DATA_INVALID,
@@ -163,7 +163,7 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
     return division
 
 
-def coded(splits: Mapping[str, Rows], n: int) -> bytes:
+def encode_division(splits: Mapping[str, Rows], n: int) -> bytes:
     """Returns a byte for each of ``n`` rows: the place in ``CODES`` of its smallest split."""
     codes = np.zeros(n, np.uint8)
     for code, name in enumerate(CODES):
@@ -249,7 +249,7 @@ def is_division(division: bytes) -> bool:
     return bool((codes < len(CODES)).all() and (codes == CODES.index("train")).any())
 
 
-def divided(division: bytes) -> dict[str, Rows]:
+def decode_division(division: bytes) -> dict[str, Rows]:
     """Returns the row numbers of the splits, as ``split_rows`` does."""
     codes = np.frombuffer(division, np.uint8)
     local, aligned, train, validation, test = (codes == code for code in range(len(CODES)))
@@ -308,7 +308,9 @@ def prepare(
             "row is aligned. Add these rows to data.source, and remove data.unaligned.",
         )
     place = recipe.party(name)
-    splits = divided(division) if division is not None else divide_rows(recipe, len(table.ids))
+    splits = (
+        decode_division(division) if division is not None else divide_rows(recipe, len(table.ids))
+    )
     preprocessor = features = labels = targets = weights = None
     if place is None or place.features:
         preprocessor = Preprocessor.fit(
@@ -340,7 +342,7 @@ def prepare(
     if place is not None and place.role == "active":
         scale = settings.label_scale
         raw = _all_labels(table, settings, recipe.task.kind)
-        _check_beside(recipe, table, settings)
+        _check_roles(recipe, table, settings)
         labels = Labels.fit(
             raw,
             recipe.task,
@@ -352,16 +354,16 @@ def prepare(
         targets = labels.encode(raw) if raw is not None else None
         check_classes(recipe.task, labels)
         if settings.weight is not None:
-            weights = checked_weights(table.source, settings.weight, table.beside[settings.weight])
+            weights = check_weights(table.source, settings.weight, table.beside[settings.weight])
         if own_labels and targets is not None and recipe.rows.labelled is None:
             known = [more for more in unaligned if more.labels is not None]
-            targets, weights = _followed(recipe, settings, labels, known, targets, weights)
+            targets, weights = _append_labels(recipe, settings, labels, known, targets, weights)
             own = np.setdiff1d(splits["local"], splits["aligned"])
             splits["own"] = own[own < len(targets)]
     return Prepared(table, preprocessor, features, labels, targets, splits, division, weights)
 
 
-def _followed(
+def _append_labels(
     recipe: Recipe,
     settings: DataSettings,
     labels: Labels,
@@ -376,11 +378,11 @@ def _followed(
         targets = torch.cat([targets, labels.encode(raw)])
         if weights is not None and settings.weight is not None:
             column = table.beside[settings.weight]
-            weights = torch.cat([weights, checked_weights(table.source, settings.weight, column)])
+            weights = torch.cat([weights, check_weights(table.source, settings.weight, column)])
     return targets, weights
 
 
-def _check_beside(recipe: Recipe, table: Table, settings: DataSettings) -> None:
+def _check_roles(recipe: Recipe, table: Table, settings: DataSettings) -> None:
     """Raises InputError if the settings name a column that the recipe has no use for."""
     kind, event, weight, group = recipe.task.kind, settings.event, settings.weight, settings.group
     if event is not None and kind != "survival":

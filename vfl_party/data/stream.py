@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from vfl_common.config.data import ROW
 from vfl_party.data import checks
-from vfl_party.data.vocabulary import decoded
+from vfl_party.data.vocabulary import decode
 
 # Before the text of a cell that was a number to its source, of Excel or a database: it has no
 # decimal comma and no thousands sign, whatever the cells beside it have. The character is for
@@ -114,7 +114,7 @@ def with_row_numbers(stream: Stream) -> Stream:
     return replace(stream, names=(ROW, *stream.names), blocks=blocks)
 
 
-def emptied(stream: Stream, words: Sequence[str]) -> Stream:
+def clear_words(stream: Stream, words: Sequence[str]) -> Stream:
     """Returns the same table, in which a cell is empty if it is one of ``words``, without white
     space at its ends.
 
@@ -125,13 +125,13 @@ def emptied(stream: Stream, words: Sequence[str]) -> Stream:
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for batch in stream.blocks(wanted):
-            columns = [_emptied(decoded(column), empty) for column in batch.columns]
+            columns = [_clear_words(decode(column), empty) for column in batch.columns]
             yield pa.RecordBatch.from_arrays(columns, batch.schema.names)
 
     return replace(stream, blocks=blocks) if words else stream
 
 
-def _emptied(column: pa.Array, empty: pa.Array) -> pa.Array:
+def _clear_words(column: pa.Array, empty: pa.Array) -> pa.Array:
     types = pa.types
     if not (
         types.is_string(column.type)

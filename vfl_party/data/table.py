@@ -17,7 +17,7 @@ from vfl_party.data.ids import IdCounts, Ids
 from vfl_party.data.pixels import Pixels, is_whole, to_unit
 from vfl_party.data.row_arrays import IN_MEMORY, Space, parts, parts_of, release, some_rows
 
-MOST_CLASSES_SHOWN = 20
+MAX_CLASSES_SHOWN = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +218,7 @@ def _missing(names: tuple[str, ...], counts: list[int]) -> list[str]:
 
 def _label_summary(labels: npt.NDArray[Any]) -> list[str]:
     values, counts = np.unique(labels, return_counts=True)
-    if len(values) > MOST_CLASSES_SHOWN:
+    if len(values) > MAX_CLASSES_SHOWN:
         if labels.dtype == object:
             return [f"labels: text, {len(values)} different values"]
         return [

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from vfl_party.data import checks
 
 # Maximum categories of a column; more are free text.
-MOST_WORDS = 1 << 20
+MAX_WORDS = 1 << 20
 
 
 @dataclass
@@ -46,10 +46,10 @@ class Vocabulary:
             self.kind, values = pa.int64(), (digests_V % np.uint64(self.buckets)).tolist()
             self.seen.add(digests_V)
         places = [self.places.setdefault(each, len(self.places)) for each in values]
-        if len(self.places) > MOST_WORDS:
+        if len(self.places) > MAX_WORDS:
             raise checks.unusable(
                 self.source,
-                f"column {self.name!r} has more than {MOST_WORDS:,} categories. List it in "
+                f"column {self.name!r} has more than {MAX_WORDS:,} categories. List it in "
                 "data.drop, or in data.numeric if it holds numbers, or hash its values with "
                 "data.categorical_buckets.",
             )
@@ -121,12 +121,12 @@ def digests_of(values: Sequence[Any]) -> npt.NDArray[np.uint64]:
     return np.frombuffer(data, ">u8").astype(np.uint64)
 
 
-def decoded(column: pa.Array) -> pa.Array:
+def decode(column: pa.Array) -> pa.Array:
     """Decodes a dictionary-encoded column into its values; returns others unchanged."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def decoded_type(kind: pa.DataType) -> pa.DataType:
+def value_type(kind: pa.DataType) -> pa.DataType:
     """Returns the type of a column's values."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
@@ -135,7 +135,7 @@ def _category_values(column: pa.Array) -> pa.Array:
     """Returns the values that tell categories apart, null if missing: floats as they are, all else
     as text.
     """
-    column = decoded(column)
+    column = decode(column)
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
         # -0.0 is 0.0.

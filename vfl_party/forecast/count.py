@@ -27,7 +27,7 @@ from vfl_party.assembly.party import Load, load
 from vfl_party.assembly.trial import try_parties, try_party
 from vfl_party.base.plugins import blaming
 from vfl_party.data.rows import divide_rows
-from vfl_party.forecast.load import loads
+from vfl_party.forecast.load import encoder_loads
 from vfl_party.forecast.result import CountedForecast, PhaseForecast, StepRun
 from vfl_party.forecast.runs import Runs
 from vfl_party.outbound.chain import Chains
@@ -40,7 +40,7 @@ from vfl_party.phases.context import Party, PartyData
 from vfl_party.phases.course import Course
 
 # Maximum steps of a phase: counting them takes about half a minute.
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
         phases=tuple(phases),
         links=count.links(),
         exchanges=tuple(count.exchanges),
-        encoders=tuple(loads(party)),
+        encoders=tuple(encoder_loads(party)),
     )
 
 
@@ -282,10 +282,10 @@ class _Count:
         chains: dict[int, Chains] = {}
         for number, each in enumerate(occurrences):
             exchange, phase = each.exchange, each.step.phase
-            if number == MOST_STEPS:
+            if number == MAX_STEPS:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"phase {phase}: has more than {MOST_STEPS:,} steps, too many to count. "
+                    f"phase {phase}: has more than {MAX_STEPS:,} steps, too many to count. "
                     "Forecast fewer, for example fewer epochs: bytes and time grow in proportion.",
                 )
             asks_server = exchange.asks == "server"

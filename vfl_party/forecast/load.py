@@ -16,7 +16,7 @@ from vfl_party.phases.context import Party
 _ROWS = 2
 
 
-def loads(party: Party) -> Iterator[EncoderLoad]:
+def encoder_loads(party: Party) -> Iterator[EncoderLoad]:
     """Yields the load of each party that is here, in their order in the recipe: of the encoders of
     all that have features.
     """
@@ -41,7 +41,7 @@ def _load_of(party: Party, encoder: nn.Module, spec: InputSpec) -> EncoderLoad:
             weights=sum(each.numel() for each in weights),
             weight_bytes=sum(each.nbytes for each in weights),
             flops_a_row=flops(encoder, inputs) // _ROWS,
-            kept_bytes_a_row=_kept(encoder, inputs) // _ROWS,
+            kept_bytes_a_row=_count_saved_bytes(encoder, inputs) // _ROWS,
         )
 
 
@@ -58,7 +58,7 @@ def flops(encoder: nn.Module, inputs: list[Tensor]) -> int:
     return int(counter.get_total_flops())
 
 
-def _kept(encoder: nn.Module, inputs: list[Tensor]) -> int:
+def _count_saved_bytes(encoder: nn.Module, inputs: list[Tensor]) -> int:
     """Returns the bytes that a forward pass in training keeps for the backward pass, without the
     weights.
     """

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from vfl_common.errors import InputError
 from vfl_party.data import checks
-from vfl_party.data.cells.texts import every, plain, trimmed
+from vfl_party.data.cells.texts import every, plain, trim
 
 _DAY_S, _A_SECOND = 86_400.0, {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _TIMES = ("", " %H:%M", " %H:%M:%S")
@@ -35,7 +35,7 @@ class Dates:
     def read(self, text: pa.Array) -> pa.Array | None:
         """Returns float64, null if missing; None if some cell is no date of this form."""
         if not self.form:
-            text = trimmed(text)
+            text = trim(text)
             with contextlib.suppress(pa.ArrowInvalid):
                 return days(pc.cast(text, pa.timestamp("us", "UTC" if self.zoned else None)))
             return None
@@ -44,7 +44,7 @@ class Dates:
 
     def fits(self, text: pa.Array) -> pa.Array:
         """Returns for each cell whether it is a date of this form, null if it is missing."""
-        text = trimmed(plain(text) if self.marked else text)
+        text = trim(plain(text) if self.marked else text)
         times = self._times(text)
         same = pc.equal(_bare(pc.strftime(times, format=self.form)), _bare(text))
         # Strptime takes a year of two digits, too.
@@ -53,7 +53,7 @@ class Dates:
         return pc.if_else(pc.is_valid(text), pc.fill_null(same, False), pa.scalar(None, pa.bool_()))
 
     def _times(self, text: pa.Array) -> pa.Array:
-        cells = trimmed(plain(text) if self.marked else text)
+        cells = trim(plain(text) if self.marked else text)
         return pc.strptime(cells, format=self.form, unit="s", error_is_null=True)
 
 
@@ -61,12 +61,12 @@ def find_dates(source: str, name: str, text: pa.Array) -> Dates | None:
     """Returns the form of a column's dates; None if the cells are not dates. Raises InputError if
     day and month cannot be told apart.
     """
-    iso = pc.match_substring_regex(trimmed(text), r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:$|[T ])")
+    iso = pc.match_substring_regex(trim(text), r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:$|[T ])")
     for form_of_iso in (Dates(), Dates(zoned=True)) if every(iso) else ():
         if form_of_iso.read(text) is not None:
             return form_of_iso
     if not every(
-        pc.match_substring_regex(trimmed(text), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?: |$)")
+        pc.match_substring_regex(trim(text), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?: |$)")
     ):
         return None
     for form in _PLAIN_DATES:
@@ -92,7 +92,7 @@ def find_dates(source: str, name: str, text: pa.Array) -> Dates | None:
 def _four(form: str, text: pa.Array) -> bool:
     """Whether years have four digits in every cell: strptime takes a year of one, too."""
     place = r"^[0-9]{4}[./-]" if form.startswith("%Y") else r"[./-][0-9]{4}(?: |$)"
-    return every(pc.match_substring_regex(trimmed(text), place))
+    return every(pc.match_substring_regex(trim(text), place))
 
 
 def not_all_dates(source: str, name: str, form: str) -> InputError:
@@ -127,6 +127,6 @@ def look_like_dates(words: pa.Array) -> pa.Array:
     dates.
     """
     found = pc.match_substring_regex(
-        trimmed(words), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?:[ T].*)?$"
+        trim(words), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?:[ T].*)?$"
     )
     return pc.fill_null(found, False)

@@ -21,7 +21,7 @@ from vfl_common.errors import InputError
 from vfl_party.data import checks
 from vfl_party.data.cells.codes import note_codes
 from vfl_party.data.cells.dates import Dates, find_dates, not_all_dates
-from vfl_party.data.cells.texts import every, plain, trimmed, unmarked
+from vfl_party.data.cells.texts import every, mask_numbers, plain, trim
 from vfl_party.data.stream import NUMBER
 
 # Number of rows from which the formats are found.
@@ -71,7 +71,7 @@ class Numbers:
     def read(self, text: pa.Array) -> pa.Array | None:
         """Returns float64, null if missing; None if some cell is no number."""
         if self.marked:
-            found = Numbers(self.style, self.sign).read(unmarked(text))
+            found = Numbers(self.style, self.sign).read(mask_numbers(text))
             is_number = pc.fill_null(pc.starts_with(text, NUMBER), False)
             # A column with 7% and the number 0.05 is ambiguous.
             if self.sign and pc.any(is_number).as_py():
@@ -84,9 +84,9 @@ class Numbers:
                 if found is None
                 else pc.if_else(is_number, pc.cast(given, pa.float64()), found)
             )
-        text = trimmed(text)
+        text = trim(text)
         if self.sign:
-            bare = _without(text, self.sign)
+            bare = _strip_sign(text, self.sign)
             if pc.any(pc.equal(bare, text)).as_py():
                 return None
             text = bare
@@ -120,7 +120,7 @@ class Points:
         """Looks at some cells of a column of numbers."""
         if self._shown:
             return
-        text = _without(unmarked(text), reading.sign)
+        text = _strip_sign(mask_numbers(text), reading.sign)
         pointed = text.filter(pc.match_substring(text, "."))
         if len(pointed):
             self._shown = not every(
@@ -131,7 +131,7 @@ class Points:
     def decide(self) -> None:
         """Raises InputError if a column has such numbers, and none has others with a point."""
         if self._grouped and not self._shown:
-            raise _two_ways(self._source, self._grouped, "point", ".")
+            raise _ambiguous_numbers(self._source, self._grouped, "point", ".")
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def find(
     ways and no setting says which.
     """
     style, notes = _style(
-        source, {name: unmarked(text) for name, text in sample.items()}, settings, commas=commas
+        source, {name: mask_numbers(text) for name, text in sample.items()}, settings, commas=commas
     )
     readings: dict[str, Reading] = {}
     signs: dict[str, list[str]] = {}
@@ -190,7 +190,7 @@ def find(
         for sign, names in signs.items()
     ]
     numbers = [name for name, reading in readings.items() if isinstance(reading, Numbers)]
-    notes += note_codes({name: trimmed(plain(sample[name])) for name in numbers})
+    notes += note_codes({name: trim(plain(sample[name])) for name in numbers})
     decided = commas or settings.decimal is not None or settings.thousands is not None
     points = Points(source) if style == PLAIN and not decided else None
     return Findings(readings, style, tuple(notes), points, marked)
@@ -267,7 +267,7 @@ def _plainly(text: pa.Array, style: Style) -> pa.Array:
 
 def _sign(text: pa.Array) -> str:
     """Returns the sign that every cell has at one of its ends, or ''."""
-    present = pc.drop_null(trimmed(text))
+    present = pc.drop_null(trim(text))
     first = present[0].as_py() if len(present) else ""
     for sign in SIGNS:
         if sign in first and every(
@@ -278,7 +278,7 @@ def _sign(text: pa.Array) -> str:
 
 
 def _numbers(text: pa.Array, style: Style, marked: bool) -> Numbers | None:
-    for found in (Numbers(style, marked=marked), Numbers(style, _sign(unmarked(text)), marked)):
+    for found in (Numbers(style, marked=marked), Numbers(style, _sign(mask_numbers(text)), marked)):
         if found.read(text) is not None:
             return found
     return None
@@ -290,8 +290,8 @@ def _style(
     """Returns the style by which most columns are numbers; the plain one if no other has more of
     them.
     """
-    fits = _fitting(settings)
-    bare = {name: _without(text, _sign(text)) for name, text in sample.items()}
+    fits = _list_styles(settings)
+    bare = {name: _strip_sign(text, _sign(text)) for name, text in sample.items()}
     odd = [name for name, text in bare.items() if Numbers(fits[0]).read(text) is None]
     if not odd:
         return fits[0], []
@@ -309,7 +309,7 @@ def _style(
     ]
     if differ and (known is None or known[0] != found.decimal):
         if not commas:
-            raise _two_ways(source, differ[0], "comma", ",")
+            raise _ambiguous_numbers(source, differ[0], "comma", ",")
         # A file separated by commas is mostly English.
         found = found if found.decimal == "." else other
     names = [name for name in odd if name in read[found]]
@@ -333,7 +333,7 @@ def _style(
     return found, notes
 
 
-def _fitting(settings: DataSettings) -> list[Style]:
+def _list_styles(settings: DataSettings) -> list[Style]:
     """Returns the styles that the settings allow, the plainest first."""
     decimal, thousands = settings.decimal, settings.thousands
     if decimal is not None and thousands is not None:
@@ -356,15 +356,15 @@ def _readable(columns: Mapping[str, pa.Array], style: Style) -> dict[str, pa.Arr
     return {name: values for name, values in found.items() if values is not None}
 
 
-def _without(text: pa.Array, sign: str) -> pa.Array:
+def _strip_sign(text: pa.Array, sign: str) -> pa.Array:
     """Returns the cells without a sign at one of their ends, and without white space."""
     mark = re.escape(sign)
     # The sign may follow a minus: -€5 is -5.
     ends = f"^([+-]?){mark}\\s*|\\s*{mark}$"
-    return pc.replace_substring_regex(trimmed(text), ends, r"\1") if sign else trimmed(text)
+    return pc.replace_substring_regex(trim(text), ends, r"\1") if sign else trim(text)
 
 
-def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
+def _ambiguous_numbers(source: str, name: str, what: str, mark: str) -> InputError:
     return checks.unusable(
         source,
         f"column {name!r} holds numbers that can be read in two ways: with a decimal {what}, or "
@@ -373,19 +373,19 @@ def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
     )
 
 
-def unlike(text: pa.Array, reading: Numbers) -> pa.Array:
+def filter_unlike(text: pa.Array, reading: Numbers) -> pa.Array:
     """Returns the cells that are not written as ``reading`` says."""
-    present = pc.drop_null(trimmed(unmarked(text)))
+    present = pc.drop_null(trim(mask_numbers(text)))
     return present.filter(
         pc.invert(
-            pc.match_substring_regex(_without(present, reading.sign), _pattern(reading.style))
+            pc.match_substring_regex(_strip_sign(present, reading.sign), _pattern(reading.style))
         )
     )
 
 
 def look_like_numbers(words: pa.Array) -> pa.Array:
     """Returns for each text whether it is a number in any style, with or without a sign."""
-    present = trimmed(words)
+    present = trim(words)
     # Accountants write negative numbers in parentheses.
     present = pc.replace_substring_regex(present, r"^\((.*)\)$", r"-\1")
     present = pc.replace_substring_regex(present, "^(?:\u2212|\u2013)|-$", "")

@@ -32,7 +32,7 @@ MISSING = pa.array(
 )
 
 
-def trimmed(text: pa.Array) -> pa.Array:
+def trim(text: pa.Array) -> pa.Array:
     """Returns the cells without white space at their ends, null if missing."""
     found = pc.utf8_trim_whitespace(text)
     return pc.if_else(pc.is_in(found, value_set=MISSING), pa.scalar(None, found.type), found)
@@ -44,7 +44,7 @@ def every(mask: pa.Array) -> bool:
     return pc.all(mask).as_py() is not False
 
 
-def unmarked(text: pa.Array) -> pa.Array:
+def mask_numbers(text: pa.Array) -> pa.Array:
     """Returns the cells that were text, null for those that were numbers."""
     return pc.if_else(
         pc.fill_null(pc.starts_with(text, NUMBER), False), pa.scalar(None, text.type), text

@@ -17,9 +17,9 @@ ASK = "Ask the other parties: shapes and shares should be about the same at ever
 # Maximum number of ids whose shape is counted.
 LOOKED_AT = 10_000
 # Maximum number of shapes shown, with their shares.
-_MOST_SHAPES = 4
+_MAX_SHAPES = 4
 # The share of the ids that the shapes with all lengths must have to be shown.
-_ENOUGH = 0.9
+_MIN_SHARE = 0.9
 # Maximum characters of an id that its shape shows.
 _LONGEST_LOOK = 24
 _LETTER, _DIGIT, _SEVERAL = re.compile(r"[^\W\d_]"), re.compile(r"\d"), re.compile(r"(A|0)\1+")
@@ -62,7 +62,7 @@ def shapes_of(ids: Sequence[str]) -> str:
     are written with zeros at their beginning, or have several lengths, it says in how many ids a
     number begins with 0.
     """
-    ids = _sampled(ids)
+    ids = _sample(ids)
     looks = Counter(_look(text) for text in ids)
     shorter: Counter[str] = Counter()
     for look, count in looks.items():
@@ -74,10 +74,10 @@ def shapes_of(ids: Sequence[str]) -> str:
         if zeros
         else "; no number begins with 0"
     )
-    for found, lengths, least in ((looks, "", _ENOUGH), (shorter, " of several lengths", 0.5)):
-        shown = found.most_common(_MOST_SHAPES)
+    for found, lengths, least in ((looks, "", _MIN_SHARE), (shorter, " of several lengths", 0.5)):
+        shown = found.most_common(_MAX_SHAPES)
         if sum(count for _, count in shown) > least * len(ids):
-            return f"{_with_shares(shown, len(ids))}{lengths}{begin if zeros or several else ''}"
+            return f"{_format_shares(shown, len(ids))}{lengths}{begin if zeros or several else ''}"
     return "too many to show" if looks else "none"
 
 
@@ -92,7 +92,7 @@ def about_zeros(ids: Sequence[str], rules: Sequence[str]) -> str:
         ids: as the rules spell them.
         rules: see the module.
     """
-    ids = _sampled(ids)
+    ids = _sample(ids)
     alike = Counter(map(short_look, ids)).most_common(1)
     if {"zeros", "email"} & {*rules} or not alike or alike[0][1] <= len(ids) / 2:
         return ""
@@ -104,14 +104,14 @@ def about_zeros(ids: Sequence[str], rules: Sequence[str]) -> str:
     )
 
 
-def _sampled(ids: Sequence[str]) -> Sequence[str]:
+def _sample(ids: Sequence[str]) -> Sequence[str]:
     """Returns at most ``LOOKED_AT`` ids from the whole of a table: the first ones may be the
     shortest.
     """
     return ids[:: max(1, -(-len(ids) // LOOKED_AT))]
 
 
-def _with_shares(shapes: Sequence[tuple[str, int]], total: int) -> str:
+def _format_shares(shapes: Sequence[tuple[str, int]], total: int) -> str:
     """Lists shapes with their shares of ``total`` ids; a single one stands for all."""
     shapes = [each for each in shapes if each[1] >= total / 100] or shapes[:1]
     cleaned = [(re.sub(r"[^A0 ./@_+-]", "?", shape), count) for shape, count in shapes]

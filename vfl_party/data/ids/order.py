@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 from vfl_common.config.data import Duplicates
 from vfl_party.data.ids.packed import (
     CHUNK,
-    Dealt,
     GrowingTexts,
     Positions,
-    let_go,
+    RowBuckets,
     offsets_and_bytes,
+    release_texts,
 )
 from vfl_party.data.row_arrays import IN_MEMORY, Space, parts, size_of_piece
 
@@ -67,7 +67,7 @@ class IdCounts:
 
 
 @dataclass(frozen=True, eq=False)
-class Sorted:
+class SortedRows:
     """The rows of a table that are kept, sorted by the UTF-8 bytes of their ids.
 
     rows: their numbers, [N]. ids: theirs. repeated: the first row that has the id of an earlier
@@ -79,26 +79,28 @@ class Sorted:
     repeated: tuple[int, int] | None
 
 
-def in_order(ids: pa.LargeStringArray, duplicates: Duplicates, space: Space = IN_MEMORY) -> Sorted:
+def in_order(
+    ids: pa.LargeStringArray, duplicates: Duplicates, space: Space = IN_MEMORY
+) -> SortedRows:
     """Returns the rows to keep: those with an id, and of equal ones by policy.
 
     The first of equal ids is kept, or none of them for ``drop``. If the ids are many, they are
     sorted part by part in files of ``space``. Raises InputError if the disk is full.
     """
     rows, texts, repeated = space.share().growing((), np.int64), GrowingTexts(space), []
-    for numbers, values, same in _sorted(ids, space):
+    for numbers, values, same in _sort(ids, space):
         if same.any():
             repeated.append(_first_repeated(numbers, same))
             left_out = same | np.append(same[1:], False) if duplicates == "drop" else same
             numbers, values = numbers[~left_out], values.filter(pa.array(~left_out))
         rows.append(numbers)
         texts.append(values)
-    return Sorted(
+    return SortedRows(
         rows.finish(), texts.finish(), min(repeated, key=lambda found: found[1], default=None)
     )
 
 
-def kept_rows(ids: Sequence[Id], duplicates: Duplicates) -> list[int]:
+def select_rows(ids: Sequence[Id], duplicates: Duplicates) -> list[int]:
     """Returns the rows to keep, ascending: see ``in_order``."""
     return sorted(in_order(pa.array(ids, pa.large_string()), duplicates).rows.tolist())
 
@@ -113,7 +115,7 @@ def _first_repeated(rows: Positions, same: npt.NDArray[np.bool_]) -> tuple[int, 
     return int(rows[first]), int(rows[place])
 
 
-def _sorted(
+def _sort(
     ids: pa.LargeStringArray, space: Space
 ) -> Iterator[tuple[Positions, pa.LargeStringArray, npt.NDArray[np.bool_]]]:
     """Yields the rows with an id, sorted by it and then by row, in parts of which each comes after
@@ -140,14 +142,14 @@ def _parts(
         yield present, ids if present is None else ids.take(pa.array(present))
         return
     bounds = _bounds(ids, -(-len(ids) // size))
-    dealt = Dealt(space, len(bounds) + 1)
+    dealt = RowBuckets(space, len(bounds) + 1)
     for part in parts(len(ids), CHUNK):
         texts = ids[part]
         rows = np.flatnonzero(texts.is_valid().to_numpy(False))
         texts = texts if len(rows) == len(texts) else texts.take(pa.array(rows))
         to_B = np.searchsorted(bounds, _beginnings(texts, bounds.itemsize), side="right")
         dealt.deal(to_B.astype(np.uint8), rows + part.start, texts)
-        let_go(ids)
+        release_texts(ids)
     yield from dealt
 
 
@@ -157,7 +159,7 @@ def _bounds(ids: pa.LargeStringArray, count: int) -> npt.NDArray[np.bytes_]:
     """
     step = max(1, len(ids) // (_SAMPLES * count))
     found = ids.take(pa.array(np.arange(0, len(ids), step))).drop_null()
-    let_go(ids)
+    release_texts(ids)
     lengths = _starts_and_lengths(found)[1]
     width = min(int(lengths.max(initial=1)), _LONGEST)
     sample = np.sort(_beginnings(found, width))

@@ -70,7 +70,7 @@ class GrowingTexts:
         return pa.LargeStringArray.from_buffers(self._rows, ends, data, valid)
 
 
-class Dealt:
+class RowBuckets:
     """Rows and their texts, dealt into files, each of which is to be read at once.
 
     Args:
@@ -113,11 +113,11 @@ def texts_of(
     found = GrowingTexts(space)
     for part in parts(len(values), CHUNK):
         found.append(change(part, values[part]))
-        let_go(values)
+        release_texts(values)
     return found.finish()
 
 
-def taken(
+def take_texts(
     values: pa.LargeStringArray, rows: npt.NDArray[np.integer[Any]], space: Space
 ) -> pa.LargeStringArray:
     """Returns the texts of the given rows, in their order; each is there once, if ``values`` lie in
@@ -125,21 +125,21 @@ def taken(
     """
     if not in_files(values) or len(rows) <= FEW:
         few = values.take(pa.array(rows))
-        let_go(values)
+        release_texts(values)
         return few
     found = GrowingTexts(space)
     if is_ascending(rows):
         for part in parts(len(rows), CHUNK):
             found.append(values.take(pa.array(rows[part])))
-            let_go(values)
+            release_texts(values)
             release(rows)
         return found.finish()
     size = size_of_piece(space, _ROW_BYTES, len(rows))
-    places_N, dealt = places_of(rows, len(values)), Dealt(space, -(-len(rows) // size))
+    places_N, dealt = places_of(rows, len(values)), RowBuckets(space, -(-len(rows) // size))
     for part in parts(len(values), CHUNK):
         places_B = places_N[part].astype(np.int64)
         dealt.deal(places_B // size, places_B, values[part])
-        let_go(values)
+        release_texts(values)
     for places, texts in dealt:
         found.append(texts.take(pa.array(np.argsort(places))))
     return found.finish()
@@ -150,7 +150,7 @@ def in_files(values: pa.Array) -> bool:
     return next(_files(values), None) is not None
 
 
-def let_go(*texts: pa.Array) -> None:
+def release_texts(*texts: pa.Array) -> None:
     """Unmaps what has been read of texts that lie in files; they stay as they are."""
     for each in texts:
         release(*_files(each))

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.errors import Code, InputError
-from vfl_party.data.ids.packed import CHUNK, GrowingTexts, let_go
+from vfl_party.data.ids.packed import CHUNK, GrowingTexts, release_texts
 from vfl_party.data.row_arrays import IN_MEMORY, Space, parts
 
 # Separator between the columns of an id: the unit separator.
@@ -67,8 +67,8 @@ def normalised(
         return one
     found = GrowingTexts(space)
     for part in parts(len(one), CHUNK):
-        found.append(_joined([_spelt(_in_one(each[part]), steps) for each in texts]))
-        let_go(*texts)
+        found.append(_join([_spell(_in_one(each[part]), steps) for each in texts]))
+        release_texts(*texts)
     return found.finish()
 
 
@@ -76,7 +76,7 @@ def _is_plain(texts: pa.LargeStringArray) -> bool:
     """Returns whether every text has a character that is seen."""
     for part in parts(len(texts), CHUNK):
         seen = pc.match_substring_regex(texts[part], _VISIBLE)
-        let_go(texts)
+        release_texts(texts)
         if seen.null_count or not pc.all(seen).as_py():
             return False
     return True
@@ -94,12 +94,12 @@ def _arrow(part: Any) -> Any:
     return pa.array(part, pa.large_string())
 
 
-def _joined(columns: Sequence[pa.Array]) -> pa.LargeStringArray:
+def _join(columns: Sequence[pa.Array]) -> pa.LargeStringArray:
     between = pa.scalar(SEPARATOR, pa.large_string())
     return columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, between)
 
 
-def _spelt(part: pa.LargeStringArray, steps: Sequence[Callable[[str], str]]) -> pa.LargeStringArray:
+def _spell(part: pa.LargeStringArray, steps: Sequence[Callable[[str], str]]) -> pa.LargeStringArray:
     if steps:
         texts: list[Id] = part.to_pylist()
         for step in steps:

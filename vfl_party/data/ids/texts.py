@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_party.data.ids.packed import CHUNK, let_go, taken
+from vfl_party.data.ids.packed import CHUNK, release_texts, take_texts
 from vfl_party.data.row_arrays import IN_MEMORY, Space
 
 
@@ -32,7 +32,7 @@ class Ids(Sequence[str]):
         """Returns the ids of the given rows, in their order. Raises InputError if the disk has no
         room for them.
         """
-        return Ids(taken(self.values, rows, self.space), self.space)
+        return Ids(take_texts(self.values, rows, self.space), self.space)
 
     def among(self, others: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Returns for each id whether it is among ``others``."""
@@ -54,7 +54,7 @@ class Ids(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), CHUNK):
             texts = self.values.slice(start, CHUNK).to_pylist()
-            let_go(self.values)
+            release_texts(self.values)
             yield from texts
 
     def __len__(self) -> int:

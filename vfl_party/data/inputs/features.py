@@ -20,7 +20,7 @@ from vfl_party.base.dtypes import real
 from vfl_party.base.workers import soon
 from vfl_party.data.inputs.made import Made, Noted
 from vfl_party.data.inputs.scaled import ScaledPixels
-from vfl_party.data.row_arrays import MappedArray, Space, at_once, parts, release
+from vfl_party.data.row_arrays import MappedArray, Space, parts, release, rows_at_once
 from vfl_party.models import InputSpec
 
 # Codes: a category not seen in training; no category; one that augmentation hides; the first
@@ -121,7 +121,7 @@ class Features:
 
     def blocks(self) -> Iterator[torch.Tensor]:
         """Yields the numbers of all rows, few rows at once."""
-        for part in parts(len(self), at_once(4 * math.prod(self.numbers.shape[1:]))):
+        for part in parts(len(self), rows_at_once(4 * math.prod(self.numbers.shape[1:]))):
             yield self.part(part)
 
     def cells(self, rows_BF: torch.Tensor) -> torch.Tensor:

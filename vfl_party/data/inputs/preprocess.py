@@ -26,7 +26,7 @@ from vfl_party.data.inputs.features import (
 from vfl_party.data.inputs.ranges import Span, outside, spans_of
 from vfl_party.data.inputs.scaled import ScaledPixels
 from vfl_party.data.inputs.statistics import (
-    Filled,
+    FilledValues,
     fill_values,
     quantiles,
     scaling,
@@ -39,7 +39,7 @@ from vfl_party.data.table import Categories, Table, counted
 from vfl_party.models import InputSpec
 
 # Maximum number of one-hot columns; more are probably a mistake.
-MOST_ONE_HOT = 4096
+MAX_ONE_HOT = 4096
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Preprocessor:
         if values is not None:
             if settings.missing != "error":
                 fill = fill_values(values, train_rows, settings.missing)
-            filled = Filled(table, values, fill)
+            filled = FilledValues(table, values, fill)
             shift, scale = scaling(filled, train_rows, settings.scale)
             if settings.scale == "quantile" and table.images_NCHW is not None:
                 raise checks.unusable(
@@ -140,7 +140,7 @@ class Preprocessor:
                 if count
             ]
             vocabularies.append(tuple(sorted(seen)))
-            if one_hot and sum(map(len, vocabularies)) > MOST_ONE_HOT:
+            if one_hot and sum(map(len, vocabularies)) > MAX_ONE_HOT:
                 raise checks.unusable(
                     table.source,
                     f"column {name!r} has too many categories for columns of their own (got "
@@ -218,7 +218,7 @@ class Preprocessor:
             return Features(self._scaled_pixels(table.source, table.images_NCHW))
         values, words, space, n = _values(table), table.categorical, table.space, len(table)
         fill = None if self.fill is None else np.array(self.fill)
-        filled = None if values is None else Filled(table, values, fill)
+        filled = None if values is None else FilledValues(table, values, fill)
         places = (
             []
             if words is None

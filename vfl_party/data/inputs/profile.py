@@ -27,13 +27,13 @@ FILE = "profile.json"
 Counts = npt.NDArray[np.int64]
 
 # Training rows whose numbers are counted: chance moves the index by less than 0.001.
-_LOOKED_AT = 20_000
+_SAMPLE_ROWS = 20_000
 # Numbers that are counted at once.
 _AT_ONCE = 1 << 25
 # Number of bins of numbers, and maximum number of categories with a bin each.
-_BINS, _MOST_WORDS = 10, 50
+_BINS, _MAX_WORDS = 10, 50
 # A limit above the rows of any table.
-_MOST_ROWS = 1 << 53
+_MAX_ROWS = 1 << 53
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ColumnProfile:
 
     def count_numbers(self, values_N: npt.NDArray[np.float32]) -> Counts:
         """Returns how many of other numbers are in each bin; NaN is missing."""
-        return _binned(values_N, self.edges)
+        return _count_bins(values_N, self.edges)
 
     def count_words(self, words: Sequence[str], counts: Sequence[int]) -> Counts:
         """Returns how many cells are in each bin.
@@ -73,19 +73,19 @@ def profile_of(table: Table, rows: npt.NDArray[np.int64]) -> list[ColumnProfile]
     found: list[ColumnProfile] = []
     values_NF = table.numeric_NF
     if values_NF is not None:
-        sample = rows[:: max(1, -(-len(rows) // _LOOKED_AT))]
+        sample = rows[:: max(1, -(-len(rows) // _SAMPLE_ROWS))]
         step = max(1, _AT_ONCE // max(1, len(sample)))
         for start in range(0, values_NF.shape[1], step):
             columns = values_NF[sample, start : start + step]
             release(values_NF)
             for name, values_N in zip(table.numeric_names[start:], columns.T, strict=False):
                 edges = _edges(values_N)
-                counts = tuple(_binned(values_N, edges).tolist())
+                counts = tuple(_count_bins(values_N, edges).tolist())
                 found.append(ColumnProfile(name, True, counts, edges))
     if table.categorical is not None:
         for k, name in enumerate(table.categorical_names):
             words, times = table.categorical.words[k], counted(table.categorical, k, rows)
-            order = np.argsort(-times[:-1], kind="stable")[:_MOST_WORDS]
+            order = np.argsort(-times[:-1], kind="stable")[:_MAX_WORDS]
             frequent = tuple(words[at] for at in order.tolist() if times[at])
             column = ColumnProfile(name, False, (), words=frequent)
             counts = tuple(column.count_words(words, times.tolist()).tolist())
@@ -105,7 +105,9 @@ def load(folder: Path) -> list[ColumnProfile]:
     """Reads the profile. Raises InputError if there is none, or if it is damaged."""
     path = folder / FILE
     try:
-        return [_column(each) for each in _listed(json.loads(path.read_text(encoding="utf-8")))]
+        return [
+            _column(each) for each in _require_list(json.loads(path.read_text(encoding="utf-8")))
+        ]
     except FileNotFoundError:
         raise InputError(
             Code.FILE_INVALID,
@@ -121,7 +123,7 @@ def load(folder: Path) -> list[ColumnProfile]:
         raise InputError(Code.FILE_INVALID, f"{path}: is damaged. Restore it.") from None
 
 
-def _listed(found: object) -> list[Any]:
+def _require_list(found: object) -> list[Any]:
     if not isinstance(found, list):
         raise TypeError("no list")
     return found
@@ -130,7 +132,7 @@ def _listed(found: object) -> list[Any]:
 def _column(found: Any) -> ColumnProfile:
     """Raises ValueError, TypeError, KeyError or OverflowError if this is the profile of none."""
     name, is_number = found["name"], found["is_number"]
-    counts, edges, words = (_listed(found[key]) for key in ("counts", "edges", "words"))
+    counts, edges, words = (_require_list(found[key]) for key in ("counts", "edges", "words"))
     values = np.array([float(edge) for edge in edges])
     right = (
         isinstance(name, str)
@@ -138,7 +140,7 @@ def _column(found: Any) -> ColumnProfile:
         and not (words if is_number else edges)
         and len(counts) == len(edges) + len(words) + 2
         # JSON's true is not a count.
-        and all(type(count) is int and 0 <= count < _MOST_ROWS for count in counts)
+        and all(type(count) is int and 0 <= count < _MAX_ROWS for count in counts)
         and bool(np.isfinite(values).all())
         and bool((np.diff(values) > 0).all())
         and all(isinstance(word, str) for word in words)
@@ -152,7 +154,7 @@ def _column(found: Any) -> ColumnProfile:
 def bins_of(values_N: npt.NDArray[np.float32]) -> ColumnProfile:
     """Returns the profile of a column of numbers that has no name, such as scores."""
     edges = _edges(values_N)
-    return ColumnProfile("", True, tuple(_binned(values_N, edges).tolist()), edges)
+    return ColumnProfile("", True, tuple(_count_bins(values_N, edges).tolist()), edges)
 
 
 def stability_index(before: Sequence[int], now: Sequence[int]) -> float:
@@ -201,7 +203,7 @@ def _edges(values_N: npt.NDArray[np.float32]) -> tuple[float, ...]:
     return tuple(edges)
 
 
-def _binned(values_N: npt.NDArray[np.float32], edges: Sequence[float]) -> Counts:
+def _count_bins(values_N: npt.NDArray[np.float32], edges: Sequence[float]) -> Counts:
     missing_N = np.isnan(values_N)
     places = np.searchsorted(np.array(edges, np.float64), values_N[~missing_N], side="right")
     counts = np.bincount(places, minlength=len(edges) + 1)

@@ -24,11 +24,11 @@ Span = tuple[float, ...]
 # Multiple of the distance between the quantiles.
 _FAR = 3.0
 # Number of training rows sampled for the quantiles.
-_LOOKED_AT = 100_000
+_SAMPLE_ROWS = 100_000
 # Numbers whose quantiles are found at once.
 _AT_ONCE = 1 << 25
 # Minimum numbers of a column for most of them to be outside not by chance.
-_FEWEST = 5
+_MIN_NUMBERS = 5
 
 
 def spans_of(values_NF: Floats, rows: npt.NDArray[np.int64]) -> tuple[Span, ...]:
@@ -40,7 +40,7 @@ def spans_of(values_NF: Floats, rows: npt.NDArray[np.int64]) -> tuple[Span, ...]
         low_F = np.fmin(low_F, np.fmin.reduce(values_BF, axis=0))
         high_F = np.fmax(high_F, np.fmax.reduce(values_BF, axis=0))
         release(values_NF)
-    sample = rows[:: max(1, -(-len(rows) // _LOOKED_AT))]
+    sample = rows[:: max(1, -(-len(rows) // _SAMPLE_ROWS))]
     found: list[Span] = []
     step = max(1, _AT_ONCE // len(sample))
     for start in range(0, width, step):
@@ -73,5 +73,5 @@ def outside(values_NF: Floats, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
         beyond_F += ((values_BF < least_F) | (values_BF > most_F)).sum(axis=0)
         present_F += (~np.isnan(values_BF)).sum(axis=0)
         release(values_NF)
-    most = (2 * beyond_F > present_F) & (present_F >= _FEWEST)
+    most = (2 * beyond_F > present_F) & (present_F >= _MIN_NUMBERS)
     return np.where(known, np.where(most, beyond_F, far_F), 0)

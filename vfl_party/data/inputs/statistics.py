@@ -20,14 +20,14 @@ CHUNK = 4096
 CHUNK_BYTES = 1 << 27
 MEDIAN_BYTES = 1 << 28
 # Maximum number of quantiles of a column.
-MOST_QUANTILES = 1000
+MAX_QUANTILES = 1000
 # Distance from an end of the training values that counts as beyond it, as in scikit-learn.
 _EDGE = 1e-7
 
 Doubles = npt.NDArray[np.float64]
 
 
-class Filled:
+class FilledValues:
     """Values of which some rows are read at a time, with ``fill`` in the place of what is
     missing.
     """
@@ -85,13 +85,13 @@ def fill_values(values: Pixels, rows: Codes, policy: str) -> Doubles:
     return fill_F
 
 
-def scaling(values: Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
+def scaling(values: FilledValues, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
     """Returns shift and scale by column or channel. Constant ones are only shifted; ``minmax``
     keeps pixels in 0..1; ``quantile`` shifts and scales nothing, see ``quantiles``.
     """
     axes = tuple(axis for axis in range(len(values.shape)) if axis != 1)
     chunks = [rows[part] for part in parts(len(rows), values.chunk)]
-    found = [_summed(values[chunk], axes) for chunk in chunks]
+    found = [_sum_rows(values[chunk], axes) for chunk in chunks]
     low = np.min([each.low for each in found], axis=0).astype(np.float64)
     high = np.max([each.high for each in found], axis=0).astype(np.float64)
     zero, one = np.zeros_like(low), np.ones_like(low)
@@ -113,9 +113,9 @@ def scaling(values: Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]
     return np.where(constant, low, shift), np.where(constant, one, scale)
 
 
-def quantiles(values: Filled, rows: Codes) -> Doubles:
+def quantiles(values: FilledValues, rows: Codes) -> Doubles:
     """Returns the quantiles of each column, at most 1,000 and evenly spaced, [F, Q]."""
-    levels_Q = np.linspace(0.0, 100.0, min(MOST_QUANTILES, len(rows)))
+    levels_Q = np.linspace(0.0, 100.0, min(MAX_QUANTILES, len(rows)))
     found_FQ = np.empty((values.shape[1], len(levels_Q)))
     # Columns whose training rows are in memory at once.
     step = max(1, MEDIAN_BYTES // (8 * max(1, len(rows))))
@@ -157,7 +157,7 @@ def to_normal(values_B: Doubles, quantiles_Q: Doubles) -> Doubles:
 
 
 @dataclass(frozen=True)
-class _Summed:
+class _RowSums:
     """Least, greatest and total value of each column or channel in some rows."""
 
     low: Floats
@@ -165,7 +165,7 @@ class _Summed:
     total: Doubles
 
 
-def _summed(values_B: Floats, axes: tuple[int, ...]) -> _Summed:
-    return _Summed(
+def _sum_rows(values_B: Floats, axes: tuple[int, ...]) -> _RowSums:
+    return _RowSums(
         values_B.min(axis=axes), values_B.max(axis=axes), values_B.sum(axis=axes, dtype=np.float64)
     )

@@ -15,7 +15,7 @@ from vfl_party.data import checks
 from vfl_party.data.inputs.labels import Labels
 
 
-def checked_weights(source: str, name: str, values: npt.NDArray[Any]) -> Tensor:
+def check_weights(source: str, name: str, values: npt.NDArray[Any]) -> Tensor:
     """Returns the column of weights, float64 [N]. Raises InputError if it holds anything but
     finite numbers of 0 or more.
     """

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from vfl_party.data import checks
 from vfl_party.data.cells.texts import MISSING
-from vfl_party.data.ids import LOOKED_AT, let_go, short_look
+from vfl_party.data.ids import LOOKED_AT, release_texts, short_look
 from vfl_party.data.row_arrays import parts
 
 # A long number in a spreadsheet's format: 1.2E+05, or 120.0E+03 (engineering).
@@ -28,7 +28,7 @@ _ALMOST_ALL = 0.99
 # Number of rows that are examined at once.
 _AT_ONCE = 1 << 16
 # Minimum number of rows to compare their shapes.
-_FEWEST = 20
+_MIN_ROWS = 20
 
 
 def refuse_rounded(source: str, columns: Sequence[Any]) -> None:
@@ -38,7 +38,7 @@ def refuse_rounded(source: str, columns: Sequence[Any]) -> None:
     columns: those of the id, as they come, each [N] text.
     """
     for column in columns:
-        rounded = _rounded(column)
+        rounded = _find_rounded(column)
         if len(pc.unique(rounded)) < len(rounded):
             raise checks.unusable(
                 source,
@@ -55,7 +55,7 @@ def find_odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[s
         ids: spelt by the rules, null if missing.
     """
     for column in columns:
-        rounded, decimal = len(_rounded(column)), len(_matching(column, _DECIMAL))
+        rounded, decimal = len(_find_rounded(column)), len(_filter_matches(column, _DECIMAL))
         if rounded:
             yield (
                 f"{_ids(rounded, 'looks', 'look')} like 1.2E+05: a spreadsheet has rounded them. "
@@ -66,13 +66,13 @@ def find_odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[s
                 f"{_ids(decimal, 'ends', 'end')} in .0, as whole numbers do that a program stores "
                 "as decimals. Write ids without .0; they match no other party's ids otherwise."
             )
-        quoted = len(_matching(column, _QUOTED))
+        quoted = len(_filter_matches(column, _QUOTED))
         if quoted:
             yield (
                 f"{_ids(quoted, 'begins', 'begin')} with a spreadsheet's mark for text (=\" or '). "
                 "Write ids without it; they match no other party's ids otherwise."
             )
-    unseen = len(_matching(ids, _UNSEEN))
+    unseen = len(_filter_matches(ids, _UNSEEN))
     if unseen:
         yield (
             f"{_ids(unseen, 'has', 'have')} invisible characters that no rule drops. Remove them."
@@ -95,11 +95,11 @@ def _ids(count: int, one: str, several: str) -> str:
     return f"1 id {one}" if count == 1 else f"{count:,} ids {several}"
 
 
-def _matching(texts: Any, pattern: str) -> Any:
+def _filter_matches(texts: Any, pattern: str) -> Any:
     return texts.filter(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
 
 
-def _rounded(texts: Any) -> Any:
+def _find_rounded(texts: Any) -> Any:
     """Returns the ids that a spreadsheet has rounded. All rows are looked at, so the quick test
     comes first.
     """
@@ -112,14 +112,14 @@ def _rounded(texts: Any) -> Any:
     for part in parts(len(texts), _AT_ONCE):
         some = pc.match_substring(texts[part], "e+", ignore_case=True)
         found.append(texts[part].filter(pc.fill_null(some, False)))
-        let_go(texts)
-    return _matching(pa.chunked_array(found, texts.type), _ROUNDED)
+        release_texts(texts)
+    return _filter_matches(pa.chunked_array(found, texts.type), _ROUNDED)
 
 
 def _last_is_odd(ids: pa.LargeStringArray) -> bool:
     """Returns whether almost all ids look alike, and the last one looks like none of them."""
     present = pc.drop_null(ids)
-    if len(present) < _FEWEST:
+    if len(present) < _MIN_ROWS:
         return False
     looks = Counter(map(short_look, present[:-1][:LOOKED_AT].to_pylist()))
     return (

@@ -14,9 +14,9 @@ from vfl_party.data.columns import Columns
 
 _STAND_INS = (-9, -99, -999, -9999, -99999, 999, 9999, 99999, 999999)
 # Number of first rows that are examined.
-_LOOKED_AT = 100_000
+_FIRST_ROWS = 100_000
 # Minimum number of cells with the same number.
-_FEWEST = 2
+_MIN_CELLS = 2
 
 
 def find_odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:
@@ -27,7 +27,7 @@ def find_odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:
         if empty[column]:
             yield name, f"column {name!r} is empty in all rows. List it in data.drop."
             continue
-        value, count = _stand_in(values_NF[:_LOOKED_AT, column])
+        value, count = _stand_in(values_NF[:_FIRST_ROWS, column])
         if count and columns.style is None:
             yield (
                 name,
@@ -54,7 +54,7 @@ def _stand_in(values_N: npt.NDArray[np.float32]) -> tuple[int, int]:
             continue
         others_N = values_N[values_N != value]
         count = len(values_N) - len(others_N)
-        if count < _FEWEST or not len(others_N):
+        if count < _MIN_CELLS or not len(others_N):
             continue
         least, most = float(others_N.min()), float(others_N.max())
         gap = least - value if value == low else value - most

@@ -26,9 +26,9 @@ from vfl_party.data.row_arrays import parts
 from vfl_party.data.table import counted
 
 # Number of rows below which nothing is noted.
-FEW_ROWS = 20
+MIN_ROWS = 20
 # Maximum characters shown of a cell.
-MOST_SHOWN = 24
+MAX_SHOWN = 24
 # A number with a unit, such as 70 kg.
 _UNIT = re.compile(r"\s*[+-]?[0-9][0-9.,]*\s*([A-Za-z\u00b0\u00b5\u00b2\u00b3/]{1,8})\s*")
 _YES = frozenset(
@@ -74,7 +74,7 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
     if len(units) == 1 and "" not in units and len(words) > 1:
         yield Smell(
             f"column {name!r} is read as categories: its cells are numbers with a unit, such as "
-            f"{words[0][:MOST_SHOWN]!r}. Write the numbers without the unit.",
+            f"{words[0][:MAX_SHOWN]!r}. Write the numbers without the unit.",
             name,
             "numbers",
         )
@@ -94,7 +94,7 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
             # Words are in the order in which they come.
             strange = int(np.flatnonzero(~like)[0])
             row = _first_row(cells.codes_NK[:, k], strange)
-            where, word = checks.rows(shown(settings.source), row + 1), words[strange][:MOST_SHOWN]
+            where, word = checks.rows(shown(settings.source), row + 1), words[strange][:MAX_SHOWN]
             yield Smell(
                 f"{alike:,} of {total:,} cells of {name!r} are {kind}, but {where} has {word!r}, "
                 f"so the column is read as {len(words):,} categories. Correct the cell, or list "
@@ -106,7 +106,7 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
             return
     for text in _alike(f"categories of {name!r}", words):
         yield Smell(text, name)
-    if total >= FEW_ROWS and len(words) > total / 2:
+    if total >= MIN_ROWS and len(words) > total / 2:
         yield Smell(
             f"column {name!r} has {len(words):,} categories in {total:,} rows. List it in "
             "data.drop if it is a name.",
@@ -133,7 +133,7 @@ def _unread(words: Sequence[str], kind: str) -> str:
     """Returns a word that is not a number or date in the usual form; the first one if all are."""
     usual = number_formats.Numbers() if kind == "numbers" else Dates("%d.%m.%Y")
     return next((word for word in words if usual.read(pa.array([word])) is None), words[0])[
-        :MOST_SHOWN
+        :MAX_SHOWN
     ]
 
 
@@ -154,7 +154,7 @@ def _yes_and_no(what: str, words: Sequence[str]) -> Iterator[str]:
 
 def _alike(what: str, words: Sequence[str]) -> Iterator[str]:
     times = Counter(word.strip().casefold() for word in words)
-    twice = [word[:MOST_SHOWN] for word in words if times[word.strip().casefold()] > 1]
+    twice = [word[:MAX_SHOWN] for word in words if times[word.strip().casefold()] > 1]
     if twice:
         yield (
             f"{what} differ by spaces or capitals alone, such as {twice[0]!r} and "

@@ -16,9 +16,9 @@ from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.notes.smells import Smell
 from vfl_party.data.row_arrays import parts, release
 
-MOST_CLASSES = 100
+MAX_CLASSES = 100
 # Minimum rows outside the largest class: fewer are separated by chance.
-LEAST_OTHERS = 10
+MIN_OTHERS = 10
 # Minimum rows for each value of a column, on average.
 ROWS_A_VALUE = 10
 # Rows of each class that are examined before all rows.
@@ -40,7 +40,7 @@ def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
     encoded = pc.dictionary_encode(pa.array(rows.labels[labelled_N]))
     classes_N: Codes = encoded.indices.to_numpy(zero_copy_only=False)
     counts = np.bincount(classes_N)
-    if not 2 <= len(counts) <= MOST_CLASSES or counts.sum() - counts.max() < LEAST_OTHERS:
+    if not 2 <= len(counts) <= MAX_CLASSES or counts.sum() - counts.max() < MIN_OTHERS:
         return
     numbers, words = rows.features.numeric_NF, rows.features.categorical.codes_NK
     for values_NF, names in (
@@ -49,7 +49,7 @@ def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
     ):
         # Indexing copies, so only if it is needed.
         values_NF = values_NF if labelled_N.all() else values_NF[labelled_N]
-        for name in _told(values_NF, names, classes_N, len(counts)):
+        for name in _find_columns(values_NF, names, classes_N, len(counts)):
             yield Smell(
                 f"column {name!r} alone determines {label!r} in every row. If it is not known "
                 "when you predict, list it in data.drop.",
@@ -57,7 +57,7 @@ def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
             )
 
 
-def _told(
+def _find_columns(
     values_NF: npt.NDArray[np.generic], names: tuple[str, ...], classes_N: Codes, count: int
 ) -> Iterator[str]:
     """Yields the names of the columns that tell the class: of some rows of each class, and then of

@@ -169,7 +169,7 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
     try:
         with Path(source).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             space = Space.of(settings)
-            return named_arrays(
+            return load_arrays(
                 settings, with_label, list(file.files), lambda name: _member(file, name, space)
             )
     except (
@@ -189,7 +189,7 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
         ) from None
 
 
-def named_arrays(
+def load_arrays(
     settings: DataSettings,
     with_label: bool,
     names: list[str],
@@ -199,8 +199,8 @@ def named_arrays(
     InputError.
     """
     source, settings = settings.source, without_row(settings, names)
-    wanted = _wanted(names, settings, with_label)
-    arrays = {name: _checked(source, name, read(name)) for name in wanted}
+    wanted = _choose_names(names, settings, with_label)
+    arrays = {name: _check_array(source, name, read(name)) for name in wanted}
     ids = [("id", name) for name in settings.id]
     others = [(settings.role_beside(name), name) for name in settings.beside]
     for role, name in (*ids, ("label", settings.label), *others, ("split", settings.split)):
@@ -220,7 +220,7 @@ def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
         )
         shape, fortran, dtype = read(raw)
         # Checked before memory is allocated: a small file can declare an array of any size.
-        if math.prod(shape) * dtype.itemsize > _most_bytes(file, f"{name}.npy"):
+        if math.prod(shape) * dtype.itemsize > _max_bytes(file, f"{name}.npy"):
             raise ValueError(shape)
         if len(shape) < 3 or fortran or dtype.hasobject or 0 in shape:
             found: npt.NDArray[Any] = file[name]
@@ -234,14 +234,14 @@ def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
     return into
 
 
-def _most_bytes(file: Any, member: str) -> int:
+def _max_bytes(file: Any, member: str) -> int:
     """Returns the most bytes that a member of an open NPZ file can hold."""
     info, size = file.zip.getinfo(member), os.fstat(file.zip.fp.fileno()).st_size
     ratio = _RATIOS.get(info.compress_type)
     return int(info.file_size if ratio is None else min(info.file_size, ratio * size))
 
 
-def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[str]:
+def _choose_names(names: list[str], settings: DataSettings, with_label: bool) -> list[str]:
     source = settings.source
     if with_label and settings.label is None:
         raise checks.unusable(
@@ -270,7 +270,7 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
     return [*(name for name in needed if name is not None), *features]
 
 
-def _checked(source: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _check_array(source: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "biufUS" or array.ndim == 0:
         raise checks.unusable(
             source,

@@ -24,7 +24,7 @@ class MarkedError(ValueError):
         )
 
 
-def written(value: object) -> str | None:
+def write_cell(value: object) -> str | None:
     """Returns a cell as text; None if it is empty, or NaN.
 
     ``NUMBER`` is before numbers. Whole ones have no point (3.0 is ``3``), others as many digits as

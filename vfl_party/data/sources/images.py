@@ -15,7 +15,7 @@ from vfl_party.base.workers import in_order
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.pixels import is_shortened, planes, resized
+from vfl_party.data.pixels import is_shortened, planes, resize_image
 from vfl_party.data.row_arrays import Space, release
 from vfl_party.data.sources.text import open_text
 
@@ -96,7 +96,7 @@ def _read_all(
                 "data.channels to 1 (grey) or 3 (colour), or convert the image.",
             )
         if settings.resize is not None:
-            return resized(image, settings.resize)
+            return resize_image(image, settings.resize)
         if image.shape != first.shape:
             raise checks.unusable(
                 index,

@@ -13,7 +13,7 @@ import pyarrow.parquet as arrow_parquet
 
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
-from vfl_party.data.sources.unchanged import state_of, unchanged
+from vfl_party.data.sources.unchanged import require_unchanged, state_of
 from vfl_party.data.stream import Stream
 
 PARQUET = ".parquet"
@@ -21,7 +21,7 @@ PARQUET = ".parquet"
 _MAGIC = b"PAR1"
 BLOCK_BYTES = 1 << 24
 # Maximum rows of a block.
-MOST_ROWS = 1 << 16
+MAX_ROWS = 1 << 16
 # Bytes of a column that are read at once.
 _BUFFER = 1 << 16
 
@@ -61,7 +61,7 @@ def open_parquet(settings: DataSettings) -> Stream:
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for file, name in zip(files, names, strict=True):
-            with unchanged(str(file), before[file]), _reading(source, name):
+            with require_unchanged(str(file), before[file]), _reading(source, name):
                 yield from _parquet_blocks(file, list(wanted))
 
     return Stream(source, tuple(schema.names), False, blocks)
@@ -96,20 +96,20 @@ def _begins_as_parquet(file: Path) -> bool:
 
 
 def _parquet_blocks(file: Path, wanted: list[str]) -> Iterator[pa.RecordBatch]:
-    rows = min(MOST_ROWS, max(1, BLOCK_BYTES // (8 * max(1, len(wanted)))))
-    with _opened(file, pre_buffer=False, buffer_size=_BUFFER) as opened:
+    rows = min(MAX_ROWS, max(1, BLOCK_BYTES // (8 * max(1, len(wanted)))))
+    with _open(file, pre_buffer=False, buffer_size=_BUFFER) as opened:
         for batch in opened.iter_batches(batch_size=rows, columns=wanted, use_threads=False):
             batch.validate(full=True)
             yield batch.select(wanted)
 
 
-def _opened(file: Path, **options: Any) -> arrow_parquet.ParquetFile:
+def _open(file: Path, **options: Any) -> arrow_parquet.ParquetFile:
     # The default, nanoseconds, corrupts times before 1677.
     return arrow_parquet.ParquetFile(file, coerce_int96_timestamp_unit="us", **options)
 
 
 def _schema(source: str, file: Path, name: str) -> pa.Schema:
-    with _reading(source, name), _opened(file) as opened:
+    with _reading(source, name), _open(file) as opened:
         return opened.schema_arrow
 
 

@@ -18,7 +18,7 @@ _ENDS = re.compile(rb"(?m)^[ \t]+|[ \t]+(?=\r?$)")
 _RUNS = re.compile(rb"[ \t]+")
 
 
-class OneSign(io.RawIOBase):
+class SeparatorReplacer(io.RawIOBase):
     """Passes the bytes of a file on, with ``UNIT`` in place of each separator, some lines at a
     time.
 

@@ -15,7 +15,7 @@ from vfl_party.data import checks
 from vfl_party.data.sources.packed import BROKEN
 from vfl_party.data.sources.quotes import QuotedBytes
 from vfl_party.data.sources.text_layout import (
-    LONGEST_LINE,
+    MAX_LINE,
     TextLayout,
     find_layout,
     lines_of,
@@ -23,11 +23,11 @@ from vfl_party.data.sources.text_layout import (
     not_text,
     too_long,
 )
-from vfl_party.data.sources.unchanged import state_of, unchanged
+from vfl_party.data.sources.unchanged import require_unchanged, state_of
 from vfl_party.data.stream import Stream
 
 # Maximum lines of a row, on average.
-_MOST_LINES = 50
+_MAX_LINES = 50
 BLOCK_BYTES = 1 << 24
 
 
@@ -41,7 +41,7 @@ def open_text(settings: DataSettings) -> Stream:
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         chosen = [places[name] for name in wanted]
-        with unchanged(source, before):
+        with require_unchanged(source, before):
             found.clear()
             for batch in _text_blocks(source, layout, chosen, found):
                 yield pa.RecordBatch.from_arrays(batch.columns, list(wanted))
@@ -97,14 +97,14 @@ def _text_blocks(
             for batch in reader:
                 seen += batch.num_rows
                 if data.zero:
-                    raise _zero(source, data.zero)
+                    raise _zero_byte(source, data.zero)
                 # Checked before the rows are used: a limited read ends here.
                 if not (data.right or looked):
                     looked = True
                     _refuse_wrong_quotes(source, layout)
                 yield batch
             if data.zero:
-                raise _zero(source, data.zero)
+                raise _zero_byte(source, data.zero)
             if not (data.sound or looked):
                 _refuse_wrong_quotes(source, layout)
             before = layout.skip + layout.header
@@ -142,7 +142,7 @@ def _look_at_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> 
     """
     # Blank lines count too.
     within = line_ends - rows
-    if within > max(100, _MOST_LINES * rows):
+    if within > max(100, _MAX_LINES * rows):
         raise checks.unreadable(
             source,
             f"has {line_ends:,} lines below the names of the columns but only {rows:,} rows: most "
@@ -159,7 +159,7 @@ def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
     """Raises InputError if a quotation mark is not closed, or if text follows one that closes a
     cell.
     """
-    before = csv.field_size_limit(LONGEST_LINE)
+    before = csv.field_size_limit(MAX_LINE)
     try:
         with (
             layout.open(source) as file,
@@ -189,7 +189,7 @@ def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
         csv.field_size_limit(before)
 
 
-def _zero(source: str, line: int) -> Exception:
+def _zero_byte(source: str, line: int) -> Exception:
     """Returns the InputError of a line with a zero byte."""
     return checks.unreadable(
         source,

@@ -15,7 +15,7 @@ from typing import Any
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.sources.packed import BROKEN, open_bytes
-from vfl_party.data.sources.signs import UNIT, OneSign
+from vfl_party.data.sources.signs import UNIT, SeparatorReplacer
 
 SEPARATORS = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
 OTHER_KINDS = {
@@ -27,9 +27,9 @@ OTHER_KINDS = {
 }
 _SAMPLE_LINES = 200
 # Maximum characters of a line and of a cell; more are not a table, or a decompression bomb.
-LONGEST_LINE = 1 << 24
+MAX_LINE = 1 << 24
 # Maximum characters of the sampled lines.
-_MOST_SAMPLED = 1 << 25
+_MAX_SAMPLED = 1 << 25
 # Bytes from which the encoding is guessed.
 _SAMPLE_BYTES = 1 << 26
 _BOMS = (
@@ -71,10 +71,10 @@ def find_layout(settings: DataSettings) -> TextLayout:
     """Finds encoding, separator and names. Raises InputError."""
     source = settings.source
     encoding, guessed = _encoding(settings)
-    several = _several(settings, encoding)
+    several = _long_separator(settings, encoding)
     lines = _first_lines(source, several, encoding, settings.skip_lines + _SAMPLE_LINES)
     notes = [guessed] if guessed else []
-    skip = _skipped(settings, lines)
+    skip = _count_skipped(settings, lines)
     _refuse_other_kinds(source, lines)
     header = settings.names is None
     if (
@@ -110,7 +110,7 @@ def find_layout(settings: DataSettings) -> TextLayout:
     if not found:
         raise not_text(source)
     if settings.names is not None:
-        given = _given_names(settings, found[0], skip + 1)
+        given = _names_from_settings(settings, found[0], skip + 1)
         return TextLayout(encoding, separator, skip, given, tuple(notes), False, several)
     names = tuple(name.strip() for name in found[0])
     wanted = {name for name in (*settings.id, settings.label) if name is not None}
@@ -132,7 +132,7 @@ def find_layout(settings: DataSettings) -> TextLayout:
     return TextLayout(encoding, separator, skip, names, tuple(notes), True, several)
 
 
-def _several(settings: DataSettings, encoding: str) -> str:
+def _long_separator(settings: DataSettings, encoding: str) -> str:
     """Returns the separator if it has several signs, else ''. Raises InputError."""
     separator = settings.separator or ""
     if len(separator) < 2:
@@ -152,11 +152,13 @@ def _several(settings: DataSettings, encoding: str) -> str:
     return separator
 
 
-def _given_names(settings: DataSettings, first: Sequence[str], line: int) -> tuple[str, ...]:
+def _names_from_settings(
+    settings: DataSettings, first: Sequence[str], line: int
+) -> tuple[str, ...]:
     """Returns the names that the settings give. Raises InputError if the first row has more or
     fewer cells.
     """
-    names = numbered_names(settings.names or ())
+    names = make_names(settings.names or ())
     if len(first) != len(names):
         raise checks.unusable(
             settings.source,
@@ -166,12 +168,12 @@ def _given_names(settings: DataSettings, first: Sequence[str], line: int) -> tup
     return names
 
 
-def numbered_names(names: tuple[str, ...] | int) -> tuple[str, ...]:
+def make_names(names: tuple[str, ...] | int) -> tuple[str, ...]:
     """Returns names; for a number, that many: ``f1``, ``f2`` and so on."""
     return tuple(f"f{at}" for at in range(1, names + 1)) if isinstance(names, int) else names
 
 
-def _skipped(settings: DataSettings, lines: Sequence[str]) -> int:
+def _count_skipped(settings: DataSettings, lines: Sequence[str]) -> int:
     """Returns how many lines are skipped: new rows for a trained model may have other titles above
     the names.
     """
@@ -225,7 +227,7 @@ def _refuse_title(source: str, lines: Sequence[str], skip: int) -> None:
 
 def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
     """Returns the cells of each line that is not blank; none if quotation marks stand wrongly."""
-    before = csv.field_size_limit(LONGEST_LINE)
+    before = csv.field_size_limit(MAX_LINE)
     try:
         if separator == UNIT:
             return [line.rstrip("\r\n").split(UNIT) for line in lines if line.strip()]
@@ -312,7 +314,7 @@ def _first_lines(source: str, several: str, encoding: str, most: int) -> list[st
             for line in itertools.islice(lines_of(source, text), most):
                 lines.append(line)
                 total += len(line)
-                if total > _MOST_SAMPLED and len(lines) > most - _SAMPLE_LINES + 1:
+                if total > _MAX_SAMPLED and len(lines) > most - _SAMPLE_LINES + 1:
                     break
             return lines
     except UnicodeError:
@@ -326,8 +328,8 @@ def lines_of(source: str, text: io.TextIOWrapper) -> Iterator[str]:
     in memory.
     """
     for number in itertools.count(1):
-        line = text.readline(LONGEST_LINE + 1)
-        if len(line) > LONGEST_LINE:
+        line = text.readline(MAX_LINE + 1)
+        if len(line) > MAX_LINE:
             raise too_long(source, number)
         if not line:
             return
@@ -359,7 +361,7 @@ def _separator(lines: Sequence[str]) -> str:
 
 def _open(source: str, several: str) -> Any:
     file = open_bytes(source)
-    return OneSign(source, file, several, LONGEST_LINE) if several else file
+    return SeparatorReplacer(source, file, several, MAX_LINE) if several else file
 
 
 def not_in(source: str, encoding: str) -> Exception:
@@ -375,7 +377,7 @@ def too_long(source: str, line: int) -> Exception:
     """Returns the InputError of a line that is too long for a table."""
     return checks.unreadable(
         source,
-        f"line {line:,} has more than {LONGEST_LINE:,} characters. Write the file again, one row a "
+        f"line {line:,} has more than {MAX_LINE:,} characters. Write the file again, one row a "
         "line.",
     )
 

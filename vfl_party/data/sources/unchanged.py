@@ -24,7 +24,7 @@ def state_of(source: str) -> State:
 
 
 @contextmanager
-def unchanged(source: str, before: State) -> Iterator[None]:
+def require_unchanged(source: str, before: State) -> Iterator[None]:
     """Raises InputError if a file is not the one that was opened, before or after it is read."""
     require_same(source, before)
     yield

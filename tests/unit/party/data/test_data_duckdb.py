@@ -216,14 +216,14 @@ LISTS = "SELECT 'a' AS pid, len(list(md5(range::VARCHAR))) AS x FROM range(40000
 def test_a_query_for_which_there_is_no_room_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch, query: str, more: tuple[str, ...], says: str
 ) -> None:
-    monkeypatch.setattr(duck, "_LEAST_MIB", 16)
+    monkeypatch.setattr(duck, "_MIN_MIB", 16)
     monkeypatch.setattr(duck, "_SET", (*more, *duck._SET))
     assert says in refused(folder, query, memory_mib=0)
     assert list((folder / "scratch").iterdir()) == []
 
 
 def test_a_query_that_needs_the_disk_uses_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(duck, "_LEAST_MIB", 16)
+    monkeypatch.setattr(duck, "_MIN_MIB", 16)
     rows = read(opened(folder, f"{BIG} ORDER BY t", memory_mib=0), "t")["t"]
     assert len(rows) == 400_000
     assert pc.all(pc.less(rows.combine_chunks()[:-1], rows.combine_chunks()[1:])).as_py()

@@ -25,8 +25,8 @@ from vfl_party.data.ids import (
     IdCounts,
     about_zeros,
     in_order,
-    kept_rows,
     normalised,
+    select_rows,
     shapes_of,
 )
 from vfl_party.data.row_arrays import IN_MEMORY, Space
@@ -199,12 +199,12 @@ def test_an_id_of_several_columns_lacks_none_of_them() -> None:
 @given(ids=st.lists(st.none() | st.sampled_from("abcdef"), max_size=12))
 def test_the_policy_decides_which_rows_stay(ids: list[str | None]) -> None:
     times = Counter(ids)
-    first, drop = kept_rows(ids, "first"), kept_rows(ids, "drop")
+    first, drop = select_rows(ids, "first"), select_rows(ids, "drop")
     assert first == [
         row for row, each in enumerate(ids) if each is not None and each not in ids[:row]
     ]
     assert drop == [row for row, each in enumerate(ids) if each is not None and times[each] == 1]
-    assert kept_rows(ids, "error") == first
+    assert select_rows(ids, "error") == first
     counts = IdCounts.of(pa.array(ids, pa.large_string()), len(drop))
     assert (counts.rows, counts.missing, counts.kept) == (len(ids), times[None], len(drop))
 

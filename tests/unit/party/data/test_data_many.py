@@ -88,7 +88,7 @@ def test_notes_count_the_values_that_share_a_bucket(tmp_path: Path) -> None:
 def test_any_number_of_values_fits_into_buckets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocabulary, "MOST_WORDS", 50)
+    monkeypatch.setattr(vocabulary, "MAX_WORDS", 50)
     table = load(people(tmp_path), id="id", drop=["y"], categorical_buckets={"device": 40})
     assert table.categorical is not None
     assert len(table.categorical.words[0]) <= 40

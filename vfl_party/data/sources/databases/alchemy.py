@@ -20,7 +20,7 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import InputError
 from vfl_party.data import checks
-from vfl_party.data.sources.cells_as_text import MarkedError, written
+from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.databases.query import (
     UNSORTED,
     Pass,
@@ -132,7 +132,7 @@ class _Reading:
         result = self.execute() if self.first is None else self.first
         self.first = None
         with contextlib.closing(result):
-            while rows := self._next(result, seen.rows)[: _left(self.settings, seen)]:
+            while rows := self._next(result, seen.rows)[: _rows_left(self.settings, seen)]:
                 texts = {
                     name: pa.array(
                         texts_of(source, name, self.names.index(name), rows, seen.rows), pa.string()
@@ -158,7 +158,7 @@ class _Reading:
             ) from None
 
 
-def _left(settings: DataSettings, seen: Pass) -> int | None:
+def _rows_left(settings: DataSettings, seen: Pass) -> int | None:
     """Returns how many rows are still wanted; None: all."""
     return None if settings.first is None else settings.first - seen.rows
 
@@ -173,7 +173,7 @@ def texts_of(
     texts = []
     for number, row in enumerate(rows, before + 1):
         try:
-            texts.append(written(row[place]))
+            texts.append(write_cell(row[place]))
         except MarkedError as error:
             raise checks.unusable(
                 source, f"column {name!r}: the text in row {number} {error}"

@@ -46,7 +46,7 @@ T = TypeVar("T")
 _BLOCK_ROWS = 1 << 16
 # Multiple of ``memory_mib`` for DuckDB, its minimum to sort, and MiB a thread: 5 million rows
 # of 80 bytes failed with 128 MiB for each thread.
-_SHARE, _LEAST_MIB, _THREAD_MIB = 4, 512, 512
+_SHARE, _MIN_MIB, _THREAD_MIB = 4, 512, 512
 _KEEPS = re.compile(
     r"BOOLEAN|U?(TINYINT|SMALLINT|INTEGER|BIGINT)|FLOAT|DOUBLE|VARCHAR|DATE"
     r"|TIMESTAMP( WITH TIME ZONE)?|\"NULL\""
@@ -76,7 +76,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
         raise missing_package(settings.source, "duckdb") from None
     source = shown(settings.source)
     folder, query = folder_and_query(settings.source)
-    memory = max(_SHARE * settings.memory_mib, _LEAST_MIB)
+    memory = max(_SHARE * settings.memory_mib, _MIN_MIB)
     config = _config(memory, source, folder)
     spill = Spill(settings.scratch or tempfile.gettempdir())
     config |= {"temp_directory": str(spill.folder)}
@@ -87,7 +87,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
     def look() -> tuple[bool, list[tuple[str, ...]]]:
         for setting in _SET:
             connection.execute(f"SET {setting}")
-        ordered, reading.files = _parsed(connection, source, folder, query)
+        ordered, reading.files = _parse(connection, source, folder, query)
         return ordered, connection.execute(f"DESCRIBE {query}").fetchall()
 
     try:
@@ -111,7 +111,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
     return Stream(source, names, False, reading.blocks, ordered=False, unsorted=unsorted)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -132,7 +132,7 @@ class _Reading:
     types: dict[str, str] = field(default_factory=dict)
     files: dict[str, State] = field(default_factory=dict)
     sorts: bool = False
-    close: Callable[[], Any] = _nothing
+    close: Callable[[], Any] = _do_nothing
 
     def awaited(self, call: Callable[[], T]) -> T:
         """Has a thread wait for DuckDB, which leaves nothing behind if that fails, or a signal
@@ -276,7 +276,7 @@ def _config(memory: int, source: str, folder: str | None) -> dict[str, Any]:
     return config | {"file_search_path": folder}
 
 
-def _parsed(
+def _parse(
     connection: DuckDBPyConnection, source: str, folder: str | None, query: str
 ) -> tuple[bool, dict[str, State]]:
     """Returns whether the query has an order, and its files. Raises InputError if it is not one

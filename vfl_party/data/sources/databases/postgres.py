@@ -105,7 +105,7 @@ def open_postgres(settings: DataSettings) -> Stream:
         with connection.cursor() as cursor:
             for statement in _BEGIN:
                 cursor.execute(statement)
-            schema = _awaited(cursor, lambda: cursor.adbc_execute_schema(_select("*", query)))
+            schema = _wait_for(cursor, lambda: cursor.adbc_execute_schema(_select("*", query)))
     except KeyboardInterrupt:
         if connection is not None:
             connection.close()
@@ -169,7 +169,7 @@ class _Reading:
         rows = 0
         cursor = self.connection.cursor()
         try:
-            _awaited(cursor, lambda: cursor.execute(select))
+            _wait_for(cursor, lambda: cursor.execute(select))
             with cursor.fetch_record_batch() as reader:
                 for batch in reader:
                     rows += batch.num_rows
@@ -178,7 +178,7 @@ class _Reading:
             raise refused_query(self.settings.source, error) from None
         except (pa.ArrowException, OSError) as error:
             # An error after the first rows has lost its code.
-            raise _broken_off(self.settings.source, str(error), rows) from None
+            raise _interruption(self.settings.source, str(error), rows) from None
         finally:
             with contextlib.suppress(adbc_driver_manager.Error):
                 cursor.close()
@@ -225,7 +225,7 @@ def _column(field: pa.Field, settings: DataSettings) -> str:
     return quoted
 
 
-def _awaited(cursor: Any, call: Callable[[], T]) -> T:
+def _wait_for(cursor: Any, call: Callable[[], T]) -> T:
     # In the main thread ADBC takes Ctrl-C for itself, and leaves the error of an ended query.
     return awaited(call, cursor.adbc_cancel)
 
@@ -262,7 +262,7 @@ def refused_query(source: str, error: Any) -> InputError:
     """Returns the error for a query that failed. It may show names of the query, but no values."""
     text, code = str(error), error.sqlstate or ""
     if not code or code == "25006" or code.startswith("57"):
-        return _broken_off(source, text, 0)
+        return _interruption(source, text, 0)
     reason = words(_strip_prefix(text), source, quoted=code.startswith("42"))
     if code == "42501":
         return checks.unusable(
@@ -274,7 +274,7 @@ def refused_query(source: str, error: Any) -> InputError:
     )
 
 
-def _broken_off(source: str, text: str, rows: int) -> InputError:
+def _interruption(source: str, text: str, rows: int) -> InputError:
     """Returns the error for a query that ended early, after ``rows`` rows."""
     if _WRITES.search(text):
         return checks.unusable(shown(source), "data.query must only read. Write one SELECT.")

@@ -30,7 +30,7 @@ class Spill:
             # None if another process has found it before it was locked.
             while lock is None:
                 self.folder = Path(tempfile.mkdtemp(dir=scratch, prefix=_PREFIX))
-                lock = _locked(self.folder)
+                lock = _lock(self.folder)
             self._lock = lock
         except OSError as error:
             raise InputError(
@@ -46,13 +46,13 @@ class Spill:
 
 
 def _delete_unused(folder: Path) -> None:
-    lock = _locked(folder)
+    lock = _lock(folder)
     if lock is not None:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
-def _locked(folder: Path) -> int | None:
+def _lock(folder: Path) -> int | None:
     """Returns the descriptor of a folder that is locked for this process; None if another process
     has it, or it is gone.
     """

@@ -20,7 +20,7 @@ from vfl_party.data.stream import NUMBER, Stream
 # Maximum rows and cells of a block.
 _BLOCK_ROWS, _BLOCK_CELLS = 4096, 1 << 18
 # Number of rows searched for the names of the columns.
-_MOST_ABOVE = 100
+_MAX_ABOVE = 100
 
 
 def open_excel(settings: DataSettings) -> Stream:
@@ -30,7 +30,7 @@ def open_excel(settings: DataSettings) -> Stream:
     source = settings.source
     require_workbook(source)
     book = Book.open(source)
-    sheet, notes = _chosen(book, settings)
+    sheet, notes = _choose_sheet(book, settings)
     reading = _Sheet.of(book, sheet, settings)
     hidden = book.hidden(sheet)
     if hidden:
@@ -66,11 +66,11 @@ class _Sheet:
         """Reads the header: the first row that is not empty, behind those that are skipped. Raises
         InputError.
         """
-        rows, skipped = book.rows(sheet), _skipped(book, sheet, settings)
+        rows, skipped = book.rows(sheet), _count_skipped(book, sheet, settings)
         for row, cells in rows:
             columns = {} if row <= skipped else _names(book, sheet, row, cells)
             if columns:
-                _refuse_other_header(book, sheet, settings, row, columns, islice(rows, _MOST_ABOVE))
+                _refuse_other_header(book, sheet, settings, row, columns, islice(rows, _MAX_ABOVE))
                 touching = (
                     each
                     for each in book.merged(sheet)
@@ -155,12 +155,12 @@ class _Sheet:
             )
 
 
-def _skipped(book: Book, sheet: Any, settings: DataSettings) -> int:
+def _count_skipped(book: Book, sheet: Any, settings: DataSettings) -> int:
     """Returns how many rows are skipped: new rows for a trained model may have other titles above
     the names.
     """
     if settings.skip_lines and settings.as_trained:
-        for row, cells in islice(book.rows(sheet), settings.skip_lines + _MOST_ABOVE):
+        for row, cells in islice(book.rows(sheet), settings.skip_lines + _MAX_ABOVE):
             if set(settings.id) <= set(_names(book, sheet, row, cells).values()):
                 return row - 1
     return settings.skip_lines
@@ -222,7 +222,7 @@ def _is_long(text: str) -> bool:
     return text.startswith(NUMBER) and abs(float(text.removeprefix(NUMBER))) >= 1e15
 
 
-def _chosen(book: Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
+def _choose_sheet(book: Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
     """Returns the sheet to read, and what was guessed. Raises InputError if there is none, or more
     than one.
 

@@ -70,7 +70,7 @@ def sheet_rows(file: BinaryIO) -> Iterator[Row]:
         raise ValueError("the sheet has no end")
 
 
-def merged_ranges(file: BinaryIO) -> Iterator[Range]:
+def find_merged_ranges(file: BinaryIO) -> Iterator[Range]:
     """Finds the ranges of merged cells, which follow the rows in a sheet's XML."""
     rest = b""
     while chunk := file.read(1 << 20):
@@ -86,7 +86,7 @@ def merged_ranges(file: BinaryIO) -> Iterator[Range]:
         rest = text[max(end, len(text) - _OVERLAP) :]
 
 
-def hidden_rows(file: BinaryIO) -> int:
+def count_hidden_rows(file: BinaryIO) -> int:
     """Counts the rows of a sheet's XML that are hidden, as by a filter."""
     count, rest = 0, b""
     while chunk := file.read(1 << 20):

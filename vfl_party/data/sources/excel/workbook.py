@@ -16,14 +16,14 @@ from warnings import catch_warnings, simplefilter
 
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.data import checks
-from vfl_party.data.sources.cells_as_text import MarkedError, written
+from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.excel.sheet import (
     Cell,
     Range,
     Row,
     cell_name,
-    hidden_rows,
-    merged_ranges,
+    count_hidden_rows,
+    find_merged_ranges,
     sheet_rows,
 )
 from vfl_party.data.sources.unchanged import require_same, state_of
@@ -104,7 +104,7 @@ class Book:
         except Exception as error:
             # It raises whatever a damaged file leads to.
             file.close()
-            raise _damaged(source) from error
+            raise _unreadable(source) from error
         book = cls(source, workbook, stamp)
         weakref.finalize(book, file.close)
         return book
@@ -119,23 +119,23 @@ class Book:
             with sheet._get_source() as file:
                 yield from sheet_rows(file)
         except Exception as error:
-            raise error if isinstance(error, VflError) else _damaged(self.source) from error
+            raise error if isinstance(error, VflError) else _unreadable(self.source) from error
 
     def merged(self, sheet: Any) -> list[Range]:
         """Returns the ranges of merged cells. Raises InputError if the file is damaged."""
         try:
             with sheet._get_source() as file:
-                return sorted(islice(merged_ranges(file), 1 << 20))
+                return sorted(islice(find_merged_ranges(file), 1 << 20))
         except Exception as error:
-            raise _damaged(self.source) from error
+            raise _unreadable(self.source) from error
 
     def hidden(self, sheet: Any) -> int:
         """Returns how many rows are hidden. Raises InputError if the file is damaged."""
         try:
             with sheet._get_source() as file:
-                return hidden_rows(file)
+                return count_hidden_rows(file)
         except Exception as error:
-            raise _damaged(self.source) from error
+            raise _unreadable(self.source) from error
 
     def is_empty(self, sheet: Any, cell: Cell) -> bool:
         """Returns whether a cell has no value, or an empty text."""
@@ -156,7 +156,7 @@ class Book:
                 cell, row, f"holds an error{name}", "Correct its formula, or clear it."
             )
         try:
-            return written(self._value(sheet, cell))
+            return write_cell(self._value(sheet, cell))
         except OverflowError:
             raise self._refusal(
                 cell, row, "has the format of a date but does not hold one", "Correct it."
@@ -268,8 +268,8 @@ def require_workbook(source: str) -> None:
             source, f"cannot be read ({error.strerror}). Correct data.source."
         ) from None
     except zipfile.BadZipFile:
-        raise _damaged(source) from None
+        raise _unreadable(source) from None
 
 
-def _damaged(source: str) -> InputError:
+def _unreadable(source: str) -> InputError:
     return checks.unreadable(source, f"is not a readable workbook of Excel. {_SAVE}")

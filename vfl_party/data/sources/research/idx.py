@@ -14,15 +14,15 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.sources import divided
 from vfl_party.data import checks
 from vfl_party.data.columns import Rows
-from vfl_party.data.row_arrays import Space, at_once
-from vfl_party.data.sources.arrays import array_rows, named_arrays
+from vfl_party.data.row_arrays import Space, rows_at_once
+from vfl_party.data.sources.arrays import array_rows, load_arrays
 from vfl_party.data.sources.packed import BROKEN, open_bytes
 
 IMAGES, LABELS, VALUES = "images", "labels", "values"
 _TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _READ = 1 << 20
 # Limits of a table: NumPy has at most 64 dimensions, and a row is processed as a whole.
-_MOST_DIMENSIONS, _MOST_ROW_BYTES = 32, 1 << 30
+_MAX_DIMENSIONS, _MAX_ROW_BYTES = 32, 1 << 30
 # Pattern in the name of a file of images, and its replacement in the name of the labels.
 _PAIR = (re.compile("images(.)idx3"), r"labels\1idx1")
 
@@ -40,7 +40,7 @@ def read_idx(settings: DataSettings, with_label: bool) -> Rows:
     if beside is not None:
         arrays[LABELS] = read_array(beside, space)
     return array_rows(
-        named_arrays(settings, with_label, list(arrays), arrays.__getitem__), settings, with_label
+        load_arrays(settings, with_label, list(arrays), arrays.__getitem__), settings, with_label
     )
 
 
@@ -53,20 +53,20 @@ def read_array(source: str, space: Space) -> npt.NDArray[Any]:
             kind, shape = _head(source, file)
             return _values(source, file, kind, shape, space)
     except BROKEN:
-        raise _damaged(source) from None
+        raise _unreadable(source) from None
 
 
 def _head(source: str, file: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Returns the type of the values and the length of each dimension. Raises InputError."""
     head = file.read(4)
     right = len(head) == 4 and head[:2] == b"\0\0" and head[2] in _TYPES
-    if not right or not 1 <= head[3] <= _MOST_DIMENSIONS:
+    if not right or not 1 <= head[3] <= _MAX_DIMENSIONS:
         raise checks.unreadable(
             source, "does not begin as an IDX file does. Correct data.source or data.format."
         )
     lengths = file.read(4 * head[3])
     if len(lengths) < 4 * head[3]:
-        raise _damaged(source)
+        raise _unreadable(source)
     return np.dtype(_TYPES[head[2]]), tuple(np.frombuffer(lengths, ">u4").tolist())
 
 
@@ -78,15 +78,15 @@ def _values(
     """
     lengths = " x ".join(map(str, shape))
     row_bytes = math.prod(shape[1:]) * kind.itemsize
-    if shape[0] and not 0 < row_bytes <= _MOST_ROW_BYTES:
+    if shape[0] and not 0 < row_bytes <= _MAX_ROW_BYTES:
         raise checks.unreadable(
             source,
             f"declares {lengths} values, which cannot be rows of a table. Write the file again.",
         )
-    rows, step = space.growing(shape[1:], kind.newbyteorder("=")), at_once(row_bytes)
+    rows, step = space.growing(shape[1:], kind.newbyteorder("=")), rows_at_once(row_bytes)
     for start in range(0, shape[0], step):
         count = min(step, shape[0] - start)
-        data = _some(file, count * row_bytes)
+        data = _read_some(file, count * row_bytes)
         if len(data) < count * row_bytes:
             raise checks.unreadable(
                 source, f"declares {lengths} values but holds fewer. Write the file again."
@@ -100,7 +100,7 @@ def _values(
     return rows.finish()
 
 
-def _some(file: Any, size: int) -> bytearray:
+def _read_some(file: Any, size: int) -> bytearray:
     """Returns that many bytes, or fewer at the end."""
     data = bytearray()
     while len(data) < size and (more := file.read(min(_READ, size - len(data)))):
@@ -108,7 +108,7 @@ def _some(file: Any, size: int) -> bytearray:
     return data
 
 
-def _damaged(source: str) -> Exception:
+def _unreadable(source: str) -> Exception:
     return checks.unreadable(source, "is not a readable IDX file. Write the file again.")
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.columns import Rows
-from vfl_party.data.sources.arrays import array_rows, named_arrays
+from vfl_party.data.sources.arrays import array_rows, load_arrays
 from vfl_party.data.sources.research.mat_types import require_known_types
 
 # First bytes of a file of version 7.3, which is HDF5.
@@ -21,7 +21,7 @@ _HDF5 = b"MATLAB 7.3"
 _BYTES = {"double": 8, "single": 4, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4}
 _BYTES |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "logical": 1, "char": 1}
 # Maximum bytes that a byte of zlib stands for.
-_MOST_UNPACKED = 1032
+_MAX_UNPACKED = 1032
 
 
 def read_mat(settings: DataSettings, with_label: bool) -> Rows:
@@ -35,7 +35,7 @@ def read_mat(settings: DataSettings, with_label: bool) -> Rows:
     def read(name: str) -> npt.NDArray[Any]:
         return _read(settings.source, name, variables[name])
 
-    arrays = _rows_first(named_arrays(settings, with_label, list(variables), read))
+    arrays = _rows_first(load_arrays(settings, with_label, list(variables), read))
     return array_rows(arrays, settings, with_label)
 
 
@@ -51,7 +51,7 @@ def _variables(source: str) -> dict[str, tuple[tuple[int, ...], str]]:
     try:
         found = scipy.io.whosmat(source)
     except Exception:  # noqa: BLE001 - each kind of damage raises another error
-        raise _damaged(source) from None
+        raise _unreadable(source) from None
     return {name: (tuple(shape), kind) for name, shape, kind in found}
 
 
@@ -65,7 +65,7 @@ def _read(source: str, name: str, declared: tuple[tuple[int, ...], str]) -> npt.
             f"array {name!r} must hold numbers or text (got class {kind}). Convert it, a sparse "
             "array with full(…).",
         )
-    most = Path(source).stat().st_size * _MOST_UNPACKED
+    most = Path(source).stat().st_size * _MAX_UNPACKED
     if math.prod(shape) * _BYTES[kind] > most:
         raise checks.unreadable(
             source,
@@ -75,7 +75,7 @@ def _read(source: str, name: str, declared: tuple[tuple[int, ...], str]) -> npt.
         require_known_types(source)
         array: npt.NDArray[Any] = scipy.io.loadmat(source, variable_names=[name])[name]
     except Exception:  # noqa: BLE001 - each kind of damage raises another error
-        raise _damaged(source) from None
+        raise _unreadable(source) from None
     if kind == "char":
         return np.char.rstrip(array)
     return array.reshape(-1) if array.ndim == 2 and 1 in array.shape else array
@@ -104,7 +104,7 @@ def _rows_first(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[An
     }
 
 
-def _damaged(source: str) -> Exception:
+def _unreadable(source: str) -> Exception:
     return checks.unreadable(
         source, 'is not a readable MAT file. Write it again with save(…, "-v7").'
     )

@@ -18,15 +18,15 @@ import pyarrow as pa
 from vfl_common.config.data import MOST_COLUMNS, DataSettings
 from vfl_party.data import checks
 from vfl_party.data.sources.packed import BROKEN, open_bytes
-from vfl_party.data.sources.text_layout import LONGEST_LINE, numbered_names, too_long
-from vfl_party.data.sources.unchanged import state_of, unchanged
+from vfl_party.data.sources.text_layout import MAX_LINE, make_names, too_long
+from vfl_party.data.sources.unchanged import require_unchanged, state_of
 from vfl_party.data.stream import Stream
 
 LABEL = "label"
 # A query that is not in a comment.
 _QUERY = re.compile(rb"(?m)^[^#\n]*qid:")
 # Bytes that are parsed at once, and maximum cells of a block.
-_READ, _MOST_CELLS = 1 << 22, 1 << 22
+_READ, _MAX_CELLS = 1 << 22, 1 << 22
 
 
 def open_svmlight(settings: DataSettings) -> Stream:
@@ -40,13 +40,13 @@ def open_svmlight(settings: DataSettings) -> Stream:
         first, last = _extent(source)
         names = tuple(f"f{at}" for at in range(first, last + 1))
     else:
-        first, names = 1, numbered_names(settings.names)
+        first, names = 1, make_names(settings.names)
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         place = {name: at for at, name in enumerate(names)}
         columns = np.array([place[name] for name in wanted if name != LABEL], np.int64)
-        with unchanged(source, before):
-            for number, labels, cells in _parsed(source):
+        with require_unchanged(source, before):
+            for number, labels, cells in _parse(source):
                 if (
                     cells.nnz
                     and not first <= cells.indices.min() <= cells.indices.max() < first + len(names)
@@ -60,7 +60,7 @@ def open_svmlight(settings: DataSettings) -> Stream:
 def _extent(source: str) -> tuple[int, int]:
     """Returns the first and the last index of the columns. Raises InputError."""
     first, last = 1, 0
-    for _, _, cells in _parsed(source):
+    for _, _, cells in _parse(source):
         if cells.nnz:
             first, last = min(first, int(cells.indices.min())), max(last, int(cells.indices.max()))
         if last > MOST_COLUMNS:
@@ -72,7 +72,7 @@ def _extent(source: str) -> tuple[int, int]:
     return first, last
 
 
-def _parsed(source: str) -> Iterator[tuple[int, npt.NDArray[np.float64], Any]]:
+def _parse(source: str) -> Iterator[tuple[int, npt.NDArray[np.float64], Any]]:
     """Yields rows: the number of their first line, labels [B], cells [B, F] in compressed rows."""
     from sklearn.datasets import load_svmlight_file
 
@@ -103,7 +103,7 @@ def _whole_lines(source: str) -> Iterator[bytes]:
                 data = rest + data
                 end = data.rfind(b"\n") + 1
                 rest = data[end:]
-                if len(rest) > LONGEST_LINE:
+                if len(rest) > MAX_LINE:
                     raise too_long(source, number + data.count(b"\n"))
                 if end:
                     yield data[:end]
@@ -153,8 +153,8 @@ def _dense(
     columns: npt.NDArray[np.int64],
     wanted: Sequence[str],
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the wanted columns of parsed rows, of at most ``_MOST_CELLS`` cells a block."""
-    step = max(1, _MOST_CELLS // max(1, cells.shape[1]))
+    """Yields the wanted columns of parsed rows, of at most ``_MAX_CELLS`` cells a block."""
+    step = max(1, _MAX_CELLS // max(1, cells.shape[1]))
     for start in range(0, len(labels), step):
         dense = cells[start : start + step].toarray()
         values = np.zeros((len(dense), len(columns)))
