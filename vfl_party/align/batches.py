@@ -18,10 +18,10 @@ BATCH = 1 << 11
 class MaskedBatches:
     """The batches that this party masks for one round, in order."""
 
-    def __init__(self, kept: AlignmentFiles, round_: int, rows: int) -> None:
-        self._kept, self._round, self._rows = kept, round_, rows
+    def __init__(self, files: AlignmentFiles, round_: int, rows: int) -> None:
+        self._files, self._round, self._rows = files, round_, rows
         # Number of rows whose masked points are kept.
-        self._done = kept.stored(round_)
+        self._done = files.count_stored(round_)
         self._pending: deque[Future[bytes]] = deque()
 
     def take(self, batch: int) -> bytes:
@@ -29,16 +29,16 @@ class MaskedBatches:
         start, stop = batch * BATCH, min((batch + 1) * BATCH, self._rows)
         while self._done < stop:
             self._settle_one()
-        return self._kept.points(self._round, batch, self._rows) if start < stop else b""
+        return self._files.points(self._round, batch, self._rows) if start < stop else b""
 
-    def settle(self, most: int) -> None:
-        """Waits until at most ``most`` batches are being masked; keeps all that are done."""
-        while len(self._pending) > most or (self._pending and self._pending[0].done()):
+    def settle(self, max_pending: int) -> None:
+        """Waits until at most ``max_pending`` batches are being masked; keeps all that are done."""
+        while len(self._pending) > max_pending or (self._pending and self._pending[0].done()):
             self._settle_one()
 
     def _settle_one(self) -> None:
         points = self._pending.popleft().result()
-        self._kept.add(self._round, self._done // BATCH, points)
+        self._files.add(self._round, self._done // BATCH, points)
         self._done += len(points) // POINT_BYTES
 
 
@@ -47,14 +47,14 @@ class OwnBatches(MaskedBatches):
 
     def __init__(
         self,
-        kept: AlignmentFiles,
+        files: AlignmentFiles,
         masking: Masking,
         ids: Sequence[str],
         order: RowNumbers,
         *,
         ahead: int,
     ) -> None:
-        super().__init__(kept, 1, len(ids))
+        super().__init__(files, 1, len(ids))
         self._masking, self._order, self._ahead = masking, order, ahead
         self._ids = Ids.of(ids)
         # Number of rows that the workers were asked to mask.
@@ -72,8 +72,8 @@ class OwnBatches(MaskedBatches):
 class ReceivedBatches(MaskedBatches):
     """Another party's rows, masked as they come."""
 
-    def __init__(self, kept: AlignmentFiles, masking: Masking, round_: int, rows: int) -> None:
-        super().__init__(kept, round_, rows)
+    def __init__(self, files: AlignmentFiles, masking: Masking, round_: int, rows: int) -> None:
+        super().__init__(files, round_, rows)
         self._masking = masking
 
     def add(self, batch: int, points: bytes, sender: str) -> None:

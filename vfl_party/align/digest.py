@@ -158,10 +158,10 @@ def show_again(asking: Asking, at: Aligning, ids: Sequence[str]) -> None:
 
 def describe_rows(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
     """Returns what a passive party shows of its rows: how many, and a digest of their ids."""
-    said = rows_digest(at.run_id, ids, at.salt, protocol=at.connections.protocol)
+    digest = rows_digest(at.run_id, ids, at.salt, protocol=at.connections.protocol)
     return {
         "count": torch.tensor([len(ids)]),
-        "digest": torch.frombuffer(bytearray(said), dtype=torch.uint8),
+        "digest": torch.frombuffer(bytearray(digest), dtype=torch.uint8),
     }
 
 
@@ -208,6 +208,6 @@ def _over(digest: Any, ids: Sequence[str]) -> bytes:
     """Feeds a digest with the length and the bytes of each id; returns its bytes."""
     encoded = map(str.encode, ids)
     while chunk := list(itertools.islice(encoded, _CHUNK)):
-        digest.update(b"".join([len(each).to_bytes(4, "little") + each for each in chunk]))
-    found: bytes = digest.digest()
-    return found
+        digest.update(b"".join([len(data).to_bytes(4, "little") + data for data in chunk]))
+    result: bytes = digest.digest()
+    return result

@@ -52,17 +52,17 @@ def time_masking(rows: int, workers: int) -> tuple[float, float]:
     ):
         for ready in [masking.own(ids[:1]) for _ in range(4 * workers)]:
             ready.result()
-        kept = AlignmentFiles(Path(place), ids, batches.BATCH)
-        kept.begin(Attempt(bytes(16), _SECRET, _SECRET))
-        order, count = kept.attempt.order(rows), -(-rows // batches.BATCH)
+        files = AlignmentFiles(Path(place), ids, batches.BATCH)
+        files.begin(Attempt(bytes(16), _SECRET, _SECRET))
+        order, count = files.attempt.order(rows), -(-rows // batches.BATCH)
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        own = OwnBatches(kept, masking, ids, order, ahead=2 * workers)
-        received = ReceivedBatches(kept, masking, 2, rows)
+        own = OwnBatches(files, masking, ids, order, ahead=2 * workers)
+        received = ReceivedBatches(files, masking, 2, rows)
         for batch in range(count):
             # Another party's points cost what these cost.
             received.add(batch, own.take(batch), "another")
-            received.settle(most=2 * workers)
-        received.settle(most=0)
+            received.settle(max_pending=2 * workers)
+        received.settle(max_pending=0)
         took_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         return took_s / count, cpu_s / count
 
@@ -84,9 +84,9 @@ def measured() -> MaskingTime:
 
 def _best_s(act: Callable[[], object]) -> float:
     """Returns processor seconds: the fewest of a few turns."""
-    found = []
+    times_s = []
     for _ in range(_TURNS):
         began_s = time.process_time()
         act()
-        found.append(time.process_time() - began_s)
-    return min(found)
+        times_s.append(time.process_time() - began_s)
+    return min(times_s)

@@ -43,8 +43,8 @@ class Agreement:
 class Meeting:
     """One party's part in the meeting that begins each generation."""
 
-    def __init__(self, ring: PsiRing, kept: AlignmentFiles) -> None:
-        self._ring, self._kept = ring, kept
+    def __init__(self, ring: PsiRing, files: AlignmentFiles) -> None:
+        self._ring, self._files = ring, files
         self._identity = sealed.KeyPair.new()
 
     def meet(self, *, known: bool) -> Agreement:
@@ -52,24 +52,24 @@ class Meeting:
         PeerError.
         """
         ring, step, k = self._ring, StepKey(PHASE, 0, 0), self._ring.size
-        table, before = ring.at.table, self._kept.attempt
+        table, before = ring.at.table, self._files.attempt
         mine = {
             "rows": ints(len(table)),
             "attempt": raw(before.name),
-            "masked": ints(*(self._kept.stored(round_) for round_ in range(1, k + 1))),
+            "masked": ints(*(self._files.count_stored(round_) for round_ in range(1, k + 1))),
             "known": ints(int(known), dtype=torch.uint8),
             "introduction": raw(self._introduction()),
         }
         if ring.me:
-            said = ring.asking(HELLO, parties=k).swap(step, mine)
+            decision = ring.asking(HELLO, parties=k).swap(step, mine)
         else:
             answering = ring.answering(HELLO, parties=k)
             received = answering.collect(step)
-            said = self._decide({ring.active: mine, **received})
-            answering.reply_all(step, received, said)
-        ring.rows = said["rows"].tolist()
-        first = said["first"].tolist()
-        if said["known"][0]:
+            decision = self._decide({ring.active: mine, **received})
+            answering.reply_all(step, received, decision)
+        ring.rows = decision["rows"].tolist()
+        first = decision["first"].tolist()
+        if decision["known"][0]:
             return Agreement(True, self._identity)
         fit = all(rows > 0 for rows in ring.rows) and ring.rows[ring.me] == len(table)
         # The active party has looked at each.
@@ -83,13 +83,13 @@ class Meeting:
         for other, rows in zip(ring.names, ring.rows, strict=True):
             self._require_masks(other, rows)
         publics = [
-            self._public(number, each.numpy().tobytes())
-            for number, each in enumerate(said["introductions"])
+            self._public(number, introduction.numpy().tobytes())
+            for number, introduction in enumerate(decision["introductions"])
         ]
-        name = said["attempt"].numpy().tobytes()
+        name = decision["attempt"].numpy().tobytes()
         if name != before.name or name == NO_ATTEMPT:
             ring.at.begins()
-            self._kept.begin(
+            self._files.begin(
                 Attempt(
                     name,
                     os.urandom(32),
@@ -108,7 +108,7 @@ class Meeting:
             )
         else:
             done = sum(
-                min(self._kept.stored(round_), ring.rows[ring.owner(round_)])
+                min(self._files.count_stored(round_), ring.rows[ring.owner(round_)])
                 for round_ in range(1, k + 1)
             )
             facts = {"masked": done, "of": sum(ring.rows)}
@@ -119,10 +119,10 @@ class Meeting:
             )
             ring.at.show("realigning", **facts)
         for round_ in range(1, k + 1):
-            self._kept.cut(round_, ring.rows[ring.owner(round_)])
+            self._files.cut(round_, ring.rows[ring.owner(round_)])
         for round_ in range(1, k):
             have, rows = (
-                self._kept.stored(round_ + 1),
+                self._files.count_stored(round_ + 1),
                 ring.rows[ring.owner(round_ + 1)],
             )
             if (
@@ -138,7 +138,7 @@ class Meeting:
                 )
         return Agreement(False, self._identity, first, publics)
 
-    def _decide(self, told: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    def _decide(self, hellos: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
         """Decides, at the active party, what is left to do. ``told``: by each party that has not
         left the run.
 
@@ -146,8 +146,8 @@ class Meeting:
         left is needed.
         """
         k = self._ring.size
-        for name, each in told.items():
-            rows, masked = int(each["rows"][0]), int(each["masked"].min())
+        for name, hello in hellos.items():
+            rows, masked = int(hello["rows"][0]), int(hello["masked"].min())
             if rows <= 0:
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
@@ -161,7 +161,7 @@ class Meeting:
                     "a new run.",
                     party=name,
                 )
-        if all(bool(each["known"][0]) for each in told.values()):
+        if all(bool(hello["known"][0]) for hello in hellos.values()):
             return {
                 "rows": torch.zeros(k, dtype=torch.int64),
                 "attempt": raw(NO_ATTEMPT),
@@ -169,9 +169,9 @@ class Meeting:
                 "known": ints(1, dtype=torch.uint8),
                 "introductions": torch.zeros(k, INTRODUCTION_BYTES, dtype=torch.uint8),
             }
-        for name, each in told.items():
-            self._require_masks(name, int(each["rows"][0]))
-        gone = [name for name in self._ring.names if name not in told]
+        for name, hello in hellos.items():
+            self._require_masks(name, int(hello["rows"][0]))
+        gone = [name for name in self._ring.names if name not in hellos]
         if gone:
             raise LostError(
                 Code.PARTY_LOST,
@@ -179,19 +179,19 @@ class Meeting:
                 "Begin a new run.",
                 party=gone[0],
             )
-        self._ring.rows = [int(told[name]["rows"][0]) for name in self._ring.names]
-        attempts = {each["attempt"].numpy().tobytes() for each in told.values()}
+        self._ring.rows = [int(hellos[name]["rows"][0]) for name in self._ring.names]
+        attempts = {hello["attempt"].numpy().tobytes() for hello in hellos.values()}
         goes_on = (
             len(attempts) == 1
             and attempts != {NO_ATTEMPT}
-            and self._kept.attempt.rows == tuple(self._ring.rows)
+            and self._files.attempt.rows == tuple(self._ring.rows)
         )
         first = []
         for round_ in range(1, k):
             lacking = [self._ring.batches]
             for receiver, name in enumerate(self._ring.names):
                 rows = self._ring.rows[(receiver - round_) % k]
-                have = int(told[name]["masked"][round_]) if goes_on else 0
+                have = int(hellos[name]["masked"][round_]) if goes_on else 0
                 if have < rows:
                     lacking.append(have // batches.BATCH)
             first.append(min(lacking))
@@ -200,7 +200,9 @@ class Meeting:
             "attempt": raw(attempts.pop() if goes_on else os.urandom(NAME_BYTES)),
             "first": ints(*first, 0),
             "known": ints(0, dtype=torch.uint8),
-            "introductions": torch.stack([told[name]["introduction"] for name in self._ring.names]),
+            "introductions": torch.stack(
+                [hellos[name]["introduction"] for name in self._ring.names]
+            ),
         }
 
     def _require_masks(self, name: str, rows: int) -> None:

@@ -100,28 +100,28 @@ class OwnRows:
             )
             held = mine.holdings[name]
             rows = torch.tensor([held[split] for split in SPLITS])
-            told = asking.swap(step, {"rows": rows})["rows"]
-            found = {
-                party: _read(at, active, party, each)
-                for party, each in zip(self._passives, told.tolist(), strict=True)
+            numbers = asking.swap(step, {"rows": rows})["rows"]
+            holdings = {
+                party: _read(at, active, party, counts)
+                for party, counts in zip(self._passives, numbers.tolist(), strict=True)
             }
-            if found[name] != held:
+            if holdings[name] != held:
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
                     f"{active}: announced other rows for {name} than it holds. Begin a new run.",
                     party=active,
                 )
-            return Aligned(mine.ids, mine.division, found)
+            return Aligned(mine.ids, mine.division, holdings)
         answering = Answering(HOLDINGS, OPENING, chains, connections, CPU, {})
         received = answering.collect(step)
-        found = {
+        holdings = {
             party: _read(at, party, party, of["rows"].tolist()) for party, of in received.items()
         }
         table = torch.tensor(
-            [[found[party][split] for split in SPLITS] for party in self._passives]
+            [[holdings[party][split] for split in SPLITS] for party in self._passives]
         )
         answering.reply_all(step, received, {"rows": table})
-        return Aligned(mine.ids, mine.division, found)
+        return Aligned(mine.ids, mine.division, holdings)
 
 
 def _read(at: Aligning, sender: str, party: str, counts: list[int]) -> Holding:

@@ -76,8 +76,10 @@ class PartialRows:
         if at.name == self._recipe.active.name:
             return self._tell(at, common)
         active, rows = self._recipe.active.name, np.flatnonzero(common.rows)
-        told = self._asking(at, len(rows)).swap(SHOWN, describe_rows(at, at.table.select(rows).ids))
-        splits, places = told["splits"].numpy(), told["places"].numpy()
+        reply = self._asking(at, len(rows)).swap(
+            SHOWN, describe_rows(at, at.table.select(rows).ids)
+        )
+        splits, places = reply["splits"].numpy(), reply["places"].numpy()
         # As Python integers: a sum of large int64 values overflows.
         counts = splits.tolist()
         fits = min(counts) >= 0 and 0 < sum(counts) <= at.peer_rows_at_most
@@ -92,7 +94,7 @@ class PartialRows:
         write_atomic(
             at.folder / KEPT, json.dumps({"splits": splits.tolist(), "places": places.tolist()})
         )
-        return self._placed(at, rows, splits, places)
+        return self._place(at, rows, splits, places)
 
     def _asking(self, at: Aligning, rows: int) -> Asking:
         chains = make_chains(self._recipe, OPENING, PLACED, "passive", self._policy)
@@ -107,14 +109,14 @@ class PartialRows:
     def kept(self, at: Aligning, common: CommonRows) -> Aligned:
         """Returns the rows that this party was told of earlier in the run. Raises InputError."""
         if at.name == self._recipe.active.name:
-            return self._ordered(at.table, common)
+            return self._order(at.table, common)
         path, rows = at.folder / KEPT, np.flatnonzero(common.rows)
         try:
-            told = json.loads(path.read_text())
-            splits, places = (np.array(told[name], np.int64) for name in ("splits", "places"))
+            saved = json.loads(path.read_text())
+            splits, places = (np.array(saved[name], np.int64) for name in ("splits", "places"))
             if len(places) != len(rows):
                 raise ValueError
-            return self._placed(at, rows, splits, places)
+            return self._place(at, rows, splits, places)
         except (OSError, ValueError, TypeError, KeyError, IndexError):
             raise InputError(
                 Code.FILE_INVALID,
@@ -122,7 +124,7 @@ class PartialRows:
                 "new run.",
             ) from None
 
-    def _placed(
+    def _place(
         self, at: Aligning, rows: Rows, splits: npt.NDArray[np.int64], places: Rows
     ) -> Aligned:
         order, whole = np.argsort(places), np.repeat(np.arange(len(CODES), dtype=np.uint8), splits)
@@ -138,7 +140,7 @@ class PartialRows:
         return build_aligned(at.table, rows[order], whole, {at.name: held}, mine, self._divides)
 
     def _tell(self, at: Aligning, common: CommonRows) -> Aligned:
-        aligned = self._ordered(at.table, common)
+        aligned = self._order(at.table, common)
         chains = make_chains(self._recipe, OPENING, PLACED, "active", self._policy)
         answering = Answering(PLACED, OPENING, chains, at.connections, CPU, {})
         # The order of all rows, and the place of each row of the table in it.
@@ -166,7 +168,7 @@ class PartialRows:
         )
         return aligned
 
-    def _ordered(self, table: Table, common: CommonRows) -> Aligned:
+    def _order(self, table: Table, common: CommonRows) -> Aligned:
         """Returns the active party's rows in the order of all."""
         return order_rows(self._recipe, table, common.rows, common.holders, divides=self._divides)
 
@@ -203,20 +205,20 @@ def of_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, Aligned]
     """
     active = recipe.active.name
     table = tables[active]
-    holders = {each.name: table.among(tables[each.name].ids) for each in recipe.passives}
+    holders = {party.name: table.among(tables[party.name].ids) for party in recipe.passives}
     anyone = np.logical_or.reduce([*holders.values()])
     first = order_rows(recipe, table, anyone, holders, divides=True)
     assert first.held is not None  # noqa: S101 - as ordered makes it
-    found = {active: first}
+    aligned = {active: first}
     codes = np.frombuffer(first.division or b"", np.uint8)
     for name, held in first.held.by.items():
-        place = {each: at for at, each in enumerate(tables[name].ids)}
+        place = {id_: at for at, id_ in enumerate(tables[name].ids)}
         mine = np.flatnonzero(held)
         rows = np.array([place[first.ids[row]] for row in mine.tolist()], np.int64)
-        found[name] = Aligned(
+        aligned[name] = Aligned(
             tables[name].select(rows).ids, codes[mine].tobytes(), held=first.held, rows=rows
         )
-    return found
+    return aligned
 
 
 def build_aligned(

@@ -68,8 +68,8 @@ class PsiAlignment:
 
     def occurrences(self, rows: int) -> list[Occurrence]:
         """See ``Alignment.occurrences``."""
-        found = occurrences(1 + len(self._recipe.passives), rows)
-        return [*found, *(self._partial or self._digest).occurrences(rows)]
+        exchanged = occurrences(1 + len(self._recipe.passives), rows)
+        return [*exchanged, *(self._partial or self._digest).occurrences(rows)]
 
     def expected(self, table: Table) -> Aligned:
         """See ``Alignment.expected``."""
@@ -77,7 +77,7 @@ class PsiAlignment:
 
     def kept(self, at: Aligning) -> Aligned:
         """See ``Alignment.kept``."""
-        common = self._known(at)
+        common = self._load_common(at)
         if common is None and self._recipe.passives:
             raise InputError(
                 Code.DATA_INVALID,
@@ -85,7 +85,7 @@ class PsiAlignment:
                 "are in the middle of the run. Restore the folder and the rows that it had.",
             )
         if common is not None and self._partial is not None:
-            return self._partial.kept(at, self._wanted(common))
+            return self._partial.kept(at, self._select_wanted(common))
         if common is None:
             return self._digest.expected(at.table).with_kept(at.folder)
         rows = np.flatnonzero(common.rows)
@@ -94,23 +94,23 @@ class PsiAlignment:
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
         """See ``Alignment.show``."""
-        common = self._known(at)
+        common = self._load_common(at)
         rows = self._partial if self._partial is not None and common is not None else self._digest
         rows.show(at if common is None else replace(at, salt=common.salt), aligned)
 
-    def _known(self, at: Aligning) -> CommonRows | None:
+    def _load_common(self, at: Aligning) -> CommonRows | None:
         """Returns the common rows, if this party has kept them."""
         if not self._recipe.passives:
             return None
-        return self._kept(at.folder, at.table, at.name).common()
+        return self._open_files(at.folder, at.table, at.name).common()
 
-    def _kept(self, folder: Path, table: Table, name: str) -> AlignmentFiles:
+    def _open_files(self, folder: Path, table: Table, name: str) -> AlignmentFiles:
         """Returns a party's files of an alignment. ``folder``: its folder of the run."""
         tells_apart = self._partial is not None and name == self._recipe.active.name
-        holders = [each.name for each in self._recipe.passives] if tells_apart else []
+        holders = [party.name for party in self._recipe.passives] if tells_apart else []
         return AlignmentFiles(folder, table.ids, batches.BATCH, holders)
 
-    def _wanted(self, common: CommonRows) -> CommonRows:
+    def _select_wanted(self, common: CommonRows) -> CommonRows:
         """Returns the rows that count: of those to predict all of the active party, if it has
         features.
         """
@@ -125,14 +125,14 @@ class PsiAlignment:
         ``runs``: the party's folder of runs. Raises InputError if that run cannot be used;
         PeerError if it has too few.
         """
-        found = self._of_earlier(self._kept(runs, table, name), runs, name)
-        return int(found.rows.sum()) if found is not None else None
+        common = self._of_earlier(self._open_files(runs, table, name), runs, name)
+        return int(common.rows.sum()) if common is not None else None
 
-    def _of_earlier(self, kept: AlignmentFiles, runs: Path, name: str) -> CommonRows | None:
+    def _of_earlier(self, files: AlignmentFiles, runs: Path, name: str) -> CommonRows | None:
         rows = self._recipe.rows
         if rows.alignment is None or not self._divides:
             return None
-        common = kept.common_of(runs / rows.alignment / name)
+        common = files.common_of(runs / rows.alignment / name)
         _require_enough(rows, common.rows)
         return common
 
@@ -147,29 +147,29 @@ class PsiAlignment:
         """
         if not self._recipe.passives:
             return self._digest.align(at)
-        kept = self._kept(at.folder, at.table, at.name)
-        common = kept.common()
+        files = self._open_files(at.folder, at.table, at.name)
+        common = files.common()
         if (
             common is None
-            and (common := self._of_earlier(kept, at.folder.parent.parent, at.name)) is not None
+            and (common := self._of_earlier(files, at.folder.parent.parent, at.name)) is not None
         ):
-            kept.finish(common)
+            files.finish(common)
         ring = PsiRing(self._recipe, self._policy, at)
         agreed = None
         try:
-            agreed = Meeting(ring, kept).meet(known=common is not None)
+            agreed = Meeting(ring, files).meet(known=common is not None)
             if not agreed.known:
-                rounds = Rounds(ring, kept, agreed)
+                rounds = Rounds(ring, files, agreed)
                 common = rounds.run()
                 self._check_enough(common.rows, at)
                 masks = [*common.holders.values()] or [common.rows]
                 ids = Ids.of(at.table.ids)
-                rounds.compare([ids.taken(np.flatnonzero(each)) for each in masks], common.salt)
-                kept.finish(common)
+                rounds.compare([ids.taken(np.flatnonzero(mask)) for mask in masks], common.salt)
+                files.finish(common)
         except (PeerError, AbortedError):
             # The run ends, and the attempt with it.
             if agreed is None or not agreed.known:
-                kept.forget()
+                files.forget()
             raise
         if common is None:
             raise PeerError(
@@ -180,13 +180,13 @@ class PsiAlignment:
             )
         salted = replace(at, salt=common.salt)
         if self._partial is not None:
-            aligned = self._partial.align(salted, self._wanted(common))
+            aligned = self._partial.align(salted, self._select_wanted(common))
         else:
             rows = np.flatnonzero(common.rows)
-            found = self._digest.align(replace(salted, table=at.table.select(rows)))
-            aligned = replace(found, rows=rows)
+            compared = self._digest.align(replace(salted, table=at.table.select(rows)))
+            aligned = replace(compared, rows=rows)
         # All parties have kept the common rows before they compared them.
-        kept.clear()
+        files.clear()
         return aligned
 
     def _check_enough(self, common: npt.NDArray[np.bool_], at: Aligning) -> None:

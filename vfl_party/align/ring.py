@@ -34,8 +34,8 @@ class PsiRing:
         self.rows: list[int] = []
         role: Role = "passive" if self.me else "active"
         self._chains = {
-            each.name: make_chains(recipe, PHASE, each, role, policy)
-            for each in (HELLO, MASKED, SIZES, TAGS, LISTS)
+            exchange.name: make_chains(recipe, PHASE, exchange, role, policy)
+            for exchange in (HELLO, MASKED, SIZES, TAGS, LISTS)
         }
 
     @property

@@ -29,8 +29,8 @@ from vfl_party.psi.pool import Masking
 class Rounds:
     """One party's part in what is left of an attempt."""
 
-    def __init__(self, ring: PsiRing, kept: AlignmentFiles, agreed: Agreement) -> None:
-        self._ring, self._kept, self._agreed = ring, kept, agreed
+    def __init__(self, ring: PsiRing, files: AlignmentFiles, agreed: Agreement) -> None:
+        self._ring, self._files, self._agreed = ring, files, agreed
 
     def run(self) -> CommonRows:
         """Does what is left of the attempt; returns which of this party's rows are common.
@@ -38,16 +38,16 @@ class Rounds:
         Raises PeerError if a party has sent a point twice, or the server has marked other rows in
         this attempt.
         """
-        ring, attempt, k = self._ring, self._kept.attempt, self._ring.size
+        ring, attempt, k = self._ring, self._files.attempt, self._ring.size
         ids, workers = ring.at.table.ids, ring.at.workers
         order = attempt.order(len(ids))
         salt = ring.at.run_id.encode() + attempt.name
         with Masking(attempt.secret, salt, workers) as masking:
-            own = OwnBatches(self._kept, masking, ids, order, ahead=2 * workers)
+            own = OwnBatches(self._files, masking, ids, order, ahead=2 * workers)
             outputs: list[OwnBatches | ReceivedBatches] = [own]
             for round_ in range(1, k):
                 received = ReceivedBatches(
-                    self._kept, masking, round_ + 1, ring.rows[ring.owner(round_ + 1)]
+                    self._files, masking, round_ + 1, ring.rows[ring.owner(round_ + 1)]
                 )
                 outputs.append(received)
                 for batch in range(self._agreed.first[round_ - 1], ring.batches):
@@ -55,18 +55,18 @@ class Rounds:
                     points = self._swap(round_, batch, outputs[round_ - 1].take(batch))
                     received.add(batch, points, ring.sender)
                     # When the last batch is done, the others are too.
-                    for each in reversed(outputs):
-                        each.settle(most=2 * workers)
-                received.settle(most=0)
+                    for output in reversed(outputs):
+                        output.settle(max_pending=2 * workers)
+                received.settle(max_pending=0)
                 of = ring.rows[ring.owner(round_ + 1)]
                 # Before the next party could be blamed for it.
-                self._kept.require_distinct(round_ + 1, ring.sender, of)
+                self._files.require_distinct(round_ + 1, ring.sender, of)
         bits = self._intersect()
         self._pin(bits)
         masks = []
-        for told in unpack_masks(bits, max(1, len(ring.holders)), len(order)):
+        for mask in unpack_masks(bits, max(1, len(ring.holders)), len(order)):
             masks.append(np.zeros(len(order), bool))
-            masks[-1][order] = told
+            masks[-1][order] = mask
         holders = dict(zip(ring.holders, masks, strict=True)) if ring.holders else {}
         return CommonRows(np.logical_or.reduce(masks), attempt.salt, holders)
 
@@ -77,7 +77,7 @@ class Rounds:
         Each choice of bits is one list whose digest can be tried out. So others end the attempt,
         and count as one more.
         """
-        if self._kept.pin(bits.tobytes()):
+        if self._files.pin(bits.tobytes()):
             return
         # The day's last alignment has begun already; the run ends anyway.
         with contextlib.suppress(InputError):
@@ -107,11 +107,11 @@ class Rounds:
         """Sends the server the tags of the next party's rows; returns a bit a row of this one's, in
         the shown order: of the active party with ``rows.partial``, for each of the others.
         """
-        ring, attempt, k = self._ring, self._kept.attempt, self._ring.size
+        ring, attempt, k = self._ring, self._files.attempt, self._ring.size
         owned, last = ring.rows[ring.owner(k)], psi.tag_batches(ring.rows)
         sizes = {"sizes": ints(len(ring.at.table), owned), "attempt": raw(attempt.word)}
-        said = ring.asking(SIZES).swap(StepKey(PHASE, k, 0), sizes)
-        first, side, bits = int(said["first"][0]), ring.asking(TAGS), 0
+        answer = ring.asking(SIZES).swap(StepKey(PHASE, k, 0), sizes)
+        first, side, bits = int(answer["first"][0]), ring.asking(TAGS), 0
         if not 0 <= first < last:
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
@@ -135,7 +135,7 @@ class Rounds:
         k, size = self._ring.size, psi.TAG_BATCH
         start, stop = number * size, min((number + 1) * size, rows)
         points = (
-            self._kept.points(k, at // batches.BATCH, rows)
+            self._files.points(k, at // batches.BATCH, rows)
             for at in range(start, stop, batches.BATCH)
         )
         return b"".join(map(curve.tags, points))
@@ -149,14 +149,14 @@ class Rounds:
         if self._ring.me:
             relayed = self._ring.me > 1
             down = expected + (sealed.OVERHEAD if relayed else 0)
-            up = self._sealed(step, points) if self._ring.me + 1 < self._ring.size else points
+            up = self._seal(step, points) if self._ring.me + 1 < self._ring.size else points
             reply = (
                 self._ring.asking(MASKED)
                 .swap(step, {"points": raw(up)}, down=down)["points"]
                 .numpy()
                 .tobytes()
             )
-            return self._opened(step, reply) if relayed else reply
+            return self._open(step, reply) if relayed else reply
         answering = self._ring.answering(MASKED)
         sizes = {}
         for number in range(1, self._ring.size):
@@ -171,13 +171,15 @@ class Rounds:
         answering.reply(step, replies)
         return received[self._ring.names[-1]]["points"].numpy().tobytes()
 
-    def _sealed(self, step: StepKey, points: bytes) -> bytes:
+    def _seal(self, step: StepKey, points: bytes) -> bytes:
         receiver, agreed = self._ring.me + 1, self._agreed
         return agreed.identity.seal(agreed.publics[receiver], self._context(step, receiver), points)
 
-    def _opened(self, step: StepKey, said: bytes) -> bytes:
+    def _open(self, step: StepKey, sealed_points: bytes) -> bytes:
         me, sender, agreed = self._ring.me, self._ring.sender, self._agreed
-        return agreed.identity.open(agreed.publics[me - 1], self._context(step, me), said, sender)
+        return agreed.identity.open(
+            agreed.publics[me - 1], self._context(step, me), sealed_points, sender
+        )
 
     def _context(self, step: StepKey, receiver: int) -> bytes:
-        return f"{self._ring.at.run_id} {self._kept.attempt.name.hex()} {receiver} {step}".encode()
+        return f"{self._ring.at.run_id} {self._files.attempt.name.hex()} {receiver} {step}".encode()

@@ -83,9 +83,9 @@ def shuffle_rows(key: bytes, rows: int) -> RowNumbers:
     end = 0
     for number in range(passes):
         # One pass sorts the drawn numbers in one part of their range.
-        found = [_within(drawn, start, number, passes) for start, drawn in _draw(key, rows)]
-        mine = np.concatenate([drawn for drawn, _ in found])
-        places = np.concatenate([places for _, places in found]).astype(order.dtype)
+        pieces = [_within(drawn, start, number, passes) for start, drawn in _draw(key, rows)]
+        mine = np.concatenate([drawn for drawn, _ in pieces])
+        places = np.concatenate([places for _, places in pieces]).astype(order.dtype)
         order[end : end + len(mine)] = places[np.argsort(mine, kind="stable")]
         end += len(mine)
     return order
@@ -128,8 +128,8 @@ def _checksum(facts: dict[str, Any]) -> str:
 
 def unpack_masks(bits: npt.NDArray[np.uint8], masks: int, rows: int) -> list[npt.NDArray[np.bool_]]:
     """Returns ``masks`` masks, [rows] each, of which each begins with a new byte."""
-    found = np.unpackbits(bits.reshape(masks, -1), axis=1, count=rows).astype(bool)
-    return list(found)
+    unpacked = np.unpackbits(bits.reshape(masks, -1), axis=1, count=rows).astype(bool)
+    return list(unpacked)
 
 
 def common_rows(run: Path, rows: int) -> npt.NDArray[np.bool_] | None:
@@ -145,8 +145,8 @@ def common_rows(run: Path, rows: int) -> npt.NDArray[np.bool_] | None:
     end = _DIGEST_BYTES + -(-rows // 8)
     if len(data) not in (end, end + SALT_BYTES):
         return None
-    (found,) = unpack_masks(np.frombuffer(data, np.uint8)[_DIGEST_BYTES:end], 1, rows)
-    return found
+    (mask,) = unpack_masks(np.frombuffer(data, np.uint8)[_DIGEST_BYTES:end], 1, rows)
+    return mask
 
 
 class AlignmentFiles:
@@ -169,14 +169,14 @@ class AlignmentFiles:
 
     def _read_attempt(self) -> Attempt:
         try:
-            found = json.loads((self._path / _STATE).read_text())
+            facts = json.loads((self._path / _STATE).read_text())
             # Other rows need other secrets.
-            if bytes.fromhex(found["ids"]) != self._digest:
+            if bytes.fromhex(facts["ids"]) != self._digest:
                 return Attempt()
-            if found.pop("sum") != _checksum(found):
+            if facts.pop("sum") != _checksum(facts):
                 return Attempt()
-            words = {key: bytes.fromhex(found[key]) for key in _WORDS}
-            return Attempt(**words, rows=tuple(found["rows"]))
+            words = {key: bytes.fromhex(facts[key]) for key in _WORDS}
+            return Attempt(**words, rows=tuple(facts["rows"]))
         except (OSError, ValueError, KeyError, TypeError):
             return Attempt()
 
@@ -217,7 +217,7 @@ class AlignmentFiles:
         remedy = f"remove {self._path}, and all parties begin the alignment again"
         return Spill(self._path / f"{round_}.points", POINT_BYTES, self._batch, remedy)
 
-    def stored(self, round_: int) -> int:
+    def count_stored(self, round_: int) -> int:
         """Returns how many points of a round are there."""
         return self._points(round_).stored()
 
@@ -274,7 +274,7 @@ class AlignmentFiles:
         self._make_folder()
         with private_file(self._path / _COMMON) as file:
             masks = [common.rows, *(common.holders[name] for name in self._holders)]
-            bits = b"".join(np.packbits(each).tobytes() for each in masks)
+            bits = b"".join(np.packbits(mask).tobytes() for mask in masks)
             file.write(self._digest + bits + common.salt)
 
     def common(self) -> CommonRows | None:
@@ -319,8 +319,8 @@ class AlignmentFiles:
         self.attempt = Attempt()
         with contextlib.suppress(OSError):
             (self._path / _STATE).unlink(missing_ok=True)
-            for each in self._path.glob("*.points"):
-                each.unlink(missing_ok=True)
+            for path in self._path.glob("*.points"):
+                path.unlink(missing_ok=True)
 
     def forget(self) -> None:
         """Removes all, the result too."""

@@ -251,7 +251,7 @@ def nearest(name: str, names: Sequence[str]) -> str:
     return listed(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or list(names[:5]))
 
 
-def listed(names: Sequence[str], most: int = 8) -> str:
+def listed(names: Sequence[str], max_names: int = 8) -> str:
     """Lists names for a sentence, at most ``most`` of them, each cut if it is long."""
-    shown = ", ".join(repr(shortened(name)) for name in names[:most])
-    return f"{shown}, … ({len(names)} in all)" if len(names) > most else shown
+    text = ", ".join(repr(shortened(name)) for name in names[:max_names])
+    return f"{text}, … ({len(names)} in all)" if len(names) > max_names else text

@@ -59,7 +59,7 @@ def _collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
                 f"data.dates = {settings.dates!r} is for text cells, but the columns of this "
                 "source have types. Remove data.dates, and store dates as dates.",
             )
-        return Reading(stream.source, chosen, settings, space).over(
+        return Reading(stream.source, chosen, settings, space).read(
             _blocks(stream, chosen, settings), notes
         )
     # Cells of columns that are written in another way after the sample.
@@ -68,11 +68,13 @@ def _collect(stream: Stream, settings: DataSettings, with_label: bool) -> Rows:
     while True:
         rows = _blocks(stream, chosen, settings)
         head = list(_first(rows, number_formats.SAMPLE))
-        found = _find(stream, chosen, settings, head, odd, words)
-        reading = Reading(stream.source, chosen, settings, space, found)
-        result = reading.over(itertools.chain(head, rows), notes)
+        findings = _find(stream, chosen, settings, head, odd, words)
+        reading = Reading(stream.source, chosen, settings, space, findings)
+        result = reading.read(itertools.chain(head, rows), notes)
         if not reading.odd:
-            return replace(result, notes=(*result.notes, *stream.found), separator=stream.separator)
+            return replace(
+                result, notes=(*result.notes, *stream.late_notes), separator=stream.separator
+            )
         words |= {name for name, cells in reading.odd.items() if name in odd or not cells}
         odd |= reading.odd
 
@@ -137,14 +139,14 @@ def _find(
     }
     marked = stream.separator is None
     commas = stream.separator == ","
-    found = number_formats.find(
+    findings = number_formats.find(
         stream.source, sample, settings, commas=commas, marked=marked, words=words
     )
-    readings = dict(found.readings)
+    readings = dict(findings.readings)
     for name in settings.numeric:
         if isinstance(readings.get(name), number_formats.Words):
-            readings[name] = number_formats.Numbers(found.style, marked=marked)
-    return replace(found, readings=readings)
+            readings[name] = number_formats.Numbers(findings.style, marked=marked)
+    return replace(findings, readings=readings)
 
 
 def label_values(

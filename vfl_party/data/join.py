@@ -124,13 +124,13 @@ def _prefix_columns(settings: DataSettings, part: str, table: Table) -> Table:
 
 
 def _concat_arrays(arrays: list[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
-    found = [each for each in arrays if each is not None]
-    return np.concatenate(found, axis=1) if found else None
+    present = [array for array in arrays if array is not None]
+    return np.concatenate(present, axis=1) if present else None
 
 
-def _concat_categories(given: list[Categories | None]) -> Categories | None:
-    found = [each for each in given if each is not None]
-    if not found:
+def _concat_categories(categories: list[Categories | None]) -> Categories | None:
+    present = [part for part in categories if part is not None]
+    if not present:
         return None
-    codes_NK = np.concatenate([each.codes_NK for each in found], axis=1)
-    return Categories(codes_NK, tuple(words for each in found for words in each.words))
+    codes_NK = np.concatenate([part.codes_NK for part in present], axis=1)
+    return Categories(codes_NK, tuple(words for part in present for words in part.words))

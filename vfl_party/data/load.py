@@ -117,12 +117,12 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
     if settings.unlabelled == "drop" and rows.labels is not None:
         # A row without a label must not make another row's id a duplicate.
         ids = _mask_ids(ids, checks.unlabelled(rows.labels), space)
-    kept = in_order(ids, settings.duplicates, space)
-    order = kept.rows
+    sorted_rows = in_order(ids, settings.duplicates, space)
+    order = sorted_rows.rows
     release_unused()
     counts = IdCounts.of(ids, len(order), pc.sum(has_id).as_py() - len(ids) + ids.null_count)
     if settings.duplicates == "error":
-        checks.require_unique(source, counts.repeated, kept.repeated, repeated)
+        checks.require_unique(source, counts.repeated, sorted_rows.repeated, repeated)
     if len(order) == 0:
         label = "data.label, " if counts.unlabelled else ""
         raise checks.unusable(
@@ -144,11 +144,11 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
         notes=notes,
         space=space,
     )
-    found = rows.features
-    if isinstance(found, Columns):
-        table = _with_columns(whole, found, settings)
+    features = rows.features
+    if isinstance(features, Columns):
+        table = _with_columns(whole, features, settings)
     else:
-        table = _with_images(whole, found, settings)
+        table = _with_images(whole, features, settings)
     empty = table.numeric_NF is None and table.categorical is None and table.images_NCHW is None
     # A party without features reads only ids.
     ids_alone = settings.columns == ()
@@ -172,7 +172,9 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
         table = _with_own_rows(table, own_ids, rows.separator, left_out, chosen, order)
     if len(order) == n and is_ascending(order):
         return table
-    return table.select(order, Ids(kept.ids, space) if len(order) == len(kept.rows) else None)
+    return table.select(
+        order, Ids(sorted_rows.ids, space) if len(order) == len(sorted_rows.rows) else None
+    )
 
 
 def _mask_ids(
@@ -196,22 +198,22 @@ def _sample_rows(ids: pa.Array, order: Positions, limit: int) -> Positions:
     for part in parts(len(order)):
         texts = ids.take(pa.array(order[part])).to_pylist()
         release_texts(ids)
-        digests_N[part] = [blake2b(each.encode(), digest_size=8).digest() for each in texts]
+        digests_N[part] = [blake2b(text.encode(), digest_size=8).digest() for text in texts]
     chosen = np.argsort(digests_N.view(">u8"), kind="stable")[:limit]
     return order[np.sort(chosen)]
 
 
-def _code_left_out(has_id: pa.Array, may_stay: pa.Array, kept: Positions) -> npt.NDArray[np.uint8]:
+def _code_left_out(has_id: pa.Array, may_stay: pa.Array, rows: Positions) -> npt.NDArray[np.uint8]:
     """Returns why each row of the source is left out, as places in ``LEFT_OUT``; ``may_stay``:
     whether it has an id and, if it needs one, a label.
     """
     missing, repeated, unlabelled = map(
         LEFT_OUT.index, ("without an id", "with a repeated id", "without a label")
     )
-    found = np.where(has_id.to_numpy(False), unlabelled, missing).astype(np.uint8)
-    found[may_stay.to_numpy(False)] = repeated
-    found[kept] = 0
-    return found
+    codes = np.where(has_id.to_numpy(False), unlabelled, missing).astype(np.uint8)
+    codes[may_stay.to_numpy(False)] = repeated
+    codes[rows] = 0
+    return codes
 
 
 def _with_own_rows(
@@ -219,7 +221,7 @@ def _with_own_rows(
     own_ids: tuple[Any, ...],
     separator: str | None,
     left_out: npt.NDArray[np.uint8],
-    kept: Positions,
+    chosen: Positions,
     order: Positions,
 ) -> Table:
     """Adds the rows of the source to its table, which has all of them; ``order``: those of ``kept``
@@ -233,7 +235,7 @@ def _with_own_rows(
         places_N[part] = np.arange(part.start, part.start + len(places_N[part]))
         release(places_N)
     # The other rows of the file are those of other parties.
-    if len(order) < len(kept):
+    if len(order) < len(chosen):
         listed = np.sort(order)
         own, places_N[listed] = own.only(listed), np.arange(len(listed), dtype=np.int64)
     return replace(table, own=own, places_N=places_N)
@@ -335,21 +337,21 @@ def column_names(settings: DataSettings) -> tuple[str, ...]:
 
 
 def first_rows(
-    settings: DataSettings, names: Sequence[str], most: int
+    settings: DataSettings, names: Sequence[str], count: int
 ) -> dict[str, pa.ChunkedArray]:
     """Returns the first rows of a table's columns, as they come. Raises InputError if they cannot
     be read.
     """
-    stream, found = open_table(settings), []
+    stream, batches = open_table(settings), []
     if stream is not None:
         for batch in clear_words(stream, settings.na).blocks(list(dict.fromkeys(names))):
-            found.append(batch.slice(0, most))
-            most -= batch.num_rows
-            if most <= 0:
+            batches.append(batch.slice(0, count))
+            count -= batch.num_rows
+            if count <= 0:
                 break
-    if not found:
+    if not batches:
         return {}
-    table = pa.Table.from_batches(found)
+    table = pa.Table.from_batches(batches)
     return dict(zip(table.column_names, table.columns, strict=True))
 
 

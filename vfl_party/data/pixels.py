@@ -47,7 +47,7 @@ def in_numbers(pixels: Pixels, space: Space) -> Pixels:
     """Returns images [N, ...] as they are kept: bytes and 16-bit values as such, others as float32.
     Raises InputError if the disk has no room.
     """
-    return space.kept(pixels, None if is_whole(pixels) else np.float32)
+    return space.store(pixels, None if is_whole(pixels) else np.float32)
 
 
 def fit_images(source: str, images_NCHW: Pixels, settings: DataSettings, space: Space) -> Pixels:
@@ -66,11 +66,11 @@ def fit_images(source: str, images_NCHW: Pixels, settings: DataSettings, space: 
             "data.channels needs images of bytes with 1 or 3 channels (got "
             f"{channels} x {height} x {width} in {images_NCHW.dtype}). Remove data.channels.",
         )
-    kept = images_NCHW.dtype if is_whole(images_NCHW) else np.float32
-    into = space.empty((len(images_NCHW), wanted, *size), kept)
+    dtype = images_NCHW.dtype if is_whole(images_NCHW) else np.float32
+    into = space.empty((len(images_NCHW), wanted, *size), dtype)
     for part in parts_of(images_NCHW):
-        found = images_NCHW[part]
-        into[part] = np.stack(list(in_order(_fitting(wanted, size), list(found))))
+        block = images_NCHW[part]
+        into[part] = np.stack(list(in_order(_fitting(wanted, size), list(block))))
         release(images_NCHW, into)
     return into
 
@@ -96,11 +96,11 @@ def resize_image(image_CHW: Pixels, size: tuple[int, int]) -> Pixels:
         return image_CHW
     width_and_height = (size[1], size[0])
     if is_byte(image_CHW):
-        found = [
+        planes_of_bytes = [
             np.asarray(Image.fromarray(plane).resize(width_and_height, Image.Resampling.BILINEAR))
             for plane in np.ascontiguousarray(image_CHW)
         ]
-        return np.stack(found)
+        return np.stack(planes_of_bytes)
     planes_CHW = [
         np.asarray(
             Image.fromarray(plane.astype(np.float32)).resize(

@@ -48,7 +48,7 @@ class Reading:
         chosen: ColumnChoice,
         settings: DataSettings,
         space: Space = IN_MEMORY,
-        found: number_formats.Findings | None = None,
+        findings: number_formats.Findings | None = None,
     ) -> None:
         self.odd: dict[str, list[str]] = {}
         self._source, self._chosen, self._settings, self._space, self._found = (
@@ -56,7 +56,7 @@ class Reading:
             chosen,
             settings,
             space,
-            found,
+            findings,
         )
         self._features = frozenset(chosen.features)
         self._rows = 0
@@ -71,7 +71,7 @@ class Reading:
         self._numbers: GrowingMatrix | None = None
         self._codes: GrowingMatrix | None = None
 
-    def over(self, blocks: Iterator[pa.RecordBatch], notes: tuple[str, ...] = ()) -> Rows:
+    def read(self, blocks: Iterator[pa.RecordBatch], notes: tuple[str, ...] = ()) -> Rows:
         """Reads all blocks. Raises InputError."""
         schema, said_s = None, time.monotonic()
         for batch in blocks:
@@ -89,23 +89,25 @@ class Reading:
         if self._found is not None and self._found.points is not None and not self.odd:
             self._found.points.decide()
         assert schema is not None  # noqa: S101 - there are rows
-        said = [*notes, *(self._found.notes if self._found is not None else ())]
-        said += filter(None, (each.shared() for each in self._words.values()))
+        all_notes = [*notes, *(self._found.notes if self._found is not None else ())]
+        all_notes += filter(
+            None, (vocabulary.describe_shared() for vocabulary in self._words.values())
+        )
         types = tuple(value_type(schema.field(name).type) for name in self._chosen.id)
         return Rows(
-            [each.finish() for each in self._ids],
+            [ids.finish() for ids in self._ids],
             self.labels(),
             self.columns(schema),
             self.splits(),
-            tuple(said),
+            tuple(all_notes),
             types,
             beside={name: self._values_of(name) for name in self._chosen.beside},
         )
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Adds rows. Raises InputError."""
-        for each, name in zip(self._ids, self._chosen.id, strict=True):
-            each.append(id_texts(self._source, name, self._text(batch.column(name))))
+        for ids, name in zip(self._ids, self._chosen.id, strict=True):
+            ids.append(id_texts(self._source, name, self._text(batch.column(name))))
         label = () if self._chosen.label is None else (self._chosen.label,)
         for name in (*label, *self._chosen.beside):
             values = self._label_block(name, batch.column(name))
@@ -149,16 +151,16 @@ class Reading:
 
     def _kinds(self, numeric: Sequence[str], schema: pa.Schema) -> dict[str, str]:
         """Returns what the numeric columns held, as far as these were no bare numbers."""
-        found = {}
+        kinds = {}
         for name in numeric:
             reading = None if self._found is None else self._found.readings[name]
             if isinstance(reading, dates.Dates) or (
                 reading is None and is_time(schema.field(name).type)
             ):
-                found[name] = DATE
+                kinds[name] = DATE
             elif isinstance(reading, number_formats.Numbers) and reading.sign:
-                found[name] = reading.sign
-        return found
+                kinds[name] = reading.sign
+        return kinds
 
     def _begin(self, schema: pa.Schema) -> tuple[str, ...]:
         """Returns the names of the numeric features, which the first block shows. Raises
@@ -204,7 +206,7 @@ class Reading:
 
     def _number_block(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
         if self._found is not None:
-            return self._written(name, column)
+            return self._read_cells(name, column)
         column = decode(column)
         if is_time(column.type):
             return floats(dates.days(column))
@@ -227,7 +229,7 @@ class Reading:
         numbers = reading.read(pc.cast(column, pa.string()))
         return floats(numbers) if numbers is not None else self._no_number(name, column, reading)
 
-    def _written(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
+    def _read_cells(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
         """Reads cells as the first ones were written; notes those that are not, to read the column
         otherwise.
         """
@@ -248,11 +250,11 @@ class Reading:
             and reading.form == self._settings.date_form(name)
         ):
             raise dates.not_all_dates(self._source, name, reading.form)
-        kept = self.odd.setdefault(name, [])
-        if isinstance(reading, number_formats.Numbers) and len(kept) < MAX_ODD:
-            kept += (
+        odd_cells = self.odd.setdefault(name, [])
+        if isinstance(reading, number_formats.Numbers) and len(odd_cells) < MAX_ODD:
+            odd_cells += (
                 number_formats.filter_unlike(column, reading)
-                .slice(0, MAX_ODD - len(kept))
+                .slice(0, MAX_ODD - len(odd_cells))
                 .to_pylist()
             )
         return np.full(len(column), np.nan)
@@ -297,7 +299,7 @@ class Reading:
         if self._found is not None and name not in self._settings.categorical:
             reading = self._found.readings[name]
             if isinstance(reading, number_formats.Numbers):
-                return self._written(name, column)
+                return self._read_cells(name, column)
         elif self._found is None and is_number(column.type):
             return floats(column)
         if not is_text(column.type):
@@ -362,8 +364,8 @@ class Reading:
                 f"column {name!r}, which data.split names, must hold {', '.join(SPLITS)} (got "
                 f"something else in {where}). Correct it.",
             )
-        found: npt.NDArray[np.int32] = codes
-        return found
+        result: npt.NDArray[np.int32] = codes
+        return result
 
     def splits(self) -> npt.NDArray[np.object_] | None:
         """Returns the split of each row, [N] text; None if no column says it."""

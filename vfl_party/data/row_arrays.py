@@ -39,11 +39,11 @@ class Space:
 
     Args:
         folder: of the files without a name.
-        most_bytes: an array that is larger lies in a file.
+        max_bytes: an array that is larger lies in a file.
     """
 
     folder: str
-    most_bytes: int
+    max_bytes: int
 
     @classmethod
     def of(cls, settings: DataSettings) -> Space:
@@ -56,12 +56,12 @@ class Space:
         """Returns the place of what a table has one of in each row, as an id: several copies of it
         are there at a time, so that each may have a quarter of the memory.
         """
-        return replace(self, most_bytes=self.most_bytes // 4)
+        return replace(self, max_bytes=self.max_bytes // 4)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
         """Returns an array to be filled. Raises InputError if the disk has no room for it."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        if size <= self.most_bytes:
+        if size <= self.max_bytes:
             return np.empty(shape, dtype)
         with self._file(size) as file:
             try:
@@ -70,26 +70,26 @@ class Space:
                 raise self._full(size, error) from None
             return MappedArray.of(file, dtype, shape)
 
-    def taken(self, values: Array, rows: npt.NDArray[np.int64]) -> Array:
+    def take(self, values: Array, rows: npt.NDArray[np.int64]) -> Array:
         """Returns ``values[rows]``, for rows of which each is there once. Raises InputError if the
         disk has no room.
         """
         if getattr(values, "_mmap", None) is None:
             return values[rows]
         into = self.empty((len(rows), *values.shape[1:]), values.dtype)
-        for start, found in self._dealt(values, rows):
-            into[start : start + len(found)] = found
+        for start, piece in self._deal(values, rows):
+            into[start : start + len(piece)] = piece
             release(into)
         return into
 
-    def _dealt(self, values: Array, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, Array]]:
+    def _deal(self, values: Array, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, Array]]:
         """Yields ``values[rows]`` in pieces: (the place of the first row, the rows).
 
         A mapped file is slow to read row by row. So it is read from its beginning, each row is
         written to the end of the file of its piece, and each piece is put in order in memory.
         """
         size = size_of_piece(self, max(1, values[:1].nbytes), len(rows))
-        places_N, files = places_of(rows, len(values)), replace(self, most_bytes=0)
+        places_N, files = places_of(rows, len(values)), replace(self, max_bytes=0)
         pieces = [
             (files.growing((), np.int64), files.growing(values.shape[1:], values.dtype))
             for _ in range(0, len(rows), size)
@@ -98,33 +98,33 @@ class Space:
             places_B = places_N[part].astype(np.int64)
             piece_B = places_B // size
             order_B = np.argsort(piece_B, kind="stable")
-            found, places_B = values[part][order_B], places_B[order_B]
+            block, places_B = values[part][order_B], places_B[order_B]
             ends = np.searchsorted(piece_B[order_B], np.arange(len(pieces) + 1))
             for (places, cells), first, end in zip(pieces, ends[:-1], ends[1:], strict=True):
                 places.append(places_B[first:end])
-                cells.append(found[first:end])
+                cells.append(block[first:end])
             release(values)
         for number, (places, cells) in enumerate(pieces):
-            found = np.asarray(cells.finish())
-            sorted_ = np.empty_like(found)
-            sorted_[places.finish() - number * size] = found
+            block = np.asarray(cells.finish())
+            sorted_ = np.empty_like(block)
+            sorted_[places.finish() - number * size] = block
             yield number * size, sorted_
             # Freed before the next piece is read.
-            del found, sorted_
+            del block, sorted_
 
-    def concatenated(self, arrays: Sequence[Array]) -> Array:
+    def concatenate(self, arrays: Sequence[Array]) -> Array:
         """Returns arrays one below the other. Raises InputError if the disk has no room for it."""
         into = self.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
         end = 0
         for values in arrays:
             for part in parts_of(values):
-                found = values[part]
-                into[end : end + len(found)] = found
-                end += len(found)
+                block = values[part]
+                into[end : end + len(block)] = block
+                end += len(block)
                 release(values, into)
         return into
 
-    def kept(self, values: Array, dtype: npt.DTypeLike | None = None) -> Array:
+    def store(self, values: Array, dtype: npt.DTypeLike | None = None) -> Array:
         """Returns an array of rows that lie one after the other in this place, as ``dtype`` if it
         is given: ``values`` itself if it is such a one. Raises InputError if the disk has no room.
         """
@@ -200,10 +200,10 @@ class MappedArray(np.memmap[Any, Any]):
         if self.descriptor is None or not len(self):
             return np.asarray(self[rows])
         size, place = self[:1].nbytes, self.descriptor
-        found = bytearray().join(
+        data = bytearray().join(
             [os.pread(place, size, offset) for offset in (rows * size).tolist()]
         )
-        return np.frombuffer(found, self.dtype).reshape(len(rows), *self.shape[1:])
+        return np.frombuffer(data, self.dtype).reshape(len(rows), *self.shape[1:])
 
 
 class GrowingMatrix:
@@ -219,7 +219,7 @@ class GrowingMatrix:
         """Adds rows. Raises InputError if the disk is full."""
         self._rows += len(block_N)
         self._blocks.append(block_N)
-        if self._file is not None or self._size > self._space.most_bytes:
+        if self._file is not None or self._size > self._space.max_bytes:
             self._write()
 
     def finish(self) -> Array:
@@ -261,12 +261,12 @@ def places_of(rows: npt.NDArray[np.integer[Any]], n: int) -> npt.NDArray[np.inte
 
 def size_of_piece(space: Space, row_bytes: int, rows: int) -> int:
     """Returns how many of ``rows`` rows are put in order in memory at once."""
-    return max(1, min(rows, max(space.most_bytes // (4 * row_bytes), rows // MAX_PIECES + 1)))
+    return max(1, min(rows, max(space.max_bytes // (4 * row_bytes), rows // MAX_PIECES + 1)))
 
 
 def is_ascending(rows: npt.NDArray[np.integer[Any]]) -> bool:
     """Whether each row comes after the one before."""
-    found = all(
+    ascending = all(
         bool(
             (
                 rows[start + 1 : start + 1 + _LOOKED_AT] > rows[start : len(rows) - 1][:_LOOKED_AT]
@@ -275,7 +275,7 @@ def is_ascending(rows: npt.NDArray[np.integer[Any]]) -> bool:
         for start in range(0, len(rows), _LOOKED_AT)
     )
     release(rows)
-    return found
+    return ascending
 
 
 def parts(n: int, size: int | None = None) -> Iterator[slice]:
@@ -300,9 +300,9 @@ def some_rows(values: Array, rows: npt.NDArray[np.int64] | slice) -> Array:
     """Returns a copy of the given rows, read from the file and not through memory if it has one."""
     if isinstance(values, MappedArray) and not isinstance(rows, slice):
         return values.rows(rows)
-    found = np.array(values[rows])
+    block = np.array(values[rows])
     release(values)
-    return found
+    return block
 
 
 def release(*arrays: Array) -> None:

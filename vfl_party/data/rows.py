@@ -90,7 +90,7 @@ class Prepared:
 def _add_ids(digest: hashlib._Hash, ids: Sequence[str]) -> None:
     digest.update(ids[0].encode() if ids else b"")
     for start in range(1, len(ids), _CHUNK):
-        digest.update("".join(f"\x00{each}" for each in ids[start : start + _CHUNK]).encode())
+        digest.update("".join(f"\x00{id_}" for id_ in ids[start : start + _CHUNK]).encode())
 
 
 def _add_inputs(digest: hashlib._Hash, features: Features | None, *more: Tensor | None) -> None:
@@ -221,8 +221,8 @@ def _whole_groups(recipe: Recipe, table: Table) -> dict[str, Rows]:
             "Name the column that says which rows belong together.",
         )
     names, group_N = np.unique(table.groups, return_inverse=True)
-    found = divide_rows(recipe, len(names), what="groups")
-    return {split: np.flatnonzero(np.isin(group_N, groups)) for split, groups in found.items()}
+    splits = divide_rows(recipe, len(names), what="groups")
+    return {split: np.flatnonzero(np.isin(group_N, groups)) for split, groups in splits.items()}
 
 
 def _check_whole(recipe: Recipe, table: Table) -> None:
@@ -230,7 +230,8 @@ def _check_whole(recipe: Recipe, table: Table) -> None:
     if recipe.task.kind != "ranking" or table.groups is None or table.splits is None:
         return
     query_N, split_N = (
-        np.unique(each, return_inverse=True)[1].reshape(-1) for each in (table.groups, table.splits)
+        np.unique(values, return_inverse=True)[1].reshape(-1)
+        for values in (table.groups, table.splits)
     )
     both = np.unique(np.stack([query_N, split_N], axis=1), axis=0)
     divided_queries = int((np.bincount(both[:, 0]) > 1).sum())
@@ -253,11 +254,11 @@ def decode_division(division: bytes) -> dict[str, Rows]:
     """Returns the row numbers of the splits, as ``split_rows`` does."""
     codes = np.frombuffer(division, np.uint8)
     local, aligned, train, validation, test = (codes == code for code in range(len(CODES)))
-    found = {"train": np.flatnonzero(train)}
+    splits = {"train": np.flatnonzero(train)}
     # Splits with the same rows share one array.
-    found["aligned"] = np.flatnonzero(aligned | train) if aligned.any() else found["train"]
-    found["local"] = np.flatnonzero(local | aligned | train) if local.any() else found["aligned"]
-    return found | {"validation": np.flatnonzero(validation), "test": np.flatnonzero(test)}
+    splits["aligned"] = np.flatnonzero(aligned | train) if aligned.any() else splits["train"]
+    splits["local"] = np.flatnonzero(local | aligned | train) if local.any() else splits["aligned"]
+    return splits | {"validation": np.flatnonzero(validation), "test": np.flatnonzero(test)}
 
 
 def _check_folds(recipe: Recipe, count: int, what: str = "rows") -> None:

@@ -34,7 +34,7 @@ class Stream:
             InputError if the table cannot be read, or has changed since it was opened.
         separator: between the cells of a text file.
         notes: what the reader has guessed, a sentence each, with the key that decides it.
-        found: likewise, what only reading to the end shows: there once the last block has come.
+        late_notes: likewise, notes that are known once the last block has been read.
         ordered: whether the rows come in the same order each time.
         unsorted: which rows are the first ones, if nobody has put them in order: a note for
             settings that take some by their place.
@@ -46,7 +46,7 @@ class Stream:
     blocks: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
     separator: str | None = None
     notes: tuple[str, ...] = ()
-    found: list[str] = field(default_factory=list)
+    late_notes: list[str] = field(default_factory=list)
     ordered: bool = True
     unsorted: str = ""
 
@@ -81,13 +81,13 @@ def _header_in(batch: pa.RecordBatch) -> int:
     # A word may well be called as its column is.
     if batch.num_columns < 2:
         return -1
-    found = pa.array(np.arange(batch.num_rows))
+    rows = pa.array(np.arange(batch.num_rows))
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        same = pc.equal(pc.utf8_trim_whitespace(column.take(found)), name)
-        found = found.filter(pc.fill_null(same, False))
-        if not len(found):
+        same = pc.equal(pc.utf8_trim_whitespace(column.take(rows)), name)
+        rows = rows.filter(pc.fill_null(same, False))
+        if not len(rows):
             return -1
-    return int(found[0].as_py())
+    return int(rows[0].as_py())
 
 
 def with_row_numbers(stream: Stream) -> Stream:
@@ -140,5 +140,5 @@ def _clear_words(column: pa.Array, empty: pa.Array) -> pa.Array:
     ):
         return column
     text = pc.cast(column, pa.large_string())
-    found = pc.is_in(pc.utf8_trim_whitespace(text), value_set=pc.cast(empty, pa.large_string()))
-    return pc.if_else(found, pa.scalar(None, pa.large_string()), text)
+    is_empty = pc.is_in(pc.utf8_trim_whitespace(text), value_set=pc.cast(empty, pa.large_string()))
+    return pc.if_else(is_empty, pa.scalar(None, pa.large_string()), text)

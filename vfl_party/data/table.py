@@ -31,10 +31,10 @@ class Categories:
 
     def texts(self) -> npt.NDArray[np.object_]:
         """Returns [N, K] text, None if missing."""
-        found = np.empty(self.codes_NK.shape, object)
+        texts = np.empty(self.codes_NK.shape, object)
         for k, words in enumerate(self.words):
-            found[:, k] = np.array([*words, None], object)[self.codes_NK[:, k]]
-        return found
+            texts[:, k] = np.array([*words, None], object)[self.codes_NK[:, k]]
+        return texts
 
     def select(self, columns: Sequence[int]) -> Categories:
         """Returns the given columns."""
@@ -66,7 +66,7 @@ class InputRows:
         """Returns the given rows."""
         return replace(
             self,
-            ids=tuple(each.take(pa.array(rows)) for each in self.ids),
+            ids=tuple(column.take(pa.array(rows)) for column in self.ids),
             left_out=self.left_out[rows],
         )
 
@@ -123,7 +123,7 @@ class Table:
         def pick(
             values: npt.NDArray[Any] | None, space: Space = self.space
         ) -> npt.NDArray[Any] | None:
-            return None if values is None else space.taken(values, rows)
+            return None if values is None else space.take(values, rows)
 
         share = self.space.share()
         words = self.categorical
@@ -133,12 +133,12 @@ class Table:
             numeric_NF=pick(self.numeric_NF),
             categorical=None
             if words is None
-            else replace(words, codes_NK=self.space.taken(words.codes_NK, rows)),
+            else replace(words, codes_NK=self.space.take(words.codes_NK, rows)),
             images_NCHW=pick(self.images_NCHW),
             labels=pick(self.labels, share),
             splits=pick(self.splits, share),
             places_N=pick(self.places_N, share),
-            beside={name: self.space.taken(values, rows) for name, values in self.beside.items()},
+            beside={name: self.space.take(values, rows) for name, values in self.beside.items()},
         )
 
     def pixels(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
@@ -226,8 +226,8 @@ def _label_summary(labels: npt.NDArray[Any]) -> list[str]:
             f"{labels.max():g},"
             f" mean {labels.mean():g}, standard deviation {labels.std():g}"
         ]
-    shown = [
+    lines = [
         f"{shortened(value) if isinstance(value, str) else f'{value:g}'}: {n}"
         for value, n in zip(values, counts, strict=True)
     ]
-    return [f"labels: {len(values)} different values", *(f"  {line}" for line in shown)]
+    return [f"labels: {len(values)} different values", *(f"  {line}" for line in lines)]

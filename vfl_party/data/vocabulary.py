@@ -45,7 +45,7 @@ class Vocabulary:
             digests_V = digests_of(values)
             self.kind, values = pa.int64(), (digests_V % np.uint64(self.buckets)).tolist()
             self.seen.add(digests_V)
-        places = [self.places.setdefault(each, len(self.places)) for each in values]
+        places = [self.places.setdefault(value, len(self.places)) for value in values]
         if len(self.places) > MAX_WORDS:
             raise checks.unusable(
                 self.source,
@@ -72,7 +72,7 @@ class Vocabulary:
         texts: npt.NDArray[np.object_] = np.array([*self.texts(), None], object)
         return texts[codes_N]
 
-    def shared(self) -> str:
+    def describe_shared(self) -> str:
         """Words how many values share a bucket with another one; '' if the values have none."""
         if self.buckets is None:
             return ""
@@ -114,10 +114,10 @@ def digests_of(values: Sequence[Any]) -> npt.NDArray[np.uint64]:
     party and in every run.
     """
     texts = (
-        str(int(each)) if isinstance(each, float) and each.is_integer() else str(each)
-        for each in values
+        str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        for value in values
     )
-    data = b"".join(blake2b(each.encode(), digest_size=8).digest() for each in texts)
+    data = b"".join(blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(data, ">u8").astype(np.uint64)
 
 

@@ -120,7 +120,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     course.check()
     if rows is not None:
         splits = divide_rows(recipe, rows, drawn=False)
-        holders = [each.name for each in recipe.passives] if recipe.rows.align == "none" else []
+        holders = [party.name for party in recipe.passives] if recipe.rows.align == "none" else []
         course.check(len(splits["train"]))
         party = Party(
             name=name,
@@ -130,7 +130,9 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
             models=course.upper(recipe.seed) if holders else {},
             data=PartyData(
                 splits,
-                holdings={each: {key: len(of) for key, of in splits.items()} for each in holders},
+                holdings={
+                    holder: {key: len(of) for key, of in splits.items()} for holder in holders
+                },
             ),
             policy=outlook.policy,
         )
@@ -155,7 +157,7 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
     if recipe.simulate is not None and outlook.folder is not None:
         # What another party would refuse is refused here too.
         tried = try_parties(recipe, outlook.folder, outlook.load)
-        others = {other: each.party for other, each in tried.items() if other != name}
+        others = {other: trial.party for other, trial in tried.items() if other != name}
         party = replace(tried[name].party, others=others)
         # With rows.partial, the active party's table has all rows.
         whole = recipe.active.name if recipe.rows.partial else name
@@ -183,7 +185,9 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
     ``forecast``.
     """
     recipe, count = party.recipe, _Count()
-    opening = groupby(alignment_of(recipe).occurrences(rows), key=lambda each: each.step.phase)
+    opening = groupby(
+        alignment_of(recipe).occurrences(rows), key=lambda occurrence: occurrence.step.phase
+    )
     phases = []
     for name, of in opening:
         runs = count.add(party, of, in_flight=0)
@@ -192,14 +196,14 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
     for phase in party.course.phases:
         stated = phase.method.traffic(party, phase.name, phase.settings)
         traffic = stated if stated is not None else Traffic()
-        most = limits.pop(phase.name, None) if traffic.may_end_early else None
-        runs = count.of(party, traffic, most)
+        max_rounds = limits.pop(phase.name, None) if traffic.may_end_early else None
+        runs = count.of(party, traffic, max_rounds)
         phases.append(
             PhaseForecast(
                 name=phase.name,
                 kind=phase.kind,
                 round_trips=_trips(runs),
-                at_most=traffic.may_end_early and most is None,
+                at_most=traffic.may_end_early and max_rounds is None,
                 unknown=stated is None,
                 bound=traffic.bound,
                 runs=runs,
@@ -215,7 +219,7 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
         recipe=recipe.name,
         rows=rows,
         server=recipe.server,
-        parties=tuple(each.name for each in recipe.parties),
+        parties=tuple(party.name for party in recipe.parties),
         phases=tuple(phases),
         links=count.links(),
         exchanges=tuple(count.exchanges),
@@ -237,10 +241,12 @@ def read_rounds(texts: Iterable[str]) -> dict[str, int]:
     return limits
 
 
-def _first_rounds(occurrences: Iterable[Occurrence], most: int | None) -> Iterable[Occurrence]:
-    if most is None:
+def _first_rounds(
+    occurrences: Iterable[Occurrence], max_rounds: int | None
+) -> Iterable[Occurrence]:
+    if max_rounds is None:
         return occurrences
-    return takewhile(lambda each: each.step.round < most, occurrences)
+    return takewhile(lambda occurrence: occurrence.step.round < max_rounds, occurrences)
 
 
 def _trips(runs: Iterable[StepRun]) -> int:
@@ -277,11 +283,11 @@ class _Count:
         """
         recipe, runs = party.recipe, Runs(in_flight, parts, trains)
         passives, everybody = (
-            tuple(each.name for each in of) for of in (recipe.passives, recipe.parties)
+            tuple(party.name for party in of) for of in (recipe.passives, recipe.parties)
         )
         chains: dict[int, Chains] = {}
-        for number, each in enumerate(occurrences):
-            exchange, phase = each.exchange, each.step.phase
+        for number, occurrence in enumerate(occurrences):
+            exchange, phase = occurrence.exchange, occurrence.step.phase
             if number == MAX_STEPS:
                 raise InputError(
                     Code.CONFIG_INVALID,
@@ -294,9 +300,11 @@ class _Count:
             if not asking:
                 # The active party is alone.
                 continue
-            if each.party is not None:
-                asking = (each.party,) if isinstance(each.party, str) else each.party
-            runs.begin(each, peer)
+            if occurrence.party is not None:
+                asking = (
+                    (occurrence.party,) if isinstance(occurrence.party, str) else occurrence.party
+                )
+            runs.begin(occurrence, peer)
             if id(exchange) not in chains:
                 chains[id(exchange)] = known = party.chains(phase, exchange)
                 self.exchanges += summarised(
@@ -313,17 +321,17 @@ class _Count:
             ):
                 spec = (
                     NOTHING.spec()
-                    if each.empty == ("up" if up else "down")
-                    else chain.wire_spec(exchange.spec(sent, phase, dict(each.sizes)))
+                    if occurrence.empty == ("up" if up else "down")
+                    else chain.wire_spec(exchange.spec(sent, phase, dict(occurrence.sizes)))
                 )
-                size = sizes(each.step, spec)
+                size = sizes(occurrence.step, spec)
                 runs.add(size, len(asking), up)
                 for name in asking:
                     ends = (name, peer) if up else (peer, name)
                     total = self._sums.setdefault((*ends, phase, spec.kind.label), [0, 0, 0])
                     for place, value in enumerate(size):
                         total[place] += value
-        return runs.found()
+        return runs.finish()
 
     def links(self) -> tuple[LinkBytes, ...]:
         return tuple(

@@ -21,7 +21,7 @@ def encoder_loads(party: Party) -> Iterator[EncoderLoad]:
     all that have features.
     """
     here = {party.name: party, **party.others}
-    for name in (each.name for each in party.recipe.parties):
+    for name in (party_.name for party_ in party.recipe.parties):
         one = here.get(name)
         if one is not None and one.features is not None and "encoder" in one.models:
             yield _load_of(one, one.models["encoder"], one.features.spec)
@@ -38,8 +38,8 @@ def _load_of(party: Party, encoder: nn.Module, spec: InputSpec) -> EncoderLoad:
         return EncoderLoad(
             party=party.name,
             rows=len(party.rows("local")),
-            weights=sum(each.numel() for each in weights),
-            weight_bytes=sum(each.nbytes for each in weights),
+            weights=sum(weight.numel() for weight in weights),
+            weight_bytes=sum(weight.nbytes for weight in weights),
             flops_a_row=flops(encoder, inputs) // _ROWS,
             kept_bytes_a_row=_count_saved_bytes(encoder, inputs) // _ROWS,
         )
@@ -62,13 +62,13 @@ def _count_saved_bytes(encoder: nn.Module, inputs: list[Tensor]) -> int:
     """Returns the bytes that a forward pass in training keeps for the backward pass, without the
     weights.
     """
-    known = {each.untyped_storage().data_ptr() for each in encoder.parameters()}
-    kept: dict[int, int] = {}
+    known = {parameter.untyped_storage().data_ptr() for parameter in encoder.parameters()}
+    saved: dict[int, int] = {}
 
     def keep(value: Tensor) -> Tensor:
         storage = value.untyped_storage()
         if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return value
 
     encoder.train()
@@ -76,4 +76,4 @@ def _count_saved_bytes(encoder: nn.Module, inputs: list[Tensor]) -> int:
         # The output holds the saved tensors until they are counted.
         out = encoder(*inputs)
     del out
-    return sum(kept.values())
+    return sum(saved.values())

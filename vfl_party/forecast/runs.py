@@ -31,13 +31,13 @@ class Runs:
         # Bytes up and down, messages up and down.
         self._sums = [0, 0, 0, 0]
 
-    def begin(self, each: Occurrence, peer: str) -> None:
+    def begin(self, occurrence: Occurrence, peer: str) -> None:
         """Begins a step, unless ``each`` happens at the same time as the one before it."""
-        if self._at == (each.step, peer):
+        if self._at == (occurrence.step, peer):
             return
-        self._at = each.step, peer
-        self._trains = self._trains or each.exchange.name
-        run = (each.exchange.name, peer, each.step.round)
+        self._at = occurrence.step, peer
+        self._trains = self._trains or occurrence.exchange.name
+        run = (occurrence.exchange.name, peer, occurrence.step.round)
         if run != self._run:
             self._end()
             self._run = run
@@ -49,7 +49,7 @@ class Runs:
         self._sums[place] += parties * size.message_bytes
         self._sums[2 + place] += parties * size.messages
 
-    def found(self) -> tuple[StepRun, ...]:
+    def finish(self) -> tuple[StepRun, ...]:
         """Returns all runs, each kind once."""
         self._end()
         own = {

@@ -126,7 +126,7 @@ def look_like_dates(words: pa.Array) -> pa.Array:
     """Returns for each text whether it is digits with dots, slashes or dashes between them, as in
     dates.
     """
-    found = pc.match_substring_regex(
+    matches = pc.match_substring_regex(
         trim(words), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?:[ T].*)?$"
     )
-    return pc.fill_null(found, False)
+    return pc.fill_null(matches, False)

@@ -44,7 +44,7 @@ class Style:
     thousands: str = ""
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
         """The style in words, such as "a decimal comma and spaces between thousands"."""
         between = {"": "", " ": " and spaces between thousands", "'": " and ' between thousands"}
         default = f" and {self.thousands!r} between thousands"
@@ -53,7 +53,7 @@ class Style:
 
 
 PLAIN = Style()
-_STYLES = tuple(Style(*each) for each in (",.", ", ", ".,", ". ", ".'", ",'"))
+_STYLES = tuple(Style(*signs) for signs in (",.", ", ", ".,", ". ", ".'", ",'"))
 
 
 @dataclass(frozen=True)
@@ -71,18 +71,18 @@ class Numbers:
     def read(self, text: pa.Array) -> pa.Array | None:
         """Returns float64, null if missing; None if some cell is no number."""
         if self.marked:
-            found = Numbers(self.style, self.sign).read(mask_numbers(text))
+            numbers = Numbers(self.style, self.sign).read(mask_numbers(text))
             is_number = pc.fill_null(pc.starts_with(text, NUMBER), False)
             # A column with 7% and the number 0.05 is ambiguous.
             if self.sign and pc.any(is_number).as_py():
                 return None
-            given = pc.if_else(
+            marked = pc.if_else(
                 is_number, pc.utf8_slice_codeunits(text, 1), pa.scalar(None, text.type)
             )
             return (
                 None
-                if found is None
-                else pc.if_else(is_number, pc.cast(given, pa.float64()), found)
+                if numbers is None
+                else pc.if_else(is_number, pc.cast(marked, pa.float64()), numbers)
             )
         text = trim(text)
         if self.sign:
@@ -198,7 +198,7 @@ def find(
 
 def _require_forms(source: str, readings: Mapping[str, Reading], settings: DataSettings) -> None:
     """Raises InputError if a form of ``data.dates`` fits no cells that it is for."""
-    forms = {name: each.form for name, each in readings.items() if isinstance(each, Dates)}
+    forms = {name: reading.form for name, reading in readings.items() if isinstance(reading, Dates)}
     if isinstance(settings.dates, dict):
         for name, form in settings.dates.items():
             if name in readings and forms.get(name) != form:
@@ -227,20 +227,20 @@ def _reading(
         return _numbers(text, style, marked) or (
             None if no_feature else find_dates(source, name, text)
         )
-    said = Dates(form, marked=marked)
-    fits = said.fits(text)
+    dates = Dates(form, marked=marked)
+    fits = dates.fits(text)
     wrong, right = pc.sum(pc.invert(fits)).as_py() or 0, pc.sum(fits).as_py() or 0
     if right > wrong > 0:
         raise not_all_dates(source, name, form)
     if right and not wrong:
-        return said
-    found: Reading | None = _numbers(text, style, marked)
+        return dates
+    reading: Reading | None = _numbers(text, style, marked)
     # A table may have dates of several forms.
-    if found is None:
+    if reading is None:
         # If day and month cannot be told apart, the cells are words, and a note says so.
         with contextlib.suppress(InputError):
-            found = find_dates(source, name, text)
-    return found
+            reading = find_dates(source, name, text)
+    return reading
 
 
 def _pattern(style: Style) -> str:
@@ -278,9 +278,12 @@ def _sign(text: pa.Array) -> str:
 
 
 def _numbers(text: pa.Array, style: Style, marked: bool) -> Numbers | None:
-    for found in (Numbers(style, marked=marked), Numbers(style, _sign(mask_numbers(text)), marked)):
-        if found.read(text) is not None:
-            return found
+    for numbers in (
+        Numbers(style, marked=marked),
+        Numbers(style, _sign(mask_numbers(text)), marked),
+    ):
+        if numbers.read(text) is not None:
+            return numbers
     return None
 
 
@@ -296,41 +299,43 @@ def _style(
     if not odd:
         return fits[0], []
     read = {style: _readable(bare, style) for style in fits}
-    most = max(map(len, read.values()))
-    best = [style for style, columns in read.items() if len(columns) == most]
-    found = best[0]
+    max_columns = max(map(len, read.values()))
+    best = [style for style, columns in read.items() if len(columns) == max_columns]
+    chosen = best[0]
     known = settings.like
-    found = next((each for each in best if known is not None and each.decimal == known[0]), found)
-    other = next((each for each in best if each.decimal != found.decimal), found)
+    chosen = next(
+        (style for style in best if known is not None and style.decimal == known[0]), chosen
+    )
+    other = next((style for style in best if style.decimal != chosen.decimal), chosen)
     differ = [
         name
-        for name, values in read[found].items()
+        for name, values in read[chosen].items()
         if not values.equals(read[other].get(name, values))
     ]
-    if differ and (known is None or known[0] != found.decimal):
+    if differ and (known is None or known[0] != chosen.decimal):
         if not commas:
             raise _ambiguous_numbers(source, differ[0], "comma", ",")
         # A file separated by commas is mostly English.
-        found = found if found.decimal == "." else other
-    names = [name for name in odd if name in read[found]]
+        chosen = chosen if chosen.decimal == "." else other
+    names = [name for name in odd if name in read[chosen]]
     if not names:
-        return found, []
-    shown = checks.listed(sorted(names), most=3)
+        return chosen, []
+    examples = checks.listed(sorted(names), max_names=3)
     notes = [
-        f"numbers are read with {found.said}, as in {shown}. To change this, set data.decimal and "
-        "data.thousands."
+        f"numbers are read with {chosen.description}, as in {examples}. To change this, set "
+        "data.decimal and data.thousands."
     ]
     others = [
         name
         for name in bare
-        if name not in odd and _differs(bare[name], fits[0], read[found].get(name))
+        if name not in odd and _differs(bare[name], fits[0], read[chosen].get(name))
     ]
     if others:
         notes.append(
-            f"{checks.listed(others)} are different numbers with {fits[0].said}. Check them, and "
-            "set data.decimal and data.thousands."
+            f"{checks.listed(others)} are different numbers with {fits[0].description}. Check "
+            "them, and set data.decimal and data.thousands."
         )
-    return found, notes
+    return chosen, notes
 
 
 def _list_styles(settings: DataSettings) -> list[Style]:
@@ -340,9 +345,9 @@ def _list_styles(settings: DataSettings) -> list[Style]:
         return [Style(decimal, thousands)]
     styles = (PLAIN, Style(",", ""), *_STYLES)
     return [
-        each
-        for each in styles
-        if decimal in (None, each.decimal) and thousands in (None, each.thousands)
+        style
+        for style in styles
+        if decimal in (None, style.decimal) and thousands in (None, style.thousands)
     ]
 
 
@@ -352,8 +357,8 @@ def _differs(text: pa.Array, style: Style, values: pa.Array | None) -> bool:
 
 
 def _readable(columns: Mapping[str, pa.Array], style: Style) -> dict[str, pa.Array]:
-    found = {name: Numbers(style).read(text) for name, text in columns.items()}
-    return {name: values for name, values in found.items() if values is not None}
+    readings = {name: Numbers(style).read(text) for name, text in columns.items()}
+    return {name: values for name, values in readings.items() if values is not None}
 
 
 def _strip_sign(text: pa.Array, sign: str) -> pa.Array:
@@ -391,5 +396,5 @@ def look_like_numbers(words: pa.Array) -> pa.Array:
     present = pc.replace_substring_regex(present, "^(?:\u2212|\u2013)|-$", "")
     sign = "|".join(map(re.escape, SIGNS))
     bare = pc.replace_substring_regex(present, f"^(?:{sign})\\s*|\\s*(?:{sign})$", "")
-    masks = [pc.match_substring_regex(bare, _pattern(each)) for each in (PLAIN, *_STYLES)]
+    masks = [pc.match_substring_regex(bare, _pattern(style)) for style in (PLAIN, *_STYLES)]
     return pc.fill_null(functools.reduce(pc.or_, masks), False)

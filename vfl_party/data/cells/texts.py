@@ -34,8 +34,8 @@ MISSING = pa.array(
 
 def trim(text: pa.Array) -> pa.Array:
     """Returns the cells without white space at their ends, null if missing."""
-    found = pc.utf8_trim_whitespace(text)
-    return pc.if_else(pc.is_in(found, value_set=MISSING), pa.scalar(None, found.type), found)
+    trimmed = pc.utf8_trim_whitespace(text)
+    return pc.if_else(pc.is_in(trimmed, value_set=MISSING), pa.scalar(None, trimmed.type), trimmed)
 
 
 def every(mask: pa.Array) -> bool:

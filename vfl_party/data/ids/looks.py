@@ -34,7 +34,7 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
     for used in range(len(rules) + 1):
         ids = normalised(parts, rules[:used])
         first, drop = (
-            IdCounts.of(ids, len(in_order(ids, each).rows)) for each in ("first", "drop")
+            IdCounts.of(ids, len(in_order(ids, policy).rows)) for policy in ("first", "drop")
         )
         counts = drop if duplicates == "drop" else first
         after = f"after {', '.join(rules[:used])}" if used else "as they come"
@@ -74,10 +74,13 @@ def shapes_of(ids: Sequence[str]) -> str:
         if zeros
         else "; no number begins with 0"
     )
-    for found, lengths, least in ((looks, "", _MIN_SHARE), (shorter, " of several lengths", 0.5)):
-        shown = found.most_common(_MAX_SHAPES)
-        if sum(count for _, count in shown) > least * len(ids):
-            return f"{_format_shares(shown, len(ids))}{lengths}{begin if zeros or several else ''}"
+    for counts, lengths, min_share in (
+        (looks, "", _MIN_SHARE),
+        (shorter, " of several lengths", 0.5),
+    ):
+        common = counts.most_common(_MAX_SHAPES)
+        if sum(count for _, count in common) > min_share * len(ids):
+            return f"{_format_shares(common, len(ids))}{lengths}{begin if zeros or several else ''}"
     return "too many to show" if looks else "none"
 
 
@@ -113,14 +116,14 @@ def _sample(ids: Sequence[str]) -> Sequence[str]:
 
 def _format_shares(shapes: Sequence[tuple[str, int]], total: int) -> str:
     """Lists shapes with their shares of ``total`` ids; a single one stands for all."""
-    shapes = [each for each in shapes if each[1] >= total / 100] or shapes[:1]
+    shapes = [shape for shape in shapes if shape[1] >= total / 100] or shapes[:1]
     cleaned = [(re.sub(r"[^A0 ./@_+-]", "?", shape), count) for shape, count in shapes]
-    shown = [(repr(shape) if shape != shape.strip() else shape, count) for shape, count in cleaned]
-    others = total - sum(count for _, count in shown)
-    if len(shown) == 1 and not others:
-        return shown[0][0]
+    cells = [(repr(shape) if shape != shape.strip() else shape, count) for shape, count in cleaned]
+    others = total - sum(count for _, count in cells)
+    if len(cells) == 1 and not others:
+        return cells[0][0]
     more = [("others", others)] if others else []
-    return ", ".join(f"{shape} {percent(count, total)}" for shape, count in [*shown, *more])
+    return ", ".join(f"{shape} {percent(count, total)}" for shape, count in [*cells, *more])
 
 
 def short_look(text: str) -> str:

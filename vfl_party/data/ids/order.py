@@ -43,10 +43,10 @@ class IdCounts:
     unlabelled: int = 0
 
     @classmethod
-    def of(cls, ids: pa.Array, kept: int, unlabelled: int = 0) -> IdCounts:
+    def of(cls, ids: pa.Array, remaining: int, unlabelled: int = 0) -> IdCounts:
         """Counts all rows: ``kept`` stay, ``unlabelled`` ids are null for want of a label."""
         missing = ids.null_count - unlabelled
-        return cls(len(ids), missing, len(ids) - ids.null_count - kept, unlabelled)
+        return cls(len(ids), missing, len(ids) - ids.null_count - remaining, unlabelled)
 
     @property
     def kept(self) -> int:
@@ -96,7 +96,7 @@ def in_order(
         rows.append(numbers)
         texts.append(values)
     return SortedRows(
-        rows.finish(), texts.finish(), min(repeated, key=lambda found: found[1], default=None)
+        rows.finish(), texts.finish(), min(repeated, key=lambda pair: pair[1], default=None)
     )
 
 
@@ -158,11 +158,11 @@ def _bounds(ids: pa.LargeStringArray, count: int) -> npt.NDArray[np.bytes_]:
     of about one size. Ids that begin alike are in one part.
     """
     step = max(1, len(ids) // (_SAMPLES * count))
-    found = ids.take(pa.array(np.arange(0, len(ids), step))).drop_null()
+    sample_ids = ids.take(pa.array(np.arange(0, len(ids), step))).drop_null()
     release_texts(ids)
-    lengths = _starts_and_lengths(found)[1]
+    lengths = _starts_and_lengths(sample_ids)[1]
     width = min(int(lengths.max(initial=1)), _LONGEST)
-    sample = np.sort(_beginnings(found, width))
+    sample = np.sort(_beginnings(sample_ids, width))
     return np.unique(sample[np.arange(1, count) * len(sample) // count]) if len(sample) else sample
 
 

@@ -79,7 +79,7 @@ class RowBuckets:
     """
 
     def __init__(self, space: Space, count: int) -> None:
-        files = replace(space, most_bytes=0)
+        files = replace(space, max_bytes=0)
         self._all: list[tuple[GrowingMatrix, GrowingTexts]] = [
             (files.growing((), np.int64), GrowingTexts(files)) for _ in range(count)
         ]
@@ -110,11 +110,11 @@ def texts_of(
     """Returns ``change(rows, texts)`` of all rows, a part after the other. Raises InputError if the
     disk is full.
     """
-    found = GrowingTexts(space)
+    result = GrowingTexts(space)
     for part in parts(len(values), CHUNK):
-        found.append(change(part, values[part]))
+        result.append(change(part, values[part]))
         release_texts(values)
-    return found.finish()
+    return result.finish()
 
 
 def take_texts(
@@ -127,13 +127,13 @@ def take_texts(
         few = values.take(pa.array(rows))
         release_texts(values)
         return few
-    found = GrowingTexts(space)
+    result = GrowingTexts(space)
     if is_ascending(rows):
         for part in parts(len(rows), CHUNK):
-            found.append(values.take(pa.array(rows[part])))
+            result.append(values.take(pa.array(rows[part])))
             release_texts(values)
             release(rows)
-        return found.finish()
+        return result.finish()
     size = size_of_piece(space, _ROW_BYTES, len(rows))
     places_N, dealt = places_of(rows, len(values)), RowBuckets(space, -(-len(rows) // size))
     for part in parts(len(values), CHUNK):
@@ -141,8 +141,8 @@ def take_texts(
         dealt.deal(places_B // size, places_B, values[part])
         release_texts(values)
     for places, texts in dealt:
-        found.append(texts.take(pa.array(np.argsort(places))))
-    return found.finish()
+        result.append(texts.take(pa.array(np.argsort(places))))
+    return result.finish()
 
 
 def in_files(values: pa.Array) -> bool:
@@ -152,15 +152,15 @@ def in_files(values: pa.Array) -> bool:
 
 def release_texts(*texts: pa.Array) -> None:
     """Unmaps what has been read of texts that lie in files; they stay as they are."""
-    for each in texts:
-        release(*_files(each))
+    for array in texts:
+        release(*_files(array))
 
 
 def _files(values: pa.Array) -> Iterator[MappedArray]:
     for buffer in values.buffers() if isinstance(values, pa.Array) else ():
-        found = None if buffer is None else _FILES.get(buffer.address)
-        if found is not None:
-            yield found
+        mapped = None if buffer is None else _FILES.get(buffer.address)
+        if mapped is not None:
+            yield mapped
 
 
 def _buffer(array: npt.NDArray[Any]) -> pa.Buffer:
@@ -179,5 +179,5 @@ def offsets_and_bytes(
     _, offsets, data = texts.buffers()
     if offsets is None:
         return np.zeros(len(texts) + 1, np.int64), np.empty(0, np.uint8)
-    found = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return found, np.frombuffer(data if data is not None else b"", np.uint8)
+    ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return ends, np.frombuffer(data if data is not None else b"", np.uint8)

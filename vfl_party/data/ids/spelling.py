@@ -65,11 +65,11 @@ def normalised(
     one = texts[0]
     if len(texts) == 1 and not steps and isinstance(one, pa.Array) and _is_plain(one):
         return one
-    found = GrowingTexts(space)
+    ids = GrowingTexts(space)
     for part in parts(len(one), CHUNK):
-        found.append(_join([_spell(_in_one(each[part]), steps) for each in texts]))
+        ids.append(_join([_spell(_in_one(column[part]), steps) for column in texts]))
         release_texts(*texts)
-    return found.finish()
+    return ids.finish()
 
 
 def _is_plain(texts: pa.LargeStringArray) -> bool:
@@ -135,7 +135,7 @@ def _phone(country: str) -> Callable[[str], str]:
             "such as DE.",
         )
 
-    def spelt(text: str) -> str:
+    def normalize(text: str) -> str:
         try:
             number = phonenumbers.parse(text, country)
         except phonenumbers.NumberParseException:
@@ -146,7 +146,7 @@ def _phone(country: str) -> Callable[[str], str]:
         # Other results include numbers without an area code.
         if length != phonenumbers.ValidationResult.IS_POSSIBLE:
             return ""
-        found: str = phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)
-        return found
+        formatted: str = phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)
+        return formatted
 
-    return spelt
+    return normalize

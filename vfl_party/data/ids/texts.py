@@ -36,10 +36,10 @@ class Ids(Sequence[str]):
 
     def among(self, others: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Returns for each id whether it is among ``others``."""
-        found: npt.NDArray[np.bool_] = pc.is_in(
+        mask: npt.NDArray[np.bool_] = pc.is_in(
             self.values, value_set=Ids.of(others).values
         ).to_numpy(False)
-        return found
+        return mask
 
     @overload
     def __getitem__(self, at: int) -> str: ...

@@ -58,10 +58,10 @@ class Ahead:
 
     def take(self, rows: Codes) -> Inputs | None:
         """Returns a batch that was read; None if it is none of these."""
-        for place, (coming, found) in enumerate(self._coming):
+        for place, (coming, batch) in enumerate(self._coming):
             if np.array_equal(coming, rows):
                 del self._coming[place]
-                return found.result()
+                return batch.result()
         return None
 
 
@@ -116,8 +116,8 @@ class Features:
     def part(self, rows: slice) -> torch.Tensor:
         """Returns the numbers of neighbouring rows."""
         numbers = self.numbers
-        found = numbers.rows(rows) if isinstance(numbers, ScaledPixels) else numbers[rows]
-        return found.to(real())
+        block = numbers.rows(rows) if isinstance(numbers, ScaledPixels) else numbers[rows]
+        return block.to(real())
 
     def blocks(self) -> Iterator[torch.Tensor]:
         """Yields the numbers of all rows, few rows at once."""
@@ -127,28 +127,28 @@ class Features:
     def cells(self, rows_BF: torch.Tensor) -> torch.Tensor:
         """Returns the number in the given row of each column, [B, F]; rows_BF: int64."""
         numbers = self.numbers
-        found = (
+        cells = (
             numbers.cells(rows_BF)
             if isinstance(numbers, ScaledPixels)
             else numbers.gather(0, rows_BF)
         )
-        return found.to(real())
+        return cells.to(real())
 
     def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> Inputs:
         """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there
         are any.
         """
         x, *categories = self._inputs(rows)
-        found = (x.to(real()), *categories)
+        batch = (x.to(real()), *categories)
         if self.noted is not None:
-            self.noted.note(found, Made(np.asarray(rows)))
-        return found
+            self.noted.note(batch, Made(np.asarray(rows)))
+        return batch
 
     def _inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> Inputs:
         if self._reads:
             wanted = np.asarray(rows)
-            found = self._ahead.take(wanted)
-            return self._read(wanted) if found is None else found
+            batch = self._ahead.take(wanted)
+            return self._read(wanted) if batch is None else batch
         if isinstance(self.numbers, ScaledPixels):
             return (self.numbers.rows(np.asarray(rows)),)
         index = index_on(torch.as_tensor(rows), self.numbers.device)
@@ -173,17 +173,18 @@ class Features:
     def _read(self, rows: Codes) -> Inputs:
         if isinstance(self.numbers, ScaledPixels):
             return (self.numbers.rows(rows),)
-        found = (
-            each.rows(rows) if isinstance(each, MappedArray) else each[rows] for each in self.arrays
+        arrays = (
+            array.rows(rows) if isinstance(array, MappedArray) else array[rows]
+            for array in self.arrays
         )
-        return tuple(map(torch.from_numpy, found))
+        return tuple(map(torch.from_numpy, arrays))
 
     @cached_property
     def _reads(self) -> bool:
         """Whether a batch is read from a file, or scaled, when it is wanted."""
         if isinstance(self.numbers, ScaledPixels):
             return self.numbers.reads
-        return any(isinstance(each, MappedArray) for each in self.arrays)
+        return any(isinstance(array, MappedArray) for array in self.arrays)
 
     def followed_by(self, other: Features, space: Space) -> Features:
         """Returns these rows, then the rows of ``other``, which must be prepared alike. Raises
@@ -195,10 +196,10 @@ class Features:
             and isinstance(theirs, ScaledPixels)
             and ours.pixels.dtype == theirs.pixels.dtype
         ):
-            return Features(ours.followed_by(space.concatenated([ours.pixels, theirs.pixels])))
+            return Features(ours.followed_by(space.concatenate([ours.pixels, theirs.pixels])))
         x, *categories = (
-            space.concatenated(each)
-            for each in zip(self._as_floats(space), other._as_floats(space), strict=True)
+            space.concatenate(pair)
+            for pair in zip(self._as_floats(space), other._as_floats(space), strict=True)
         )
         codes = categories[0] if categories else None
         return Features.of(x, codes, self.cardinalities, self.columns)
@@ -229,7 +230,7 @@ class Features:
         if column is None:
             return theirs
         place = self.columns[column]
-        mixed = [each.clone() for each in self.inputs(rows)]
+        mixed = [tensor.clone() for tensor in self.inputs(rows)]
         for mine, their, at in zip(mixed, theirs, place, strict=False):
             mine[:, at] = their[:, at]
         if self.noted is not None:

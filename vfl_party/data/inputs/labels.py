@@ -67,14 +67,14 @@ class Labels:
                     source,
                     "no training rows are left. Give more rows, or make the other splits smaller.",
                 )
-            least, greatest = values.min(), values.max()
+            lowest, highest = values.min(), values.max()
             if task.counts:
                 return cls(task.kind, source, std=_mean_count(raw, values, scale, source))
-            if least == greatest:
-                mean, std = least, 1.0
+            if lowest == highest:
+                mean, std = lowest, 1.0
             elif scale == "minmax":
                 with np.errstate(over="ignore"):
-                    mean, std = least, greatest - least
+                    mean, std = lowest, highest - lowest
             else:
                 # Overflow is refused below.
                 with np.errstate(over="ignore", invalid="ignore"):
@@ -187,7 +187,7 @@ def _with_positive(
     """
     if positive is None:
         return classes
-    is_positive = [class_text(each) == class_text(positive) for each in classes]
+    is_positive = [class_text(name) == class_text(positive) for name in classes]
     if not any(is_positive):
         raise checks.unusable(
             source,
@@ -258,7 +258,7 @@ def _times(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
             "whether the event happened.",
         )
     times, events = raw[:, 0], _yes_or_no(raw[:, 1], "the column of data.event", source)
-    if any(isinstance(each, str) for each in times[:1].tolist()):
+    if any(isinstance(time, str) for time in times[:1].tolist()):
         raise checks.unusable(
             source,
             "the labels are text, but a survival task needs times. Correct data.label or the task.",
@@ -277,7 +277,7 @@ def _relevances(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
             "query of each row.",
         )
     relevances = raw[:, 0]
-    if any(isinstance(each, str) for each in relevances[:1].tolist()):
+    if any(isinstance(relevance, str) for relevance in relevances[:1].tolist()):
         raise checks.unusable(
             source,
             "the labels are text, but a ranking needs numbers for the relevance of each row. "
@@ -322,9 +322,9 @@ def _different(raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Returns the different values, sorted, part by part: to sort all at once takes several times
     their memory.
     """
-    found = [np.unique(raw[part]) for part in parts(len(raw))]
+    values = [np.unique(raw[part]) for part in parts(len(raw))]
     release(raw)
-    return np.unique(np.concatenate(found)) if found else np.unique(raw)
+    return np.unique(np.concatenate(values)) if values else np.unique(raw)
 
 
 def _plain(value: Any) -> str | int | float:

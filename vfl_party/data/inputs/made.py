@@ -74,13 +74,13 @@ class Noted:
 
     def of(self, inputs: Sequence[Tensor]) -> Made | None:
         """Returns how the inputs were made; None if a phase has made or changed any of them."""
-        found = self._made.get(inputs[0])  # type: ignore[no-untyped-call]
-        if found is None:
+        entry = self._made.get(inputs[0])  # type: ignore[no-untyped-call]
+        if entry is None:
             return None
-        made, others, writes = found
+        made, others, writes = entry
         same = len(inputs) == 1 + len(others) and all(map(operator.is_, inputs[1:], others))
         return made if same and writes == _writes(inputs) else None
 
 
 def _writes(inputs: Sequence[Tensor]) -> list[int]:
-    return [each._version for each in inputs]
+    return [tensor._version for tensor in inputs]

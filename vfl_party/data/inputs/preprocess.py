@@ -94,7 +94,7 @@ class Preprocessor:
                 for name, own in settings.parts.items()
                 if own.columns != ()
             ]
-            return cls._beside_each_other(
+            return cls._concat(
                 [
                     cls.fit(
                         part,
@@ -179,31 +179,31 @@ class Preprocessor:
         )
 
     @classmethod
-    def _beside_each_other(cls, parts: list[Preprocessor]) -> Preprocessor:
+    def _concat(cls, parts: list[Preprocessor]) -> Preprocessor:
         """Returns one for the columns of all parts, which have no images."""
 
-        def joined(key: str) -> tuple[Any, ...]:
+        def join(key: str) -> tuple[Any, ...]:
             return tuple(value for part in parts for value in getattr(part, key))
 
         # A part without fill is read only if none of its numbers is missing.
         fills = [part.fill if part.fill is not None else (0.0,) * len(part.shift) for part in parts]
         return replace(
             parts[0],
-            numeric_names=joined("numeric_names"),
-            categorical_names=joined("categorical_names"),
+            numeric_names=join("numeric_names"),
+            categorical_names=join("categorical_names"),
             fill=None
             if all(part.fill is None for part in parts)
-            else tuple(value for each in fills for value in each),
-            shift=joined("shift"),
-            scale=joined("scale"),
-            vocabularies=joined("vocabularies"),
+            else tuple(value for fill in fills for value in fill),
+            shift=join("shift"),
+            scale=join("scale"),
+            vocabularies=join("vocabularies"),
             kinds={name: kind for part in parts for name, kind in (part.kinds or {}).items()},
             style=None,
             spans=tuple(span for part in parts for span in part.spans or ()),
             quantiles=None
             if all(part.quantiles is None for part in parts)
             else tuple(
-                each for part in parts for each in part.quantiles or ((),) * len(part.shift)
+                values for part in parts for values in part.quantiles or ((),) * len(part.shift)
             ),
         )
 
@@ -213,16 +213,16 @@ class Preprocessor:
 
         Columns that training did not have are left out. Raises InputError if one is missing.
         """
-        table = self._aligned(table)
+        table = self._align(table)
         if table.images_NCHW is not None and is_whole(table.images_NCHW):
-            return Features(self._scaled_pixels(table.source, table.images_NCHW))
+            return Features(self._scale_pixels(table.source, table.images_NCHW))
         values, words, space, n = _values(table), table.categorical, table.space, len(table)
         fill = None if self.fill is None else np.array(self.fill)
         filled = None if values is None else FilledValues(table, values, fill)
         places = (
             []
             if words is None
-            else [_places(*each) for each in zip(words.words, self.vocabularies, strict=True)]
+            else [_places(*pair) for pair in zip(words.words, self.vocabularies, strict=True)]
         )
         numbers = self.spec.shape
         x = space.empty((n, *numbers), np.float32)
@@ -232,7 +232,7 @@ class Preprocessor:
             else None
         )
         for part in parts_of(x):
-            found = [] if filled is None else [self._scaled(table.source, filled[part])]
+            columns = [] if filled is None else [self._scale(table.source, filled[part])]
             if words is not None:
                 codes_BK = np.stack(
                     [own[words.codes_NK[part, k]] for k, own in enumerate(places)], axis=1
@@ -240,10 +240,10 @@ class Preprocessor:
                 if codes_NK is not None:
                     codes_NK[part] = codes_BK
                 else:
-                    found.append(self._one_hot(codes_BK))
+                    columns.append(self._one_hot(codes_BK))
                 release(words.codes_NK)
-            if found:
-                x[part] = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+            if columns:
+                x[part] = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
             release(x, *([] if codes_NK is None else [codes_NK]))
         cardinalities = (
             tuple(RESERVED + len(known) for known in self.vocabularies)
@@ -254,17 +254,17 @@ class Preprocessor:
 
     def _places(self) -> dict[str, Place]:
         """Returns where each column of a table is in what ``transform`` gives."""
-        found = {name: Place(slice(at, at + 1)) for at, name in enumerate(self.numeric_names)}
+        places = {name: Place(slice(at, at + 1)) for at, name in enumerate(self.numeric_names)}
         end = len(self.numeric_names)
         for k, (name, words) in enumerate(
             zip(self.categorical_names, self.vocabularies, strict=True)
         ):
             if self.one_hot:
-                found[name] = Place(slice(end, end + 1 + len(words)))
+                places[name] = Place(slice(end, end + 1 + len(words)))
                 end += 1 + len(words)
             else:
-                found[name] = Place(categories=slice(k, k + 1))
-        return found
+                places[name] = Place(categories=slice(k, k + 1))
+        return places
 
     def cells(self, table: Table) -> tuple[Floats, Codes, tuple[str, ...]]:
         """Returns a table's numbers [N, F], NaN if missing, the codes of its categories [N, K], and
@@ -273,7 +273,7 @@ class Preprocessor:
         Pixels are numbers without names of their own. Raises InputError if a column of training is
         missing.
         """
-        table = self._aligned(table)
+        table = self._align(table)
         values, words, n = _values(table), table.categorical, len(table)
         numbers_NF = (
             np.empty((n, 0), np.float32)
@@ -295,15 +295,15 @@ class Preprocessor:
         """Returns the columns with categories that training did not have, and in how many rows.
         Raises InputError.
         """
-        table, found = self._aligned(table), {}
+        table, unseen = self._align(table), {}
         for k, (name, known) in enumerate(
             zip(self.categorical_names, self.vocabularies, strict=True)
         ):
             assert table.categorical is not None  # noqa: S101 - it has a name for each column
             seen = set(known)
             is_new = np.array([word not in seen for word in table.categorical.words[k]], bool)
-            found[name] = int(counted(table.categorical, k)[:-1][is_new].sum())
-        return {name: count for name, count in found.items() if count}
+            unseen[name] = int(counted(table.categorical, k)[:-1][is_new].sum())
+        return {name: count for name, count in unseen.items() if count}
 
     def outside(self, table: Table) -> dict[str, int]:
         """Returns the columns with numbers outside those of training, and how many. Raises
@@ -311,7 +311,7 @@ class Preprocessor:
 
         Nothing is outside if training has not noted how far its numbers reach.
         """
-        values = self._aligned(table).numeric_NF
+        values = self._align(table).numeric_NF
         if values is None or not self.spans:
             return {}
         counts = outside(values, self.spans).tolist()
@@ -321,14 +321,14 @@ class Preprocessor:
 
     def state(self) -> dict[str, Any]:
         """Returns all that ``transform`` needs, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {member.name: getattr(self, member.name) for member in fields(self)}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Preprocessor:
         """Restores the object from ``state``, which may have passed through JSON."""
         return cls(**{key: _tuples(value) for key, value in state.items()})
 
-    def _aligned(self, table: Table) -> Table:
+    def _align(self, table: Table) -> Table:
         """Returns the table with the columns of training, in their order."""
         shape = None if table.images_NCHW is None else table.images_NCHW.shape[1:]
         if shape != self.image_shape:
@@ -368,7 +368,7 @@ class Preprocessor:
             space=table.space,
         )
 
-    def _scaled(self, source: str, values_B: Floats) -> Floats:
+    def _scale(self, source: str, values_B: Floats) -> Floats:
         shape = (1, -1, *(1 for _ in values_B.shape[2:]))
         shift, scale = np.array(self.shift).reshape(shape), np.array(self.scale).reshape(shape)
         with np.errstate(over="ignore"):
@@ -385,11 +385,11 @@ class Preprocessor:
             )
         return x_B.reshape(len(x_B), -1) if self.flatten else x_B
 
-    def _scaled_pixels(self, source: str, pixels: Pixels) -> ScaledPixels:
-        """Returns images whose values are scaled as ``_scaled`` does, when they are wanted."""
+    def _scale_pixels(self, source: str, pixels: Pixels) -> ScaledPixels:
+        """Returns images whose values are scaled as ``_scale`` does, when they are wanted."""
         values_V = np.arange(np.iinfo(pixels.dtype).max + 1).astype(pixels.dtype)
         shape = (len(values_V), pixels.shape[1], 1, 1)
-        x_VC = self._scaled(source, np.broadcast_to(to_unit(values_V).reshape(-1, 1, 1, 1), shape))
+        x_VC = self._scale(source, np.broadcast_to(to_unit(values_V).reshape(-1, 1, 1, 1), shape))
         inputs_CV = np.ascontiguousarray(x_VC.reshape(shape[:2]).T)
         return ScaledPixels(pixels, inputs_CV, flatten=self.flatten)
 
@@ -412,7 +412,7 @@ def _check_kinds(
     two tables.
     """
     for name in names:
-        was, is_ = (_KINDS.get(each.get(name, ""), each.get(name, "")) for each in (before, now))
+        was, is_ = (_KINDS.get(kinds.get(name, ""), kinds.get(name, "")) for kinds in (before, now))
         if was != is_:
             raise checks.unusable(
                 source,

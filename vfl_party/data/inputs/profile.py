@@ -61,16 +61,16 @@ class ColumnProfile:
             counts: how often each does, then how many cells are missing.
         """
         place = {word: at for at, word in enumerate(self.words)}
-        found = np.zeros(len(self.words) + 2, np.int64)
+        binned = np.zeros(len(self.words) + 2, np.int64)
         for word, count in zip(words, counts, strict=False):
-            found[place.get(word, len(self.words))] += count
-        found[-1] = counts[-1]
-        return found
+            binned[place.get(word, len(self.words))] += count
+        binned[-1] = counts[-1]
+        return binned
 
 
 def profile_of(table: Table, rows: npt.NDArray[np.int64]) -> list[ColumnProfile]:
     """Returns the profile of each column of a table in the given rows; none of images."""
-    found: list[ColumnProfile] = []
+    profile: list[ColumnProfile] = []
     values_NF = table.numeric_NF
     if values_NF is not None:
         sample = rows[:: max(1, -(-len(rows) // _SAMPLE_ROWS))]
@@ -81,7 +81,7 @@ def profile_of(table: Table, rows: npt.NDArray[np.int64]) -> list[ColumnProfile]
             for name, values_N in zip(table.numeric_names[start:], columns.T, strict=False):
                 edges = _edges(values_N)
                 counts = tuple(_count_bins(values_N, edges).tolist())
-                found.append(ColumnProfile(name, True, counts, edges))
+                profile.append(ColumnProfile(name, True, counts, edges))
     if table.categorical is not None:
         for k, name in enumerate(table.categorical_names):
             words, times = table.categorical.words[k], counted(table.categorical, k, rows)
@@ -89,8 +89,8 @@ def profile_of(table: Table, rows: npt.NDArray[np.int64]) -> list[ColumnProfile]
             frequent = tuple(words[at] for at in order.tolist() if times[at])
             column = ColumnProfile(name, False, (), words=frequent)
             counts = tuple(column.count_words(words, times.tolist()).tolist())
-            found.append(ColumnProfile(name, False, counts, words=frequent))
-    return found
+            profile.append(ColumnProfile(name, False, counts, words=frequent))
+    return profile
 
 
 def save(folder: Path, profile: Sequence[ColumnProfile]) -> None:
@@ -98,7 +98,7 @@ def save(folder: Path, profile: Sequence[ColumnProfile]) -> None:
     InputError.
     """
     with private_file(folder / FILE) as file:
-        file.write(json.dumps([asdict(each) for each in profile]).encode())
+        file.write(json.dumps([asdict(column) for column in profile]).encode())
 
 
 def load(folder: Path) -> list[ColumnProfile]:
@@ -106,7 +106,7 @@ def load(folder: Path) -> list[ColumnProfile]:
     path = folder / FILE
     try:
         return [
-            _column(each) for each in _require_list(json.loads(path.read_text(encoding="utf-8")))
+            _column(entry) for entry in _require_list(json.loads(path.read_text(encoding="utf-8")))
         ]
     except FileNotFoundError:
         raise InputError(
@@ -123,16 +123,16 @@ def load(folder: Path) -> list[ColumnProfile]:
         raise InputError(Code.FILE_INVALID, f"{path}: is damaged. Restore it.") from None
 
 
-def _require_list(found: object) -> list[Any]:
-    if not isinstance(found, list):
+def _require_list(value: object) -> list[Any]:
+    if not isinstance(value, list):
         raise TypeError("no list")
-    return found
+    return value
 
 
-def _column(found: Any) -> ColumnProfile:
+def _column(entry: Any) -> ColumnProfile:
     """Raises ValueError, TypeError, KeyError or OverflowError if this is the profile of none."""
-    name, is_number = found["name"], found["is_number"]
-    counts, edges, words = (_require_list(found[key]) for key in ("counts", "edges", "words"))
+    name, is_number = entry["name"], entry["is_number"]
+    counts, edges, words = (_require_list(entry[key]) for key in ("counts", "edges", "words"))
     values = np.array([float(edge) for edge in edges])
     right = (
         isinstance(name, str)

@@ -41,7 +41,7 @@ def spans_of(values_NF: Floats, rows: npt.NDArray[np.int64]) -> tuple[Span, ...]
         high_F = np.fmax(high_F, np.fmax.reduce(values_BF, axis=0))
         release(values_NF)
     sample = rows[:: max(1, -(-len(rows) // _SAMPLE_ROWS))]
-    found: list[Span] = []
+    result: list[Span] = []
     step = max(1, _AT_ONCE // len(sample))
     for start in range(0, width, step):
         columns = values_NF[sample, start : start + step]
@@ -49,11 +49,11 @@ def spans_of(values_NF: Floats, rows: npt.NDArray[np.int64]) -> tuple[Span, ...]
         for column, values_N in enumerate(columns.T, start):
             present_N = values_N[~np.isnan(values_N)]
             if len(present_N):
-                least, most = np.quantile(present_N, (0.01, 0.99)).tolist()
-                found.append((float(low_F[column]), least, most, float(high_F[column])))
+                low, high = np.quantile(present_N, (0.01, 0.99)).tolist()
+                result.append((float(low_F[column]), low, high, float(high_F[column])))
             else:
-                found.append(())
-    return tuple(found)
+                result.append(())
+    return tuple(result)
 
 
 def outside(values_NF: Floats, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
@@ -61,17 +61,20 @@ def outside(values_NF: Floats, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
     width = len(spans)
     far_F, beyond_F, present_F = (np.zeros(width, np.int64) for _ in range(3))
     known = np.array([bool(span) for span in spans], bool)
-    low_F, least_F, most_F, high_F = (
+    low_F, quantile_low_F, quantile_high_F, high_F = (
         np.array([span or (0.0,) * 4 for span in spans]).reshape(width, 4).T
     )
-    reach_F = _FAR * (most_F - least_F)
-    low_F, high_F = np.minimum(low_F, least_F - reach_F), np.maximum(high_F, most_F + reach_F)
+    reach_F = _FAR * (quantile_high_F - quantile_low_F)
+    low_F, high_F = (
+        np.minimum(low_F, quantile_low_F - reach_F),
+        np.maximum(high_F, quantile_high_F + reach_F),
+    )
     for part in parts(len(values_NF)):
         # Comparisons with NaN are false.
         values_BF = values_NF[part]
         far_F += ((values_BF < low_F) | (values_BF > high_F)).sum(axis=0)
-        beyond_F += ((values_BF < least_F) | (values_BF > most_F)).sum(axis=0)
+        beyond_F += ((values_BF < quantile_low_F) | (values_BF > quantile_high_F)).sum(axis=0)
         present_F += (~np.isnan(values_BF)).sum(axis=0)
         release(values_NF)
-    most = (2 * beyond_F > present_F) & (present_F >= _MIN_NUMBERS)
-    return np.where(known, np.where(most, beyond_F, far_F), 0)
+    mostly_beyond = (2 * beyond_F > present_F) & (present_F >= _MIN_NUMBERS)
+    return np.where(known, np.where(mostly_beyond, beyond_F, far_F), 0)

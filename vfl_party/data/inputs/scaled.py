@@ -44,12 +44,12 @@ class ScaledPixels:
         self.shape = (len(pixels), *one)
         values_V = np.arange(inputs_CV.shape[1], dtype=pixels.dtype)
         self._unit = bool((inputs_CV == to_unit(values_V)).all())
-        self._arrow = [pa.array(each) for each in inputs_CV]
+        self._arrow = [pa.array(inputs_V) for inputs_V in inputs_CV]
         self._there: tuple[torch.Tensor, torch.Tensor] | None = None
         if self.device.type != "cpu":
             table_CV = torch.from_numpy(inputs_CV).to(self.device)
             fits = pixels.nbytes < SHARE * _free(self.device)
-            whole = self._moved(pixels) if fits else torch.empty(0, device=self.device)
+            whole = self._move(pixels) if fits else torch.empty(0, device=self.device)
             self._there = whole, table_CV
 
     def __len__(self) -> int:
@@ -58,15 +58,15 @@ class ScaledPixels:
     def rows(self, rows: Positions | slice) -> torch.Tensor:
         """Returns the inputs of the given rows, float32 [B, *shape[1:]], on the device."""
         if self._there is None:
-            return torch.from_numpy(self._looked_up(self._read(rows)))
+            return torch.from_numpy(self._look_up(self._read(rows)))
         whole, table_CV = self._there
         if len(whole):
             which = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.device)
-            found = whole[which]
+            pixels_B = whole[which]
         else:
-            found = self._moved(self._read(rows))
+            pixels_B = self._move(self._read(rows))
         channels = torch.arange(len(table_CV), device=self.device).view(1, -1, 1, 1)
-        return table_CV[channels, found.long()].reshape(len(found), *self.shape[1:])
+        return table_CV[channels, pixels_B.long()].reshape(len(pixels_B), *self.shape[1:])
 
     def cells(self, rows_BF: torch.Tensor) -> torch.Tensor:
         """Returns the inputs in the given row of each column, [B, F], if an input is a row."""
@@ -92,7 +92,7 @@ class ScaledPixels:
     def _read(self, rows: Positions | slice) -> Pixels:
         return some_rows(self.pixels, rows)
 
-    def _looked_up(self, pixels_B: Pixels) -> Floats:
+    def _look_up(self, pixels_B: Pixels) -> Floats:
         if self._unit:
             x_B = to_unit(pixels_B)
         else:
@@ -100,14 +100,14 @@ class ScaledPixels:
             for channel, table in enumerate(self._arrow):
                 # Arrow takes places of one byte; NumPy makes eight of them first.
                 places = np.ascontiguousarray(pixels_B[:, channel])
-                found = table.take(pa.array(places.reshape(-1)))
-                x_B[:, channel] = found.to_numpy().reshape(places.shape)
+                scaled = table.take(pa.array(places.reshape(-1)))
+                x_B[:, channel] = scaled.to_numpy().reshape(places.shape)
         return x_B.reshape(len(x_B), *self.shape[1:])
 
-    def _moved(self, pixels: Pixels) -> torch.Tensor:
+    def _move(self, pixels: Pixels) -> torch.Tensor:
         # torch has no 16-bit unsigned indices.
-        kept: Any = pixels if pixels.dtype == np.uint8 else pixels.astype(np.int32)
-        return torch.from_numpy(np.asarray(kept)).to(self.device)
+        indices: Any = pixels if pixels.dtype == np.uint8 else pixels.astype(np.int32)
+        return torch.from_numpy(np.asarray(indices)).to(self.device)
 
 
 def _free(device: torch.device) -> int:

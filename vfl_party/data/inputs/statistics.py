@@ -91,9 +91,9 @@ def scaling(values: FilledValues, rows: Codes, policy: str) -> tuple[Doubles, Do
     """
     axes = tuple(axis for axis in range(len(values.shape)) if axis != 1)
     chunks = [rows[part] for part in parts(len(rows), values.chunk)]
-    found = [_sum_rows(values[chunk], axes) for chunk in chunks]
-    low = np.min([each.low for each in found], axis=0).astype(np.float64)
-    high = np.max([each.high for each in found], axis=0).astype(np.float64)
+    sums = [_sum_rows(values[chunk], axes) for chunk in chunks]
+    low = np.min([chunk.low for chunk in sums], axis=0).astype(np.float64)
+    high = np.max([chunk.high for chunk in sums], axis=0).astype(np.float64)
     zero, one = np.zeros_like(low), np.ones_like(low)
     if policy in ("none", "quantile"):
         return zero, one
@@ -103,7 +103,7 @@ def scaling(values: FilledValues, rows: Codes, policy: str) -> tuple[Doubles, Do
         shift, scale = low, high - low
     else:
         count = len(rows) * math.prod(values.shape[2:])
-        shift = np.sum([each.total for each in found], axis=0) / count
+        shift = np.sum([chunk.total for chunk in sums], axis=0) / count
         centre = shift.reshape(1, -1, *(1 for _ in values.shape[2:]))
         scale = np.sqrt(
             np.sum([((values[chunk] - centre) ** 2).sum(axis=axes) for chunk in chunks], axis=0)
@@ -151,8 +151,8 @@ def to_normal(values_B: Doubles, quantiles_Q: Doubles) -> Doubles:
     rank_B: Doubles = 0.5 * (up_B - down_B)
     rank_B[values_B + _EDGE > high] = 1.0
     rank_B[values_B - _EDGE < low] = 0.0
-    least, most = ndtri(_EDGE - np.spacing(1)), ndtri(1 - (_EDGE - np.spacing(1)))
-    clipped: Doubles = np.clip(ndtri(rank_B), least, most)
+    lowest, highest = ndtri(_EDGE - np.spacing(1)), ndtri(1 - (_EDGE - np.spacing(1)))
+    clipped: Doubles = np.clip(ndtri(rank_B), lowest, highest)
     return clipped
 
 

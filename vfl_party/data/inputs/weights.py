@@ -35,7 +35,7 @@ def check_weights(source: str, name: str, values: npt.NDArray[Any]) -> Tensor:
 
 def check_classes(task: TaskSettings, labels: Labels) -> None:
     """Raises InputError if ``task.class_weight`` names a class that the labels do not have."""
-    known = {class_text(each) for each in labels.classes}
+    known = {class_text(name) for name in labels.classes}
     for name in task.class_weight if isinstance(task.class_weight, dict) else ():
         if name not in known:
             raise checks.unusable(
@@ -64,13 +64,13 @@ def row_weights(
     at = torch.from_numpy(rows)
     if column_N is not None:
         # Scaled by the largest weight, so that no sum or product overflows.
-        most = column_N[at].max() if len(rows) else column_N.new_zeros(())
-        found_N *= column_N / (most if most > 0 else 1.0)
+        largest = column_N[at].max() if len(rows) else column_N.new_zeros(())
+        found_N *= column_N / (largest if largest > 0 else 1.0)
     if task.class_weight is not None:
         codes_N = targets.detach().cpu().reshape(-1).long()
         if isinstance(task.class_weight, dict):
             of_C = torch.tensor(
-                [task.class_weight.get(class_text(each), 1.0) for each in labels.classes],
+                [task.class_weight.get(class_text(name), 1.0) for name in labels.classes],
                 dtype=torch.float64,
             )
         else:

@@ -108,12 +108,12 @@ def _find_rounded(texts: Any) -> Any:
         if isinstance(texts, pa.Array | pa.ChunkedArray)
         else pa.array(texts, pa.large_string())
     )
-    found = []
+    candidates = []
     for part in parts(len(texts), _AT_ONCE):
         some = pc.match_substring(texts[part], "e+", ignore_case=True)
-        found.append(texts[part].filter(pc.fill_null(some, False)))
+        candidates.append(texts[part].filter(pc.fill_null(some, False)))
         release_texts(texts)
-    return _filter_matches(pa.chunked_array(found, texts.type), _ROUNDED)
+    return _filter_matches(pa.chunked_array(candidates, texts.type), _ROUNDED)
 
 
 def _last_is_odd(ids: pa.LargeStringArray) -> bool:

@@ -56,8 +56,8 @@ def _stand_in(values_N: npt.NDArray[np.float32]) -> tuple[int, int]:
         count = len(values_N) - len(others_N)
         if count < _MIN_CELLS or not len(others_N):
             continue
-        least, most = float(others_N.min()), float(others_N.max())
-        gap = least - value if value == low else value - most
-        if gap > max(most - least, 1.0) or value < 0 <= least:
+        lowest, highest = float(others_N.min()), float(others_N.max())
+        gap = lowest - value if value == low else value - highest
+        if gap > max(highest - lowest, 1.0) or value < 0 <= lowest:
             return int(value), count
     return 0, 0

@@ -223,8 +223,8 @@ def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
         if math.prod(shape) * dtype.itemsize > _max_bytes(file, f"{name}.npy"):
             raise ValueError(shape)
         if len(shape) < 3 or fortran or dtype.hasobject or 0 in shape:
-            found: npt.NDArray[Any] = file[name]
-            return found
+            array: npt.NDArray[Any] = file[name]
+            return array
         into = space.empty(shape, dtype)
         for part in parts_of(into):
             rows = into[part]

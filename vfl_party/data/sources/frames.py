@@ -50,12 +50,12 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
         checks.require_names(source, "columns", columns or (), list(arrays))
         checks.require_names(source, "drop", settings.drop, list(arrays))
         chosen = arrays.keys() if columns is None else {*columns, *wanted}
-        kept = {
+        chosen_arrays = {
             name: array
             for name, array in arrays.items()
             if name in chosen and name not in settings.drop
         }
-        return array_rows(kept, settings, with_label)
+        return array_rows(chosen_arrays, settings, with_label)
     arrow = as_arrow(frame, source, settings.id)
     stream = Stream(
         source,
@@ -74,7 +74,7 @@ def _array(source: str, name: object, values: Any) -> np.ndarray[Any, Any]:
         raise checks.unusable(
             source, f"{name!r} cannot become an array ({error}). Give rows of equal length."
         ) from error
-    if array.dtype == object and all(isinstance(each, str) for each in array.ravel()):
+    if array.dtype == object and all(isinstance(value, str) for value in array.ravel()):
         return array.astype(str)
     return array
 
@@ -111,9 +111,9 @@ def as_arrow(frame: Any, source: str, ids: Sequence[str] = ()) -> pa.Table:
             return frame
         if type(frame).__module__.partition(".")[0] == "pandas":
             index = getattr(getattr(frame, "index", None), "names", ())
-            kept = [name for name in index if name in ids]
+            index_names = [name for name in index if name in ids]
             return pa.Table.from_pandas(
-                frame.reset_index(kept) if kept else frame, preserve_index=False
+                frame.reset_index(index_names) if index_names else frame, preserve_index=False
             )
         if is_lazy(frame):
             raise checks.unusable(source, "is lazy. Call .collect() first.")

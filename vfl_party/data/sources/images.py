@@ -56,12 +56,12 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
         raise checks.unusable(index, f"has no column {FILE!r} for the images' files. Add it.")
     rows = collect(stream, alone, with_label)
     assert isinstance(rows.features, Columns)  # noqa: S101 - of an index
-    found = (
+    listed_files = (
         rows.ids[ids.index(FILE)].to_pylist()
         if FILE in ids
         else rows.features.categorical.texts()[:, 0].tolist()
     )
-    files = [file or "" for file in found]
+    files = [file or "" for file in listed_files]
     checks.require_present(
         index, f"column {FILE!r}", ~np.array(files, bool), "Name an image in every row."
     )

@@ -54,9 +54,9 @@ def _bunch(name: str) -> Any:
     from sklearn import datasets
 
     bunch = getattr(datasets, f"load_{name}")()
-    for each in bunch.values():
-        if isinstance(each, np.ndarray):
-            each.setflags(write=False)
+    for value in bunch.values():
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
     return bunch
 
 
@@ -78,7 +78,9 @@ def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
     images = channels_first(source, pixels[keep], settings.image_shape)
     ids = [row_ids(len(pixels))[keep]]
     # A passive party divides its own rows by them.
-    own = np.repeat(np.array(("train", "test"), object), [len(each) for each, _ in parts])
+    own = np.repeat(
+        np.array(("train", "test"), object), [len(pixels_of_part) for pixels_of_part, _ in parts]
+    )
     labels = targets[keep].astype(np.float64) if with_label else None
     return Rows(ids, labels, images, own[keep] if settings.split else None)
 
@@ -92,8 +94,8 @@ def _check_roles(settings: DataSettings, splits: Sequence[str] = ()) -> None:
         settings.source, "label", [settings.label] if settings.label else [], [TARGET]
     )
     for key in ("event", "weight"):
-        given = getattr(settings, key)
-        checks.require_names(settings.source, key, [given] if given else [], [])
+        column = getattr(settings, key)
+        checks.require_names(settings.source, key, [column] if column else [], [])
     checks.require_names(settings.source, "labels", settings.labels, [TARGET])
     checks.require_names(
         settings.source, "split", [settings.split] if settings.split else [], splits

@@ -48,7 +48,7 @@ def _open_member(source: str, path: str, member: str) -> Any:
     if not path.lower().endswith(".zip"):
         return _open_tar_member(source, path, member)
     with zipfile.ZipFile(path) as archive:
-        names = [each.filename for each in archive.infolist() if not each.is_dir()]
+        names = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
         if member not in names:
             raise _no_member(source, member, names)
         if names.count(member) > 1:
@@ -67,10 +67,10 @@ def _open_tar_member(source: str, path: str, member: str) -> Any:
     """Reads an archive from its beginning up to the member; nothing is unpacked onto the disk."""
     archive = tarfile.open(path, "r|*")  # noqa: SIM115 - it ends with its member
     names = []
-    for each in archive:
-        name = each.name.removeprefix("./")
-        if each.isfile() and name == member:
-            return archive.extractfile(each)
+    for entry in archive:
+        name = entry.name.removeprefix("./")
+        if entry.isfile() and name == member:
+            return archive.extractfile(entry)
         if name == member:
             raise checks.unreadable(
                 source, f"the member {member!r} is a link, a folder or a device. Name a file."
@@ -91,6 +91,6 @@ def members(path: str) -> list[str]:
     """Returns the names of an archive's files. Raises one of ``BROKEN`` if it is damaged."""
     if path.lower().endswith(".zip"):
         with zipfile.ZipFile(path) as archive:
-            return [each.filename for each in archive.infolist() if not each.is_dir()]
+            return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
     with tarfile.open(path) as tar:
-        return [each.name.removeprefix("./") for each in tar if each.isfile()]
+        return [entry.name.removeprefix("./") for entry in tar if entry.isfile()]

@@ -37,7 +37,7 @@ def open_parquet(settings: DataSettings) -> Stream:
         (
             file
             for file in files
-            if any("=" in each for each in file.relative_to(path).parent.parts)
+            if any("=" in name for name in file.relative_to(path).parent.parts)
         ),
         None,
     )
@@ -52,7 +52,7 @@ def open_parquet(settings: DataSettings) -> Stream:
     before = {file: state_of(str(file)) for file in files}
     names = [str(file.relative_to(path)) if path.is_dir() else "" for file in files]
     schemas = [_schema(source, file, name) for file, name in zip(files, names, strict=True)]
-    schema, types = schemas[0], [_types(each) for each in schemas]
+    schema, types = schemas[0], [_types(file_schema) for file_schema in schemas]
     for other, name in zip(types[1:], names[1:], strict=True):
         # The columns must have the same order too.
         if other != types[0]:
@@ -114,7 +114,7 @@ def _schema(source: str, file: Path, name: str) -> pa.Schema:
 
 
 def _types(schema: pa.Schema) -> list[tuple[str, str]]:
-    return [(each.name, str(each.type)) for each in schema]
+    return [(column.name, str(column.type)) for column in schema]
 
 
 def difference(one: Mapping[str, str], other: Mapping[str, str], first: str, file: str) -> str:

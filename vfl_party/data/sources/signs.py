@@ -51,9 +51,9 @@ class SeparatorReplacer(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fills a buffer, as far as there are bytes."""
-        found = self.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         if not self.closed:

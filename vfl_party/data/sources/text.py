@@ -36,19 +36,19 @@ def open_text(settings: DataSettings) -> Stream:
     source, before = settings.source, state_of(settings.source)
     layout = find_layout(settings)
     places = {name: str(place) for place, name in enumerate(layout.names)}
-    found: list[str] = []
+    late_notes: list[str] = []
     named = tuple(name for name in layout.names if name)
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         chosen = [places[name] for name in wanted]
         with require_unchanged(source, before):
-            found.clear()
-            for batch in _text_blocks(source, layout, chosen, found):
+            late_notes.clear()
+            for batch in _text_blocks(source, layout, chosen, late_notes):
                 yield pa.RecordBatch.from_arrays(batch.columns, list(wanted))
 
     # A file written like this one needs a separator of one character.
     separator = "\t" if layout.several else layout.separator
-    return Stream(source, named, True, blocks, separator, layout.notes, found)
+    return Stream(source, named, True, blocks, separator, layout.notes, late_notes)
 
 
 def _text_blocks(

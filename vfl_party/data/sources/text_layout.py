@@ -106,13 +106,13 @@ def find_layout(settings: DataSettings) -> TextLayout:
         notes.append(
             f"cells are separated by {SEPARATORS[separator]}. To change this, set data.separator."
         )
-    found = _cells(lines[skip:], separator)
-    if not found:
+    rows = _cells(lines[skip:], separator)
+    if not rows:
         raise not_text(source)
     if settings.names is not None:
-        given = _names_from_settings(settings, found[0], skip + 1)
-        return TextLayout(encoding, separator, skip, given, tuple(notes), False, several)
-    names = tuple(name.strip() for name in found[0])
+        from_settings = _names_from_settings(settings, rows[0], skip + 1)
+        return TextLayout(encoding, separator, skip, from_settings, tuple(notes), False, several)
+    names = tuple(name.strip() for name in rows[0])
     wanted = {name for name in (*settings.id, settings.label) if name is not None}
     if not wanted <= set(names):
         _refuse_other_lines(source, wanted, lines, skip)
@@ -304,17 +304,17 @@ def _encoding(settings: DataSettings) -> tuple[str, str]:
     )
 
 
-def _first_lines(source: str, several: str, encoding: str, most: int) -> list[str]:
+def _first_lines(source: str, several: str, encoding: str, max_lines: int) -> list[str]:
     try:
         with (
             _open(source, several) as file,
             io.TextIOWrapper(file, encoding=encoding, newline="") as text,
         ):
             lines, total = list[str](), 0
-            for line in itertools.islice(lines_of(source, text), most):
+            for line in itertools.islice(lines_of(source, text), max_lines):
                 lines.append(line)
                 total += len(line)
-                if total > _MAX_SAMPLED and len(lines) > most - _SAMPLE_LINES + 1:
+                if total > _MAX_SAMPLED and len(lines) > max_lines - _SAMPLE_LINES + 1:
                     break
             return lines
     except UnicodeError:
@@ -343,20 +343,20 @@ def _separator(lines: Sequence[str]) -> str:
     If by none the line of names has as many cells as the others, one by which the others agree will
     do: the sentence about the first of them then counts its cells.
     """
-    best, most, second = ",", 1, ""
+    best, max_cells, second = ",", 1, ""
     for separator in SEPARATORS:
         rows = _cells(lines, separator)
         # The last line may have been cut.
         whole = rows[: max(1, len(rows) - 1)]
-        if not rows or len(rows[0]) <= most:
+        if not rows or len(rows[0]) <= max_cells:
             continue
         if sum(len(row) == len(rows[0]) for row in whole) >= 0.9 * len(whole):
-            best, most = separator, len(rows[0])
+            best, max_cells = separator, len(rows[0])
         elif len(rows) > 1 and sum(len(row) == len(rows[1]) > 1 for row in whole) >= 0.9 * (
             len(whole) - 1
         ):
             second = separator
-    return best if most > 1 else second or best
+    return best if max_cells > 1 else second or best
 
 
 def _open(source: str, several: str) -> Any:

@@ -15,12 +15,12 @@ State = tuple[int, int, int]
 def state_of(source: str) -> State:
     """Returns what changes when a file is written or replaced. Raises InputError if it is gone."""
     try:
-        found = Path(divided(source)[0]).stat()
+        state = Path(divided(source)[0]).stat()
     except OSError:
         raise checks.unreadable(
             source, "was deleted while it was read. Restore it, and start again."
         ) from None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 @contextmanager

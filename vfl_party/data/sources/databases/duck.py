@@ -91,7 +91,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
         return ordered, connection.execute(f"DESCRIBE {query}").fetchall()
 
     try:
-        ordered, described = reading.awaited(look)
+        ordered, described = reading.wait(look)
     except duckdb.Error as error:
         raise reading.refuse(error, None) from None
     # Column names by their lower case: DuckDB does not distinguish case.
@@ -134,7 +134,7 @@ class _Reading:
     sorts: bool = False
     close: Callable[[], Any] = _do_nothing
 
-    def awaited(self, call: Callable[[], T]) -> T:
+    def wait(self, call: Callable[[], T]) -> T:
         """Has a thread wait for DuckDB, which leaves nothing behind if that fails, or a signal
         ends it.
         """
@@ -171,10 +171,10 @@ class _Reading:
 
         rows, select = 0, self._select(names)
         try:
-            reader = self.awaited(lambda: self.connection.sql(select).to_arrow_reader(_BLOCK_ROWS))
+            reader = self.wait(lambda: self.connection.sql(select).to_arrow_reader(_BLOCK_ROWS))
             # Two passes at once would take turns.
             with contextlib.closing(reader):
-                while (batch := self.awaited(lambda: next(reader, None))) is not None:
+                while (batch := self.wait(lambda: next(reader, None))) is not None:
                     rows += batch.num_rows
                     yield batch
         except (duckdb.Error, pa.ArrowException, OSError) as error:
@@ -195,7 +195,7 @@ class _Reading:
         quoted, kind = '"' + name.replace('"', '""') + '"', self.types[name]
         if _KEEPS.fullmatch(kind):
             return quoted
-        cast = next((each for pattern, each in _CASTS if pattern.fullmatch(kind)), None)
+        cast = next((type_ for pattern, type_ in _CASTS if pattern.fullmatch(kind)), None)
         if cast is None:
             raise checks.unusable(
                 shown(self.settings.source),
@@ -266,7 +266,7 @@ def _config(memory: int, source: str, folder: str | None) -> dict[str, Any]:
     }
     if folder is None:
         return config
-    sign = next((each for each in _SIGNS if each in folder), None)
+    sign = next((character for character in _SIGNS if character in folder), None)
     if sign is not None:
         raise checks.unreadable(
             source,
@@ -292,7 +292,7 @@ def _parse(
         raise checks.unusable(source, "must only read. Write one SELECT.")
     files = check_files(connection, source, folder, statements)
     modifiers = statements[0]["node"].get("modifiers", [])
-    return any(each["type"] == "ORDER_MODIFIER" for each in modifiers), files
+    return any(modifier["type"] == "ORDER_MODIFIER" for modifier in modifiers), files
 
 
 def _close(connection: DuckDBPyConnection, spill: Spill) -> None:

@@ -58,7 +58,7 @@ def check_files(
                 f"{text} is in the folder where this program runs, not in {base}. Move it, or "
                 "write its full path.",
             )
-    found: dict[str, State] = {}
+    states: dict[str, State] = {}
     for files in _files(statements):
         for name in filter(_PATTERN.search, files.names):
             _refuse_hidden(connection, source, base, name)
@@ -66,8 +66,8 @@ def check_files(
             _require_alike(connection, source, files.names)
         for name in files.names:
             taken = connection.execute(_GLOB, [name]).fetchall()
-            found |= {file: state_of(file) for (file,) in taken if Path(file).is_file()}
-    return found
+            states |= {file: state_of(file) for (file,) in taken if Path(file).is_file()}
+    return states
 
 
 def _refuse_hidden(connection: DuckDBPyConnection, source: str, base: Path, pattern: str) -> None:
@@ -92,7 +92,7 @@ def _refuse_hidden(connection: DuckDBPyConnection, source: str, base: Path, patt
 def _require_alike(connection: DuckDBPyConnection, source: str, names: tuple[str, ...]) -> None:
     """DuckDB leaves out columns that the first file does not have, and rounds to its types."""
     schemas = [
-        (name, {each["name"]: each["type"] for each in columns})
+        (name, {column["name"]: column["type"] for column in columns})
         for name, columns in connection.execute(_SCHEMAS, [list(names)]).fetchall()
     ]
     for name, schema in schemas[1:]:
@@ -116,10 +116,10 @@ def _files(node: Any) -> Iterator[_Files]:
         yield _Files((name,), name.lower().endswith(PARQUET))
     if isinstance(node, dict) and node.get("type") == "TABLE_FUNCTION":
         call = node.get("function", {})
-        kind, given = str(call.get("function_name")), call.get("arguments", [])
-        if _READS_FILES.fullmatch(kind) and given:
-            own = not {*_texts(given[1:])}.isdisjoint(_OWN_SCHEMA)
-            yield _Files(tuple(_literals(given[0])), kind in _PARQUET and not own)
+        kind, arguments = str(call.get("function_name")), call.get("arguments", [])
+        if _READS_FILES.fullmatch(kind) and arguments:
+            own = not {*_texts(arguments[1:])}.isdisjoint(_OWN_SCHEMA)
+            yield _Files(tuple(_literals(arguments[0])), kind in _PARQUET and not own)
     for child in _children(node):
         yield from _files(child)
 

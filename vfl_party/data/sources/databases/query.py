@@ -114,7 +114,7 @@ def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
     KeyboardInterrupt or Stopped when that has ended.
     """
     begun, stopped, ended = (threading.Event() for _ in range(3))
-    found: list[T] = []
+    results: list[T] = []
     failed: list[BaseException] = []
 
     def ask() -> None:
@@ -122,7 +122,7 @@ def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
         # A signal may come before the thread runs.
         if not stopped.is_set():
             try:
-                found.append(call())
+                results.append(call())
             except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
                 failed.append(error)
         ended.set()
@@ -142,7 +142,7 @@ def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
     if failed:
         # An error keeps this frame, which must not keep the error.
         raise failed.pop()
-    return found.pop()
+    return results.pop()
 
 
 def require_dates(source: str, name: str, column: pa.Array) -> None:

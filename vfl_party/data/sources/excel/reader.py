@@ -32,7 +32,7 @@ def open_excel(settings: DataSettings) -> Stream:
     book = Book.open(source)
     sheet, notes = _choose_sheet(book, settings)
     reading = _Sheet.of(book, sheet, settings)
-    hidden = book.hidden(sheet)
+    hidden = book.count_hidden(sheet)
     if hidden:
         notes += (
             "1 row of the sheet is hidden, as by a filter, and read like the others. Delete it if "
@@ -72,16 +72,16 @@ class _Sheet:
             if columns:
                 _refuse_other_header(book, sheet, settings, row, columns, islice(rows, _MAX_ABOVE))
                 touching = (
-                    each
-                    for each in book.merged(sheet)
-                    if each.bottom >= row
-                    and any(each.left <= number <= each.right for number in columns)
+                    range_
+                    for range_ in book.find_merged(sheet)
+                    if range_.bottom >= row
+                    and any(range_.left <= number <= range_.right for number in columns)
                 )
                 merged = next(touching, None)
                 ids = frozenset(number for number, name in columns.items() if name in settings.id)
-                found = cls(book, sheet, row, tuple(columns.values()), tuple(columns), merged, ids)
-                found._require_unmerged(row)
-                return found
+                opened = cls(book, sheet, row, tuple(columns.values()), tuple(columns), merged, ids)
+                opened._require_unmerged(row)
+                return opened
         raise checks.unreadable(
             book.source,
             f"the sheet {sheet.title!r} is empty. Name the columns in its first row, or name "

@@ -77,9 +77,9 @@ def find_merged_ranges(file: BinaryIO) -> Iterator[Range]:
         text = rest + chunk
         end = 0
         # The search of each tag is slow.
-        for found in _MERGED.finditer(text) if b"mergeCell" in text else ():
-            end = found.end()
-            left, top, right, bottom = found.groups()
+        for match in _MERGED.finditer(text) if b"mergeCell" in text else ():
+            end = match.end()
+            left, top, right, bottom = match.groups()
             yield Range(
                 int(top), column_number(left.decode()), int(bottom), column_number(right.decode())
             )
@@ -91,7 +91,7 @@ def count_hidden_rows(file: BinaryIO) -> int:
     count, rest = 0, b""
     while chunk := file.read(1 << 20):
         text = rest + chunk
-        ends = [found.end() for found in _HIDDEN.finditer(text)] if b"hidden" in text else []
+        ends = [match.end() for match in _HIDDEN.finditer(text)] if b"hidden" in text else []
         count += len(ends)
         rest = text[max(ends[-1] if ends else 0, len(text) - _OVERLAP) :]
     return count

@@ -121,7 +121,7 @@ class Book:
         except Exception as error:
             raise error if isinstance(error, VflError) else _unreadable(self.source) from error
 
-    def merged(self, sheet: Any) -> list[Range]:
+    def find_merged(self, sheet: Any) -> list[Range]:
         """Returns the ranges of merged cells. Raises InputError if the file is damaged."""
         try:
             with sheet._get_source() as file:
@@ -129,7 +129,7 @@ class Book:
         except Exception as error:
             raise _unreadable(self.source) from error
 
-    def hidden(self, sheet: Any) -> int:
+    def count_hidden(self, sheet: Any) -> int:
         """Returns how many rows are hidden. Raises InputError if the file is damaged."""
         try:
             with sheet._get_source() as file:
@@ -224,14 +224,14 @@ class Book:
             from openpyxl.cell.read_only import ReadOnlyCell
             from openpyxl.styles.numbers import is_date_format, is_timedelta_format
 
-            shown = ReadOnlyCell(sheet, 1, 1, None, "n", style).number_format
+            number_format = ReadOnlyCell(sheet, 1, 1, None, "n", style).number_format
             # The format without colours, countries and literal text.
-            plain = re.sub(r'\[[^\]]*\]|"[^"]*"|\\.', "", shown).lower()
+            plain = re.sub(r'\[[^\]]*\]|"[^"]*"|\\.', "", number_format).lower()
             has_time = any(letter in plain for letter in "hs")
             # A format such as 00000, for a postcode.
-            digits = len(shown) if re.fullmatch("00+", shown) else 0
+            digits = len(number_format) if re.fullmatch("00+", number_format) else 0
             self.formats[style] = _Format(
-                is_date_format(shown), has_time, is_timedelta_format(shown), digits
+                is_date_format(number_format), has_time, is_timedelta_format(number_format), digits
             )
         return self.formats[style]
 

@@ -116,6 +116,6 @@ def _labels_of(source: str) -> str | None:
     """Returns the file of labels beside one of images; None if there is none."""
     folder, _, name = source.rpartition("/")
     pattern, replacement = _PAIR
-    beside, found = pattern.subn(replacement, name)
+    beside, replaced = pattern.subn(replacement, name)
     path = f"{folder}/{beside}" if folder else beside
-    return path if found and Path(divided(path)[0]).is_file() else None
+    return path if replaced and Path(divided(path)[0]).is_file() else None

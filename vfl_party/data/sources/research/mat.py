@@ -49,10 +49,10 @@ def _variables(source: str) -> dict[str, tuple[tuple[int, ...], str]]:
                 source, 'is of version 7.3, which is not read. Write it again with save(…, "-v7").'
             )
     try:
-        found = scipy.io.whosmat(source)
+        declared = scipy.io.whosmat(source)
     except Exception:  # noqa: BLE001 - each kind of damage raises another error
         raise _unreadable(source) from None
-    return {name: (tuple(shape), kind) for name, shape, kind in found}
+    return {name: (tuple(shape), kind) for name, shape, kind in declared}
 
 
 def _read(source: str, name: str, declared: tuple[tuple[int, ...], str]) -> npt.NDArray[Any]:
@@ -65,8 +65,8 @@ def _read(source: str, name: str, declared: tuple[tuple[int, ...], str]) -> npt.
             f"array {name!r} must hold numbers or text (got class {kind}). Convert it, a sparse "
             "array with full(…).",
         )
-    most = Path(source).stat().st_size * _MAX_UNPACKED
-    if math.prod(shape) * _BYTES[kind] > most:
+    max_bytes = Path(source).stat().st_size * _MAX_UNPACKED
+    if math.prod(shape) * _BYTES[kind] > max_bytes:
         raise checks.unreadable(
             source,
             f"array {name!r} declares more values than the file holds. Write the file again.",
@@ -87,8 +87,8 @@ def read_variables(source: str, names: Sequence[str]) -> list[npt.NDArray[Any]]:
     """
     variables = _variables(source)
     checks.require_names(source, "columns", names, list(variables), noun="array")
-    found = {name: _read(source, name, variables[name]) for name in names}
-    return list(_rows_first(found).values())
+    arrays = {name: _read(source, name, variables[name]) for name in names}
+    return list(_rows_first(arrays).values())
 
 
 def _rows_first(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -160,9 +160,9 @@ def _dense(
         values = np.zeros((len(dense), len(columns)))
         there = columns + first < dense.shape[1]
         values[:, there] = dense[:, columns[there] + first]
-        found = iter(np.ascontiguousarray(values.T))
+        remaining = iter(np.ascontiguousarray(values.T))
         arrays = [
-            pa.array(labels[start : start + step] if name == LABEL else next(found))
+            pa.array(labels[start : start + step] if name == LABEL else next(remaining))
             for name in wanted
         ]
         yield pa.RecordBatch.from_arrays(arrays, list(wanted))
