@@ -25,14 +25,16 @@ class MaskedBatches:
         self._pending: deque[Future[bytes]] = deque()
 
     def take(self, batch: int) -> bytes:
-        """Returns a batch, when it is masked; nothing if the set has fewer."""
+        """Returns a batch once it is masked; b"" if the set has fewer batches."""
         start, stop = batch * BATCH, min((batch + 1) * BATCH, self._rows)
         while self._done < stop:
             self._settle_one()
         return self._files.points(self._round, batch, self._rows) if start < stop else b""
 
     def settle(self, max_pending: int) -> None:
-        """Waits until at most ``max_pending`` batches are being masked; keeps all that are done."""
+        """Waits until at most ``max_pending`` batches are being masked, and saves all finished
+        ones.
+        """
         while len(self._pending) > max_pending or (self._pending and self._pending[0].done()):
             self._settle_one()
 
@@ -43,7 +45,7 @@ class MaskedBatches:
 
 
 class OwnBatches(MaskedBatches):
-    """This party's own rows, masked as they are asked for and a little ahead."""
+    """This party's own rows, masked on demand and a little ahead."""
 
     def __init__(
         self,
@@ -70,13 +72,13 @@ class OwnBatches(MaskedBatches):
 
 
 class ReceivedBatches(MaskedBatches):
-    """Another party's rows, masked as they come."""
+    """Another party's rows, masked as they arrive."""
 
     def __init__(self, files: AlignmentFiles, masking: Masking, round_: int, rows: int) -> None:
         super().__init__(files, round_, rows)
         self._masking = masking
 
     def add(self, batch: int, points: bytes, sender: str) -> None:
-        """Has a batch masked that has come from ``sender``, unless it is kept already."""
+        """Starts masking a batch from ``sender``, unless it is already saved."""
         if points and batch * BATCH >= self._done + len(self._pending) * BATCH:
             self._pending.append(self._masking.others(points, sender))

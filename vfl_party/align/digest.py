@@ -1,7 +1,8 @@
-"""Alignment by comparison: all parties hold the same ids already, and verify it without showing
+"""Alignment by comparison: all parties already hold the same ids, and verify this without showing
 them.
 
-If only the active party can divide the rows (``rows.split``), its answer says the split of each.
+If only the active party can divide the rows (``rows.split``), its answer holds the split of each
+row.
 """
 
 from __future__ import annotations
@@ -96,11 +97,11 @@ class DigestAlignment:
         return Asking(self._exchange, OPENING, chains, at.connections, active, CPU, {"rows": rows})
 
     def align(self, at: Aligning) -> Aligned:
-        """Compares: each passive party sends the number and the keyed digest of its ids to the
-        active party.
+        """Compares the rows: each passive party sends the number and the keyed digest of its ids to
+        the active party.
 
-        Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids; at
-        a passive party if the active party's division is none.
+        Raises PeerError: ROWS_DIFFER at the active party, naming a party that holds other ids;
+        MALFORMED_MESSAGE at a passive party if the active party's division is invalid.
         """
         name, table, step, active = at.name, at.table, SHOWN, self._recipe.active.name
         ids, mine = table.ids, describe_rows(at, table.ids)
@@ -142,8 +143,8 @@ class DigestAlignment:
 
 
 def show_again(asking: Asking, at: Aligning, ids: Sequence[str]) -> None:
-    """Shows the active party, which goes on, what this passive party has shown of its rows before.
-    Raises PeerError if they are others.
+    """Shows the active party again what this returning passive party showed before. Raises
+    PeerError if the rows are others.
     """
     asking.lenient = True
     with contextlib.suppress(StepPassed):
@@ -157,7 +158,7 @@ def show_again(asking: Asking, at: Aligning, ids: Sequence[str]) -> None:
 
 
 def describe_rows(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
-    """Returns what a passive party shows of its rows: how many, and a digest of their ids."""
+    """Returns the count, int64 [1], and the digest, uint8 [32], of a passive party's ids."""
     digest = rows_digest(at.run_id, ids, at.salt, protocol=at.connections.protocol)
     return {
         "count": torch.tensor([len(ids)]),
@@ -171,8 +172,8 @@ def rows_digest(
     """Returns 32 bytes of the ordered ids and the run: equal for equal lists, meaningless
     elsewhere.
 
-    ``salt``: of the private alignment that found the ids; empty if none did. ``protocol``: that the
-    run's parties have agreed on; before ``SLOW_SINCE`` the digest is one HMAC.
+    ``salt``: of the private alignment that found the ids; empty without one. ``protocol``: of the
+    run's parties; before ``SLOW_SINCE`` the digest is one HMAC.
     """
     if protocol < SLOW_SINCE:
         return digest_with_key(run_id.encode(), ids)
@@ -183,22 +184,25 @@ def rows_digest(
 
 
 def slow_digest(salt: bytes, ids: Sequence[str], passes: int) -> bytes:
-    """Returns 32 bytes of the ordered ids that take ``passes`` times 0.1 s of one core, and 32 MiB.
+    """Returns a digest of the ordered ids, 32 bytes; it takes ``passes`` times 0.1 s of one core
+    and 32 MiB.
 
-    Whoever knows the salt and all ids but one can still try out what that one is, but pays as much
-    for every guess.
+    Someone who knows the salt and all ids but one can still guess that id, but pays as much for
+    every guess.
     """
     return _slow(_over(hashlib.sha256(), ids), salt, passes)
 
 
 @functools.lru_cache(maxsize=16)
 def _slow(digest: bytes, salt: bytes, passes: int) -> bytes:
-    """The parties of one process, and the generations of one party, ask for the same again."""
+    """Returns the scrypt digest, cached for the parties of one process and the generations of one
+    party.
+    """
     return hashlib.scrypt(digest, salt=salt, p=passes, dklen=32, **_SCRYPT)
 
 
 def digest_with_key(key: bytes, ids: Sequence[str]) -> bytes:
-    """Returns the HMAC-SHA-256 of the ordered ids. Whoever has the key can try out lists, so it
+    """Returns the HMAC-SHA-256 of the ordered ids, 32 bytes. The key allows guessing lists, so it
     stays at this party.
     """
     return _over(hmac.new(key, digestmod=hashlib.sha256), ids)

@@ -1,4 +1,4 @@
-"""What the parties of a private set intersection send each other and the server."""
+"""The exchanges of a private set intersection: between the parties, and with the server."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ TAGS = Exchange(
 
 
 def occurrences(parties: int, rows: int) -> list[Occurrence]:
-    """Returns all that one party sends if it has ``rows`` rows."""
+    """Returns all exchanges of one party with ``rows`` rows."""
     result = [Occurrence.of(HELLO, StepKey(PHASE, 0, 0), parties=parties)]
     for round_ in range(1, parties):
         for batch, begin in enumerate(range(0, rows, batches.BATCH)):
@@ -100,7 +100,7 @@ def occurrences(parties: int, rows: int) -> list[Occurrence]:
 
 
 def ints(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Returns a tensor [N] of ``values``."""
+    """Returns ``values`` as a tensor [N]."""
     return torch.tensor(values, dtype=dtype)
 
 

@@ -1,5 +1,5 @@
-"""How the parties of a private set intersection meet: which attempt they go on with, and what is
-left of it.
+"""The meeting of the parties of a private set intersection: they agree on an attempt and its
+remaining batches.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ log = logging.getLogger(__name__)
 class Agreement:
     """What the parties have agreed on.
 
-    ``known``: all know the common rows; then nothing else is said. ``first``: the first batch of
-    each round that somebody lacks. ``identity``: this party's key for sealing, ``publics``: all
-    parties'.
+    Args:
+        known: all know the common rows; the other fields are then empty.
+        identity: this party's key for sealing.
+        first: the first batch of each round that some party lacks.
+        publics: all parties' public keys for sealing.
     """
 
     known: bool
@@ -41,16 +43,14 @@ class Agreement:
 
 
 class Meeting:
-    """One party's part in the meeting that begins each generation."""
+    """One party's side of the meeting that begins each generation."""
 
     def __init__(self, ring: PsiRing, files: AlignmentFiles) -> None:
         self._ring, self._files = ring, files
         self._identity = sealed.KeyPair.new()
 
     def meet(self, *, known: bool) -> Agreement:
-        """Agrees with the others on an attempt and on the batches that are left to do. Raises
-        PeerError.
-        """
+        """Agrees with the others on an attempt and on its remaining batches. Raises PeerError."""
         ring, step, k = self._ring, StepKey(PHASE, 0, 0), self._ring.size
         table, before = ring.at.table, self._files.attempt
         mine = {
@@ -139,11 +139,11 @@ class Meeting:
         return Agreement(False, self._identity, first, publics)
 
     def _decide(self, hellos: Mapping[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Decides, at the active party, what is left to do. ``told``: by each party that has not
-        left the run.
+        """Decides, at the active party, what is left to do, from the hellos of all parties in the
+        run.
 
-        Raises PeerError, naming a party that says what cannot be; LostError if a party that has
-        left is needed.
+        Raises PeerError, naming a party with impossible values; LostError if a party that has left
+        is needed.
         """
         k = self._ring.size
         for name, hello in hellos.items():
@@ -217,8 +217,7 @@ class Meeting:
             )
 
     def _introduction(self) -> bytes:
-        """Returns how this party introduces its key for sealing; signed, if parties are processes
-        of their own.
+        """Returns the introduction of this party's sealing key, signed if each party is a process.
 
         Raises InputError if its certificate is too long.
         """
@@ -240,9 +239,7 @@ class Meeting:
         )
 
     def _public(self, number: int, padded: bytes) -> bytes:
-        """Returns a party's key for sealing. Raises PeerError if its introduction is not its
-        own.
-        """
+        """Returns a party's sealing key. Raises PeerError if the introduction is not by this party."""
         size, introduction = int.from_bytes(padded[:2], "little"), padded[2:]
         credentials = self._ring.at.credentials
         # Whatever the active party says: it salts the digest of the list.
@@ -259,7 +256,7 @@ class Meeting:
 
 
 def make_salt(attempt: bytes, publics: Sequence[bytes]) -> bytes:
-    """Returns a new attempt's salt, which nobody can know before: each party has just drawn a key
-    for it.
+    """Returns a new attempt's salt, which cannot be known in advance: each party has just drawn a
+    key for it.
     """
     return hashlib.sha256(b"vfl common rows" + attempt + b"".join(publics)).digest()

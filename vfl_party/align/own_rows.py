@@ -33,8 +33,8 @@ HOLDINGS = Exchange(
 
 
 class OwnRows:
-    """See ``Alignment``. The rows of the active party are the labels that it knows; they are in no
-    split but train.
+    """Parties with different rows; see ``Alignment``. The active party's rows are its labels, in
+    the train split only.
     """
 
     certain = True
@@ -77,9 +77,9 @@ class OwnRows:
         """Does nothing: each party has rows of its own, and no phase goes on without a party."""
 
     def align(self, at: Aligning) -> Aligned:
-        """Tells all parties how many rows each passive party holds in each split.
+        """Shares how many rows each passive party holds in each split.
 
-        Raises PeerError: MALFORMED_MESSAGE if a number makes no sense, REFUSED if a party has more
+        Raises PeerError: MALFORMED_MESSAGE if a number is impossible, REFUSED if a party has more
         rows than ``at.peer_rows_at_most``.
         """
         name, connections, step, active = (

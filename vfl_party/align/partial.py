@@ -1,11 +1,12 @@
-"""The rows that the active party and at least one other hold (``rows.partial``): who holds which,
-and their order.
+"""The rows that the active party and at least one other hold (``rows.partial``): their holders and
+order.
 
 A private set intersection has told each passive party which of its rows the active party holds, and
-the active party who holds each of its own. So the lists differ from pair to pair, and each passive
-party compares its own with the active party. Then it learns the place of each of its rows in an
-order of all rows, which the active party draws with a key that nobody else can know. So places tell
-nothing of the rows between them. First come the rows of one split, then those of the next one.
+the active party the holders of each of its rows. The lists differ from pair to pair, so each
+passive party compares its list with the active party. It then learns the position of each of its
+rows in an order of all rows, which the active party draws with a secret key, so that positions
+reveal nothing of the rows between them. The rows of one split come first, then those of the next
+one.
 """
 
 from __future__ import annotations
@@ -68,10 +69,11 @@ class PartialRows:
         return [Occurrence.of(PLACED, SHOWN, rows=rows)]
 
     def align(self, at: Aligning, common: CommonRows) -> Aligned:
-        """Compares the rows in common pair by pair, and agrees on their order.
+        """Compares the common rows pair by pair, and agrees on their order.
 
         Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids; at
-        a passive party if the active party says what cannot be, or if it has no training row.
+        a passive party if the active party sends impossible positions, or if this party has no
+        training row.
         """
         if at.name == self._recipe.active.name:
             return self._tell(at, common)
@@ -107,7 +109,7 @@ class PartialRows:
         show_again(self._asking(at, len(ids)), at, ids)
 
     def kept(self, at: Aligning, common: CommonRows) -> Aligned:
-        """Returns the rows that this party was told of earlier in the run. Raises InputError."""
+        """Returns the rows that this party agreed on earlier in the run. Raises InputError."""
         if at.name == self._recipe.active.name:
             return self._order(at.table, common)
         path, rows = at.folder / KEPT, np.flatnonzero(common.rows)
@@ -179,9 +181,9 @@ def order_rows(
     """Draws the order of the rows at the active party, and divides them. Raises InputError.
 
     Args:
-        rows_N: which rows of the table count.
-        holders: {passive party: which rows of the table it holds, [N]}.
-        divides: whether they are divided; rows to predict are not.
+        rows_N: bool [N], the rows of the table to use.
+        holders: {passive party: bool [N], the rows of the table that it holds}.
+        divides: whether the rows are divided into splits; rows to predict are not.
     """
     key = slow_digest(f"vfl order of rows {recipe.seed}".encode(), table.ids, PASSES)
     every = shuffle_rows(key, len(table))
@@ -200,7 +202,7 @@ def order_rows(
 
 
 def of_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, Aligned]:
-    """Returns what an alignment gives each party, if the tables of all are here. Raises
+    """Returns what an alignment gives each party, if all tables are in this process. Raises
     InputError.
     """
     active = recipe.active.name
@@ -233,10 +235,10 @@ def build_aligned(
 
     Args:
         table: of the party.
-        rows: its rows of the table, in the order of all.
-        whole: the splits of all rows, places in ``CODES``.
-        by: who holds which of all rows.
-        mine: the splits of ``rows``.
+        rows: int64 [R], its rows of the table, in the common order.
+        whole: uint8 [N], the splits of all rows, positions in ``CODES``.
+        by: {party: bool [N], the rows that it holds}.
+        mine: uint8 [R], the splits of ``rows``.
         divides: whether the rows have splits.
     """
     splits = decode_division(whole.tobytes()) if divides else {}

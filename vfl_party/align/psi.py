@@ -54,7 +54,7 @@ REMEDY = "To align again, remove the folder 'alignment' of the run at either par
 
 
 class PsiAlignment:
-    """See ``Alignment``."""
+    """Private set intersection; see ``Alignment``."""
 
     certain = False
     protocol = 8
@@ -99,7 +99,7 @@ class PsiAlignment:
         rows.show(at if common is None else replace(at, salt=common.salt), aligned)
 
     def _load_common(self, at: Aligning) -> CommonRows | None:
-        """Returns the common rows, if this party has kept them."""
+        """Returns the common rows, if this party has saved them."""
         if not self._recipe.passives:
             return None
         return self._open_files(at.folder, at.table, at.name).common()
@@ -111,19 +111,17 @@ class PsiAlignment:
         return AlignmentFiles(folder, table.ids, batches.BATCH, holders)
 
     def _select_wanted(self, common: CommonRows) -> CommonRows:
-        """Returns the rows that count: of those to predict all of the active party, if it has
-        features.
-        """
+        """Returns the rows to use: for predictions, all rows of an active party with features."""
         if self._divides or not (common.holders and self._recipe.active.features):
             return common
         return replace(common, rows=np.ones_like(common.rows))
 
     def found_before(self, runs: Path, name: str, table: Table) -> int | None:
-        """Returns how many rows the run of ``rows.alignment`` has found to be common; None if the
-        recipe names none.
+        """Returns how many common rows the run of ``rows.alignment`` found; None if the recipe
+        names none.
 
         ``runs``: the party's folder of runs. Raises InputError if that run cannot be used;
-        PeerError if it has too few.
+        PeerError if it has too few rows.
         """
         common = self._of_earlier(self._open_files(runs, table, name), runs, name)
         return int(common.rows.sum()) if common is not None else None
@@ -137,7 +135,7 @@ class PsiAlignment:
         return common
 
     def align(self, at: Aligning) -> Aligned:
-        """Finds the common rows, if the run does not know them yet, and compares them as
+        """Finds the common rows, unless the run already knows them, and compares them as
         ``DigestAlignment`` does.
 
         Raises PeerError: ROWS_DIFFER if there are fewer than ``rows.at_least`` or ``at.at_least``;
@@ -190,8 +188,8 @@ class PsiAlignment:
         return aligned
 
     def _check_enough(self, common: npt.NDArray[np.bool_], at: Aligning) -> None:
-        """Raises PeerError (ROWS_DIFFER) if fewer rows are common than the recipe or this party
-        wants.
+        """Raises PeerError (ROWS_DIFFER) if there are fewer common rows than the recipe or this
+        party requires.
         """
         if self._divides:
             _require_enough(self._recipe.rows, common)

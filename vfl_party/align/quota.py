@@ -1,5 +1,5 @@
-"""Limits how many ids a peer can try out on this party's table: how often a day its rows are
-aligned, and with how many rows.
+"""Limits how many ids a peer can guess in this party's table: alignments a day, and rows of an
+alignment.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _MIN_PEER_ROWS, _MAX_PEER_ROWS, _TIMES = 100_000, 10_000_000, 10
 
 
 def peer_rows(asked: int | None, own: int | None) -> int:
-    """Returns how many rows a party takes of another one.
+    """Returns the maximum number of rows that a party accepts from another one.
 
     Args:
-        asked: as the party file has it; None: by default ten times its own with psi, so that nobody
-            tries out millions of ids on a small table.
-        own: the rows of its table; None: it masks no ids, or its table has only rows to predict,
-            which a large table of the other party has.
+        asked: the value of the party file; None for the default: with psi ten times the party's own
+            rows, so that millions of ids cannot be guessed on a small table.
+        own: the rows of its table; None if it masks no ids, or its table has only rows to predict,
+            which a large table of the other party contains.
     """
     tied = max(_MIN_PEER_ROWS, _TIMES * own) if own is not None else _MAX_PEER_ROWS
     return asked or min(_MAX_PEER_ROWS, tied)
@@ -32,9 +32,8 @@ def peer_rows(asked: int | None, own: int | None) -> int:
 def count(path: Path, source: str, max_times: int, now_s: float) -> None:
     """Counts one alignment of the table ``source`` at ``now_s`` (seconds since 1970).
 
-    ``path``: this party's file, {a table's source: when its rows were found}.
-
-    Raises InputError (REFUSED) if there were ``max_times`` within a day; it counts nothing then.
+    ``path``: this party's file, {a table's source: times of its alignments}. Raises InputError
+    (REFUSED), without counting, if there were ``max_times`` within a day.
     """
     try:
         with path.with_suffix(".lock").open("w") as lock:

@@ -1,5 +1,5 @@
-"""The rounds of a private set intersection: each party masks its own rows, then those of the others
-as they come to it.
+"""The rounds of a private set intersection: each party masks its own rows, then those of the
+others.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from vfl_party.psi.pool import Masking
 
 
 class Rounds:
-    """One party's part in what is left of an attempt."""
+    """One party's side of the remaining rounds of an attempt."""
 
     def __init__(self, ring: PsiRing, files: AlignmentFiles, agreed: Agreement) -> None:
         self._ring, self._files, self._agreed = ring, files, agreed
 
     def run(self) -> CommonRows:
-        """Does what is left of the attempt; returns which of this party's rows are common.
+        """Runs the rest of the attempt, and returns which of this party's rows are common.
 
-        Raises PeerError if a party has sent a point twice, or the server has marked other rows in
-        this attempt.
+        Raises PeerError if a party sent a point twice, or the server marked other rows in this
+        attempt.
         """
         ring, attempt, k = self._ring, self._files.attempt, self._ring.size
         ids, workers = ring.at.table.ids, ring.at.workers
@@ -71,11 +71,11 @@ class Rounds:
         return CommonRows(np.logical_or.reduce(masks), attempt.salt, holders)
 
     def _pin(self, bits: npt.NDArray[np.uint8]) -> None:
-        """Notes the first bits of the attempt before anything is answered. Raises PeerError if
-        these are others.
+        """Saves the first bits of the attempt before anything is answered. Raises PeerError if
+        these differ from them.
 
-        Each choice of bits is one list whose digest can be tried out. So others end the attempt,
-        and count as one more.
+        Each choice of bits gives one list whose digest can be guessed, so other bits end the
+        attempt and count as one more alignment.
         """
         if self._files.pin(bits.tobytes()):
             return
@@ -90,11 +90,11 @@ class Rounds:
         )
 
     def compare(self, lists: Sequence[Sequence[str]], salt: bytes) -> None:
-        """Has the server compare the list of common ids with those of the others, with a salt that
-        it does not know; of the active party with ``rows.partial``, one for each of the others.
+        """Has the server compare the salted digest of the common ids with those of the other
+        parties; the active party with ``rows.partial`` sends one list for each other party.
 
-        So no party sees another's digest. Whoever makes up a list and sees its digest pays for each
-        guess of the ids that it does not know. Raises PeerError (ROWS_DIFFER) if the lists differ.
+        The server does not know the salt, and no party sees another's digest, so guessing unknown
+        ids is expensive for everyone. Raises PeerError (ROWS_DIFFER) if the lists differ.
         """
         digests = [
             hmac.digest(slow_digest(salt, ids, PASSES_FOUND), b"lists", "sha256") for ids in lists
@@ -104,8 +104,9 @@ class Rounds:
         side.swap(step, {"digest": raw(b"".join(digests))})
 
     def _intersect(self) -> npt.NDArray[np.uint8]:
-        """Sends the server the tags of the next party's rows; returns a bit a row of this one's, in
-        the shown order: of the active party with ``rows.partial``, for each of the others.
+        """Sends the server the tags of the next party's rows, and returns a bit for each row of
+        this party, uint8, in the shown order; the active party with ``rows.partial`` gets bits for
+        each other party.
         """
         ring, attempt, k = self._ring, self._files.attempt, self._ring.size
         owned, last = ring.rows[ring.owner(k)], psi.tag_batches(ring.rows)
@@ -131,7 +132,7 @@ class Rounds:
         return reply["common"].numpy()
 
     def _tags(self, number: int, rows: int) -> bytes:
-        """Returns a batch of the tags that go to the server; empty if the set has fewer."""
+        """Returns a batch of the tags for the server; b"" if the set has fewer batches."""
         k, size = self._ring.size, psi.TAG_BATCH
         start, stop = number * size, min((number + 1) * size, rows)
         points = (
@@ -141,8 +142,8 @@ class Rounds:
         return b"".join(map(curve.tags, points))
 
     def _swap(self, round_: int, batch: int, points: bytes) -> bytes:
-        """Gives the next party this batch of the set that this party holds; returns the one before
-        it gives.
+        """Sends the next party this batch of the set that this party holds, and returns the batch
+        from the party before it.
         """
         step = StepKey(PHASE, round_, batch)
         expected = self._ring.nbytes(self._ring.owner(round_ + 1), batch)

@@ -1,8 +1,8 @@
-"""What a party keeps of an alignment: its secrets and masked batches until the end, then which of
-its rows are common.
+"""What a party saves of an alignment: secrets and masked batches until the end, then its common
+rows.
 
-A party that is killed resumes with the same secrets, and masks nothing twice but the batches under
-way. Only their owner may read the files.
+A party that is killed resumes with the same secrets, and masks again only the unfinished batches.
+Only their owner may read the files.
 """
 
 from __future__ import annotations
@@ -46,10 +46,14 @@ RowNumbers = npt.NDArray[np.integer[Any]]
 class Attempt:
     """One try at an alignment, the same at all parties until it succeeds or a party's rows change.
 
-    ``name``: 16 random bytes, from the active party; the server does not know it. ``rows``: of each
-    party. ``secret``: the key that masks. ``seed``: of the order in which this party shows its
-    rows. ``salt``: of the list's digests, the same at all parties. ``marks``: SHA-256 of the first
-    bits from the server, which say what rows of this party are common; empty before they have come.
+    Args:
+        name: 16 random bytes from the active party; the server does not know it.
+        secret: the key that masks.
+        seed: of the order in which this party shows its rows.
+        salt: of the list's digests, the same at all parties.
+        rows: the number of rows of each party.
+        marks: SHA-256 of the first bits from the server, which mark this party's common rows; empty
+            before they arrive.
     """
 
     name: bytes = NO_ATTEMPT
@@ -61,7 +65,7 @@ class Attempt:
 
     @property
     def word(self) -> bytes:
-        """What names the attempt to the server, which shall not know the name."""
+        """Identifies the attempt to the server, which must not know the name."""
         return hashlib.sha256(b"vfl attempt at the server" + self.name).digest()
 
     def order(self, rows: int) -> RowNumbers:
@@ -70,13 +74,12 @@ class Attempt:
 
 
 def shuffle_rows(key: bytes, rows: int) -> RowNumbers:
-    """Returns rows in a secret order: sorted by numbers of a ChaCha20 stream. ``key``: 32 bytes.
+    """Returns the rows in a secret order, [rows] integers: sorted by numbers of a ChaCha20 stream.
+    ``key``: 32 bytes.
 
     The stream is drawn for each of up to ``_PASSES`` parts of the numbers, so that memory holds
-    little more than the order.
-
-    Nobody who lacks the key can tell it from any other order, and it is the same with every version
-    of NumPy.
+    little more than the order. Without the key it cannot be told from any other order, and it is
+    the same with every version of NumPy.
     """
     passes = min(_PASSES, -(-rows // _SORTED))
     order: RowNumbers = np.empty(rows, np.uint32 if rows <= 1 << 32 else np.int64)
@@ -109,11 +112,13 @@ def _within(
 
 @dataclass(frozen=True)
 class CommonRows:
-    """Which of this party's rows, in canonical order, are common. ``salt``: of the attempt that
-    found them. ``holders``: with ``rows.partial``, at the active party: {passive party: which rows
-    it holds}.
+    """Which of this party's rows, in canonical order, are common.
 
-    An alignment of an earlier release has left no salt.
+    Args:
+        rows: bool [N].
+        salt: of the attempt that found them; empty from an earlier release.
+        holders: with ``rows.partial``, at the active party: {passive party: bool [N], the rows that
+            it holds}.
     """
 
     rows: npt.NDArray[np.bool_]
@@ -122,19 +127,21 @@ class CommonRows:
 
 
 def _checksum(facts: dict[str, Any]) -> str:
-    """Returns a checksum, by which a damaged file is known."""
+    """Returns a checksum that detects a damaged file."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def unpack_masks(bits: npt.NDArray[np.uint8], masks: int, rows: int) -> list[npt.NDArray[np.bool_]]:
-    """Returns ``masks`` masks, [rows] each, of which each begins with a new byte."""
+    """Returns ``masks`` masks, bool [rows] each, from packed bits; each mask begins with a new
+    byte.
+    """
     unpacked = np.unpackbits(bits.reshape(masks, -1), axis=1, count=rows).astype(bool)
     return list(unpacked)
 
 
 def common_rows(run: Path, rows: int) -> npt.NDArray[np.bool_] | None:
-    """Returns which rows of its table a passive party knows to be common by the end of a run, in
-    canonical order; None if the run has kept no alignment of so many rows.
+    """Returns which rows of its table a passive party knows to be common after a run, bool [rows],
+    in canonical order; None if the run has saved no alignment of so many rows.
 
     ``run``: the party's folder of the run; ``rows``: of the table that was aligned.
     """
@@ -155,8 +162,8 @@ class AlignmentFiles:
     Args:
         folder: this party's folder of the run.
         ids: this party's ids, in canonical order.
-        batch: rows in a batch.
-        holders: the parties whose rows among these are told apart.
+        batch: rows of a batch.
+        holders: the parties whose common rows are saved separately.
     """
 
     def __init__(
@@ -181,15 +188,13 @@ class AlignmentFiles:
             return Attempt()
 
     def begin(self, attempt: Attempt) -> None:
-        """Begins an attempt; what is left of another one is removed. Raises InputError."""
+        """Begins an attempt, and removes files of another one. Raises InputError."""
         self.forget()
         self._make_folder()
         self._write(attempt)
 
     def pin(self, marks: bytes) -> bool:
-        """Returns whether ``marks`` are those that the attempt has had before; the first ones are
-        noted, on the disk.
-
+        """Returns whether ``marks`` equal those of the attempt; saves them if they are the first.
         Raises InputError.
         """
         digest = hashlib.sha256(marks).digest()
@@ -218,28 +223,30 @@ class AlignmentFiles:
         return Spill(self._path / f"{round_}.points", POINT_BYTES, self._batch, remedy)
 
     def count_stored(self, round_: int) -> int:
-        """Returns how many points of a round are there."""
+        """Returns how many points of a round are saved."""
         return self._points(round_).stored()
 
     def cut(self, round_: int, of: int) -> None:
-        """Removes what is beyond the whole batches of a round, which has ``of`` points. Raises
-        InputError.
+        """Removes points beyond the whole batches of a round of ``of`` points.
+
+        Raises InputError.
         """
         self._points(round_).cut(of)
 
     def add(self, round_: int, batch: int, points: bytes) -> None:
-        """Keeps a batch. Raises InputError."""
+        """Saves a batch. Raises InputError."""
         self._points(round_).write(batch, points)
 
     def points(self, round_: int, batch: int, of: int) -> bytes:
-        """Returns a batch of a round, which has ``of`` points. Raises InputError."""
+        """Returns a batch of a round of ``of`` points, 32 bytes a point. Raises InputError."""
         return self._points(round_).read(batch, of)
 
     def require_distinct(self, round_: int, party: str, of: int) -> None:
-        """Raises PeerError, naming ``party``, if it has sent a point twice among the ``of`` points
-        that this round has masked.
+        """Raises PeerError, naming ``party``, if two of the ``of`` points masked in this round are
+        equal.
 
-        A secret masks different points differently. ``curve.check`` sees one batch at a time.
+        A secret masks different points differently, so the party sent a point twice.
+        ``curve.check`` sees only one batch at a time.
         """
         heads_N = np.empty(of, "<u8")
         for start, points in self._read(round_, of):
@@ -270,7 +277,7 @@ class AlignmentFiles:
     # ----------------------------------------------------------------------
 
     def finish(self, common: CommonRows) -> None:
-        """Keeps which rows are common. Raises InputError."""
+        """Saves which rows are common. Raises InputError."""
         self._make_folder()
         with private_file(self._path / _COMMON) as file:
             masks = [common.rows, *(common.holders[name] for name in self._holders)]
@@ -278,11 +285,11 @@ class AlignmentFiles:
             file.write(self._digest + bits + common.salt)
 
     def common(self) -> CommonRows | None:
-        """Returns which rows are common; None if that is not known, or was for other rows."""
+        """Returns the saved common rows; None if there are none for this party's rows."""
         return self._read_common(self._path / _COMMON)
 
     def common_of(self, run: Path) -> CommonRows:
-        """Returns which rows are common, as found by an earlier run. Raises InputError.
+        """Returns the common rows that an earlier run found. Raises InputError.
 
         ``run``: this party's folder of that run.
         """
@@ -315,7 +322,7 @@ class AlignmentFiles:
         return CommonRows(rows, salt, dict(zip(self._holders, masks, strict=True)))
 
     def clear(self) -> None:
-        """Removes secrets and masked points, but not the result."""
+        """Removes secrets and masked points, but keeps the result."""
         self.attempt = Attempt()
         with contextlib.suppress(OSError):
             (self._path / _STATE).unlink(missing_ok=True)
@@ -323,5 +330,5 @@ class AlignmentFiles:
                 path.unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Removes all, the result too."""
+        """Removes everything, the result too."""
         shutil.rmtree(self._path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Counts what a run would exchange, phase by phase, with the sizes of the wire's own encoder."""
+"""Counts the exchanges of a run, phase by phase, with the sizes of the wire encoder."""
 
 from __future__ import annotations
 
@@ -47,8 +47,11 @@ MAX_STEPS = 1_000_000
 class Outlook:
     """The party whose data the forecast reads. One is enough: all hold the same ids.
 
-    ``data``: None if it has none here. ``file``: the recipe's. ``folder``: a recipe's relative
-    paths start there; None for a party file. ``load``: reads a table.
+    Args:
+        data: None if it has none here.
+        file: the recipe's.
+        folder: base of the recipe's relative paths; None for a party file.
+        load: reads a table.
     """
 
     recipe: Recipe
@@ -62,7 +65,7 @@ class Outlook:
 
 
 def read_outlook(path: Path) -> Outlook:
-    """Reads a party file, or a recipe whose [simulate] says where data lie. Raises InputError."""
+    """Reads a party file, or a recipe whose [simulate] names the data. Raises InputError."""
     folder = path.resolve().parent
     # The user's own encoder is imported from there.
     sys.path.append(str(folder))
@@ -89,8 +92,8 @@ def read_outlook(path: Path) -> Outlook:
 
 
 def outlook_of(recipe: Recipe, folder: Path, load: Load = load) -> Outlook:
-    """Takes the first passive party, which has features and needs no label, or the active party if
-    it is alone.
+    """Returns the outlook of the first passive party, which has features and needs no label, or of
+    a lone active party.
 
     The recipe's relative paths start at ``folder``. Raises InputError.
     """
@@ -108,12 +111,12 @@ def outlook_of(recipe: Recipe, folder: Path, load: Load = load) -> Outlook:
 
 
 def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
-    """Returns the party as it would be before it joins, without a connection, and the number of
-    aligned rows.
+    """Returns the party as it is before it joins, without a connection, and the number of aligned
+    rows.
 
-    ``rows``: replaces the data's number, or each passive party's if all have rows of their own;
-    then the party has no features, and no encoder. Raises InputError, also if the data are those of
-    all parties and one of them would refuse the recipe.
+    ``rows``: replaces the number of rows of the data, or of each passive party without an
+    alignment; the party then has no features and no encoder. Raises InputError, also if ``data``
+    are those of all parties and one of them refuses the recipe.
     """
     recipe, name, data = outlook.recipe, outlook.name, outlook.data
     course = Course(recipe)
@@ -169,11 +172,11 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
 def forecast(
     outlook: Outlook, rows: int | None = None, ended: Mapping[str, int] | None = None
 ) -> CountedForecast:
-    """Counts the whole run. ``ended``: {phase: rounds}, for phases with early stopping: counts only
-    these rounds.
+    """Counts the whole run. ``ended``: {phase: rounds}, limits phases with early stopping to these
+    rounds.
 
-    Raises InputError if a party would refuse a phase, if a phase in ``ended`` cannot end early, or
-    if one is too long.
+    Raises InputError if a party refuses a phase, if a phase in ``ended`` cannot end early, or if
+    one is too long.
     """
     party, rows = lone_party(outlook, rows)
     return forecast_of(party, rows, ended)
@@ -181,7 +184,7 @@ def forecast(
 
 @blaming()
 def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None) -> CountedForecast:
-    """Counts the whole run of ``party``'s recipe; ``party``: as ``lone_party`` gives it. Raises as
+    """Counts the whole run of ``party``'s recipe; ``party``: from ``lone_party``. Raises as
     ``forecast``.
     """
     recipe, count = party.recipe, _Count()
@@ -228,7 +231,7 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
 
 
 def read_rounds(texts: Iterable[str]) -> dict[str, int]:
-    """Reads each ``PHASE=N`` of the command line. Raises InputError."""
+    """Reads each ``PHASE=N`` of the command line as {phase: N}. Raises InputError."""
     limits = {}
     for text in texts:
         phase, _, number = text.partition("=")

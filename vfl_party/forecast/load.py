@@ -1,4 +1,4 @@
-"""What a party's encoder computes for a row, and keeps of it in memory."""
+"""Measures what a party's encoder computes for a row, and keeps in memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _ROWS = 2
 
 
 def encoder_loads(party: Party) -> Iterator[EncoderLoad]:
-    """Yields the load of each party that is here, in their order in the recipe: of the encoders of
-    all that have features.
+    """Yields the load of the encoder of each party in this process that has features, in the order
+    of the recipe.
     """
     here = {party.name: party, **party.others}
     for name in (party_.name for party_ in party.recipe.parties):
@@ -46,9 +46,7 @@ def _load_of(party: Party, encoder: nn.Module, spec: InputSpec) -> EncoderLoad:
 
 
 def flops(encoder: nn.Module, inputs: list[Tensor]) -> int:
-    """Returns the floating-point operations of one forward pass; a multiplication and an addition
-    are two.
-    """
+    """Returns the floating-point operations of one forward pass; a multiply-add counts as two."""
     # Imported here: it takes a second, and only a forecast needs it.
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -59,7 +57,7 @@ def flops(encoder: nn.Module, inputs: list[Tensor]) -> int:
 
 
 def _count_saved_bytes(encoder: nn.Module, inputs: list[Tensor]) -> int:
-    """Returns the bytes that a forward pass in training keeps for the backward pass, without the
+    """Returns the bytes that a forward pass in training saves for the backward pass, without the
     weights.
     """
     known = {parameter.untyped_storage().data_ptr() for parameter in encoder.parameters()}

@@ -1,6 +1,4 @@
-"""Gathers the steps of a phase into runs: those that follow one another in a round, of the same
-exchange.
-"""
+"""Groups the steps of a phase into runs: successive steps of the same exchange in a round."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ from vfl_party.outbound.declared import Occurrence
 
 
 class Runs:
-    """Takes the exchanges of one phase in order.
+    """Groups the exchanges of one phase, given in order.
 
-    ``in_flight``: of the exchange ``trains``, for which the steps are made (empty: the one that
-    comes first); 0 if the phase computes nothing. ``parts``: steps of it that make one batch.
+    ``in_flight``: of the main exchange ``trains`` ('' for the first one); 0 if the phase computes
+    nothing. ``parts``: steps of it that make one batch.
     """
 
     def __init__(self, in_flight: int, parts: int, trains: str = "") -> None:
