@@ -239,7 +239,7 @@ class Meeting:
         )
 
     def _public(self, number: int, padded: bytes) -> bytes:
-        """Returns a party's sealing key. Raises PeerError if the introduction is not by this party."""
+        """Returns a party's sealing key. Raises PeerError if the introduction is not its own."""
         size, introduction = int.from_bytes(padded[:2], "little"), padded[2:]
         credentials = self._ring.at.credentials
         # Whatever the active party says: it salts the digest of the list.

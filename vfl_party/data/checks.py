@@ -1,8 +1,7 @@
-"""Checks a party's rows; the sentences about mistakes hold neither ids nor values.
+"""Checks a party's rows; the errors contain neither ids nor values.
 
-Rows are counted from 1 in the order of the source, so that a person finds them there. In a CSV file
-that is below the header, without empty lines, and the sentences say so: an editor counts the header
-too.
+Rows are counted from 1 in the order of the source. In a CSV file this is below the header, without
+empty lines, and the errors say so, because an editor counts the header too.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ def unusable(source: str, problem: str) -> InputError:
 
 
 def rows(source: str, *numbers: int) -> str:
-    """Names one row or two: ``row 4 below the header`` of a CSV file, or of a folder's index; ``row
-    4`` of others.
+    """Returns the name of one row or two: ``row 4 below the header`` of a CSV file or a folder's
+    index, ``row 4`` of others.
     """
     header = (
         source.lower().endswith((*TEXT_FILES, ".xlsx", ".xlsm"))
@@ -84,8 +83,8 @@ def require_names(
 def require_roles(
     source: str, settings: DataSettings, names: Sequence[str], *, noun: str = "column"
 ) -> None:
-    """Raises InputError if the source lacks a label, or another column of the active party's,
-    that the settings name.
+    """Raises InputError if the source lacks a label or another role column that the settings
+    name.
     """
     label = ("labels", settings.labels) if settings.labels else ("label", (settings.label,))
     others = [(key, (getattr(settings, key),)) for key in ("event", "group", "weight", "split")]
@@ -155,7 +154,7 @@ class CellCounts:
 
 
 def marked(values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.bool_]]) -> CellCounts:
-    """Finds the cells of which ``test`` is true, some thousand rows at a time."""
+    """Counts the cells for which ``test`` is true, in blocks of rows; values_NF: [N, F]."""
     counts, first = (np.full(values_NF.shape[1], start, np.int64) for start in (0, -1))
     for part in parts(len(values_NF)):
         mask_BF = test(values_NF[part])
@@ -167,8 +166,13 @@ def marked(values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.boo
 
 
 def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str]) -> None:
-    """Raises InputError if a value is infinite or beyond the range of float32. NaN passes: it means
+    """Raises InputError if a value is infinite or outside the range of float32. NaN passes, as
     missing.
+
+    Args:
+        source: the table's name, for errors.
+        values_NF: [N, F].
+        names: of the columns.
     """
     infinite = marked(values_NF, np.isinf)
     for column in infinite.columns:
@@ -189,7 +193,11 @@ def require_complete(
 ) -> None:
     """Raises InputError if numeric columns miss values, for ``missing = "error"``.
 
-    ``as_trained``: the rows are for a model that is trained, and knows nothing to fill in.
+    Args:
+        source: the table's name, for errors.
+        values_NF: float32 [N, F].
+        names: of the columns.
+        as_trained: whether the rows are for a trained model, which has no values to fill in.
     """
     missing = marked(values_NF, np.isnan)
     for column in missing.columns:
@@ -225,12 +233,12 @@ def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], miss
 
 
 def unlabelled(labels_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Returns a mask of the labels that are missing."""
+    """Returns a mask of the missing labels, bool [N]."""
     return no_text(labels_N) if labels_N.dtype == object else np.isnan(labels_N)
 
 
 def no_text(values: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
-    """Returns a mask of the text cells that are None (missing)."""
+    """Returns a mask of the text cells that are missing (None), bool [N]."""
     missing: npt.NDArray[np.bool_] = np.equal(values, np.array(None, object))
     return missing
 
@@ -245,13 +253,11 @@ def like(name: str, names: Sequence[str]) -> str:
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Lists the entries of ``names`` that are nearest to ``name``, or else the first ones, for a
-    sentence.
-    """
+    """Returns the entries of ``names`` nearest to ``name``, or else the first ones, as text."""
     return listed(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or list(names[:5]))
 
 
 def listed(names: Sequence[str], max_names: int = 8) -> str:
-    """Lists names for a sentence, at most ``most`` of them, each cut if it is long."""
+    """Returns at most ``max_names`` names as text, long ones cut."""
     text = ", ".join(repr(shortened(name)) for name in names[:max_names])
     return f"{text}, … ({len(names)} in all)" if len(names) > max_names else text

@@ -1,6 +1,4 @@
-"""Chooses the columns of a table: ids, label, split, features, and what is read beside the
-label.
-"""
+"""Chooses the columns of a table: ids, label, split, features, and other roles."""
 
 from __future__ import annotations
 
@@ -34,26 +32,27 @@ class ColumnChoice:
 
 
 def is_row_number(settings: DataSettings, names: Sequence[str]) -> bool:
-    """Whether the id is the row's number: it is ``row``, and no column is called so."""
+    """Returns whether the id is the row number: it is ``row``, and no column has this name."""
     return settings.id == (ROW,) and ROW not in names
 
 
 def without_row(settings: DataSettings, names: Sequence[str]) -> DataSettings:
-    """Returns the same settings, without an id if it is the row's number: for sources that number
-    their rows by themselves.
+    """Returns the settings without an id if it is the row number, for sources that number their
+    rows themselves.
     """
     return settings.model_copy(update={"id": ()}) if is_row_number(settings, names) else settings
 
 
 def reads_split(settings: DataSettings, with_label: bool) -> bool:
-    """Whether the column of splits is read: not for a passive party that has the settings of the
-    active one.
+    """Returns whether the column of splits is read: not by a passive party with the active party's
+    settings.
     """
     return settings.split is not None and (with_label or settings.label is None)
 
 
 def choose(source: str, names: list[str], settings: DataSettings, with_label: bool) -> ColumnChoice:
     """Chooses id, label and feature columns, in the order of ``data.columns`` or of the table.
+
     Raises InputError.
     """
     if not settings.id:
@@ -87,8 +86,10 @@ def choose_features(
     *,
     leave_out: tuple[str | None, ...] = (),
 ) -> tuple[str, ...]:
-    """Chooses the party's feature columns: listed ones or all, without ``leave_out`` and ``drop``,
-    cut to its view. An index of pandas without a name is a feature only if it is listed.
+    """Chooses the party's feature columns: the listed ones or all, without ``leave_out`` and
+    ``drop``, cut to its view.
+
+    An unnamed index of pandas is a feature only if it is listed. Raises InputError.
     """
     lost = next((name for name in settings.columns or () if name not in names), None)
     if settings.as_trained and lost is not None:

@@ -1,9 +1,9 @@
-"""Collects a stream of rows: ids, labels, numbers and categories, block by block, in the order of
-the source.
+"""Collects a stream of rows block by block, in the order of the source: ids, labels, numbers,
+categories.
 
-Cells that a person wrote are read as ``written`` finds. Of other columns the type counts: numbers,
-dates and times (as days) are numeric, text and booleans categories. In a column of numbers an empty
-cell, NA and the like are missing; in a column of text only an empty cell is.
+Cells that a person wrote are read as ``number_formats`` finds. For other columns the type decides:
+numbers, dates and times (as days) are numeric, text and booleans categories. In a column of numbers
+an empty cell, NA and the like are missing; in a column of text only an empty cell is.
 """
 
 from __future__ import annotations
@@ -152,8 +152,10 @@ def _find(
 def label_values(
     source: str, name: str, column: pa.Array, unlabelled: Unlabelled
 ) -> npt.NDArray[Any]:
-    """Returns labels as float64 numbers or text. Raises InputError for other types, infinite ones
-    and, unless ``unlabelled`` drops them, missing ones.
+    """Returns labels as float64 [N] or text [N].
+
+    Raises InputError for other types, infinite labels and, unless ``unlabelled`` drops them,
+    missing ones.
     """
     settings = DataSettings(source=source, label=name, unlabelled=unlabelled)
     reading = Reading(source, ColumnChoice((), name, ()), settings)
@@ -164,8 +166,8 @@ def label_values(
 
 
 def split_values(source: str, name: str, column: pa.Array) -> npt.NDArray[np.object_]:
-    """Returns [N] text: the split of each row, one of ``SPLITS``. Raises InputError if there is any
-    other value.
+    """Returns the split of each row, text [N] of ``SPLITS``. Raises InputError for any other
+    value.
     """
     reading = Reading(source, ColumnChoice((), None, (), name), DataSettings(source=source))
     reading.add(pa.record_batch({name: column}))

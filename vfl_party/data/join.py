@@ -1,4 +1,4 @@
-"""Joins the tables of several parties by id: for a baseline that has all columns in one place."""
+"""Joins the tables of several parties by id, for a centralized baseline."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _BETWEEN = ":"
 def read_table(
     settings: DataSettings, with_label: bool, load: Callable[[DataSettings, bool], Table]
 ) -> Table:
-    """Reads a table with ``load``; if the settings have ``parts``, reads each of them and joins
+    """Reads a table with ``load``; with ``parts`` in the settings, reads each of them and joins
     their columns.
 
-    A column is then called ``party:column``, or as in its own table if one part alone gives
-    columns; the label is that of the first part. Raises InputError, also if the parts have images,
-    or other ids than the first and the settings do not say ``in_common``.
+    A column is then called ``party:column``, or as in its own table if only one part gives columns;
+    the label is that of the first part. Raises InputError, also if the parts have images, or have
+    other ids than the first without ``in_common``.
     """
     if not settings.parts:
         return load(settings, with_label)
@@ -66,9 +66,7 @@ def read_table(
 
 
 def part_of(table: Table, settings: DataSettings, name: str) -> Table:
-    """Returns the columns of a joined table that are one part's. ``settings``: those of all
-    parts.
-    """
+    """Returns the columns of a joined table that belong to one part. ``settings``: of all parts."""
     start = _start(settings, name)
     numeric = [at for at, column in enumerate(table.numeric_names) if column.startswith(start)]
     categorical = [
@@ -88,24 +86,24 @@ def part_of(table: Table, settings: DataSettings, name: str) -> Table:
 
 
 def own_columns(names: tuple[str, ...], settings: DataSettings, part: str) -> tuple[str, ...]:
-    """Returns one part's columns as its own table calls them, of the columns of a joined table.
-    ``settings``: those of all parts.
+    """Returns one part's columns of a joined table, named as in its own table. ``settings``: of all
+    parts.
     """
     start = _start(settings, part)
     return tuple(name.removeprefix(start) for name in names if name.startswith(start))
 
 
 def _start(settings: DataSettings, part: str) -> str:
-    """Returns what stands before the names of a part's columns: nothing if no other part gives
-    columns, so that its own table can take the place of the joined one.
+    """Returns the prefix of a part's columns: '' if no other part gives columns, so that its own
+    table can replace the joined one.
     """
     giving = [name for name, own in settings.parts.items() if own.columns != ()]
     return "" if giving == [part] else part + _BETWEEN
 
 
 def _prefix_columns(settings: DataSettings, part: str, table: Table) -> Table:
-    """Returns a part's table with its columns called after it; without images if it gives only ids
-    and labels. ``settings``: those of all parts.
+    """Returns a part's table with prefixed column names; without images if it gives only ids and
+    labels. ``settings``: of all parts.
     """
     if settings.parts[part].columns == ():
         return replace(table, images_NCHW=None)

@@ -64,9 +64,9 @@ PLUGINS = PlugIns("vfl.sources", "data source", ours=("sklearn", "torchvision", 
 def load_table(settings: DataSettings, *, with_label: bool) -> Table:
     """Reads a party's rows: its columns or images, in canonical order.
 
-    ``with_label``: read the label too (the active party). The label column is never a feature, even
-    without it. Raises InputError, with the column and the row, if the source or its content cannot
-    be used.
+    ``with_label``: whether to read the label too (the active party); the label column is never a
+    feature. Raises InputError, with the column and the row, if the source or its content cannot be
+    used.
     """
     table = tabulate(read_rows(settings, with_label), settings, with_label)
     # Returns the memory that Arrow has freed to the system.
@@ -75,8 +75,8 @@ def load_table(settings: DataSettings, *, with_label: bool) -> Table:
 
 
 def loading(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
-    """Returns what loads a party's table: from ``frames`` ({party: frame}) if that is its source,
-    else as written.
+    """Returns a loader of a party's table: from ``frames`` ({party: frame}) if that is its source,
+    else as configured.
     """
 
     def load(settings: DataSettings, with_label: bool) -> Table:
@@ -94,8 +94,8 @@ def tabulate(
     """Makes a table of rows in the order of their source: the last step of ``load_table``.
 
     It spells the ids by the rules, checks all rows, cuts them to the party's view, leaves out those
-    without an id and those that ``data.duplicates`` drops, and sorts the others. ``repeated``: what
-    to do about an id of several rows. Raises InputError.
+    without an id and those that ``data.duplicates`` drops, and sorts the others. ``repeated``: the
+    fix for repeated ids, as a sentence. Raises InputError.
     """
     with checks.numbering_rows(settings):
         return _tabulate(rows, settings, with_label, repeated)
@@ -190,7 +190,7 @@ def _mask_ids(
 def _sample_rows(ids: pa.Array, order: Positions, limit: int) -> Positions:
     """Returns ``limit`` of the rows, in their order: those whose ids have the smallest digests.
 
-    Who takes as many of the same ids takes the same rows; who takes more of them takes these, too.
+    The same ids and limit give the same rows at every party, and a larger limit includes them.
     """
     if len(order) <= limit:
         return order
@@ -204,8 +204,9 @@ def _sample_rows(ids: pa.Array, order: Positions, limit: int) -> Positions:
 
 
 def _code_left_out(has_id: pa.Array, may_stay: pa.Array, rows: Positions) -> npt.NDArray[np.uint8]:
-    """Returns why each row of the source is left out, as places in ``LEFT_OUT``; ``may_stay``:
-    whether it has an id and, if it needs one, a label.
+    """Returns why each row of the source is left out, uint8 [S] positions in ``LEFT_OUT``.
+
+    ``may_stay``: whether the row has an id and, if required, a label.
     """
     missing, repeated, unlabelled = map(
         LEFT_OUT.index, ("without an id", "with a repeated id", "without a label")
@@ -224,9 +225,7 @@ def _with_own_rows(
     chosen: Positions,
     order: Positions,
 ) -> Table:
-    """Adds the rows of the source to its table, which has all of them; ``order``: those of ``kept``
-    in the view.
-    """
+    """Adds the rows of the source to its table; ``order``: the rows of ``chosen`` in the view."""
     own = InputRows(
         own_ids, left_out, separator, table.style[0] if table.style is not None else None
     )
@@ -325,8 +324,8 @@ def open_table(settings: DataSettings) -> Stream | None:
 
 
 def column_names(settings: DataSettings) -> tuple[str, ...]:
-    """Returns the names of a table's columns. Raises InputError if the source is no table, or
-    cannot be read.
+    """Returns the names of a table's columns. Raises InputError if the source is not a readable
+    table.
     """
     stream = open_table(settings)
     if stream is None:
@@ -339,8 +338,8 @@ def column_names(settings: DataSettings) -> tuple[str, ...]:
 def first_rows(
     settings: DataSettings, names: Sequence[str], count: int
 ) -> dict[str, pa.ChunkedArray]:
-    """Returns the first rows of a table's columns, as they come. Raises InputError if they cannot
-    be read.
+    """Returns the first ``count`` rows of a table's columns, unchecked. Raises InputError if they
+    cannot be read.
     """
     stream, batches = open_table(settings), []
     if stream is not None:
@@ -356,7 +355,7 @@ def first_rows(
 
 
 def _frame_of(source: str, name: str) -> Any:
-    """Has a plug-in read ``NAME:REST``. Raises InputError."""
+    """Reads ``NAME:REST`` with a plug-in. Raises InputError."""
     where = f"data.source = {shown(source)!r}"
     read = PLUGINS.load(name, where)
     try:
@@ -413,8 +412,8 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
 
 
 def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings) -> Table:
-    """Adds images to a table. Quarters and halves stay images; runs of pixels are columns without
-    ``image_shape``.
+    """Adds images to a table. Quarters and halves stay images; runs of pixels are columns unless
+    ``image_shape`` is set.
     """
     source, view = table.source, settings.view
     if view is not None and view.scheme == "columns":

@@ -1,4 +1,4 @@
-"""Dates and times as people write them: finds out in which form, and reads them as days."""
+"""Dates and times as people write them: finds their format, and reads them as days."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _PLAIN_DATES, _DAY_FIRST, _MONTH_FIRST = (
 class Dates:
     """A column of dates or times, read as days since 1970-01-01.
 
-    form: as for strptime; '' for ISO 8601. zoned: whether ISO times have a zone. marked: see
-    ``Numbers``.
+    Args:
+        form: a format of strptime; '' for ISO 8601.
+        zoned: whether ISO times have a zone.
+        marked: see ``Numbers``.
     """
 
     form: str = ""
@@ -33,7 +35,9 @@ class Dates:
     marked: bool = False
 
     def read(self, text: pa.Array) -> pa.Array | None:
-        """Returns float64, null if missing; None if some cell is no date of this form."""
+        """Returns days, float64 [B], null if missing; None if a cell is not a date of this
+        format.
+        """
         if not self.form:
             text = trim(text)
             with contextlib.suppress(pa.ArrowInvalid):
@@ -43,7 +47,7 @@ class Dates:
         return days(self._times(text)) if every(fits) else None
 
     def fits(self, text: pa.Array) -> pa.Array:
-        """Returns for each cell whether it is a date of this form, null if it is missing."""
+        """Returns for each cell whether it is a date of this format, bool [B], null if missing."""
         text = trim(plain(text) if self.marked else text)
         times = self._times(text)
         same = pc.equal(_bare(pc.strftime(times, format=self.form)), _bare(text))
@@ -90,13 +94,15 @@ def find_dates(source: str, name: str, text: pa.Array) -> Dates | None:
 
 
 def _four(form: str, text: pa.Array) -> bool:
-    """Whether years have four digits in every cell: strptime takes a year of one, too."""
+    """Returns whether years have four digits in every cell: strptime also accepts a year of one
+    digit.
+    """
     place = r"^[0-9]{4}[./-]" if form.startswith("%Y") else r"[./-][0-9]{4}(?: |$)"
     return every(pc.match_substring_regex(trim(text), place))
 
 
 def not_all_dates(source: str, name: str, form: str) -> InputError:
-    """Returns the error for a column that is one of dates by ``data.dates``, but for some cells."""
+    """Returns the error for a column of dates (``data.dates``) in which some cells are not."""
     return checks.unusable(
         source,
         f"data.dates = {form!r} fits most cells of column {name!r}, but not all. Correct the other "
@@ -116,15 +122,15 @@ def days(times: pa.Array) -> pa.Array:
 
 
 def _bare(text: pa.Array) -> pa.Array:
-    """Returns dates without zeros before numbers, in lower case. strptime makes 2 March of 31
-    February: not so here.
+    """Returns dates in lower case without leading zeros, to compare them: strptime turns 31
+    February into 2 March.
     """
     return pc.replace_substring_regex(pc.utf8_lower(text), "(^|[^0-9])0+([0-9])", r"\1\2")
 
 
 def look_like_dates(words: pa.Array) -> pa.Array:
-    """Returns for each text whether it is digits with dots, slashes or dashes between them, as in
-    dates.
+    """Returns for each text whether it has the shape of a date: digits separated by dots, slashes
+    or dashes.
     """
     matches = pc.match_substring_regex(
         trim(words), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?:[ T].*)?$"

@@ -1,8 +1,7 @@
-"""Cells that a person wrote as text: finds out how a table writes numbers and dates, and reads
-them.
+"""Cells that a person wrote as text: finds how a table writes numbers and dates, and reads them.
 
-What is found is found from the first rows alone (``SAMPLE``), so that it does not depend on how the
-table is cut into blocks. A column that later rows contradict is looked at again, with these rows.
+The formats depend only on the first rows (``SAMPLE``), not on how the table is cut into blocks. A
+column that later rows contradict is examined again, with these rows.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019\u2032`\u00b4]"}
 
 @dataclass(frozen=True)
 class Style:
-    """How numbers are written: the decimal point, and what may stand between thousands ('' for
+    """How numbers are written: the decimal point, and what may separate thousands ('' for
     nothing).
     """
 
@@ -60,8 +59,10 @@ _STYLES = tuple(Style(*signs) for signs in (",.", ", ", ".,", ". ", ".'", ",'"))
 class Numbers:
     """A column of numbers.
 
-    sign: what is dropped from each of them, such as %. marked: whether cells that were numbers have
-    ``NUMBER`` before them.
+    Args:
+        style: how they are written.
+        sign: dropped from each of them, such as %.
+        marked: whether cells that were numbers in the source begin with ``NUMBER``.
     """
 
     style: Style = PLAIN
@@ -69,7 +70,7 @@ class Numbers:
     marked: bool = False
 
     def read(self, text: pa.Array) -> pa.Array | None:
-        """Returns float64, null if missing; None if some cell is no number."""
+        """Returns float64 [B], null if missing; None if a cell is not a number."""
         if self.marked:
             numbers = Numbers(self.style, self.sign).read(mask_numbers(text))
             is_number = pc.fill_null(pc.starts_with(text, NUMBER), False)
@@ -109,15 +110,15 @@ Reading = Numbers | Dates | Words
 
 
 class Points:
-    """Looks whether numbers such as 1.234 can be read in two ways: nothing in the whole table shows
-    a decimal point.
+    """Detects numbers such as 1.234 that are ambiguous because no other number of the table has a
+    decimal point.
     """
 
     def __init__(self, source: str) -> None:
         self._source, self._grouped, self._shown = source, "", False
 
     def look(self, name: str, text: pa.Array, reading: Numbers) -> None:
-        """Looks at some cells of a column of numbers."""
+        """Examines some cells of a column of numbers."""
         if self._shown:
             return
         text = _strip_sign(mask_numbers(text), reading.sign)
@@ -129,7 +130,9 @@ class Points:
             self._grouped = self._grouped or name
 
     def decide(self) -> None:
-        """Raises InputError if a column has such numbers, and none has others with a point."""
+        """Raises InputError if a column has such numbers, and no other number has a decimal
+        point.
+        """
         if self._grouped and not self._shown:
             raise _ambiguous_numbers(self._source, self._grouped, "point", ".")
 
@@ -138,8 +141,12 @@ class Points:
 class Findings:
     """How each column is read.
 
-    style: of the numbers; notes: sentences for people; points: None if a point can only be the
-    decimal one; marked: see ``Numbers``.
+    Args:
+        readings: by column.
+        style: of the numbers.
+        notes: for people.
+        points: None if a point can only be the decimal one.
+        marked: see ``Numbers``.
     """
 
     readings: Mapping[str, Reading]
@@ -158,11 +165,17 @@ def find(
     marked: bool = False,
     words: Collection[str] = (),
 ) -> Findings:
-    """Finds out how columns are to be read, from their first cells.
+    """Finds how columns are read, from their first cells.
 
-    commas: whether the table separates cells by commas; marked: see ``Numbers``; words: the columns
-    that later rows show to be categories. Raises InputError if numbers or dates can be read in two
-    ways and no setting says which.
+    Args:
+        source: the table's name, for errors.
+        sample: {column: its first cells}.
+        settings: of the table.
+        commas: whether commas separate the cells of the table.
+        marked: see ``Numbers``.
+        words: columns that later rows show to be categories.
+
+    Raises InputError if numbers or dates are ambiguous and no setting decides.
     """
     style, notes = _style(
         source, {name: mask_numbers(text) for name, text in sample.items()}, settings, commas=commas
@@ -197,7 +210,7 @@ def find(
 
 
 def _require_forms(source: str, readings: Mapping[str, Reading], settings: DataSettings) -> None:
-    """Raises InputError if a form of ``data.dates`` fits no cells that it is for."""
+    """Raises InputError if a format of ``data.dates`` fits none of its cells."""
     forms = {name: reading.form for name, reading in readings.items() if isinstance(reading, Dates)}
     if isinstance(settings.dates, dict):
         for name, form in settings.dates.items():
@@ -218,8 +231,8 @@ def _require_forms(source: str, readings: Mapping[str, Reading], settings: DataS
 def _reading(
     source: str, name: str, text: pa.Array, style: Style, settings: DataSettings, *, marked: bool
 ) -> Reading | None:
-    """Returns how a column is read: dates as the settings say come before numbers, such as
-    20240131; None for words.
+    """Returns how a column is read; None for words. Dates of ``data.dates`` precede numbers, such
+    as 20240131.
     """
     no_feature = name in (settings.label, *settings.beside)
     form = settings.date_form(name)
@@ -290,8 +303,8 @@ def _numbers(text: pa.Array, style: Style, marked: bool) -> Numbers | None:
 def _style(
     source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *, commas: bool
 ) -> tuple[Style, list[str]]:
-    """Returns the style by which most columns are numbers; the plain one if no other has more of
-    them.
+    """Returns the style in which most columns are numbers (the plain one if no other fits more),
+    and notes.
     """
     fits = _list_styles(settings)
     bare = {name: _strip_sign(text, _sign(text)) for name, text in sample.items()}
@@ -352,7 +365,7 @@ def _list_styles(settings: DataSettings) -> list[Style]:
 
 
 def _differs(text: pa.Array, style: Style, values: pa.Array | None) -> bool:
-    """Whether cells are other numbers in a style that fits them than the ones that are read."""
+    """Returns whether cells fit a style in which they are other numbers than ``values``."""
     return values is not None and not values.equals(Numbers(style).read(text))
 
 
@@ -379,7 +392,7 @@ def _ambiguous_numbers(source: str, name: str, what: str, mark: str) -> InputErr
 
 
 def filter_unlike(text: pa.Array, reading: Numbers) -> pa.Array:
-    """Returns the cells that are not written as ``reading`` says."""
+    """Returns the cells that are not written as ``reading`` expects."""
     present = pc.drop_null(trim(mask_numbers(text)))
     return present.filter(
         pc.invert(

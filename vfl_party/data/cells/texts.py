@@ -1,6 +1,4 @@
-"""Cells of text, of any column: which are missing, and which were numbers before a reader wrote
-them as text.
-"""
+"""Cells of text: which are missing, and which were numbers before a reader wrote them as text."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ def every(mask: pa.Array) -> bool:
 
 
 def mask_numbers(text: pa.Array) -> pa.Array:
-    """Returns the cells that were text, null for those that were numbers."""
+    """Returns the cells that were text in the source, null for numbers."""
     return pc.if_else(
         pc.fill_null(pc.starts_with(text, NUMBER), False), pa.scalar(None, text.type), text
     )

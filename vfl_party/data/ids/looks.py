@@ -1,4 +1,4 @@
-"""Says how ids look, for a person who chooses rules for them; nothing here shows an id."""
+"""Describes the shapes of ids, for a person who chooses rules; nothing here shows an id."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _NUMBER = re.compile("[0-9]{2}")
 
 
 def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) -> list[str]:
-    """Returns lines for a person who chooses rules and policy: the rows that each choice keeps.
-    They show no id.
+    """Returns lines for a person who chooses rules and policy: the rows that each choice keeps,
+    without any id.
     """
     lines, looks = [f"{len(parts[0]):,} rows in the source"], []
     for used in range(len(rules) + 1):
@@ -56,10 +56,10 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
 
 
 def shapes_of(ids: Sequence[str]) -> str:
-    """Returns how ids look, with shares: people compare it, and it shows no id.
+    """Returns the shapes of ids with their shares, without any id, for people to compare.
 
-    ``A`` is a letter and ``0`` a digit: ``AA-0000000 75 %, AA-000000 22 %, others 3 %``. If numbers
-    are written with zeros at their beginning, or have several lengths, it says in how many ids a
+    ``A`` is a letter and ``0`` a digit: ``AA-0000000 75 %, AA-000000 22 %, others 3 %``. If ids
+    contain leading zeros, or numbers of several lengths, it also gives the share of ids in which a
     number begins with 0.
     """
     ids = _sample(ids)
@@ -85,15 +85,15 @@ def shapes_of(ids: Sequence[str]) -> str:
 
 
 def about_zeros(ids: Sequence[str], rules: Sequence[str]) -> str:
-    """Returns a sentence if numbers in ids begin with 0, which another party's table may have lost;
+    """Returns a note if numbers in ids begin with 0, which another party's table may have lost;
     else ''.
 
-    Ids that mix letters and digits in any order, as hexadecimal ones do, have no numbers. Ids none
-    of which begins with 0 are not suspect: numbers that count the rows have several lengths, too.
+    Ids that mix letters and digits in any order, such as hexadecimal ones, contain no numbers. If
+    no number begins with 0, the ids are not suspect: row numbers have several lengths too.
 
     Args:
-        ids: as the rules spell them.
-        rules: see the module.
+        ids: spelt by the rules.
+        rules: see ``vfl_party.data.ids.spelling``.
     """
     ids = _sample(ids)
     alike = Counter(map(short_look, ids)).most_common(1)
@@ -108,14 +108,14 @@ def about_zeros(ids: Sequence[str], rules: Sequence[str]) -> str:
 
 
 def _sample(ids: Sequence[str]) -> Sequence[str]:
-    """Returns at most ``LOOKED_AT`` ids from the whole of a table: the first ones may be the
+    """Returns at most ``LOOKED_AT`` ids from the whole table: the first ones may be the
     shortest.
     """
     return ids[:: max(1, -(-len(ids) // LOOKED_AT))]
 
 
 def _format_shares(shapes: Sequence[tuple[str, int]], total: int) -> str:
-    """Lists shapes with their shares of ``total`` ids; a single one stands for all."""
+    """Returns shapes with their shares of ``total`` ids; a single shape without its share."""
     shapes = [shape for shape in shapes if shape[1] >= total / 100] or shapes[:1]
     cleaned = [(re.sub(r"[^A0 ./@_+-]", "?", shape), count) for shape, count in shapes]
     cells = [(repr(shape) if shape != shape.strip() else shape, count) for shape, count in cleaned]
@@ -127,7 +127,7 @@ def _format_shares(shapes: Sequence[tuple[str, int]], total: int) -> str:
 
 
 def short_look(text: str) -> str:
-    """Returns how an id looks, whatever the lengths of its words and numbers: ``A-0`` of
+    """Returns the shape of an id without the lengths of its words and numbers: ``A-0`` for
     ``AT-4051``.
     """
     return _SEVERAL.sub(r"\1", _look(text))

@@ -1,7 +1,7 @@
-"""Texts of many rows: small ones in memory, large ones in files without a name.
+"""Texts of many rows: small ones in memory, large ones in unnamed files.
 
-They are Arrow's large strings, in one piece: the bytes of all, and where each ends. In files, these
-are mapped, so that all of Arrow works on them; ``let_go`` unmaps what has been read.
+They are Arrow's large strings in one piece: the bytes of all, and the end of each. Files are
+mapped, so that Arrow works on them; ``release_texts`` unmaps what was read.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class GrowingTexts:
 
 
 class RowBuckets:
-    """Rows and their texts, dealt into files, each of which is to be read at once.
+    """Rows and their texts, distributed over files that are each read at once.
 
     Args:
         space: of the files.
@@ -85,8 +85,13 @@ class RowBuckets:
         ]
 
     def deal(self, to_B: npt.NDArray[Any], rows_B: Positions, texts_B: pa.Array) -> None:
-        """Adds each row to its file; those beyond the last file are left out. Raises InputError if
+        """Adds each row to its file; rows beyond the last file are left out. Raises InputError if
         the disk is full.
+
+        Args:
+            to_B: [B], the file of each row.
+            rows_B: int64 [B].
+            texts_B: [B].
         """
         order_B = np.argsort(to_B, kind="stable")
         ends = np.searchsorted(to_B[order_B], np.arange(len(self._all) + 1)).tolist()
@@ -97,7 +102,7 @@ class RowBuckets:
                 texts.append(texts_B.slice(first, end - first))
 
     def __iter__(self) -> Iterator[tuple[Positions, pa.LargeStringArray]]:
-        """Yields the rows of each file, in the order in which they came, and removes it."""
+        """Yields the rows of each file, in the order in which they were added, and removes it."""
         self._all.reverse()
         while self._all:
             rows, texts = self._all.pop()
@@ -107,8 +112,8 @@ class RowBuckets:
 def texts_of(
     values: pa.Array, space: Space, change: Callable[[slice, pa.Array], pa.Array]
 ) -> pa.LargeStringArray:
-    """Returns ``change(rows, texts)`` of all rows, a part after the other. Raises InputError if the
-    disk is full.
+    """Returns ``change(rows, texts)`` of all rows, part by part. Raises InputError if the disk is
+    full.
     """
     result = GrowingTexts(space)
     for part in parts(len(values), CHUNK):
@@ -120,8 +125,10 @@ def texts_of(
 def take_texts(
     values: pa.LargeStringArray, rows: npt.NDArray[np.integer[Any]], space: Space
 ) -> pa.LargeStringArray:
-    """Returns the texts of the given rows, in their order; each is there once, if ``values`` lie in
-    files. Raises InputError if the disk is full.
+    """Returns the texts of the given rows, in their order. Rows must be distinct if ``values`` are
+    in files.
+
+    Raises InputError if the disk is full.
     """
     if not in_files(values) or len(rows) <= FEW:
         few = values.take(pa.array(rows))
@@ -146,12 +153,12 @@ def take_texts(
 
 
 def in_files(values: pa.Array) -> bool:
-    """Whether texts lie in files."""
+    """Returns whether texts are in files."""
     return next(_files(values), None) is not None
 
 
 def release_texts(*texts: pa.Array) -> None:
-    """Unmaps what has been read of texts that lie in files; they stay as they are."""
+    """Unmaps what was read of texts in files; the texts stay usable."""
     for array in texts:
         release(*_files(array))
 
@@ -173,8 +180,8 @@ def _buffer(array: npt.NDArray[Any]) -> pa.Buffer:
 def offsets_and_bytes(
     texts: pa.LargeStringArray,
 ) -> tuple[Positions, npt.NDArray[np.uint8]]:
-    """Returns where each text begins in the bytes of all, and the last one ends, [N + 1], and the
-    bytes.
+    """Returns the start of each text in the bytes of all and the end of the last one, int64 [N +
+    1], and the bytes, uint8.
     """
     _, offsets, data = texts.buffers()
     if offsets is None:

@@ -3,14 +3,13 @@
 An id is text, or None if it is missing. The rules are ``vfl_common.config.data.IdRule``:
 
 - ``trim`` drops white space at both ends, none within.
-- ``casefold`` makes upper and lower case alike (``str.casefold``: ß is ss).
-- ``nfkc`` is Unicode's normal form NFKC: full-width digits and composed letters are written in one
-  way.
-- ``digits`` keeps 0 to 9 and nothing else.
-- ``zeros`` drops the zeros with which a run of digits begins: AT-004051 is AT-4051, and 000 is 0.
+- ``casefold`` removes case (``str.casefold``: ß is ss).
+- ``nfkc`` is Unicode's normal form NFKC: full-width digits and composed letters are unified.
+- ``digits`` keeps only 0 to 9.
+- ``zeros`` drops leading zeros of each run of digits: AT-004051 is AT-4051, and 000 is 0.
 - ``email`` is trim and casefold.
 - ``phone:CC`` writes a telephone number as E.164, such as +4930123456. CC is the country of numbers
-  that are written without one. What is no number is a missing id.
+without one. Text that is not a telephone number is a missing id.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _RULES: dict[str, Callable[[str], str]] = {
 def normalised(
     columns: Sequence[Any], rules: Sequence[str], space: Space = IN_MEMORY
 ) -> pa.LargeStringArray:
-    """Returns the id of each row, null if it is missing.
+    """Returns the id of each row, null if missing.
 
     Each column's part is spelt by the rules, then the parts are joined by ``SEPARATOR``. An id is
     missing if a part is missing, or empty or blank after the rules.
@@ -56,7 +55,7 @@ def normalised(
     Args:
         columns: of the id, each [N]: Arrow's text, or a sequence of text and None.
         rules: see the module.
-        space: where many ids lie.
+        space: of many ids.
 
     Raises InputError if a rule cannot be used here, or if the disk is full.
     """
@@ -73,7 +72,7 @@ def normalised(
 
 
 def _is_plain(texts: pa.LargeStringArray) -> bool:
-    """Returns whether every text has a character that is seen."""
+    """Returns whether every text has a visible ASCII character."""
     for part in parts(len(texts), CHUNK):
         seen = pc.match_substring_regex(texts[part], _VISIBLE)
         release_texts(texts)
@@ -119,7 +118,7 @@ def _step(rule: str) -> Callable[[str], str]:
 
 
 def _phone(country: str) -> Callable[[str], str]:
-    """Returns the rule for telephone numbers; it gives '' for what is none. Raises InputError."""
+    """Returns the rule for telephone numbers, which gives '' for other text. Raises InputError."""
     try:
         import phonenumbers
     except ImportError:

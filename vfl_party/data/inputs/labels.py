@@ -22,11 +22,14 @@ _MAX_QUERIES = 1 << 24
 class Labels:
     """The conversion of labels to targets.
 
-    kind: the task's kind. classes: a classification's labels, sorted (numbers as numbers, text by
-    code points), but the one that ``task.positive`` names is the second; a class's position is its
-    code. Of ``multilabel``: the names of the label columns. mean, std: of a regression's training
-    labels or, with ``minmax``, the least of them and the distance to the greatest, or, for counts,
-    0 and their mean; targets are (label - mean) / std.
+    Args:
+        kind: the task's kind.
+        classes: a classification's labels, sorted (numbers as numbers, text by code points), with
+            ``task.positive`` as the second; a class's position is its code. For ``multilabel`` the
+            names of the label columns.
+        mean: of a regression's training labels; with ``minmax`` their minimum, for counts 0.
+        std: of a regression's training labels; with ``minmax`` their range, for counts their mean.
+            Targets are (label - mean) / std.
     """
 
     kind: str
@@ -48,9 +51,17 @@ class Labels:
     ) -> Labels:
         """Learns the classes from all labels, or a regression's scale from the training rows.
 
-        raw: [N] numbers or text, or [N, labels] of ``multilabel``, whose columns have the
-        ``names``, or [N, 2] of ``survival``, times and events, or of ``ranking``, relevances and
-        queries; errors name ``source``. Raises InputError if the labels do not fit the task.
+        Args:
+            raw: [N] numbers or text; [N, labels] for ``multilabel``, whose columns have the
+                ``names``; [N, 2] times and events for ``survival``, or relevances and queries for
+                ``ranking``.
+            task: of the recipe.
+            train_rows: int64, positions of the training rows.
+            source: the table's name, for errors.
+            scale: of a regression's labels.
+            names: of several label columns.
+
+        Raises InputError if the labels do not fit the task.
         """
         if raw is None:
             raise checks.unusable(
@@ -102,10 +113,11 @@ class Labels:
         return cls(task.kind, source, _with_positive(classes, task.positive, source))
 
     def encode(self, raw: npt.NDArray[Any]) -> torch.Tensor:
-        """Returns the targets of labels: binary float32 [N, 1] of 0 and 1; multiclass int64 [N];
-        multilabel float32 [N, labels] of 0 and 1; regression float32 [N, 1], scaled; survival
-        float32 [N, 2], the time and 1 if it happened then; ranking float32 [N, 2], the relevance
-        and the number of the query.
+        """Returns the targets of labels.
+
+        Binary: float32 [N, 1] of 0 and 1. Multiclass: int64 [N]. Multilabel: float32 [N, labels] of
+        0 and 1. Regression: float32 [N, 1], scaled. Survival: float32 [N, 2], the time, and 1 if
+        the event happened then. Ranking: float32 [N, 2], the relevance and the number of the query.
 
         Raises InputError for a label that ``fit`` did not see.
         """
@@ -152,10 +164,11 @@ class Labels:
         return np.take(names, flat.long().numpy())
 
     def known(self, outputs_NO: torch.Tensor) -> torch.Tensor:
-        """Returns the outputs of the classes that the labels have, [N, K]; for another task, all.
+        """Returns the outputs of the classes that occur in the labels, [N, K]; for other tasks all
+        outputs.
 
-        A multi-class task may have more classes than the labels: metrics and predictions decide
-        among those that there are.
+        A multi-class task may have more classes than its labels: metrics and predictions choose
+        among those that occur.
         """
         return outputs_NO[:, : len(self.classes)] if self.kind == "multiclass" else outputs_NO
 
@@ -182,7 +195,7 @@ class Labels:
 def _with_positive(
     classes: tuple[str | int | float, ...], positive: bool | float | str | None, source: str
 ) -> tuple[str | int | float, ...]:
-    """Returns the classes with the positive one in the second place; None: as they are. Raises
+    """Returns the classes with the positive one second; unchanged if it is None. Raises
     InputError.
     """
     if positive is None:
@@ -200,8 +213,10 @@ def _with_positive(
 def _mean_count(
     raw: npt.NDArray[Any], train: npt.NDArray[np.float64], scale: str, source: str
 ) -> float:
-    """Returns the mean of the training rows' counts, by which all are divided: the loss is the same
-    but for a factor. Raises InputError if they are no counts.
+    """Returns the mean of the training rows' counts, by which all are divided: the loss changes
+    only by a factor.
+
+    Raises InputError if the labels are not counts.
     """
     if scale != "standard":
         raise checks.unusable(
@@ -250,7 +265,9 @@ def _label_columns(
 
 
 def _times(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
-    """Returns times and whether it happened then, [N, 2]. Raises InputError if they are none."""
+    """Returns times and whether the event happened, float32 [N, 2]. Raises InputError for other
+    labels.
+    """
     if raw.ndim != 2:
         raise checks.unusable(
             source,
@@ -269,7 +286,9 @@ def _times(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
 
 
 def _relevances(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
-    """Returns relevances and the numbers of queries, [N, 2]. Raises InputError if they are none."""
+    """Returns relevances and the numbers of queries, float32 [N, 2]. Raises InputError for other
+    labels.
+    """
     if raw.ndim != 2:
         raise checks.unusable(
             source,
@@ -299,7 +318,9 @@ def _relevances(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
 
 
 def _yes_or_no(column: npt.NDArray[Any], name: str, source: str) -> npt.NDArray[np.float32]:
-    """Returns a label of several as 0 and 1. Raises InputError if it holds anything else."""
+    """Returns a label column as 0 and 1, float32 [N]. Raises InputError if it holds anything
+    else.
+    """
     texts_N = np.char.lower(column.astype(str))
     yes_N, no_N = np.isin(texts_N, ("1", "1.0", "true")), np.isin(texts_N, ("0", "0.0", "false"))
     if not (yes_N | no_N).all():
@@ -319,7 +340,7 @@ def _numbers(raw: npt.NDArray[Any], source: str) -> npt.NDArray[np.float64]:
 
 
 def _different(raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns the different values, sorted, part by part: to sort all at once takes several times
+    """Returns the distinct values, sorted. It works part by part: sorting all takes several times
     their memory.
     """
     values = [np.unique(raw[part]) for part in parts(len(raw))]
@@ -328,7 +349,7 @@ def _different(raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _plain(value: Any) -> str | int | float:
-    """Returns a class by its plainest name: 1.0 is 1."""
+    """Returns a class in its plainest form: 1.0 is 1."""
     if isinstance(value, bool | float) and float(value).is_integer():
         return int(value)
     return value  # type: ignore[no-any-return]

@@ -44,13 +44,15 @@ MAX_ONE_HOT = 4096
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """Statistics of the training rows; ``x = (value - shift) / scale``, column by column or channel
-    by channel; of a column with ``quantiles``, what ``to_normal`` makes of it.
+    """Statistics of the training rows.
 
-    ``fill``: the replacement of a missing number (pixel), [F] or [C * H * W]; None if nothing may
-    be missing. ``kinds``, ``style``: how the table of training was written, see
-    ``collect.Columns``; None if it was not noted. ``spans``: how far its numbers reach, by column,
-    see ``spans``; None of images, or if it was not noted.
+    ``x = (value - shift) / scale``, by column or channel; a column with ``quantiles`` is mapped by
+    ``to_normal``.
+
+    Args:
+        fill: replaces missing numbers (pixels), [F] or [C * H * W]; None if none may be missing.
+        kinds, style: how the training table was written, see ``columns.Columns``; None if unknown.
+        spans: the range of each numeric column, see ``ranges``; None for images, or if unknown.
     """
 
     numeric_names: tuple[str, ...]
@@ -80,13 +82,20 @@ class Preprocessor:
         settings: DataSettings,
         tabular: bool = True,
     ) -> Preprocessor:
-        """Learns from ``train_rows`` (positions in the table).
+        """Learns from the training rows.
 
-        ``one_hot``: categories become columns after the numeric ones, one for "missing" and one for
-        each category; "unknown" is all zeros. Otherwise they become codes for a tabular encoder.
-        ``flatten``: images become rows of pixels. A joined table's parts are learnt one by one,
-        each by its own settings. ``tabular``: whether the method has an encoder that could be of
-        that kind, for a sentence. Raises InputError if there is nothing to learn from.
+        Args:
+            table: all rows; the parts of a joined table are learnt one by one, each with its own
+                settings.
+            train_rows: int64, positions in the table.
+            one_hot: categories become columns after the numeric ones, one for "missing" and one for
+                each category; "unknown" is all zeros. Otherwise they become codes for a tabular
+                encoder.
+            flatten: images become rows of pixels.
+            settings: of the table.
+            tabular: whether the method has an encoder that could be tabular, for an error.
+
+        Raises InputError if there is nothing to learn from.
         """
         if settings.parts:
             parts = [
@@ -167,7 +176,7 @@ class Preprocessor:
 
     @property
     def spec(self) -> InputSpec:
-        """The rows that ``transform`` gives."""
+        """Shape and cardinalities of the rows that ``transform`` returns."""
         if self.image_shape is not None:
             return InputSpec((math.prod(self.image_shape),) if self.flatten else self.image_shape)
         if self.one_hot:
@@ -180,7 +189,7 @@ class Preprocessor:
 
     @classmethod
     def _concat(cls, parts: list[Preprocessor]) -> Preprocessor:
-        """Returns one for the columns of all parts, which have no images."""
+        """Returns one preprocessor for the columns of all parts, which have no images."""
 
         def join(key: str) -> tuple[Any, ...]:
             return tuple(value for part in parts for value in getattr(part, key))
@@ -208,7 +217,7 @@ class Preprocessor:
         )
 
     def transform(self, table: Table) -> Features:
-        """Returns encoder inputs of all rows of a table with the same columns or image shape as in
+        """Returns encoder inputs of all rows of a table with the columns or image shape of
         training.
 
         Columns that training did not have are left out. Raises InputError if one is missing.
@@ -253,7 +262,7 @@ class Preprocessor:
         return Features.of(x, codes_NK, cardinalities, self._places())
 
     def _places(self) -> dict[str, Place]:
-        """Returns where each column of a table is in what ``transform`` gives."""
+        """Returns the position of each column of a table in the result of ``transform``."""
         places = {name: Place(slice(at, at + 1)) for at, name in enumerate(self.numeric_names)}
         end = len(self.numeric_names)
         for k, (name, words) in enumerate(
@@ -267,11 +276,11 @@ class Preprocessor:
         return places
 
     def cells(self, table: Table) -> tuple[Floats, Codes, tuple[str, ...]]:
-        """Returns a table's numbers [N, F], NaN if missing, the codes of its categories [N, K], and
-        all names.
+        """Returns a table's numbers, float32 [N, F] with NaN if missing, the codes of its
+        categories, int64 [N, K], and all names.
 
-        Pixels are numbers without names of their own. Raises InputError if a column of training is
-        missing.
+        Pixels are numbers without names of their own in the table. Raises InputError if a column of
+        training is missing.
         """
         table = self._align(table)
         values, words, n = _values(table), table.categorical, len(table)
@@ -292,9 +301,7 @@ class Preprocessor:
         return numbers_NF, codes_NK, (*names, *self.categorical_names)
 
     def unseen(self, table: Table) -> dict[str, int]:
-        """Returns the columns with categories that training did not have, and in how many rows.
-        Raises InputError.
-        """
+        """Returns {column: rows with categories that training did not have}. Raises InputError."""
         table, unseen = self._align(table), {}
         for k, (name, known) in enumerate(
             zip(self.categorical_names, self.vocabularies, strict=True)
@@ -306,10 +313,8 @@ class Preprocessor:
         return {name: count for name, count in unseen.items() if count}
 
     def outside(self, table: Table) -> dict[str, int]:
-        """Returns the columns with numbers outside those of training, and how many. Raises
-        InputError.
-
-        Nothing is outside if training has not noted how far its numbers reach.
+        """Returns {column: numbers outside the range of training}; {} if training noted no ranges.
+        Raises InputError.
         """
         values = self._align(table).numeric_NF
         if values is None or not self.spans:
@@ -329,7 +334,7 @@ class Preprocessor:
         return cls(**{key: _tuples(value) for key, value in state.items()})
 
     def _align(self, table: Table) -> Table:
-        """Returns the table with the columns of training, in their order."""
+        """Returns the table with the columns of training, in their order. Raises InputError."""
         shape = None if table.images_NCHW is None else table.images_NCHW.shape[1:]
         if shape != self.image_shape:
             ours, theirs = (
@@ -386,7 +391,7 @@ class Preprocessor:
         return x_B.reshape(len(x_B), -1) if self.flatten else x_B
 
     def _scale_pixels(self, source: str, pixels: Pixels) -> ScaledPixels:
-        """Returns images whose values are scaled as ``_scale`` does, when they are wanted."""
+        """Returns images whose values are scaled on demand, as ``_scale`` does."""
         values_V = np.arange(np.iinfo(pixels.dtype).max + 1).astype(pixels.dtype)
         shape = (len(values_V), pixels.shape[1], 1, 1)
         x_VC = self._scale(source, np.broadcast_to(to_unit(values_V).reshape(-1, 1, 1, 1), shape))
@@ -408,8 +413,8 @@ _KINDS = {"": "bare numbers", "date": "dates"} | {sign: f"numbers with {sign}" f
 def _check_kinds(
     source: str, names: tuple[str, ...], before: Mapping[str, str], now: Mapping[str, str]
 ) -> None:
-    """Raises InputError if a column of numbers holds days, percentages and the like in only one of
-    two tables.
+    """Raises InputError if a numeric column holds days, percentages or the like in only one of two
+    tables.
     """
     for name in names:
         was, is_ = (_KINDS.get(kinds.get(name, ""), kinds.get(name, "")) for kinds in (before, now))

@@ -1,10 +1,9 @@
-"""How the values of each column are spread over bins in the training rows, to compare new rows
-with.
+"""The distribution of each column over bins in the training rows, to compare new rows with.
 
-A column of numbers has ten bins between the deciles of training, fewer if many values are equal; a
-column of categories has a bin for each frequent category and one for all others. Both have one for
-missing values. A party keeps the counts of its own columns in its folder of the run: no row, and
-nothing leaves it.
+A numeric column has ten bins between the deciles of training, fewer if many values are equal; a
+column of categories has a bin for each frequent category and one for all others. Both have a bin
+for missing values. A party saves the counts of its own columns in its folder of the run; no row is
+saved, and nothing leaves the party.
 """
 
 from __future__ import annotations
@@ -38,9 +37,12 @@ _MAX_ROWS = 1 << 53
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """One column. ``edges``: between the bins of numbers; ``words``: categories with a bin of their
-    own; ``counts``: rows of training in each bin, then (of categories) in all others, then missing
-    ones.
+    """The profile of one column.
+
+    Args:
+        edges: between the bins of numbers.
+        words: categories with a bin of their own.
+        counts: training rows in each bin, then (for categories) in all others, then missing ones.
     """
 
     name: str
@@ -50,7 +52,9 @@ class ColumnProfile:
     words: tuple[str, ...] = ()
 
     def count_numbers(self, values_N: npt.NDArray[np.float32]) -> Counts:
-        """Returns how many of other numbers are in each bin; NaN is missing."""
+        """Returns how many of other numbers are in each bin, int64; values_N: float32 [N], NaN if
+        missing.
+        """
         return _count_bins(values_N, self.edges)
 
     def count_words(self, words: Sequence[str], counts: Sequence[int]) -> Counts:
@@ -69,7 +73,7 @@ class ColumnProfile:
 
 
 def profile_of(table: Table, rows: npt.NDArray[np.int64]) -> list[ColumnProfile]:
-    """Returns the profile of each column of a table in the given rows; none of images."""
+    """Returns the profile of each column of a table in the given rows, int64 [R]; [] for images."""
     profile: list[ColumnProfile] = []
     values_NF = table.numeric_NF
     if values_NF is not None:
@@ -102,7 +106,7 @@ def save(folder: Path, profile: Sequence[ColumnProfile]) -> None:
 
 
 def load(folder: Path) -> list[ColumnProfile]:
-    """Reads the profile. Raises InputError if there is none, or if it is damaged."""
+    """Reads the profile. Raises InputError if it is missing or damaged."""
     path = folder / FILE
     try:
         return [
@@ -130,7 +134,9 @@ def _require_list(value: object) -> list[Any]:
 
 
 def _column(entry: Any) -> ColumnProfile:
-    """Raises ValueError, TypeError, KeyError or OverflowError if this is the profile of none."""
+    """Reads a column's profile. Raises ValueError, TypeError, KeyError or OverflowError if the
+    entry is invalid.
+    """
     name, is_number = entry["name"], entry["is_number"]
     counts, edges, words = (_require_list(entry[key]) for key in ("counts", "edges", "words"))
     values = np.array([float(edge) for edge in edges])
@@ -152,16 +158,16 @@ def _column(entry: Any) -> ColumnProfile:
 
 
 def bins_of(values_N: npt.NDArray[np.float32]) -> ColumnProfile:
-    """Returns the profile of a column of numbers that has no name, such as scores."""
+    """Returns the profile of a numeric column without a name, such as scores, float32 [N]."""
     edges = _edges(values_N)
     return ColumnProfile("", True, tuple(_count_bins(values_N, edges).tolist()), edges)
 
 
 def stability_index(before: Sequence[int], now: Sequence[int]) -> float:
-    """Returns the population stability index, the sum of (q - p) ln(q / p) over bins with the
-    shares p before and q now.
+    """Returns the population stability index: the sum of (q - p) ln(q / p) over bins with shares p
+    before and q now.
 
-    Half a row is added to each bin, so that an empty one is not infinitely far; a bin that is empty
+    Half a row is added to each bin, so that an empty bin gives a finite value; a bin that is empty
     in both is left out. Siddiqi 2006, Credit Risk Scorecards, has the index and its limits.
     """
     p, q = _shares(before, now)
@@ -169,12 +175,11 @@ def stability_index(before: Sequence[int], now: Sequence[int]) -> float:
 
 
 def by_chance(before: Sequence[int], now: Sequence[int], *, level: float) -> float:
-    """Returns the index that chance alone exceeds with the probability ``level`` if nothing has
+    """Returns the index that chance alone exceeds with probability ``level`` if nothing has
     changed.
 
-    The index is then near (1/n + 1/m) times a chi-squared number with one degree of freedom less
-    than there are bins (Yurdakul and Naranjo 2020, Statistical properties of the population
-    stability index).
+    The index is then near (1/n + 1/m) times a chi-squared variable with one degree of freedom less
+    than bins (Yurdakul and Naranjo 2020, Statistical properties of the population stability index).
     """
     from scipy.stats import chi2
 

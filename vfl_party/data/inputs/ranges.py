@@ -1,11 +1,10 @@
-"""How far the numbers of training reach, by column, and which numbers of other rows are outside.
+"""The range of each numeric column in training, and which numbers of other rows are outside it.
 
-A column's span is four numbers: (least, 1 % quantile, 99 % quantile, greatest). Between the
-quantiles lie 98 % of the training rows, whatever a few of them hold. A number is far outside if it
-is beyond all numbers of training, and further from the quantiles than three times what these are
-from each other: few are so by chance, of incomes too. If most numbers of a column are beyond the
-quantiles, on either side, all of these count: so a column in another unit is found if it is
-smaller, too.
+A column's span is four numbers: minimum, 1 % quantile, 99 % quantile, maximum. 98 % of the training
+rows are between the quantiles. A number is far outside if it is beyond all numbers of training, and
+further from the quantiles than three times their distance; few are by chance, even for skewed
+columns such as incomes. If most numbers of a column are beyond a quantile, all of these count, so
+that a column in another unit is noticed even if its numbers are smaller.
 """
 
 from __future__ import annotations
@@ -32,7 +31,12 @@ _MIN_NUMBERS = 5
 
 
 def spans_of(values_NF: Floats, rows: npt.NDArray[np.int64]) -> tuple[Span, ...]:
-    """Returns the span of each column in the given rows; NaN is missing."""
+    """Returns the span of each column in the given rows.
+
+    Args:
+        values_NF: float32 [N, F], NaN if missing.
+        rows: int64 [R].
+    """
     width = values_NF.shape[1]
     low_F, high_F = np.full(width, np.inf), np.full(width, -np.inf)
     for part in parts(len(rows)):
@@ -57,7 +61,9 @@ def spans_of(values_NF: Floats, rows: npt.NDArray[np.int64]) -> tuple[Span, ...]
 
 
 def outside(values_NF: Floats, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
-    """Returns how many numbers of each column are outside its span."""
+    """Returns how many numbers of each column are outside its span, int64 [F]; values_NF: float32
+    [N, F].
+    """
     width = len(spans)
     far_F, beyond_F, present_F = (np.zeros(width, np.int64) for _ in range(3))
     known = np.array([bool(span) for span in spans], bool)

@@ -1,4 +1,4 @@
-"""Images that stay as their source has them, and become encoder inputs a batch at a time."""
+"""Images that stay as in their source, and become encoder inputs batch by batch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SHARE = 0.5
 
 
 class ScaledPixels:
-    """Images of bytes or uint16, of which each value has an encoder input of its own.
+    """Images of bytes or uint16, with an encoder input for each value.
 
     Args:
-        pixels: uint8 or uint16 [N, C, H, W]; in a mapped file if there are many. They stay there if
-            they are more than half of the device's free memory.
-        inputs_CV: float32 [C, V]: the input of each value in each channel, V = 256 or 65,536.
+        pixels: uint8 or uint16 [N, C, H, W]; large ones in a mapped file. They stay there if they
+            need more than half of the device's free memory.
+        inputs_CV: float32 [C, V], the input of each value in each channel, V = 256 or 65,536.
         flatten: whether an input is a row of C * H * W numbers.
         device: of the inputs.
     """
@@ -69,7 +69,9 @@ class ScaledPixels:
         return table_CV[channels, pixels_B.long()].reshape(len(pixels_B), *self.shape[1:])
 
     def cells(self, rows_BF: torch.Tensor) -> torch.Tensor:
-        """Returns the inputs in the given row of each column, [B, F], if an input is a row."""
+        """Returns for each column the input in a row of its own, [B, F], for flattened inputs;
+        rows_BF: int64 [B, F].
+        """
         rows = rows_BF.cpu().numpy()
         size = rows.shape[1] // self.pixels.shape[1]
         columns_F = np.arange(rows.shape[1])
@@ -77,16 +79,16 @@ class ScaledPixels:
         return torch.from_numpy(self._inputs_CV[columns_F // size, found_BF]).to(self.device)
 
     def followed_by(self, pixels: Pixels) -> ScaledPixels:
-        """Returns the inputs of other pixels, scaled alike."""
+        """Returns the inputs of other pixels, with the same scaling."""
         return ScaledPixels(pixels, self._inputs_CV, flatten=self._flatten, device=self.device)
 
     def to(self, device: torch.device | str) -> ScaledPixels:
-        """Returns the same images, with inputs on a device."""
+        """Returns the same images with inputs on a device."""
         return ScaledPixels(self.pixels, self._inputs_CV, flatten=self._flatten, device=device)
 
     @property
     def reads(self) -> bool:
-        """Whether a batch takes the processor's time, or the disk's."""
+        """Whether a batch takes time of the CPU or the disk."""
         return self._there is None or not len(self._there[0])
 
     def _read(self, rows: Positions | slice) -> Pixels:
@@ -111,5 +113,5 @@ class ScaledPixels:
 
 
 def _free(device: torch.device) -> int:
-    """Returns the bytes of a device that are free."""
+    """Returns the free bytes of a device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 62

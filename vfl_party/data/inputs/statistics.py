@@ -1,4 +1,4 @@
-"""Statistics of the training rows: what fills gaps, shifts and scales."""
+"""Statistics of the training rows: values for missing cells, shifts and scales."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class FilledValues:
-    """Values of which some rows are read at a time, with ``fill`` in the place of what is
-    missing.
-    """
+    """Values read in blocks of rows, with missing cells replaced by ``fill``."""
 
     def __init__(self, table: Table, values: Pixels, fill: Doubles | None) -> None:
         self.shape = values.shape
@@ -39,7 +37,7 @@ class FilledValues:
 
     @property
     def chunk(self) -> int:
-        """How many rows to work on at once."""
+        """The number of rows to process at once."""
         size = 8 * math.prod(self.shape[1:])
         return max(1, min(CHUNK, CHUNK_BYTES // max(1, size)))
 
@@ -58,7 +56,14 @@ class FilledValues:
 
 
 def fill_values(values: Pixels, rows: Codes, policy: str) -> Doubles:
-    """Returns [F]: mean or median of the present values, zero if there are none."""
+    """Returns the fill value of each column, float64 [F]: mean or median of the present values,
+    zero if there are none.
+
+    Args:
+        values: [N, …], NaN if missing.
+        rows: int64, the training rows.
+        policy: ``data.missing``.
+    """
     values_NF = values.reshape(len(values), -1)
     width = values_NF.shape[1]
     fill_F = np.zeros(width)
@@ -86,8 +91,10 @@ def fill_values(values: Pixels, rows: Codes, policy: str) -> Doubles:
 
 
 def scaling(values: FilledValues, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
-    """Returns shift and scale by column or channel. Constant ones are only shifted; ``minmax``
-    keeps pixels in 0..1; ``quantile`` shifts and scales nothing, see ``quantiles``.
+    """Returns shift and scale by column or channel, float64.
+
+    Constant columns are only shifted; ``minmax`` leaves pixels in 0..1; ``quantile`` neither shifts
+    nor scales, see ``quantiles``.
     """
     axes = tuple(axis for axis in range(len(values.shape)) if axis != 1)
     chunks = [rows[part] for part in parts(len(rows), values.chunk)]
@@ -114,7 +121,9 @@ def scaling(values: FilledValues, rows: Codes, policy: str) -> tuple[Doubles, Do
 
 
 def quantiles(values: FilledValues, rows: Codes) -> Doubles:
-    """Returns the quantiles of each column, at most 1,000 and evenly spaced, [F, Q]."""
+    """Returns the quantiles of each column, float64 [F, Q], evenly spaced and at most
+    ``MAX_QUANTILES``.
+    """
     levels_Q = np.linspace(0.0, 100.0, min(MAX_QUANTILES, len(rows)))
     found_FQ = np.empty((values.shape[1], len(levels_Q)))
     # Columns whose training rows are in memory at once.
@@ -134,9 +143,11 @@ def quantiles(values: FilledValues, rows: Codes) -> Doubles:
 
 
 def to_normal(values_B: Doubles, quantiles_Q: Doubles) -> Doubles:
-    """Maps values by their rank among the quantiles to a normal distribution, as scikit-learn's
-    ``QuantileTransformer`` does: ties take the middle of their ranks, and values at or beyond both
-    ends are clipped to ±5.2. A column that is constant in training is only shifted.
+    """Maps values [B] by their rank among the quantiles [Q] to a normal distribution, as
+    scikit-learn's ``QuantileTransformer`` does.
+
+    Ties take the middle of their ranks, and values at or beyond both ends are clipped to ±5.2. A
+    column that is constant in training is only shifted.
     """
     # Imported here, so that only a party with quantile scaling loads SciPy.
     from scipy.special import ndtri
@@ -158,7 +169,7 @@ def to_normal(values_B: Doubles, quantiles_Q: Doubles) -> Doubles:
 
 @dataclass(frozen=True)
 class _RowSums:
-    """Least, greatest and total value of each column or channel in some rows."""
+    """Minimum, maximum and sum of each column or channel in some rows."""
 
     low: Floats
     high: Floats

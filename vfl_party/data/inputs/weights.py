@@ -1,4 +1,4 @@
-"""How much each row counts in the loss of training."""
+"""The weight of each row in the training loss."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from vfl_party.data.inputs.labels import Labels
 
 
 def check_weights(source: str, name: str, values: npt.NDArray[Any]) -> Tensor:
-    """Returns the column of weights, float64 [N]. Raises InputError if it holds anything but
-    finite numbers of 0 or more.
+    """Returns the column of weights, float64 [N]. Raises InputError unless all are finite and at
+    least 0.
     """
     if values.dtype.kind not in "biuf":
         raise checks.unusable(
@@ -52,11 +52,11 @@ def row_weights(
     column_N: Tensor | None,
     rows: npt.NDArray[np.int64],
 ) -> Tensor | None:
-    """Returns how much each row counts in the loss, float32 [N]: the column's number times that of
-    the class, so that the mean over ``rows`` is 1. None: all count alike.
+    """Returns the weight of each row in the loss, float32 [N]: the column's weight times that of
+    the class, scaled to a mean of 1 over ``rows``. None if all rows weigh the same.
 
-    ``balanced``: a row of a class counts N / (classes * rows of the class), over ``rows``. Raises
-    InputError if all of ``rows`` weigh 0, or if another row weighs too much beside them.
+    ``balanced``: a row of a class weighs N / (classes * rows of the class), over ``rows``. Raises
+    InputError if all of ``rows`` weigh 0, or if another row weighs too much in comparison.
     """
     if column_N is None and task.class_weight is None:
         return None

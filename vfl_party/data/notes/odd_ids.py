@@ -1,5 +1,5 @@
-"""Finds ids that are not what they were: rounded by a spreadsheet, with signs that nobody sees,
-words for nothing.
+"""Finds ids that were probably changed: rounded by a spreadsheet, with invisible characters, or
+words for missing values.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _MIN_ROWS = 20
 
 
 def refuse_rounded(source: str, columns: Sequence[Any]) -> None:
-    """Raises InputError if rows share an id that a spreadsheet has rounded: they are not about one
-    person.
+    """Raises InputError if rows share an id that a spreadsheet has rounded: they are about
+    different people.
 
-    columns: those of the id, as they come, each [N] text.
+    ``columns``: of the id, as read, each [N] text.
     """
     for column in columns:
         rounded = _find_rounded(column)
@@ -51,7 +51,7 @@ def find_odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[s
     """Yields a note for each problem of the ids.
 
     Args:
-        columns: those of the id, as they come, each [N] text.
+        columns: of the id, as read, each [N] text.
         ids: spelt by the rules, null if missing.
     """
     for column in columns:
@@ -100,8 +100,8 @@ def _filter_matches(texts: Any, pattern: str) -> Any:
 
 
 def _find_rounded(texts: Any) -> Any:
-    """Returns the ids that a spreadsheet has rounded. All rows are looked at, so the quick test
-    comes first.
+    """Returns the ids that a spreadsheet has rounded. All rows are examined, so a quick test comes
+    first.
     """
     texts = (
         texts
@@ -117,7 +117,7 @@ def _find_rounded(texts: Any) -> Any:
 
 
 def _last_is_odd(ids: pa.LargeStringArray) -> bool:
-    """Returns whether almost all ids look alike, and the last one looks like none of them."""
+    """Returns whether almost all ids have the same shape, and the last one has another."""
     present = pc.drop_null(ids)
     if len(present) < _MIN_ROWS:
         return False

@@ -20,7 +20,7 @@ _MIN_CELLS = 2
 
 
 def find_odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:
-    """Yields a column and a sentence for each thing that looks wrong."""
+    """Yields (column, note) for each problem."""
     names, values_NF = columns.numeric_names, columns.numeric_NF
     empty = marked(values_NF, np.isnan).counts == len(values_NF)
     for column, name in enumerate(names):
@@ -43,7 +43,7 @@ def find_odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:
 
 
 def _stand_in(values_N: npt.NDArray[np.float32]) -> tuple[int, int]:
-    """Returns a number that may stand for an empty cell, and how often; (0, 0) if there is none.
+    """Returns (a number that may stand for an empty cell, its count), or (0, 0).
 
     It is further from the others than these are from each other, or the only number below 0.
     """

@@ -1,6 +1,4 @@
-"""Notes what looks wrong in a table that can be read, for the person who has it: sentences may show
-single cells.
-"""
+"""Notes likely problems of a readable table, for its owner: notes may show single cells."""
 
 from __future__ import annotations
 
@@ -39,8 +37,8 @@ _NO = frozenset(("0", "n", "no", "f", "false", "nein", "falsch", "non", "faux"))
 
 @dataclass(frozen=True)
 class Smell:
-    """A sentence for a person. ``column``: the feature column that it is about; ``mostly``: what
-    most cells of it are.
+    """A note for a person. ``column``: the feature column that it is about; ``mostly``: the kind of
+    most of its cells.
 
     Those cells look like numbers or dates, but the column is read as categories.
     """
@@ -51,7 +49,7 @@ class Smell:
 
 
 def smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
-    """Yields a sentence for each thing that looks wrong, in the order of the columns."""
+    """Yields a note for each problem, in the order of the columns."""
     if settings.id and not rows.numbered:
         yield from map(Smell, _ids(rows, settings))
     if rows.labels is not None and rows.labels.dtype == object:
@@ -163,7 +161,7 @@ def _alike(what: str, words: Sequence[str]) -> Iterator[str]:
 
 
 def _first_row(codes_N: npt.NDArray[np.int32], code: int) -> int:
-    """Returns the first row that holds a code; one does."""
+    """Returns the first row with a code, which must exist."""
     for part in parts(len(codes_N)):
         matches = np.flatnonzero(codes_N[part] == code)
         if len(matches):

@@ -1,4 +1,4 @@
-"""Finds columns that tell the class of every row: they may have been written down after the class
+"""Finds columns that determine the class of every row: they may have been recorded after the class
 was known.
 """
 
@@ -28,11 +28,11 @@ Codes = npt.NDArray[np.int32]
 
 
 def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
-    """Yields a sentence for each column that tells the class of every row; it shows no cell.
+    """Yields a note, without any cell, for each column that determines the class of every row.
 
     Such a column has far fewer values than rows, each of them in rows of one class only. Or it is a
-    number, or is missing, in rows of one of two classes only, or its numbers are greater in one of
-    them than in the other. ``label``: the name of the label's column.
+    number, or is missing, in rows of one of two classes only, or its numbers are greater in one
+    class than in the other. ``label``: the name of the label column.
     """
     if rows.labels is None or not isinstance(rows.features, Columns):
         return
@@ -60,8 +60,8 @@ def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
 def _find_columns(
     values_NF: npt.NDArray[np.generic], names: tuple[str, ...], classes_N: Codes, count: int
 ) -> Iterator[str]:
-    """Yields the names of the columns that tell the class: of some rows of each class, and then of
-    all rows.
+    """Yields the names of the columns that determine the class, tested on a sample of each class
+    and then on all rows.
     """
     sample = np.sort(
         np.concatenate([np.flatnonzero(classes_N == code)[:_SAMPLED] for code in range(count)])
@@ -87,7 +87,7 @@ def _different(values_N: npt.NDArray[np.generic]) -> int:
 
 
 def _determines(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int) -> bool:
-    """Whether each value, and a missing one too, is in rows of one class only."""
+    """Returns whether each value, and a missing one, is in rows of one class only."""
     values, places_N = np.unique(values_N, return_inverse=True)
     return len(values) > 1 and _different(
         places_N.reshape(-1).astype(np.int64) * count + classes_N
@@ -95,8 +95,8 @@ def _determines(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int)
 
 
 def _separates(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int) -> bool:
-    """Whether two classes differ by what is missing alone, or by numbers that are greater in one
-    than in the other.
+    """Returns whether two classes differ only by missing cells, or by numbers that are greater in
+    one than in the other.
     """
     if count != 2:
         return False
