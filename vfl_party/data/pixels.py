@@ -1,4 +1,4 @@
-"""Images as a source has them: their scale, their size, their channels."""
+"""Images as read from a source: their scale, size and channels."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ WHOLE = (np.uint8, np.uint16)
 
 
 def is_whole(pixels: Pixels) -> bool:
-    """Whether pixels are bytes or 16-bit values, which stand for 0 to 1."""
+    """Returns whether pixels are bytes or 16-bit integers, whose range stands for 0 to 1."""
     return pixels.dtype in WHOLE
 
 
 def is_shortened(image: Image.Image) -> bool:
-    """Whether Pillow reads 8 bits of an image's 16, as it does of colours; ask before the pixels
-    are read.
+    """Returns whether Pillow reads only 8 of an image's 16 bits, as for colours; call it before the
+    pixels are read.
     """
     # Where and how the file stores the pixels; Pillow's type stubs lack it.
     tiles = getattr(image, "tile", ())
@@ -34,8 +34,8 @@ def is_shortened(image: Image.Image) -> bool:
 
 
 def to_unit(pixels: Pixels) -> npt.NDArray[np.float32]:
-    """Returns pixels as float32; scales bytes (0..255) and 16-bit values (0..65535) to 0..1, not
-    others.
+    """Returns pixels as float32; bytes (0..255) and 16-bit integers (0..65535) are scaled to 0..1,
+    others are unchanged.
     """
     scaled = pixels.astype(np.float32, order="C")
     if is_whole(pixels):
@@ -44,16 +44,19 @@ def to_unit(pixels: Pixels) -> npt.NDArray[np.float32]:
 
 
 def in_numbers(pixels: Pixels, space: Space) -> Pixels:
-    """Returns images [N, ...] as they are kept: bytes and 16-bit values as such, others as float32.
-    Raises InputError if the disk has no room.
+    """Returns images [N, ...] as they are stored: bytes and 16-bit integers unchanged, others as
+    float32.
+
+    Raises InputError if the disk is full.
     """
     return space.store(pixels, None if is_whole(pixels) else np.float32)
 
 
 def fit_images(source: str, images_NCHW: Pixels, settings: DataSettings, space: Space) -> Pixels:
-    """Brings images to ``data.channels`` and ``data.resize``. Raises InputError if they cannot be.
+    """Converts images [N, C, H, W] to ``data.channels`` and ``data.resize``. Raises InputError if
+    this is not possible.
 
-    Sizes change by Pillow's bilinear filter, which takes the mean of all pixels that become one.
+    Sizes change with Pillow's bilinear filter, which averages all pixels that become one.
     """
     channels, height, width = images_NCHW.shape[1:]
     wanted = settings.channels or channels
@@ -76,7 +79,7 @@ def fit_images(source: str, images_NCHW: Pixels, settings: DataSettings, space: 
 
 
 def is_byte(pixels: Pixels) -> bool:
-    """Whether pixels are bytes."""
+    """Returns whether pixels are bytes."""
     return pixels.dtype == np.uint8
 
 
@@ -91,7 +94,7 @@ def _fitting(channels: int, size: tuple[int, int]) -> Callable[[Pixels], Pixels]
 
 
 def resize_image(image_CHW: Pixels, size: tuple[int, int]) -> Pixels:
-    """Returns an image with another height and width, in the same numbers."""
+    """Returns an image [C, H, W] with another height and width, in the same number type."""
     if image_CHW.shape[1:] == size:
         return image_CHW
     width_and_height = (size[1], size[0])
@@ -114,7 +117,7 @@ def resize_image(image_CHW: Pixels, size: tuple[int, int]) -> Pixels:
 
 
 def planes(image: Pixels) -> Pixels:
-    """Brings [H, W] or [H, W, C] to [C, H, W]."""
+    """Returns an image [H, W] or [H, W, C] as [C, H, W]."""
     return image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
 
 

@@ -1,4 +1,4 @@
-"""One reading of a stream of rows: its ids, labels, numbers and categories, block by block."""
+"""One pass over a stream of rows: its ids, labels, numbers and categories, block by block."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ MAX_ODD = 1_000
 
 
 class Reading:
-    """One reading of a stream. ``found``: how its cells are written; None if its columns have
+    """One pass over a stream. ``findings``: how its cells are written; None if its columns have
     types.
 
-    ``odd``: {column: cells that are not written as its first ones}; the result is of no use then.
+    ``odd``: {column: cells that are written in another way than the first ones}; if not empty, the
+    result must be discarded.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Reading:
         )
 
     def _kinds(self, numeric: Sequence[str], schema: pa.Schema) -> dict[str, str]:
-        """Returns what the numeric columns held, as far as these were no bare numbers."""
+        """Returns the kind of each numeric column that did not hold bare numbers."""
         kinds = {}
         for name in numeric:
             reading = None if self._found is None else self._found.readings[name]
@@ -163,7 +164,7 @@ class Reading:
         return kinds
 
     def _begin(self, schema: pa.Schema) -> tuple[str, ...]:
-        """Returns the names of the numeric features, which the first block shows. Raises
+        """Returns the names of the numeric features, as determined by the first block. Raises
         InputError.
         """
         if self._numeric is None:
@@ -230,8 +231,8 @@ class Reading:
         return floats(numbers) if numbers is not None else self._no_number(name, column, reading)
 
     def _read_cells(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
-        """Reads cells as the first ones were written; notes those that are not, to read the column
-        otherwise.
+        """Reads cells in the format of the first ones; collects other cells, to read the column
+        again in another way.
         """
         assert self._found is not None  # noqa: S101 - of a stream of text
         reading = self._found.readings[name]
@@ -272,7 +273,7 @@ class Reading:
         )
 
     def _text(self, column: pa.Array) -> pa.Array:
-        """Returns a column of written cells as they stand, without marks; others unchanged."""
+        """Returns a column of text cells without marks; other columns unchanged."""
         if self._found is None or not self._found.marked:
             return column
         return texts.plain(pc.cast(column, pa.string()))
@@ -312,15 +313,15 @@ class Reading:
         return self._codes_of(name, column)
 
     def labels(self) -> npt.NDArray[Any] | None:
-        """Returns the labels of all rows, [N] float64 or text; None if no column has them. Raises
+        """Returns the labels of all rows, [N] float64 or text; None without a label column. Raises
         InputError.
         """
         name = self._chosen.label
         return None if name is None else self._values_of(name)
 
     def _values_of(self, name: str) -> npt.NDArray[Any]:
-        """Returns the label of all rows, or a column beside it. Raises InputError if one is
-        missing, unless rows without a label are left out.
+        """Returns a label or role column of all rows. Raises InputError if a value is missing,
+        unless rows without a label are left out.
         """
         values = self._values[name].finish()
         if name in self._words:
@@ -368,7 +369,7 @@ class Reading:
         return result
 
     def splits(self) -> npt.NDArray[np.object_] | None:
-        """Returns the split of each row, [N] text; None if no column says it."""
+        """Returns the split of each row, [N] text; None without a split column."""
         return (
             np.array(SPLITS, object)[np.concatenate(self._split)]
             if self._chosen.split is not None

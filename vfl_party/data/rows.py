@@ -1,4 +1,4 @@
-"""A party's rows, divided into splits and made ready for encoders."""
+"""A party's rows, divided into splits and prepared for encoders."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ CODES = ("local", "aligned", "train", "validation", "test")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A party's rows, ready for encoders."""
+    """A party's rows, prepared for encoders."""
 
     table: Table
     # None for an active party with labels only.
@@ -68,8 +68,8 @@ class Prepared:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of ids, encoder inputs and targets, hexadecimal: equal only for the same data,
-        prepared alike.
+        """SHA-256 of ids, encoder inputs and targets, in hexadecimal: equal only for the same data
+        with the same preparation.
         """
         digest = hashlib.sha256()
         _add_ids(digest, self.table.ids)
@@ -80,7 +80,7 @@ class Prepared:
 
     @property
     def inputs_digest(self) -> str:
-        """SHA-256 of ids and encoder inputs alone: what processes of one party have alike."""
+        """SHA-256 of ids and encoder inputs: the same in all processes of one party."""
         digest = hashlib.sha256()
         _add_ids(digest, self.table.ids)
         _add_inputs(digest, self.features)
@@ -94,7 +94,7 @@ def _add_ids(digest: hashlib._Hash, ids: Sequence[str]) -> None:
 
 
 def _add_inputs(digest: hashlib._Hash, features: Features | None, *more: Tensor | None) -> None:
-    """Adds encoder inputs, and tensors of as many rows."""
+    """Adds encoder inputs and tensors with as many rows to a digest."""
     arrays = features.arrays if features is not None else ()
     if features is not None:
         for block in features.blocks():
@@ -111,8 +111,9 @@ def _add_inputs(digest: hashlib._Hash, features: Features | None, *more: Tensor 
 def divide_rows(
     recipe: Recipe, count: int, what: str = "rows", *, drawn: bool = True
 ) -> dict[str, Rows]:
-    """Returns the splits of ``count`` rows, or of ``what`` is divided. ``drawn``: see
-    ``split_rows``. Raises InputError if fewer are for training than must be labelled.
+    """Returns the splits of ``count`` rows (``what``). ``drawn``: see ``split_rows``.
+
+    Raises InputError if there are fewer training rows than must be labelled.
     """
     rows = recipe.rows
     _check_folds(recipe, count, what)
@@ -132,11 +133,11 @@ def divide_rows(
 
 
 def division_of(recipe: Recipe, table: Table) -> bytes | None:
-    """Returns a byte a row, a place in ``CODES``, if ``rows.split`` leaves the division to the
+    """Returns a byte a row, a position in ``CODES``, if ``rows.split`` leaves the division to the
     active party.
 
-    None if every party draws it by itself, or if ``table`` is a passive party's. Raises InputError
-    if the table lacks what the recipe divides by, or if no training rows are left.
+    None if every party draws it, or if ``table`` is a passive party's. Raises InputError if the
+    table lacks what the recipe divides by, or if no training rows are left.
     """
     rows, n = recipe.rows, len(table)
     if table.splits is not None and rows.split != "column":
@@ -164,7 +165,7 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
 
 
 def encode_division(splits: Mapping[str, Rows], n: int) -> bytes:
-    """Returns a byte for each of ``n`` rows: the place in ``CODES`` of its smallest split."""
+    """Returns a byte for each of ``n`` rows: the position in ``CODES`` of its smallest split."""
     codes = np.zeros(n, np.uint8)
     for code, name in enumerate(CODES):
         codes[splits[name]] = code
@@ -172,8 +173,10 @@ def encode_division(splits: Mapping[str, Rows], n: int) -> bytes:
 
 
 def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
-    """Returns the rows in the order that ``cut_order`` cuts, and how many are for test and
-    validation, by a column or by classes. Raises InputError.
+    """Returns the rows in the order for ``cut_order``, and the numbers of test and validation rows,
+    by a column or by classes.
+
+    Raises InputError.
     """
     rows, n = recipe.rows, len(table)
     if rows.split == "column":
@@ -211,7 +214,7 @@ def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
 
 
 def _whole_groups(recipe: Recipe, table: Table) -> dict[str, Rows]:
-    """Divides the groups as ``divide_rows`` does rows, and returns the rows of each part. Raises
+    """Divides the groups as ``divide_rows`` does rows, and returns the rows of each split. Raises
     InputError.
     """
     if table.groups is None:
@@ -226,7 +229,7 @@ def _whole_groups(recipe: Recipe, table: Table) -> dict[str, Rows]:
 
 
 def _check_whole(recipe: Recipe, table: Table) -> None:
-    """Raises InputError if a column of splits divides the rows of a query of a ranking."""
+    """Raises InputError if a split column divides the rows of a ranking's query."""
     if recipe.task.kind != "ranking" or table.groups is None or table.splits is None:
         return
     query_N, split_N = (
@@ -245,13 +248,13 @@ def _check_whole(recipe: Recipe, table: Table) -> None:
 
 
 def is_division(division: bytes) -> bool:
-    """Whether every byte is a place in ``CODES``, and some row is for training."""
+    """Returns whether every byte is a position in ``CODES``, and some row is for training."""
     codes = np.frombuffer(division, np.uint8)
     return bool((codes < len(CODES)).all() and (codes == CODES.index("train")).any())
 
 
 def decode_division(division: bytes) -> dict[str, Rows]:
-    """Returns the row numbers of the splits, as ``split_rows`` does."""
+    """Returns the row numbers of each split, as ``split_rows`` does."""
     codes = np.frombuffer(division, np.uint8)
     local, aligned, train, validation, test = (codes == code for code in range(len(CODES)))
     splits = {"train": np.flatnonzero(train)}
@@ -293,14 +296,22 @@ def prepare(
     tabular: bool = True,
     own_labels: bool = False,
 ) -> Prepared:
-    """Splits the rows and learns statistics, vocabularies and classes from the training rows.
-    Raises InputError.
+    """Splits the rows, and learns statistics, vocabularies and classes from the training rows.
 
-    ``unaligned``: rows that not all parties have; they come after those of ``table``, in the split
-    ``local``. ``division``: the active party's, see ``division_of``; None: drawn here.
-    ``tabular``: whether the columns are for an encoder. ``own_labels``: at the active party,
-    whether the labels of rows that not all parties have are wanted: their rows are the split
-    ``own``, if ``rows.labelled`` does not say that fewer labels are known.
+    Args:
+        recipe: of the run.
+        name: the party.
+        table: its aligned rows.
+        settings: of the table.
+        encoder: of the party.
+        unaligned: rows that some parties lack; they follow those of ``table``, in the split
+            ``local``.
+        division: the active party's, see ``division_of``; None to draw it here.
+        tabular: whether the columns are for an encoder.
+        own_labels: at the active party, whether to use the labels of unaligned rows: they are the
+            split ``own``, unless ``rows.labelled`` limits the labels.
+
+    Raises InputError.
     """
     if recipe.rows.align == "none" and unaligned:
         raise InputError(
@@ -384,7 +395,7 @@ def _append_labels(
 
 
 def _check_roles(recipe: Recipe, table: Table, settings: DataSettings) -> None:
-    """Raises InputError if the settings name a column that the recipe has no use for."""
+    """Raises InputError if the settings name a role column that the recipe does not use."""
     kind, event, weight, group = recipe.task.kind, settings.event, settings.weight, settings.group
     if event is not None and kind != "survival":
         raise InputError(
@@ -413,9 +424,7 @@ def _check_roles(recipe: Recipe, table: Table, settings: DataSettings) -> None:
 
 
 def _all_labels(table: Table, settings: DataSettings, kind: str) -> npt.NDArray[Any] | None:
-    """Returns the labels as the table has them, [N], or [N, labels] if there are several
-    columns.
-    """
+    """Returns the labels as in the table, [N], or [N, labels] of several columns."""
     pair = settings.group if kind == "ranking" else settings.event
     others = (*settings.labels[1:], *([pair] if pair is not None else []))
     if table.labels is None or not others:

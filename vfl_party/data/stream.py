@@ -1,4 +1,4 @@
-"""A table as it comes, in blocks of rows: what every reader of a table gives."""
+"""A table in blocks of rows: the result of every reader of a table."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Stream:
     """The rows of a table in blocks, so that a table may be larger than memory.
 
     Args:
-        source: the table's name in sentences for people; it holds no password.
+        source: the table's name in errors, without a password.
         names: of all columns, in the order of the table.
-        as_written: whether cells are text as a person wrote it, whose type is to be found, as in a
-            CSV file; if not, columns have the types that the table declares. Cells that were
+        as_written: whether cells are text as a person wrote it, whose type must be found, as in a
+            CSV file; otherwise columns have the types that the table declares. Cells that were
             numbers begin with ``NUMBER``.
-        blocks: called with the names of the wanted columns; reads the table from its beginning and
-            yields blocks of these columns, in this order. It may be called several times. It raises
-            InputError if the table cannot be read, or has changed since it was opened.
+        blocks: reads the wanted columns from the beginning of the table, in blocks. It may be
+            called several times. It raises InputError if the table cannot be read, or has changed
+            since it was opened.
         separator: between the cells of a text file.
-        notes: what the reader has guessed, a sentence each, with the key that decides it.
+        notes: guesses of the reader, with the key that decides each.
         late_notes: likewise, notes that are known once the last block has been read.
         ordered: whether the rows come in the same order each time.
-        unsorted: which rows are the first ones, if nobody has put them in order: a note for
-            settings that take some by their place.
+        unsorted: which rows are the first ones of unordered rows: a note for settings that take
+            some rows by position.
     """
 
     source: str
@@ -54,8 +54,7 @@ class Stream:
 def without_headers(stream: Stream) -> Stream:
     """Returns the same table, which raises InputError if a row repeats the names of the columns.
 
-    Files that were put together have such rows; each of them would make words of all columns of
-    numbers.
+    Concatenated files have such rows, which turn all columns of numbers into words.
     """
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -75,8 +74,8 @@ def without_headers(stream: Stream) -> Stream:
 
 
 def _header_in(batch: pa.RecordBatch) -> int:
-    """Returns the place of the first row whose cells are the names of their columns; -1 if there is
-    none.
+    """Returns the position of the first row whose cells are the names of their columns; -1 if there
+    is none.
     """
     # A word may well be called as its column is.
     if batch.num_columns < 2:
@@ -91,8 +90,9 @@ def _header_in(batch: pa.RecordBatch) -> int:
 
 
 def with_row_numbers(stream: Stream) -> Stream:
-    """Returns the same table with a column ``row`` before the others: the number of the row, from
-    0, as text. Raises InputError if the rows have no order.
+    """Returns the same table with a first column ``row``: the row number from 0, as text.
+
+    Raises InputError if the rows have no order.
     """
     if not stream.ordered:
         raise checks.unusable(
@@ -115,10 +115,10 @@ def with_row_numbers(stream: Stream) -> Stream:
 
 
 def clear_words(stream: Stream, words: Sequence[str]) -> Stream:
-    """Returns the same table, in which a cell is empty if it is one of ``words``, without white
-    space at its ends.
+    """Returns the same table with empty cells for those of ``words``, ignoring white space at their
+    ends.
 
-    Columns that hold no text stay as they are.
+    Columns without text are unchanged.
     """
     texts = [word.strip() for word in words]
     empty = pa.array([*texts, *(NUMBER + text for text in texts)], pa.string())

@@ -17,7 +17,7 @@ CUTS = ("quadrants", "halves")
 
 
 def _run(n: int, part: int, parts: int) -> slice:
-    """Returns the ``part``-th of ``parts`` contiguous runs of ``range(n)``, nearly equal, the
+    """Returns the ``part``-th of ``parts`` contiguous runs of ``range(n)``, of nearly equal length,
     longer ones first.
     """
     size, longer = divmod(n, parts)
@@ -27,7 +27,7 @@ def _run(n: int, part: int, parts: int) -> slice:
 
 def column_run(source: str, n: int, view: ViewSettings | None) -> slice:
     """Returns the party's part of ``n`` columns; all unless the scheme is ``columns``. Raises
-    InputError if none.
+    InputError if it is empty.
     """
     if view is None or view.scheme != "columns":
         return slice(0, n)
@@ -41,7 +41,7 @@ def column_run(source: str, n: int, view: ViewSettings | None) -> slice:
 
 
 def row_run(order: npt.NDArray[np.int64], view: ViewSettings | None) -> npt.NDArray[np.int64]:
-    """Returns the party's part of rows in the order of their ids; all unless the scheme is
+    """Returns the party's part of rows, int64, in the order of their ids; all unless the scheme is
     ``rows``.
     """
     return order[view.part :: view.parts] if view is not None and view.scheme == "rows" else order
@@ -50,9 +50,10 @@ def row_run(order: npt.NDArray[np.int64], view: ViewSettings | None) -> npt.NDAr
 def cut_images(
     source: str, images_NCHW: npt.NDArray[Any], view: ViewSettings | None
 ) -> npt.NDArray[Any]:
-    """Cuts the party's quarter or half of each image; if a side is odd, its first half is longer.
+    """Cuts the party's quarter or half of each image [N, C, H, W]; if a side is odd, its first half
+    is longer.
 
-    Raises InputError if a side is a single pixel and cannot be divided.
+    Raises InputError if a side is a single pixel.
     """
     if view is None or view.scheme not in CUTS:
         return images_NCHW

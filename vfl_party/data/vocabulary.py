@@ -1,4 +1,4 @@
-"""Collects the categories of one column while its rows come."""
+"""Collects the categories of one column, block by block."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ MAX_WORDS = 1 << 20
 class Vocabulary:
     """Categories of one column, in the order in which they appear.
 
-    ``buckets``: into how many its values are hashed, each a category called by its number; None:
-    each value is a category.
+    ``buckets``: number of buckets into which values are hashed, each a category called by its
+    number; None if each value is a category.
     """
 
     source: str
@@ -36,7 +36,9 @@ class Vocabulary:
     seen: Digests = field(default_factory=lambda: Digests())
 
     def codes(self, column: pa.Array) -> npt.NDArray[np.int32]:
-        """Returns [B] codes, -1 if missing. Raises InputError if there are too many categories."""
+        """Returns codes, int32 [B], -1 if missing. Raises InputError if there are too many
+        categories.
+        """
         encoded = pc.dictionary_encode(_category_values(column))
         values = encoded.dictionary.to_pylist()
         if self.buckets is None:
@@ -58,8 +60,8 @@ class Vocabulary:
         return codes_B
 
     def texts(self) -> tuple[str, ...]:
-        """Returns the categories as text; whole floats lose their '.0', so that 1 is one category
-        in all files.
+        """Returns the categories as text; whole floats lose their '.0', so that 1 is the same
+        category in all files.
         """
         values = pa.array(list(self.places), self.kind)
         if pa.types.is_floating(values.type):
@@ -68,12 +70,12 @@ class Vocabulary:
         return tuple(pc.cast(values, pa.string()).to_pylist())
 
     def all_texts(self, codes_N: npt.NDArray[np.int32]) -> npt.NDArray[np.object_]:
-        """Returns [N] text of all rows, None if missing; equal ones are one object."""
+        """Returns the text of all rows, object [N], None if missing; equal texts are one object."""
         texts: npt.NDArray[np.object_] = np.array([*self.texts(), None], object)
         return texts[codes_N]
 
     def describe_shared(self) -> str:
-        """Words how many values share a bucket with another one; '' if the values have none."""
+        """Returns a note about the values that share a bucket; '' without buckets."""
         if self.buckets is None:
             return ""
         values = self.seen.all()
@@ -87,7 +89,7 @@ class Vocabulary:
 
 
 class Digests:
-    """The different digests of a column's values, in eight bytes each, while its rows come."""
+    """The distinct digests of a column's values, in eight bytes each, collected block by block."""
 
     def __init__(self) -> None:
         self._all = np.empty(0, np.uint64)
@@ -95,7 +97,7 @@ class Digests:
         self._count = 0
 
     def add(self, digests_V: npt.NDArray[np.uint64]) -> None:
-        """Adds digests, of which some may be there already."""
+        """Adds digests, uint64 [V], which may be known."""
         self._new.append(digests_V)
         self._count += len(digests_V)
         # The batch doubles, so that all digests are sorted only a few times.
@@ -103,15 +105,15 @@ class Digests:
             self.all()
 
     def all(self) -> npt.NDArray[np.uint64]:
-        """Returns the different ones, ascending."""
+        """Returns the distinct digests, ascending, uint64."""
         self._all = np.unique(np.concatenate([self._all, *self._new]))
         self._new, self._count = [], 0
         return self._all
 
 
 def digests_of(values: Sequence[Any]) -> npt.NDArray[np.uint64]:
-    """Returns a digest of each value, the first 64 bits of BLAKE2b of its text: the same at every
-    party and in every run.
+    """Returns a digest of each value, uint64 [V]: the first 64 bits of BLAKE2b of its text, the
+    same at every party and in every run.
     """
     texts = (
         str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
@@ -132,8 +134,8 @@ def value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _category_values(column: pa.Array) -> pa.Array:
-    """Returns the values that tell categories apart, null if missing: floats as they are, all else
-    as text.
+    """Returns the values that distinguish categories, null if missing: floats unchanged, others as
+    text.
     """
     column = decode(column)
     if pa.types.is_floating(column.type):

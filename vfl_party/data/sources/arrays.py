@@ -34,11 +34,11 @@ def read_npz(settings: DataSettings, with_label: bool) -> Rows:
 def array_rows(
     arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with_label: bool
 ) -> Rows:
-    """Takes ids, labels and features from named arrays. ``data.columns`` names the feature arrays
+    """Reads ids, labels and features from named arrays. ``data.columns`` names the feature arrays
     of a file.
 
     Arrays of one or two dimensions are columns, named after the array: ``x``, or ``x.0``, ``x.1``,
-    …; an array of three or four is images, [N, H, W], [N, H, W, C] or [N, C, H, W]. Raises
+    …. An array of three or four is images, [N, H, W], [N, H, W, C] or [N, C, H, W]. Raises
     InputError.
     """
     source, settings = settings.source, without_row(settings, list(arrays))
@@ -98,8 +98,8 @@ def array_rows(
 
 
 def row_ids(n: int) -> list[str]:
-    """Returns row numbers from 0 as ids, with leading zeros, so that they sort in the rows'
-    order.
+    """Returns row numbers from 0 as ids, with leading zeros, so that they sort in the order of the
+    rows.
     """
     width = len(str(max(n - 1, 0)))
     return [f"{row:0{width}d}" for row in range(n)]
@@ -131,10 +131,10 @@ def array_columns(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings) -
 def channels_first(
     source: str, images: npt.NDArray[Any], shape: tuple[int, int, int] | None = None
 ) -> npt.NDArray[Any]:
-    """Brings [N, H, W] or [N, H, W, C] to [N, C, H, W]; if both orders are possible, ``shape`` (C,
-    H, W) decides.
+    """Returns images [N, H, W] or [N, H, W, C] as [N, C, H, W]; ``shape`` (C, H, W) decides if both
+    orders are possible.
 
-    Raises InputError if the channels cannot be distinguished from the sides.
+    Raises InputError if the channels are ambiguous.
     """
     if images.dtype.kind not in "biuf":
         raise checks.unusable(
@@ -212,7 +212,7 @@ def load_arrays(
 
 
 def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
-    """Reads an array of an open NPZ file: images in parts, so that many are never in memory."""
+    """Reads an array of an open NPZ file; images in parts, to limit memory."""
     with file.zip.open(f"{name}.npy") as raw:
         version = np.lib.format.read_magic(raw)
         read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
@@ -235,7 +235,7 @@ def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
 
 
 def _max_bytes(file: Any, member: str) -> int:
-    """Returns the most bytes that a member of an open NPZ file can hold."""
+    """Returns the maximum bytes that a member of an open NPZ file can hold."""
     info, size = file.zip.getinfo(member), os.fstat(file.zip.fp.fileno()).st_size
     ratio = _RATIOS.get(info.compress_type)
     return int(info.file_size if ratio is None else min(info.file_size, ratio * size))

@@ -1,4 +1,4 @@
-"""Writes cells as text, as a CSV file has them: for tables whose cells are values of any type."""
+"""Writes cells as text as in a CSV file, for tables whose cells are values of any type."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class MarkedError(ValueError):
 
 
 def write_cell(value: object) -> str | None:
-    """Returns a cell as text; None if it is empty, or NaN.
+    """Returns a cell as text; None if it is empty or NaN.
 
-    ``NUMBER`` is before numbers. Whole ones have no point (3.0 is ``3``), others as many digits as
-    they need; dates and times are ISO 8601. Raises TypeError if the cell is none that a CSV file
-    can hold, MarkedError if a text begins with ``NUMBER``.
+    ``NUMBER`` precedes numbers. Whole ones have no point (3.0 is ``3``), others as many digits as
+    they need; dates and times are ISO 8601. Raises TypeError if a CSV file cannot hold the cell,
+    MarkedError if a text begins with ``NUMBER``.
     """
     if value is None or isinstance(value, str):
         if value and value[0] == NUMBER:

@@ -1,4 +1,4 @@
-"""Reads tables that are in memory already: pandas and polars frames, Arrow tables, dicts of NumPy
+"""Reads tables that are already in memory: pandas and polars frames, Arrow tables, dicts of NumPy
 arrays.
 """
 
@@ -21,9 +21,7 @@ from vfl_party.data.stream import Stream
 
 
 def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
-    """Takes ids, labels and features from a frame. Columns have the types that it declares. Raises
-    InputError.
-    """
+    """Reads ids, labels and features from a frame, whose columns have types. Raises InputError."""
     source = settings.source
     if is_arrays(frame):
         arrays = {str(name): _array(source, name, array) for name, array in frame.items()}
@@ -67,7 +65,7 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
 
 
 def _array(source: str, name: object, values: Any) -> np.ndarray[Any, Any]:
-    """Returns the values of a dict's key as an array; text in one of objects becomes plain text."""
+    """Returns the values of a dict's key as an array; objects that are text become a text array."""
     try:
         array = np.asarray(values)
     except ValueError as error:
@@ -98,7 +96,7 @@ def is_arrays(frame: object) -> bool:
 
 
 def is_lazy(frame: object) -> bool:
-    """Whether a frame is one of polars' that has not been computed."""
+    """Returns whether a frame is a lazy one of polars."""
     return hasattr(frame, "collect_schema") and not hasattr(frame, "to_arrow")
 
 

@@ -37,7 +37,7 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
     name) and a label.
 
     They are grey or coloured as the first one, or as ``data.channels`` says, and of one size or
-    brought to that of ``data.resize``. Raises InputError with the index's row.
+    resized to ``data.resize``. Raises InputError with the index's row.
     """
     source = settings.source
     index = str(Path(source) / IMAGES)
@@ -71,7 +71,7 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
 def _read_all(
     folder: Path, index: str, files: list[str], settings: DataSettings
 ) -> npt.NDArray[Any]:
-    """Reads all images as [N, C, H, W], uint8 or uint16, by several threads."""
+    """Reads all images with several threads, uint8 or uint16 [N, C, H, W]."""
     mode = {None: None, 1: "L", 3: "RGB"}[settings.channels]
     first = _read_one(folder / files[0], index, 1, mode)
     kind = _kind(first)
@@ -119,7 +119,7 @@ def _kind(image_CHW: npt.NDArray[Any]) -> str:
 
 
 def _read_one(path: Path, index: str, row: int, wanted: str | None) -> npt.NDArray[Any]:
-    """Reads an image as [1, H, W] or [3, H, W], in the mode ``wanted`` or as it is."""
+    """Reads an image as [1, H, W] or [3, H, W], in the mode ``wanted`` or its own."""
     try:
         with Image.open(path) as image:
             if image.mode in _NO_PIXELS or is_shortened(image):

@@ -1,4 +1,4 @@
-"""Reads data sets by name: scikit-learn's bundled ones, torchvision's."""
+"""Reads data sets by name: those bundled with scikit-learn, and those of torchvision."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
 
 @lru_cache(maxsize=2)
 def _bunch(name: str) -> Any:
-    """Reads a set once, for all parties of a process and all its runs; nothing may write to it."""
+    """Reads a set once for all parties and runs of a process; it must not be modified."""
     from sklearn import datasets
 
     bunch = getattr(datasets, f"load_{name}")()

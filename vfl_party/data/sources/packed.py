@@ -1,6 +1,4 @@
-"""Opens files as they lie on disk: as they are, packed by gzip or bzip2, as members of a zip
-or tar file.
-"""
+"""Opens files as stored: plain, compressed by gzip or bzip2, or as members of a zip or tar file."""
 
 from __future__ import annotations
 
@@ -31,10 +29,10 @@ _KINDS = {".gz": "gzip", ".bz2": "bz2"}
 
 
 def open_bytes(source: str) -> Any:
-    """Opens a file for Arrow to read, as bytes that are unpacked while they are read.
+    """Opens a file for Arrow, as bytes that are decompressed while they are read.
 
-    A name that ends in ``.gz`` or ``.bz2`` says that it is packed, also within an archive. Raises
-    InputError if an archive has no such member, and one of ``BROKEN`` if a file is damaged.
+    A name that ends in ``.gz`` or ``.bz2`` is compressed, also within an archive. Raises InputError
+    if an archive lacks the member, and one of ``BROKEN`` if a file is damaged.
     """
     path, member = divided(source)
     compression = _KINDS.get(Path(source).suffix.lower())
@@ -64,7 +62,7 @@ def _open_member(source: str, path: str, member: str) -> Any:
 
 
 def _open_tar_member(source: str, path: str, member: str) -> Any:
-    """Reads an archive from its beginning up to the member; nothing is unpacked onto the disk."""
+    """Reads an archive from its beginning up to the member, without unpacking onto the disk."""
     archive = tarfile.open(path, "r|*")  # noqa: SIM115 - it ends with its member
     names = []
     for entry in archive:

@@ -73,13 +73,13 @@ def holds_parquet(folder: Path) -> bool:
 
 
 def is_hidden(parts: Sequence[str]) -> bool:
-    """Returns whether a path is hidden or temporary: a name in it begins with . or _."""
+    """Returns whether a path is hidden or temporary: one of its names begins with . or _."""
     return any(part.startswith((".", "_")) for part in parts)
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yields the Parquet files of a folder, without those that are hidden or temporary. Those of
-    Trino have no ending.
+    """Yields the Parquet files of a folder that are neither hidden nor temporary. Trino's have no
+    ending.
     """
     for file in folder.rglob("*"):
         ending = file.suffix.lower()

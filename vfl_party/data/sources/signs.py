@@ -1,4 +1,4 @@
-"""Text whose cells are separated by several signs, such as ``::``, or by runs of spaces."""
+"""Text whose cells are separated by several characters, such as ``::``, or by runs of spaces."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ _RUNS = re.compile(rb"[ \t]+")
 
 
 class SeparatorReplacer(io.RawIOBase):
-    """Passes the bytes of a file on, with ``UNIT`` in place of each separator, some lines at a
-    time.
+    """Passes the bytes of a file on, with ``UNIT`` in place of each separator, in blocks of lines.
 
     Args:
-        source: the file's name, for sentences.
-        file: it is closed with this one.
-        separator: two signs or more, or ``SPACES``.
-        longest: bytes of a line; more raise InputError.
+        source: the file's name, for errors.
+        file: closed with this object.
+        separator: two or more characters, or ``SPACES``.
+        longest: maximum bytes of a line; longer ones raise InputError.
     """
 
     def __init__(self, source: str, file: Any, separator: str, longest: int) -> None:
@@ -50,7 +49,7 @@ class SeparatorReplacer(io.RawIOBase):
         return b"".join(parts)
 
     def readinto(self, buffer: Any) -> int:
-        """Fills a buffer, as far as there are bytes."""
+        """Fills a buffer as far as there are bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)

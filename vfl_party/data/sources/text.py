@@ -1,4 +1,4 @@
-"""Reads CSV files and their relatives in blocks of rows."""
+"""Reads CSV files and similar ones in blocks of rows."""
 
 from __future__ import annotations
 
@@ -137,9 +137,7 @@ def _text_blocks(
 
 
 def _look_at_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> None:
-    """Notes lines that stand within quotation marks. Raises InputError if there are many for each
-    row.
-    """
+    """Notes lines within quotation marks. Raises InputError if there are many for each row."""
     # Blank lines count too.
     within = line_ends - rows
     if within > max(100, _MAX_LINES * rows):

@@ -1,4 +1,4 @@
-"""How a file of separated cells is laid out: its encoding, its separator, its columns' names."""
+"""The layout of a file of separated cells: its encoding, its separator, its columns' names."""
 
 from __future__ import annotations
 
@@ -49,9 +49,13 @@ _READ = 1 << 20
 
 @dataclass(frozen=True)
 class TextLayout:
-    """How a text file is laid out. ``skip``: lines before the one that names the columns;
-    ``names``: all, in order; ``header``: whether a line of the file names them; ``several``: the
-    separator of several signs, for which ``separator`` stands.
+    """The layout of a text file.
+
+    Args:
+        skip: lines before the one that names the columns.
+        names: all, in order.
+        header: whether a line of the file names them.
+        several: a separator of several characters, for which ``separator`` stands.
     """
 
     encoding: str
@@ -133,7 +137,7 @@ def find_layout(settings: DataSettings) -> TextLayout:
 
 
 def _long_separator(settings: DataSettings, encoding: str) -> str:
-    """Returns the separator if it has several signs, else ''. Raises InputError."""
+    """Returns the separator if it has several characters, else ''. Raises InputError."""
     separator = settings.separator or ""
     if len(separator) < 2:
         return ""
@@ -155,8 +159,8 @@ def _long_separator(settings: DataSettings, encoding: str) -> str:
 def _names_from_settings(
     settings: DataSettings, first: Sequence[str], line: int
 ) -> tuple[str, ...]:
-    """Returns the names that the settings give. Raises InputError if the first row has more or
-    fewer cells.
+    """Returns the names of the settings. Raises InputError if the first row has more or fewer
+    cells.
     """
     names = make_names(settings.names or ())
     if len(first) != len(names):
@@ -169,7 +173,7 @@ def _names_from_settings(
 
 
 def make_names(names: tuple[str, ...] | int) -> tuple[str, ...]:
-    """Returns names; for a number, that many: ``f1``, ``f2`` and so on."""
+    """Returns the names; for a number, that many: ``f1``, ``f2`` and so on."""
     return tuple(f"f{at}" for at in range(1, names + 1)) if isinstance(names, int) else names
 
 
@@ -188,7 +192,7 @@ def _count_skipped(settings: DataSettings, lines: Sequence[str]) -> int:
 
 
 def _refuse_other_kinds(source: str, lines: Sequence[str]) -> None:
-    """Raises InputError if the file begins as no table of separated cells does."""
+    """Raises InputError if the file does not begin as a table of separated cells."""
     start = lines[0].lstrip().lower() if lines else ""
     for mark, kind in OTHER_KINDS.items():
         if start.startswith(mark):
@@ -198,7 +202,7 @@ def _refuse_other_kinds(source: str, lines: Sequence[str]) -> None:
 
 
 def _refuse_other_lines(source: str, wanted: Set[str], lines: Sequence[str], skip: int) -> None:
-    """Raises InputError if a later line has the wanted columns: lines before it must be skipped."""
+    """Raises InputError if a later line has the wanted columns, so that lines must be skipped."""
     for number, line in enumerate(lines[skip + 1 :], skip + 1):
         for separator in SEPARATORS:
             if wanted <= {name.strip() for row in _cells([line], separator) for name in row}:
@@ -226,7 +230,7 @@ def _refuse_title(source: str, lines: Sequence[str], skip: int) -> None:
 
 
 def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
-    """Returns the cells of each line that is not blank; none if quotation marks stand wrongly."""
+    """Returns the cells of each line that is not blank; [] if quotation marks are misplaced."""
     before = csv.field_size_limit(MAX_LINE)
     try:
         if separator == UNIT:
@@ -239,8 +243,8 @@ def _cells(lines: Sequence[str], separator: str) -> list[list[str]]:
 
 
 def _encoding(settings: DataSettings) -> tuple[str, str]:
-    """Returns the encoding, and a sentence if it is a guess. Raises InputError if it is not known
-    or does not fit.
+    """Returns the encoding, and a note if it is a guess. Raises InputError if it is unknown or does
+    not fit.
     """
     source = settings.source
     if settings.encoding is not None:
@@ -324,8 +328,8 @@ def _first_lines(source: str, several: str, encoding: str, max_lines: int) -> li
 
 
 def lines_of(source: str, text: io.TextIOWrapper) -> Iterator[str]:
-    """Yields the lines of a file. Raises InputError for one that is too long, before all of it is
-    in memory.
+    """Yields the lines of a file. Raises InputError for a line that is too long, before all of it
+    is in memory.
     """
     for number in itertools.count(1):
         line = text.readline(MAX_LINE + 1)
@@ -337,11 +341,11 @@ def lines_of(source: str, text: io.TextIOWrapper) -> Iterator[str]:
 
 
 def _separator(lines: Sequence[str]) -> str:
-    """Returns the separator by which the lines have the most cells, as many in each; a comma if
-    there is none.
+    """Returns the separator by which the lines have the most cells, the same number in each; a
+    comma if there is none.
 
-    If by none the line of names has as many cells as the others, one by which the others agree will
-    do: the sentence about the first of them then counts its cells.
+    If the line of names never has as many cells as the others, a separator by which the others
+    agree is returned: the error about the first of them then counts its cells.
     """
     best, max_cells, second = ",", 1, ""
     for separator in SEPARATORS:

@@ -1,4 +1,4 @@
-"""Notices that a file is written or replaced while it is read."""
+"""Detects that a file is written or replaced while it is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ State = tuple[int, int, int]
 
 
 def state_of(source: str) -> State:
-    """Returns what changes when a file is written or replaced. Raises InputError if it is gone."""
+    """Returns values that change when a file is written or replaced. Raises InputError if it is
+    gone.
+    """
     try:
         state = Path(divided(source)[0]).stat()
     except OSError:
@@ -25,14 +27,14 @@ def state_of(source: str) -> State:
 
 @contextmanager
 def require_unchanged(source: str, before: State) -> Iterator[None]:
-    """Raises InputError if a file is not the one that was opened, before or after it is read."""
+    """Raises InputError if a file changed since it was opened, before or after it is read."""
     require_same(source, before)
     yield
     require_same(source, before)
 
 
 def require_same(source: str, before: State) -> None:
-    """Raises InputError if a file is not in the state in which it was."""
+    """Raises InputError if a file is not in its former state."""
     if state_of(source) != before:
         raise checks.unreadable(
             source, "was changed while it was read. Start again when nobody writes to it."

@@ -335,13 +335,13 @@ def test_a_column_that_tells_the_label_is_a_note(tmp_path: Path) -> None:
     )
     (tmp_path / "own.csv").write_text(f"who,x,y,code\n{rows}")
     found = checked(path, data={"source": "own.csv", "id": "who", "label": "y"})
-    (note,) = [finding for finding in found if finding.note and "alone tells" in finding.text]
+    (note,) = [finding for finding in found if finding.note and "alone determines" in finding.text]
     assert (note.about, note.fine) == ("data", True)
     assert_names(note.text, "code", "data.drop")
     task = tomllib.loads((tmp_path / "recipe.toml").read_text()) | {"task": {"kind": "regression"}}
     (tmp_path / "recipe.toml").write_text(toml(task))
     found = checked(path, data={"source": "own.csv", "id": "who", "label": "y"})
-    assert not [finding for finding in found if "alone tells" in finding.text]
+    assert not [finding for finding in found if "alone determines" in finding.text]
 
 
 def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:

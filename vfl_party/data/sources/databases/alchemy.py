@@ -1,8 +1,7 @@
-"""Reads a table from SQLite, and from every other database that SQLAlchemy knows: cells become
+"""Reads a table from SQLite, and from every other database that SQLAlchemy supports: cells become
 text, as in a CSV file.
 
-A driver says nothing exact about the types of columns, and SQLite's have none: a cell may hold
-anything.
+A driver is not exact about the types of columns, and SQLite's have none: a cell may hold anything.
 """
 
 from __future__ import annotations
@@ -90,9 +89,10 @@ def connected(engine: Engine, source: str) -> Connection:
 
 @dataclass(eq=False)
 class _Reading:
-    """A query on a connection, which is open as long as this is used.
+    """A query on a connection, which is open as long as this object lives.
 
-    first: the rows of the execution that told the names of the columns: the first pass takes them.
+    ``first``: the rows of the execution that gave the names of the columns; the first pass uses
+    them.
     """
 
     settings: DataSettings
@@ -103,8 +103,8 @@ class _Reading:
     first: CursorResult[Any] | None = None
 
     def execute(self) -> CursorResult[Any]:
-        """Runs the query as it is written: an order is kept, and every dialect may be spoken.
-        Raises InputError.
+        """Runs the query unchanged, so that its order is kept and every dialect works. Raises
+        InputError.
         """
         from sqlalchemy.exc import DBAPIError, ResourceClosedError
 
@@ -159,16 +159,16 @@ class _Reading:
 
 
 def _rows_left(settings: DataSettings, seen: Pass) -> int | None:
-    """Returns how many rows are still wanted; None: all."""
+    """Returns how many rows are still wanted; None for all."""
     return None if settings.first is None else settings.first - seen.rows
 
 
 def texts_of(
     source: str, name: str, place: int, rows: Sequence[Any], before: int = 0
 ) -> list[str | None]:
-    """Returns the cells of a column as text. Raises InputError for what no table has.
+    """Returns the cells of a column as text. Raises InputError for unsupported values.
 
-    ``place``: the column's, in each row. ``before``: how many rows came before these.
+    ``place``: the column's position in each row. ``before``: number of rows before these.
     """
     texts = []
     for number, row in enumerate(rows, before + 1):
@@ -188,7 +188,7 @@ def texts_of(
 
 
 def engine_of(source: str) -> Engine:
-    """Makes an engine. Raises InputError for a URL that is none, an unknown database, a missing
+    """Makes an engine. Raises InputError for an invalid URL, an unknown database, or a missing
     driver or file.
     """
     from sqlalchemy import create_engine, make_url
@@ -220,7 +220,7 @@ def engine_of(source: str) -> Engine:
 
 
 def _sqlite_file(source: str, url: URL) -> Path:
-    """Returns the file of an SQLite database. Raises InputError if there is none."""
+    """Returns the file of an SQLite database. Raises InputError if it does not exist."""
     if not url.database or url.database == ":memory:" or url.query:
         raise checks.unreadable(
             source,
@@ -243,8 +243,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def failed(source: str, error: Any, rows: int | None) -> InputError:
-    """Says why a query has failed: before its first row (None), or after how many. Values are not
-    shown.
+    """Returns the error for a query that failed before its first row (None) or after ``rows`` rows.
+    It shows no values.
     """
     text = str(error.orig)
     if "decode" in text:

@@ -1,8 +1,8 @@
 """Reads a table that DuckDB makes of files: ``duckdb:SELECT …``. The files may be larger than
-memory, and sorting, joining and grouping use the disk.
+memory; sorting, joining and grouping use the disk.
 
-DuckDB runs in this process. Its settings are locked before the query runs: nothing is fetched,
-nothing is installed, and one SELECT cannot write.
+DuckDB runs in this process. Its settings are locked before the query runs: it neither downloads nor
+installs anything, and a SELECT cannot write.
 """
 
 from __future__ import annotations
@@ -117,11 +117,14 @@ def _do_nothing() -> None:
 
 @dataclass(eq=False)
 class _Reading:
-    """A query on a connection, which is open as long as this is used; ``types``: of its columns.
+    """A query on a connection, which is open as long as this object lives.
 
-    ``files``: their states when it was opened; ``memory``: of DuckDB, in MiB; ``sorts``: whether
-    its rows are put in the order of the id's columns, and then of the others; ``close``: closes it
-    before its end.
+    Args:
+        types: of its columns.
+        files: their states when it was opened.
+        memory: of DuckDB, in MiB.
+        sorts: whether its rows are sorted by the id columns, then by the others.
+        close: closes it early.
     """
 
     settings: DataSettings
@@ -135,9 +138,7 @@ class _Reading:
     close: Callable[[], Any] = _do_nothing
 
     def wait(self, call: Callable[[], T]) -> T:
-        """Has a thread wait for DuckDB, which leaves nothing behind if that fails, or a signal
-        ends it.
-        """
+        """Has a thread wait for DuckDB, and cleans up if that fails or a signal ends it."""
         try:
             return awaited(call, self.connection.interrupt)
         except BaseException:
@@ -182,9 +183,7 @@ class _Reading:
             raise self.refuse(error, rows) from None
 
     def _select(self, names: Sequence[str]) -> str:
-        """Writes the query for some of its columns, in types that a table has. Raises
-        InputError.
-        """
+        """Returns the query for some of its columns, cast to supported types. Raises InputError."""
         columns = ", ".join(self._column(name) for name in names)
         first = self.settings.first
         order = "\nORDER BY ALL" if self.sorts else ""
@@ -252,8 +251,8 @@ class _Reading:
 
 
 def _config(memory: int, source: str, folder: str | None) -> dict[str, Any]:
-    """Returns the settings of DuckDB, with ``memory`` in MiB. Raises InputError for a folder that
-    it would misread.
+    """Returns the settings of DuckDB, with ``memory`` in MiB. Raises InputError for a folder name
+    that it misreads.
     """
     config = {
         "memory_limit": f"{memory}MiB",

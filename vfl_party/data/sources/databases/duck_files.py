@@ -1,6 +1,4 @@
-"""The files that a query of DuckDB names: what DuckDB would take, leave out or round without a
-word.
-"""
+"""Checks the files of a DuckDB query: what DuckDB silently includes, leaves out or rounds."""
 
 from __future__ import annotations
 
@@ -32,8 +30,8 @@ FROM parquet_schema(?) WHERE duckdb_type IS NOT NULL GROUP BY file_name ORDER BY
 
 @dataclass(frozen=True)
 class _Files:
-    """Names and patterns of files in one place of a query; ``alike``: Parquet files, of which the
-    first one says what columns all have.
+    """Names and patterns of files in one place of a query; ``alike``: whether they are Parquet
+    files that all get the columns of the first one.
     """
 
     names: tuple[str, ...]
@@ -43,11 +41,11 @@ class _Files:
 def check_files(
     connection: DuckDBPyConnection, source: str, folder: str | None, statements: Any
 ) -> dict[str, State]:
-    """Returns the states of the files that a query names. Raises InputError if it names one that
-    DuckDB would take from the working folder, a pattern takes files that are hidden or temporary,
-    or Parquet files differ in their columns.
+    """Returns the states of the files of a query.
 
-    ``folder``: in which DuckDB looks; ``statements``: the query, as DuckDB has parsed it.
+    Raises InputError if DuckDB takes a file from the working folder, a pattern includes hidden or
+    temporary files, or Parquet files have different columns. ``folder``: where DuckDB searches;
+    ``statements``: the query, as parsed by DuckDB.
     """
     # DuckDB looks in the working folder, too, if a file is not in the one that it was given.
     base = Path(folder or ".")
@@ -71,7 +69,9 @@ def check_files(
 
 
 def _refuse_hidden(connection: DuckDBPyConnection, source: str, base: Path, pattern: str) -> None:
-    """Spark keeps what it has not finished in folders such as ``_temporary``."""
+    """Raises InputError if a pattern includes hidden or temporary files: Spark keeps unfinished
+    ones in folders such as ``_temporary``.
+    """
     parts = Path(pattern).parts
     fixed = next(place for place, part in enumerate(parts) if _PATTERN.search(part))
     if is_hidden(parts[fixed:]):
@@ -90,7 +90,9 @@ def _refuse_hidden(connection: DuckDBPyConnection, source: str, base: Path, patt
 
 
 def _require_alike(connection: DuckDBPyConnection, source: str, names: tuple[str, ...]) -> None:
-    """DuckDB leaves out columns that the first file does not have, and rounds to its types."""
+    """Raises InputError if Parquet files differ: DuckDB leaves out columns that the first file
+    lacks, and rounds to its types.
+    """
     schemas = [
         (name, {column["name"]: column["type"] for column in columns})
         for name, columns in connection.execute(_SCHEMAS, [list(names)]).fetchall()

@@ -125,10 +125,10 @@ def open_postgres(settings: DataSettings) -> Stream:
 
 @dataclass(eq=False)
 class _Reading:
-    """A query in a transaction, which lasts as long as this is used.
+    """A query in a transaction, which lasts as long as this object lives.
 
-    ``sorts``: whether its rows are put in the order of the id's columns, and then of the others;
-    ``turn``: of the pass that has the connection.
+    ``sorts``: whether its rows are sorted by the id columns, then by the others; ``turn``: of the
+    pass that has the connection.
     """
 
     settings: DataSettings
@@ -184,18 +184,16 @@ class _Reading:
                 cursor.close()
 
     def _select(self, names: Sequence[str]) -> str:
-        """Writes the query for some of its columns, cast to types that a table has. Raises
-        InputError.
-        """
+        """Returns the query for some of its columns, cast to supported types. Raises InputError."""
         order = f"\nORDER BY {', '.join(map(str, range(1, len(names) + 1)))}" if self.sorts else ""
         limit = "" if self.settings.first is None else f"\nLIMIT {self.settings.first}"
         return select_of(self.query, self.schema, names, self.settings) + order + limit
 
 
 def select_of(query: str, schema: pa.Schema, names: Sequence[str], settings: DataSettings) -> str:
-    """Writes a query for some of its columns, cast to types that a table has. Raises InputError.
+    """Returns a query for some columns of a query, cast to supported types. Raises InputError.
 
-    ``schema``: of all its columns, as the driver tells it.
+    ``schema``: of all its columns, from the driver.
     """
     return _select(", ".join(_column(schema.field(name), settings) for name in names), query)
 
@@ -231,8 +229,8 @@ def _wait_for(cursor: Any, call: Callable[[], T]) -> T:
 
 
 def _select(columns: str, query: str) -> str:
-    """Writes a query of a query. An ORDER BY in it is kept, because nothing else sorts, joins or
-    splits its rows.
+    """Returns a query of a query. Its ORDER BY is effective, because the outer query does not sort,
+    join or split its rows.
     """
     return f"SELECT {columns} FROM (\n{query}\n) AS vfl_rows"  # noqa: S608 - the person's own, in their party file
 

@@ -1,6 +1,4 @@
-"""What tables of all databases have in common: the query, sentences about errors, passes that are
-compared.
-"""
+"""What tables of all databases share: the query, texts of errors, and the comparison of passes."""
 
 from __future__ import annotations
 
@@ -52,8 +50,8 @@ _LONGEST = 300
 
 
 def query_of(settings: DataSettings) -> str:
-    """Returns ``data.query`` without a semicolon at its end. Raises InputError if it is missing, or
-    does not read.
+    """Returns ``data.query`` without a final semicolon. Raises InputError if it is missing or
+    writes.
     """
     source, query = (
         shown(settings.source),
@@ -67,14 +65,14 @@ def query_of(settings: DataSettings) -> str:
 
 
 def takes_first(settings: DataSettings) -> bool:
-    """Returns whether settings take some rows by their place."""
+    """Returns whether settings take some rows by their position."""
     return settings.first is not None or settings.duplicates == "first"
 
 
 def has_order(query: str) -> bool:
-    """Returns whether a query ends with an order: an ORDER BY that stands in no parentheses.
+    """Returns whether a query ends with an ORDER BY outside parentheses.
 
-    It reads no dialect: this is for a note to a person, and for sorting what is not sorted.
+    It does not parse a dialect: it serves for a note, and to sort unsorted rows.
     """
     left, n = _TEXTS.sub(" ", query), 1
     while n:
@@ -101,8 +99,8 @@ def encoding_hint(source: str) -> str:
 
 
 def words(text: str, source: str, *, quoted: bool) -> str:
-    """Returns the first line of a server's words, without passwords; without what it quotes if that
-    may be a value.
+    """Returns the first line of a server's message without passwords; unless ``quoted``, without
+    what it quotes, which may be a value.
     """
     line = text.strip().partition("\n")[0]
     line = hidden(line, source)
@@ -111,7 +109,7 @@ def words(text: str, source: str, *, quoted: bool) -> str:
 
 def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
     """Has a thread wait for a database. After SIGINT or SIGTERM it cancels the query, and raises
-    KeyboardInterrupt or Stopped when that has ended.
+    KeyboardInterrupt or Stopped once the query has ended.
     """
     begun, stopped, ended = (threading.Event() for _ in range(3))
     results: list[T] = []
@@ -146,7 +144,7 @@ def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
 
 
 def require_dates(source: str, name: str, column: pa.Array) -> None:
-    """Raises InputError for a database's infinite dates, and others that are no date elsewhere."""
+    """Raises InputError for a database's infinite dates, and others outside the years 1 to 9999."""
     kind = column.type
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
         day = 1 if pa.types.is_date32(kind) else 86_400_000_000
@@ -162,10 +160,9 @@ def require_dates(source: str, name: str, column: pa.Array) -> None:
 
 
 class Passes:
-    """Compares the passes over a query's rows by their number and ids, in order, as far as they
-    reach the end.
+    """Compares the complete passes over a query's rows by their number and ids, in order.
 
-    Not every database can hold a state of its tables for several queries, and none has an order
+    Not every database can hold a snapshot of its tables for several queries, and none has an order
     without ORDER BY.
     """
 
@@ -174,14 +171,14 @@ class Passes:
         self._first: tuple[int, bytes] | None = None
 
     def compare_full(self, pass_: Pass) -> None:
-        """Takes a pass of which nobody reads more, if it has the first rows that are wanted. Raises
-        InputError.
+        """Compares a pass that has the first rows that are wanted, after which no more are read.
+        Raises InputError.
         """
         if pass_.rows == self._limit:
             self.compare(pass_)
 
     def compare(self, pass_: Pass) -> None:
-        """Takes a pass that has reached its end. Raises InputError if it differs from the first
+        """Compares a pass that has reached its end. Raises InputError if it differs from the first
         one.
         """
         seen = pass_.rows, b"".join(column.digest() for column in pass_.digests)
@@ -200,14 +197,14 @@ class Passes:
 
 
 class Pass:
-    """What is noted of one pass: how many rows, and digests of the columns of the id."""
+    """The summary of one pass: number of rows, and digests of the id columns."""
 
     def __init__(self, ids: int) -> None:
         self.rows = 0
         self.digests = [blake2b(digest_size=16) for _ in range(ids)]
 
     def add(self, n: int, ids: Iterable[pa.Array]) -> None:
-        """Takes the next ``n`` rows and the values of each column of their ids."""
+        """Adds the next ``n`` rows, with the values of each id column."""
         self.rows += n
         for digest, values in zip(self.digests, ids, strict=True):
             if pa.types.is_integer(values.type):

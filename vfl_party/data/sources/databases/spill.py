@@ -1,5 +1,5 @@
-"""A folder for another program's temporary files, which is deleted at the end of this process; if
-it is killed, the next one deletes it.
+"""A folder for another program's temporary files, deleted at the end of this process, or else by
+the next one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ _PREFIX = "vfl-spill-"
 
 
 class Spill:
-    """A new folder below ``scratch``. Its maker holds a lock on it, so that another process can
-    tell that it is in use. Raises InputError if it cannot be made.
+    """A new folder below ``scratch``. Its maker locks it, so that other processes see that it is in
+    use.
+
+    Raises InputError if it cannot be made.
     """
 
     def __init__(self, scratch: str) -> None:
@@ -53,8 +55,8 @@ def _delete_unused(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """Returns the descriptor of a folder that is locked for this process; None if another process
-    has it, or it is gone.
+    """Returns the descriptor of a folder locked for this process; None if another process holds it,
+    or it is gone.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

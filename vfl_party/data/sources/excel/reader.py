@@ -24,7 +24,7 @@ _MAX_ABOVE = 100
 
 
 def open_excel(settings: DataSettings) -> Stream:
-    """Opens the sheet that ``data.sheet`` names, or else the only visible one that is not empty.
+    """Opens the sheet that ``data.sheet`` names, or the only visible sheet that is not empty.
     Raises InputError.
     """
     source = settings.source
@@ -48,9 +48,12 @@ def open_excel(settings: DataSettings) -> Stream:
 class _Sheet:
     """A sheet whose header has been read.
 
-    header: its row. columns, numbers: the names of the columns, and the columns themselves, from 1.
-    merged: the first range of merged cells that lies in one of them at the header or below it. ids:
-    the columns of the id, by number.
+    Args:
+        header: its row.
+        columns: the names of the columns.
+        numbers: the columns themselves, from 1.
+        merged: the first range of merged cells in one of them, at the header or below it.
+        ids: the columns of the id, by number.
     """
 
     book: Book
@@ -63,7 +66,7 @@ class _Sheet:
 
     @classmethod
     def of(cls, book: Book, sheet: Any, settings: DataSettings) -> _Sheet:
-        """Reads the header: the first row that is not empty, behind those that are skipped. Raises
+        """Reads the header: the first row that is not empty, after the skipped ones. Raises
         InputError.
         """
         rows, skipped = book.rows(sheet), _count_skipped(book, sheet, settings)
@@ -102,8 +105,8 @@ class _Sheet:
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _texts(self, places: dict[int, int]) -> Iterator[list[str | None]]:
-        """Reads rows of the columns with these numbers, each at its place; empty rows at the end
-        are left out.
+        """Yields rows of the columns with these numbers, each cell at its position; empty rows at
+        the end are left out.
         """
         book, sheet, known = self.book, self.sheet, set(self.numbers)
         last = self.header
@@ -167,8 +170,8 @@ def _count_skipped(book: Book, sheet: Any, settings: DataSettings) -> int:
 
 
 def _names(book: Book, sheet: Any, row: int, cells: Sequence[Cell]) -> dict[int, str]:
-    """Returns the cells of a row that are not empty as names of columns. Raises InputError for an
-    error in one.
+    """Returns the cells of a row that are not empty as names of columns, by number. Raises
+    InputError for an error cell.
     """
     filled = [cell for cell in cells if cell.is_formula or not book.is_empty(sheet, cell)]
     named = {cell.column: book.text(sheet, cell, row) for cell in filled}
@@ -188,10 +191,10 @@ def _refuse_other_header(
     columns: dict[int, str],
     below: Iterator[Row],
 ) -> None:
-    """Raises InputError if a later row names the columns: it has those of the id, or it is the
-    first of several cells.
+    """Raises InputError if a later row names the columns: it has those of the id, or is the first
+    of several cells.
 
-    A table has two columns at least, so a single cell above it is a title.
+    A table has at least two columns, so a single cell above it is a title.
     """
     wanted = {name for name in (*settings.id, settings.label) if name is not None}
     if wanted <= set(columns.values()) and (wanted or len(columns) > 1):
@@ -218,15 +221,15 @@ def _refuse_other_header(
 
 
 def _is_long(text: str) -> bool:
-    """Whether a cell as ``written`` is a number that has more digits than Excel keeps."""
+    """Returns whether a cell is a number with more digits than Excel keeps."""
     return text.startswith(NUMBER) and abs(float(text.removeprefix(NUMBER))) >= 1e15
 
 
 def _choose_sheet(book: Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
-    """Returns the sheet to read, and what was guessed. Raises InputError if there is none, or more
-    than one.
+    """Returns the sheet to read, and what was guessed. Raises InputError if no sheet or several
+    fit.
 
-    New rows for a trained model are in a workbook of their own, whose sheet may have another name.
+    New rows for a trained model are in another workbook, whose sheet may have another name.
     """
     sheets, name = {sheet.title: sheet for sheet in book.workbook.worksheets}, settings.sheet
     if name is not None and (name in sheets or not settings.as_trained):

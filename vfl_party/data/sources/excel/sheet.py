@@ -1,7 +1,7 @@
 """Reads the rows of an Excel sheet from its XML, as a stream.
 
-openpyxl's own reader keeps something of every row, says nothing of merged cells, and cannot tell an
-empty cell from a formula whose value is not in the file. All else of a workbook is openpyxl's.
+openpyxl's own reader keeps something of every row, ignores merged cells, and cannot distinguish an
+empty cell from a formula without a stored value. openpyxl reads the rest of a workbook.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ Row = tuple[int, list[Cell]]
 
 
 def sheet_rows(file: BinaryIO) -> Iterator[Row]:
-    """Reads rows from a sheet's XML, also empty ones that the file has. Raises ValueError or
-    ExpatError if damaged.
+    """Yields rows of a sheet's XML, also its empty ones. Raises ValueError or ExpatError if it is
+    damaged.
     """
     parser = _Parser()
     while not parser.done and (chunk := file.read(_CHUNK)):
@@ -98,7 +98,7 @@ def count_hidden_rows(file: BinaryIO) -> int:
 
 
 def column_number(letters: str) -> int:
-    """Returns the number of a column: 28 of AB. Raises ValueError if there is no such column."""
+    """Returns the number of a column: 28 for AB. Raises ValueError for an invalid column."""
     number = 0
     for letter in letters:
         number = number * 26 + ord(letter) - 64
@@ -117,7 +117,7 @@ def cell_name(column: int, row: int) -> str:
 
 
 class _Parser:
-    """Takes a sheet's XML in pieces, and gives the rows that are complete."""
+    """Parses a sheet's XML in pieces, and returns the complete rows."""
 
     def __init__(self) -> None:
         self.done = False
@@ -137,7 +137,7 @@ class _Parser:
         self._expat.StartDoctypeDeclHandler = self._refuse
 
     def feed(self, chunk: bytes) -> list[Row]:
-        """Takes the next piece; returns the rows that it completes."""
+        """Parses the next piece; returns the rows that it completes."""
         self._fed += len(chunk)
         self._expat.Parse(chunk)
         if self._fed - self._expat.CurrentByteIndex > _LONGEST_TOKEN:

@@ -1,4 +1,4 @@
-"""An open workbook of Excel: its sheets, rows, and cells as text."""
+"""An open Excel workbook: its sheets, rows, and cells as text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _SAVE = 'Open it in Excel or LibreOffice, and save it as "Excel workbook" (.xlsx
 
 @dataclass(frozen=True)
 class _Format:
-    """How Excel shows a number: as a date, with its time, as a duration, with a least number of
+    """How Excel shows a number: as a date, with its time, as a duration, with a minimum number of
     digits.
     """
 
@@ -78,7 +78,7 @@ class Book:
 
     @classmethod
     def open(cls, source: str) -> Book:
-        """Opens a file. Raises InputError if openpyxl cannot."""
+        """Opens a file. Raises InputError if openpyxl cannot read it."""
         try:
             import openpyxl
         except ImportError:
@@ -110,8 +110,8 @@ class Book:
         return book
 
     def rows(self, sheet: Any) -> Iterator[Row]:
-        """Reads the rows of a sheet. Raises InputError if the file is damaged, or has changed since
-        it was opened.
+        """Yields the rows of a sheet. Raises InputError if the file is damaged, or has changed
+        since it was opened.
         """
         require_same(self.source, self.stamp)
         try:
@@ -142,8 +142,8 @@ class Book:
         return not cell.text or (cell.kind == "s" and cell.text in self._blanks(sheet))
 
     def text(self, sheet: Any, cell: Cell, row: int) -> str | None:
-        """Returns a cell as ``written``. Raises InputError for an error, a formula without a value,
-        a damaged cell.
+        """Returns a cell as ``write_cell`` does. Raises InputError for an error, a formula without
+        a value, or a damaged cell.
         """
         if not cell.text:
             # A formula that gives an empty text has this kind.
@@ -195,9 +195,7 @@ class Book:
         )
 
     def _date(self, number: float, format_: _Format) -> object:
-        """Returns the date, date with time, time or duration that a number stands for. Raises
-        OverflowError.
-        """
+        """Returns the date, date with time, time or duration of a number. Raises OverflowError."""
         from openpyxl.utils.datetime import from_excel
 
         try:
@@ -212,7 +210,7 @@ class Book:
         return value.date() if day else value
 
     def _blanks(self, sheet: Any) -> frozenset[str]:
-        """Returns the indices of empty texts among those that all sheets share."""
+        """Returns the indices of empty texts among the shared texts."""
         if self.blanks is None:
             self.blanks = frozenset(
                 str(index) for index, text in enumerate(sheet._shared_strings) if not text
@@ -237,8 +235,8 @@ class Book:
 
 
 def require_workbook(source: str) -> None:
-    """Raises InputError if a file is no workbook in today's format, or if it would fill the
-    memory.
+    """Raises InputError if a file is not a workbook in today's format, or is too large when
+    unpacked.
     """
     old = source.lower().endswith((".xls", ".xlsb"))
     try:

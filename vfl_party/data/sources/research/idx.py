@@ -28,10 +28,10 @@ _PAIR = (re.compile("images(.)idx3"), r"labels\1idx1")
 
 
 def read_idx(settings: DataSettings, with_label: bool) -> Rows:
-    """Reads a file: three dimensions or more are the array ``images``, fewer are ``values``.
+    """Reads a file: an array of three dimensions or more is called ``images``, others ``values``.
 
-    Beside ``…images-idx3-ubyte`` the file ``…labels-idx1-ubyte`` is the array ``labels``. Raises
-    InputError.
+    For ``…images-idx3-ubyte`` the file ``…labels-idx1-ubyte`` in the same folder is the array
+    ``labels``. Raises InputError.
     """
     source, space = settings.source, Space.of(settings)
     values = read_array(source, space)
@@ -45,7 +45,7 @@ def read_idx(settings: DataSettings, with_label: bool) -> Rows:
 
 
 def read_array(source: str, space: Space) -> npt.NDArray[Any]:
-    """Returns the array of a file, unpacked into ``space``, in this machine's order of bytes.
+    """Returns the array of a file, decompressed into ``space``, in this machine's byte order.
     Raises InputError.
     """
     try:
@@ -73,8 +73,8 @@ def _head(source: str, file: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
 def _values(
     source: str, file: Any, kind: np.dtype[Any], shape: tuple[int, ...], space: Space
 ) -> npt.NDArray[Any]:
-    """Returns the values, some rows at a time: no more than there are, whatever the file says.
-    Raises InputError.
+    """Returns the values, read in blocks of rows: never more than the file holds. Raises
+    InputError.
     """
     lengths = " x ".join(map(str, shape))
     row_bytes = math.prod(shape[1:]) * kind.itemsize
@@ -101,7 +101,7 @@ def _values(
 
 
 def _read_some(file: Any, size: int) -> bytearray:
-    """Returns that many bytes, or fewer at the end."""
+    """Returns ``size`` bytes, or fewer at the end."""
     data = bytearray()
     while len(data) < size and (more := file.read(min(_READ, size - len(data)))):
         data += more
@@ -113,7 +113,7 @@ def _unreadable(source: str) -> Exception:
 
 
 def _labels_of(source: str) -> str | None:
-    """Returns the file of labels beside one of images; None if there is none."""
+    """Returns the file of labels that belongs to a file of images; None if it does not exist."""
     folder, _, name = source.rpartition("/")
     pattern, replacement = _PAIR
     beside, replaced = pattern.subn(replacement, name)

@@ -1,4 +1,4 @@
-"""Reads MAT files, MATLAB's, to version 7."""
+"""Reads MATLAB's MAT files up to version 7."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _MAX_UNPACKED = 1032
 
 
 def read_mat(settings: DataSettings, with_label: bool) -> Rows:
-    """Reads variables of a file as ``array_rows`` does; a column of one value a row is flat.
+    """Reads variables of a file as ``array_rows`` does; a matrix with one row or column becomes
+    flat.
 
-    The rows of images may be their last dimension, as in SVHN: they are then brought to the front.
-    What it reads lies in memory. Raises InputError.
+    The rows of images may be their last dimension, as in SVHN, and are moved to the front. All data
+    are in memory. Raises InputError.
     """
     variables = _variables(settings.source)
 
@@ -82,8 +83,8 @@ def _read(source: str, name: str, declared: tuple[tuple[int, ...], str]) -> npt.
 
 
 def read_variables(source: str, names: Sequence[str]) -> list[npt.NDArray[Any]]:
-    """Returns the variables of these names, with the rows of images in front, as ``read_mat`` has
-    them. Raises InputError.
+    """Returns the variables of these names, with the rows of images in front, as in ``read_mat``.
+    Raises InputError.
     """
     variables = _variables(source)
     checks.require_names(source, "columns", names, list(variables), noun="array")
@@ -92,8 +93,8 @@ def read_variables(source: str, names: Sequence[str]) -> list[npt.NDArray[Any]]:
 
 
 def _rows_first(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Returns the arrays with rows as their first dimension, where images have them last and the
-    others say how many there are.
+    """Returns the arrays with rows as first dimension, where images have them last and other arrays
+    give their number.
     """
     counts = {len(array) for array in arrays.values() if array.ndim in (1, 2)}
     return {

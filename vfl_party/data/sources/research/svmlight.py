@@ -1,7 +1,6 @@
 """Reads libsvm and svmlight files in blocks of rows: ``LABEL INDEX:VALUE INDEX:VALUE …`` a line.
 
-A value that a line does not write is 0. Indices ascend within a line; what follows ``#`` is no part
-of a row.
+A value that a line omits is 0. Indices ascend within a line; text after ``#`` is a comment.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _READ, _MAX_CELLS = 1 << 22, 1 << 22
 def open_svmlight(settings: DataSettings) -> Stream:
     """Opens a file: its columns are ``label``, then ``f1``, ``f2`` and so on, by their indices.
 
-    ``f0`` comes first if some line has the index 0. Without ``data.names`` the file is read once
-    more, for the largest index. Raises InputError.
+    ``f0`` comes first if a line has the index 0. Without ``data.names`` the file is read once more,
+    for the largest index. Raises InputError.
     """
     source, before = settings.source, state_of(settings.source)
     if settings.names is None:
@@ -73,7 +72,9 @@ def _extent(source: str) -> tuple[int, int]:
 
 
 def _parse(source: str) -> Iterator[tuple[int, npt.NDArray[np.float64], Any]]:
-    """Yields rows: the number of their first line, labels [B], cells [B, F] in compressed rows."""
+    """Yields rows: the number of their first line, labels, float64 [B], and cells, sparse rows [B,
+    F].
+    """
     from sklearn.datasets import load_svmlight_file
 
     number = 1
@@ -117,7 +118,7 @@ def _whole_lines(source: str) -> Iterator[bytes]:
 
 
 def _wrong_line(source: str, lines: bytes, number: int) -> Exception:
-    """Returns the InputError of the first line that is none of the format."""
+    """Returns the InputError of the first invalid line."""
     from sklearn.datasets import load_svmlight_file
 
     at = number
@@ -136,7 +137,7 @@ def _wrong_line(source: str, lines: bytes, number: int) -> Exception:
 
 
 def _outside(source: str, number: int, cells: Any, first: int, count: int) -> Exception:
-    """Returns the InputError of an index that is none of the columns."""
+    """Returns the InputError of an index without a column."""
     wrong = (cells.indices < first) | (cells.indices >= first + count)
     index = int(cells.indices[wrong.argmax()])
     return checks.unusable(
