@@ -66,8 +66,8 @@ class DigestAlignment:
         self, recipe: Recipe, policy: Policy, *, divides: bool = True, remedy: str = REMEDY
     ) -> None:
         self._recipe, self._policy, self._divides, self._remedy = recipe, policy, divides, remedy
-        self._told = divides and recipe.rows.split != "random"
-        self._exchange = DIVIDED if self._told else ROWS
+        self._gets_division = divides and recipe.rows.split != "random"
+        self._exchange = DIVIDED if self._gets_division else ROWS
 
     def occurrences(self, rows: int) -> list[Occurrence]:
         """See ``Alignment.occurrences``."""
@@ -107,7 +107,7 @@ class DigestAlignment:
         ids, mine = table.ids, describe_rows(at, table.ids)
         if name != active:
             reply = self._asking(at, len(ids)).swap(step, mine)
-            if not self._told:
+            if not self._gets_division:
                 return Aligned(ids)
             division = reply["split"].numpy().tobytes()
             if not is_division(division):

@@ -111,13 +111,13 @@ class Meeting:
                 min(self._files.count_stored(round_), ring.rows[ring.owner(round_)])
                 for round_ in range(1, k + 1)
             )
-            facts = {"masked": done, "of": sum(ring.rows)}
             log.info(
                 "resuming the alignment: %d of %d ids are masked",
-                *facts.values(),
+                done,
+                sum(ring.rows),
                 extra={"event": "realigning"},
             )
-            ring.at.show("realigning", **facts)
+            ring.at.show("realigning", masked=done, of=sum(ring.rows))
         for round_ in range(1, k + 1):
             self._files.cut(round_, ring.rows[ring.owner(round_)])
         for round_ in range(1, k):

@@ -74,18 +74,18 @@ class Reading:
 
     def read(self, blocks: Iterator[pa.RecordBatch], notes: tuple[str, ...] = ()) -> Rows:
         """Reads all blocks. Raises InputError."""
-        schema, said_s = None, time.monotonic()
+        schema, logged_s = None, time.monotonic()
         for batch in blocks:
             schema = batch.schema
             self.add(batch)
-            if time.monotonic() - said_s > LOG_EVERY_S:
+            if time.monotonic() - logged_s > LOG_EVERY_S:
                 log.info(
                     "%s: %s rows are read",
                     self._source,
                     f"{self._rows:,}",
                     extra={"event": "reading"},
                 )
-                said_s = time.monotonic()
+                logged_s = time.monotonic()
         checks.require_rows(self._source, self._rows)
         if self._found is not None and self._found.points is not None and not self.odd:
             self._found.points.decide()
