@@ -108,7 +108,7 @@ class PartialRows:
         ids = at.table.select(np.sort(aligned.rows)).ids
         show_again(self._asking(at, len(ids)), at, ids)
 
-    def kept(self, at: Aligning, common: CommonRows) -> Aligned:
+    def restore(self, at: Aligning, common: CommonRows) -> Aligned:
         """Returns the rows that this party agreed on earlier in the run. Raises InputError."""
         if at.name == self._recipe.active.name:
             return self._order(at.table, common)

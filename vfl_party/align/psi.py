@@ -85,7 +85,7 @@ class PsiAlignment:
                 "are in the middle of the run. Restore the folder and the rows that it had.",
             )
         if common is not None and self._partial is not None:
-            return self._partial.kept(at, self._select_wanted(common))
+            return self._partial.restore(at, self._select_wanted(common))
         if common is None:
             return self._digest.expected(at.table).with_kept(at.folder)
         rows = np.flatnonzero(common.rows)

@@ -197,7 +197,7 @@ class Features:
             and isinstance(theirs, ScaledPixels)
             and ours.pixels.dtype == theirs.pixels.dtype
         ):
-            return Features(ours.followed_by(space.concatenate([ours.pixels, theirs.pixels])))
+            return Features(ours.with_pixels(space.concatenate([ours.pixels, theirs.pixels])))
         x, *categories = (
             space.concatenate(pair)
             for pair in zip(self._as_floats(space), other._as_floats(space), strict=True)

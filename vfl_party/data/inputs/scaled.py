@@ -78,7 +78,7 @@ class ScaledPixels:
         found_BF = self.pixels.reshape(len(self.pixels), -1)[rows, columns_F]
         return torch.from_numpy(self._inputs_CV[columns_F // size, found_BF]).to(self.device)
 
-    def followed_by(self, pixels: Pixels) -> ScaledPixels:
+    def with_pixels(self, pixels: Pixels) -> ScaledPixels:
         """Returns the inputs of other pixels, with the same scaling."""
         return ScaledPixels(pixels, self._inputs_CV, flatten=self._flatten, device=self.device)
 
