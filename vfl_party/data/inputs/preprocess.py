@@ -337,13 +337,13 @@ class Preprocessor:
         """Returns the table with the columns of training, in their order. Raises InputError."""
         shape = None if table.images_NCHW is None else table.images_NCHW.shape[1:]
         if shape != self.image_shape:
-            ours, theirs = (
+            wanted, present = (
                 " x ".join(map(str, sizes)) if sizes else "none"
                 for sizes in (self.image_shape, shape)
             )
             raise checks.unusable(
                 table.source,
-                f"training had images of {ours} (got {theirs}). Give images of the same shape.",
+                f"training had images of {wanted} (got {present}). Give images of the same shape.",
             )
         for kind, ours, theirs, others in (
             ("numbers", self.numeric_names, table.numeric_names, table.categorical_names),
