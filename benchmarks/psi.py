@@ -122,7 +122,7 @@ def masking(ids: int, workers: int, console: Console) -> None:
     the model; also, by counting, of more workers.
     """
     model = masking_time.measured()
-    took_s, _ = masking_time.masked_in(ids, workers)
+    took_s, _ = masking_time.time_masking(ids, workers)
     table = Table("workers", "measured, a million ids", "forecast", "forecast / measured")
     million = 1e6 / batches.BATCH
     for each in sorted({workers, 16, 64}):

@@ -23,7 +23,7 @@ from tests.harness import reference
 from tests.harness.reference_sets import loss_over_sets, vectors_of, zero_gradients
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
-from vfl_party.align.partial import ordered
+from vfl_party.align.partial import order_rows
 from vfl_party.base.seeds import batches, derive_seed
 from vfl_party.data import Labels, Preprocessor, Table, load_table
 from vfl_party.models import build_encoder, build_top, seeded
@@ -47,7 +47,7 @@ class Rows:
             if name != active
         }
         anyone = np.logical_or.reduce(list(held.values()))
-        aligned = ordered(recipe, table, anyone, held, divides=True)
+        aligned = order_rows(recipe, table, anyone, held, divides=True)
         assert aligned.held is not None
         self.ids, self.splits = list(aligned.ids), aligned.held.splits
         self.holders = [{name for name in ids if each in ids[name]} for each in self.ids]

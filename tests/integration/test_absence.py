@@ -24,7 +24,7 @@ from tests.harness.waiting import wait_until
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.data import load_table
-from vfl_party.data.rows import divided, division_of
+from vfl_party.data.rows import decode_division, division_of
 
 EPOCHS, ROWS = 120, 200
 DATA = cases.columns("sklearn:breast_cancer", 3, limit=ROWS)
@@ -115,7 +115,7 @@ def splits_of(tables: dict[str, Any]) -> dict[str, Any]:
     """The splits that the active party tells the others; empty if each draws them by itself."""
     table = load_table(DataSettings(**DATA["p0"]), with_label=True)
     division = division_of(Recipe.model_validate(tables), table)
-    return divided(division) if division is not None else {}
+    return decode_division(division) if division is not None else {}
 
 
 def assert_as_if_computed_without(

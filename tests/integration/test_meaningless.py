@@ -21,7 +21,7 @@ from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.assembly.party import Assembled, assemble, expected_rows, open_party
 from vfl_party.data.inputs.labels import Labels
-from vfl_party.data.inputs.weights import checked_weights, row_weights
+from vfl_party.data.inputs.weights import check_weights, row_weights
 from vfl_party.phases.course import Course
 
 Table = dict[str, Any]
@@ -122,7 +122,7 @@ def test_a_rule_without_validation_rows_is_refused_before_training(test: float) 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_weights_are_finite(value: float) -> None:
     with raises(InputError, Code.DATA_INVALID):
-        checked_weights("rows.npz", "w", np.array([1.0, value, 2.0]))
+        check_weights("rows.npz", "w", np.array([1.0, value, 2.0]))
 
 
 @pytest.mark.parametrize(

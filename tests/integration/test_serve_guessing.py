@@ -20,7 +20,7 @@ from tests.harness.errors import raises
 from tests.harness.online import store_of
 from vfl_common.errors import Code, InputError
 from vfl_common.rpc.serving.answered import EMBEDDED, NOT_ANSWERED, Step
-from vfl_party.align.state import Common, Kept
+from vfl_party.align.state import AlignmentFiles, CommonRows
 from vfl_party.methods.secureboost.tree.positions import SETTLED
 from vfl_party.record.book import Book, folder_of
 from vfl_party.record.people import keep
@@ -239,7 +239,7 @@ def test_a_joint_prediction_adds_the_ids_that_it_has_aligned(
     predicted.mkdir(parents=True)
     (predicted / "run.json").write_text(json.dumps({"trained_run": folder.parent.name}))
     new = ["new", "other"]
-    Kept(predicted, new, 1, []).finish(Common(np.array([True, False]), b"", {}))
+    AlignmentFiles(predicted, new, 1, []).finish(CommonRows(np.array([True, False]), b"", {}))
     before = aligned_ids(folder, tmp_path, record)
     assert [each in before for each in (IDS[15], "new", "other")] == [True, False, False]
     book = Book(record, "shop")

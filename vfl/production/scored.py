@@ -184,7 +184,7 @@ def of_file(path: Path, truth: str, label: str) -> Scored:
     if rows.labels is not None and unlabelled(rows.labels).all():
         text = f"{shown(settings.source)}: no row has a label in column {label!r}"
         raise InputError(Code.DATA_INVALID, f"{text}; add the truth, or give another column")
-    once = "keep one row for each id"
+    once = "Keep one row for each id."
     return scored.with_truth(tabulate(rows, settings, True, once), label)
 
 

@@ -21,20 +21,23 @@ from vfl_party.outbound.exchange import Connections
 
 # {split: how many rows}.
 Holding = Mapping[str, int]
-# A digit a row, in a passive party's folder of a run.
+# File with a digit a row, in a passive party's folder of a run.
 KEPT = "division.txt"
 
 
 @dataclass(frozen=True)
 class Aligned:
-    """The rows that all parties hold, or those of one if each has its own. ``ids``: in the order
-    that all parties use.
+    """The rows that all parties hold, or one party's own rows without an alignment.
 
-    ``division``: a byte a row, see ``vfl_party.data.rows.division_of``; None: every party divides
-    the rows by itself. ``holdings``: {passive party: the rows that it holds}, if the parties' rows
-    are not the same; else empty. ``held``: who holds which row, if not all parties hold each.
-    ``rows``: those of this party's table, in the order of ``ids``, if a private alignment has found
-    them; else empty.
+    Args:
+        ids: in the order that all parties use.
+        division: a byte a row, see ``vfl_party.data.rows.division_of``; None if every party divides
+            the rows itself.
+        holdings: {passive party: number of its rows in each split}, if the parties have different
+            rows; else empty.
+        held: which party holds which row, if not all parties hold each.
+        rows: int64 [N], positions in this party's table in the order of ``ids``, if a private
+            alignment found them; else empty.
     """
 
     ids: Sequence[str]
@@ -49,8 +52,10 @@ class Aligned:
         return table if at is None else table.select(at)
 
     def positions(self, table: Table) -> Rows | None:
-        """Returns where the aligned rows are in a party's table; None if they are all of it, in its
-        order. Raises KeyError if it lacks one.
+        """Returns the positions of the aligned rows in a party's table, int64 [N]; None if they are
+        the whole table in its order.
+
+        Raises KeyError if the table lacks one.
         """
         if self.held is None and self.ids == table.ids:
             return None
@@ -67,7 +72,7 @@ class Aligned:
         return None if at is None else table.select(at)
 
     def rest_positions(self, table: Table) -> Rows | None:
-        """Returns where the rows that are not aligned are in a party's table; None if there are
+        """Returns the positions of the other rows in a party's table, int64 [R]; None if there are
         none.
         """
         if len(self.ids) == len(table):
@@ -80,31 +85,29 @@ class Aligned:
         return np.flatnonzero(others)
 
     def by(self, name: str, active: str) -> str:
-        """Words who holds the rows of the party ``name``, if not all parties hold each: at the
-        active party how many each set of parties holds. '' if all do.
+        """Returns who holds the rows of the party ``name``, for a person: at the active party how
+        many each set of parties holds. '' if all parties hold all rows.
         """
         if self.held is None:
             return ""
         if name != active:
-            return f"held by {active}, too"
-        found = self.held.alike(self.held.splits["all"])
+            return f"also held by {active}"
+        groups = self.held.alike(self.held.splits["all"])
         sets = (
-            f"{len(at):,} that {' and '.join(names) or 'nobody else'} "
+            f"{len(rows):,} that {' and '.join(names) or 'nobody else'} "
             f"{'hold' if len(names) > 1 else 'holds'}"
-            for names, at in found
+            for names, rows in groups
         )
         return f"used: {', '.join(sets)}"
 
     def save(self, folder: Path) -> None:
-        """Keeps the division in the run's folder, if another party has made it. Raises
-        InputError.
-        """
+        """Writes the division to the run's folder, if another party made it. Raises InputError."""
         if self.division is not None:
             write_atomic(folder / KEPT, "".join(map(str, self.division)))
 
     def with_kept(self, folder: Path) -> Aligned:
-        """Returns the rows with the division that the run's folder keeps; without, if it keeps none
-        for these rows.
+        """Returns the rows with the division saved in the run's folder; unchanged if it has none
+        that fits.
         """
         try:
             division = bytes(map(int, (folder / KEPT).read_text()))
@@ -119,24 +122,21 @@ class Aligned:
 
 @dataclass(frozen=True)
 class Aligning:
-    """What an alignment works with in one generation of a run.
+    """The context of an alignment in one generation of a run.
 
     Args:
         name: this party.
-        run_id: the run, so that what is sent has no meaning outside it.
+        run_id: the run, so that messages have no meaning outside it.
         table: this party's rows, in canonical order.
         folder: this party's folder of the run.
         connections: to the others.
         workers: how many processes may compute.
-        credentials: with which this party shows the others who it is; None if all are in one
-            process.
-        begins: called when the rows are to be found, and not only compared; may raise InputError.
-        at_least: how many rows must be common, so that this party goes on, whatever the recipe
-            says.
-        peer_rows_at_most: how many rows another party may have, so that this one masks them, or
-            goes on with rows of its own.
-        salt: of the private alignment that found the table's rows; empty if none did.
-        show: reports an event, which is in the log already, to the person in front of the party.
+        credentials: identify this party to the others; None if all are in one process.
+        begins: called when rows are searched, not only compared; may raise InputError.
+        at_least: minimum number of common rows for this party, whatever the recipe says.
+        peer_rows_at_most: maximum number of rows of another party for this one to mask or accept.
+        salt: of the private alignment that found the table's rows; empty without one.
+        show: reports an event, which is already in the log, to the person at the party.
         tick: called after each step with (phase, rounds done, rounds, batches done, batches).
     """
 
@@ -160,30 +160,28 @@ class Aligning:
 class Alignment(Protocol):
     """Decides the rows, before models and phases are made.
 
-    ``certain``: whether the run fails if the rows are not those that are expected. ``protocol``:
-    the oldest protocol with which it can be done.
+    ``certain``: whether the run fails if the rows are not the expected ones. ``protocol``: the
+    oldest protocol that supports it.
     """
 
     certain: bool
     protocol: int
 
     def occurrences(self, rows: int) -> Sequence[Occurrence]:
-        """All that it exchanges in a generation if the parties hold ``rows`` rows each, in
-        order.
-        """
+        """Returns all exchanges of a generation in order, for parties of ``rows`` rows each."""
         ...
 
     def expected(self, table: Table) -> Aligned:
-        """Returns the rows that this party expects before it asks the others; all of its own, if
-        not ``certain``.
+        """Returns the rows that this party expects before it asks the others: all its rows, if not
+        ``certain``.
 
         Without the division, if only the active party knows it.
         """
         ...
 
     def found_before(self, runs: Path, name: str, table: Table) -> int | None:
-        """Returns how many rows an earlier run, which the recipe names, has found to be common;
-        None if it names none.
+        """Returns how many common rows the earlier run found that the recipe names; None if it
+        names none.
 
         ``runs``: the folder of runs of the party ``name``. Raises InputError or PeerError if they
         cannot be used.
@@ -195,8 +193,8 @@ class Alignment(Protocol):
         ...
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
-        """Shows the active party, which goes on, that this passive party returns with the rows
-        ``aligned``.
+        """Shows the active party the rows ``aligned`` of this passive party, which returns to the
+        run.
 
         Raises PeerError if they are not those that it had when the generation began.
         """

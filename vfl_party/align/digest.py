@@ -1,7 +1,8 @@
-"""Alignment by comparison: all parties hold the same ids already, and verify it without showing
+"""Alignment by comparison: all parties already hold the same ids, and verify this without showing
 them.
 
-If only the active party can divide the rows (``rows.split``), its answer says the split of each.
+If only the active party can divide the rows (``rows.split``), its answer holds the split of each
+row.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ from vfl_party.outbound.policies import Policy
 CPU = torch.device("cpu")
 # The phase in which the rows are compared.
 OPENING = "open"
-REMEDY = "every party needs the same ids, so cut each table to the ids in common"
+REMEDY = "Every party needs the same ids: cut each table to the ids in common."
 ROWS = Exchange(
     "rows", Sent(Kind.ROWS, {"count": i64(1), "digest": u8(32)}), when="once a generation"
 )
-# The step in which they are compared.
+# The step in which the rows are compared.
 SHOWN = StepKey(OPENING, 0, 0)
-# In which a party that returns shows them again.
+# The step in which a returning party shows its rows again.
 AGAIN = StepKey(OPENING, 1, 0)
-# The protocol since which it does.
+# The protocol since which a returning party shows its rows again.
 SHOWN_AGAIN_SINCE = 8
 DIVIDED = replace(ROWS, down=Sent(Kind.ROWS, {"split": u8("rows")}, label_free=True))
 # The protocol since which a list's digest is slow.
 SLOW_SINCE = 8
-# Of 0.1 s: for lists that were the same before; for those that a private alignment finds.
+# Passes of 0.1 s for lists that were the same before, and for those a private alignment found.
 PASSES, PASSES_FOUND = 1, 4
-# 32 MiB.
+# These parameters take 32 MiB.
 _SCRYPT = {"n": 1 << 15, "r": 8, "maxmem": 1 << 26}
-# Ids.
+# Number of ids that are fed to the digest at once.
 _CHUNK = 1 << 12
 
 
@@ -65,22 +66,27 @@ class DigestAlignment:
         self, recipe: Recipe, policy: Policy, *, divides: bool = True, remedy: str = REMEDY
     ) -> None:
         self._recipe, self._policy, self._divides, self._remedy = recipe, policy, divides, remedy
-        self._told = divides and recipe.rows.split != "random"
-        self._exchange = DIVIDED if self._told else ROWS
+        self._gets_division = divides and recipe.rows.split != "random"
+        self._exchange = DIVIDED if self._gets_division else ROWS
 
     def occurrences(self, rows: int) -> list[Occurrence]:
+        """See ``Alignment.occurrences``."""
         return [Occurrence.of(self._exchange, StepKey(OPENING, 0, 0), rows=rows)]
 
     def expected(self, table: Table) -> Aligned:
+        """See ``Alignment.expected``."""
         return Aligned(table.ids, division_of(self._recipe, table) if self._divides else None)
 
     def found_before(self, _runs: Path, _name: str, _table: Table) -> int | None:
+        """See ``Alignment.found_before``."""
         return None
 
     def kept(self, at: Aligning) -> Aligned:
+        """See ``Alignment.kept``."""
         return self.expected(at.table).with_kept(at.folder)
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
+        """See ``Alignment.show``."""
         if at.connections.protocol < SHOWN_AGAIN_SINCE:
             return
         show_again(self._asking(at, len(aligned.ids)), at, aligned.ids)
@@ -91,23 +97,23 @@ class DigestAlignment:
         return Asking(self._exchange, OPENING, chains, at.connections, active, CPU, {"rows": rows})
 
     def align(self, at: Aligning) -> Aligned:
-        """Compares: each passive party sends the number and the keyed digest of its ids to the
-        active party.
+        """Compares the rows: each passive party sends the number and the keyed digest of its ids to
+        the active party.
 
-        Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids; at
-        a passive party if the active party's division is none.
+        Raises PeerError: ROWS_DIFFER at the active party, naming a party that holds other ids;
+        MALFORMED_MESSAGE at a passive party if the active party's division is invalid.
         """
         name, table, step, active = at.name, at.table, SHOWN, self._recipe.active.name
-        ids, mine = table.ids, shown(at, table.ids)
+        ids, mine = table.ids, describe_rows(at, table.ids)
         if name != active:
             reply = self._asking(at, len(ids)).swap(step, mine)
-            if not self._told:
+            if not self._gets_division:
                 return Aligned(ids)
             division = reply["split"].numpy().tobytes()
             if not is_division(division):
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
-                    f"{active} sent a division without training rows",
+                    f"{active}: sent a division without training rows. Begin a new run.",
                     party=active,
                 )
             return Aligned(ids, division)
@@ -117,14 +123,14 @@ class DigestAlignment:
         for party, rows in received.items():
             count = int(rows["count"][0])
             if count != len(ids) or not torch.equal(rows["digest"], mine["digest"]):
-                what = (
-                    f"{count} and {len(ids)} rows"
-                    if count != len(ids)
-                    else f"{count} rows each, with other ids"
+                raise PeerError(
+                    Code.ROWS_DIFFER,
+                    f"{party}: does not hold the same ids as {name}.",
+                    party=party,
+                ).privately(
+                    f"{party}: does not hold the same ids as {name} (got {count} rows, {name} has "
+                    f"{len(ids)}). {self._remedy}"
                 )
-                text = f"different row sets: {party} and {name} hold {what}; {self._remedy}"
-                public = f"different row sets: {party} and {name} do not hold the same ids"
-                raise PeerError(Code.ROWS_DIFFER, public, party=party).privately(text)
         if at.connections.protocol >= SHOWN_AGAIN_SINCE:
             answering.hub.ask_again(AGAIN)
         aligned = self.expected(table)
@@ -137,22 +143,26 @@ class DigestAlignment:
 
 
 def show_again(asking: Asking, at: Aligning, ids: Sequence[str]) -> None:
-    """Shows the active party, which goes on, what this passive party has shown of its rows before.
-    Raises PeerError if they are others.
+    """Shows the active party again what this returning passive party showed before. Raises
+    PeerError if the rows are others.
     """
     asking.lenient = True
     with contextlib.suppress(StepPassed):
-        asking.swap(AGAIN, shown(at, ids))
-        text = f"{asking.peer} answers a party that returns as if it were at the beginning"
-        raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=asking.peer)
+        asking.swap(AGAIN, describe_rows(at, ids))
+        raise PeerError(
+            Code.STEP_OUT_OF_ORDER,
+            f"{asking.peer}: answered a returning party as if it were at the beginning. Begin a "
+            "new run.",
+            party=asking.peer,
+        )
 
 
-def shown(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
-    """Returns what a passive party shows of its rows: how many, and a digest of their ids."""
-    said = rows_digest(at.run_id, ids, at.salt, protocol=at.connections.protocol)
+def describe_rows(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
+    """Returns the count, int64 [1], and the digest, uint8 [32], of a passive party's ids."""
+    digest = rows_digest(at.run_id, ids, at.salt, protocol=at.connections.protocol)
     return {
         "count": torch.tensor([len(ids)]),
-        "digest": torch.frombuffer(bytearray(said), dtype=torch.uint8),
+        "digest": torch.frombuffer(bytearray(digest), dtype=torch.uint8),
     }
 
 
@@ -162,11 +172,11 @@ def rows_digest(
     """Returns 32 bytes of the ordered ids and the run: equal for equal lists, meaningless
     elsewhere.
 
-    ``salt``: of the private alignment that found the ids; empty if none did. ``protocol``: that the
-    run's parties have agreed on; before ``SLOW_SINCE`` the digest is one HMAC.
+    ``salt``: of the private alignment that found the ids; empty without one. ``protocol``: of the
+    run's parties; before ``SLOW_SINCE`` the digest is one HMAC.
     """
     if protocol < SLOW_SINCE:
-        return keyed_digest(run_id.encode(), ids)
+        return digest_with_key(run_id.encode(), ids)
     slow = (
         slow_digest(salt, ids, PASSES_FOUND) if salt else slow_digest(run_id.encode(), ids, PASSES)
     )
@@ -174,22 +184,25 @@ def rows_digest(
 
 
 def slow_digest(salt: bytes, ids: Sequence[str], passes: int) -> bytes:
-    """Returns 32 bytes of the ordered ids that take ``passes`` times 0.1 s of one core, and 32 MiB.
+    """Returns a digest of the ordered ids, 32 bytes; it takes ``passes`` times 0.1 s of one core
+    and 32 MiB.
 
-    Whoever knows the salt and all ids but one can still try out what that one is, but pays as much
-    for every guess.
+    Someone who knows the salt and all ids but one can still guess that id, but pays as much for
+    every guess.
     """
     return _slow(_over(hashlib.sha256(), ids), salt, passes)
 
 
 @functools.lru_cache(maxsize=16)
 def _slow(digest: bytes, salt: bytes, passes: int) -> bytes:
-    """The parties of one process, and the generations of one party, ask for the same again."""
+    """Returns the scrypt digest, cached for the parties of one process and the generations of one
+    party.
+    """
     return hashlib.scrypt(digest, salt=salt, p=passes, dklen=32, **_SCRYPT)
 
 
-def keyed_digest(key: bytes, ids: Sequence[str]) -> bytes:
-    """Returns the HMAC-SHA-256 of the ordered ids. Whoever has the key can try out lists, so it
+def digest_with_key(key: bytes, ids: Sequence[str]) -> bytes:
+    """Returns the HMAC-SHA-256 of the ordered ids, 32 bytes. The key allows guessing lists, so it
     stays at this party.
     """
     return _over(hmac.new(key, digestmod=hashlib.sha256), ids)
@@ -199,6 +212,6 @@ def _over(digest: Any, ids: Sequence[str]) -> bytes:
     """Feeds a digest with the length and the bytes of each id; returns its bytes."""
     encoded = map(str.encode, ids)
     while chunk := list(itertools.islice(encoded, _CHUNK)):
-        digest.update(b"".join([len(each).to_bytes(4, "little") + each for each in chunk]))
-    found: bytes = digest.digest()
-    return found
+        digest.update(b"".join([len(data).to_bytes(4, "little") + data for data in chunk]))
+    result: bytes = digest.digest()
+    return result

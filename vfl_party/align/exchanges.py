@@ -1,4 +1,4 @@
-"""What the parties of a private set intersection send each other and the server."""
+"""The exchanges of a private set intersection: between the parties, and with the server."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SIZES = Exchange(
 )
 # Bytes of a list's digest.
 DIGEST_BYTES = 32
-# Mostly of one list.
+# Most parties compare one list.
 LISTS = Exchange(
     "lists",
     Sent(Kind.ROWS, {"digest": u8("bytes")}, label_free=True),
@@ -82,25 +82,25 @@ TAGS = Exchange(
 
 
 def occurrences(parties: int, rows: int) -> list[Occurrence]:
-    """Returns all that one party sends if it has ``rows`` rows."""
-    found = [Occurrence.of(HELLO, StepKey(PHASE, 0, 0), parties=parties)]
+    """Returns all exchanges of one party with ``rows`` rows."""
+    result = [Occurrence.of(HELLO, StepKey(PHASE, 0, 0), parties=parties)]
     for round_ in range(1, parties):
         for batch, begin in enumerate(range(0, rows, batches.BATCH)):
             size = min(batches.BATCH, rows - begin) * POINT_BYTES
             size += sealed.OVERHEAD if parties > 2 else 0
-            found.append(Occurrence.of(MASKED, StepKey(PHASE, round_, batch), up=size, down=size))
-    found.append(Occurrence.of(SIZES, StepKey(PHASE, parties, 0)))
+            result.append(Occurrence.of(MASKED, StepKey(PHASE, round_, batch), up=size, down=size))
+    result.append(Occurrence.of(SIZES, StepKey(PHASE, parties, 0)))
     last = tag_batches([rows])
     for number in range(1, last + 1):
         tags = min(psi.TAG_BATCH, rows - (number - 1) * psi.TAG_BATCH) * TAG_BYTES
         bits = -(-rows // 8) if number == last else 0
-        found.append(Occurrence.of(TAGS, StepKey(PHASE, parties, number), tags=tags, bits=bits))
-    found.append(Occurrence.of(LISTS, StepKey(PHASE, parties, last + 1), bytes=DIGEST_BYTES))
-    return found
+        result.append(Occurrence.of(TAGS, StepKey(PHASE, parties, number), tags=tags, bits=bits))
+    result.append(Occurrence.of(LISTS, StepKey(PHASE, parties, last + 1), bytes=DIGEST_BYTES))
+    return result
 
 
 def ints(*values: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Returns a tensor [N] of ``values``."""
+    """Returns ``values`` as a tensor [N]."""
     return torch.tensor(values, dtype=dtype)
 
 

@@ -1,5 +1,5 @@
-"""No alignment: the parties hold different rows of the same columns, and tell each other only how
-many.
+"""No alignment: the parties hold different rows of the same columns, and only exchange their
+numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vfl_common.link import OLDEST
 from vfl_party.align.aligned import Aligned, Aligning, Holding
 from vfl_party.align.digest import OPENING
 from vfl_party.data import Table
-from vfl_party.data.rows import CODES, divide_rows, divided, division_of
+from vfl_party.data.rows import CODES, decode_division, divide_rows, division_of
 from vfl_party.outbound.chains import make_chains
 from vfl_party.outbound.declared import Exchange, Occurrence, Role, Sent, i64
 from vfl_party.outbound.exchange import Answering, Asking
@@ -33,8 +33,8 @@ HOLDINGS = Exchange(
 
 
 class OwnRows:
-    """See ``Alignment``. The rows of the active party are the labels that it knows; they are in no
-    split but train.
+    """Parties with different rows; see ``Alignment``. The active party's rows are its labels, in
+    the train split only.
     """
 
     certain = True
@@ -45,9 +45,11 @@ class OwnRows:
         self._passives = [party.name for party in recipe.passives]
 
     def occurrences(self, _rows: int) -> list[Occurrence]:
+        """See ``Alignment.occurrences``."""
         return [Occurrence.of(HOLDINGS, StepKey(OPENING, 0, 0), parties=len(self._passives))]
 
     def expected(self, table: Table) -> Aligned:
+        """See ``Alignment.expected``."""
         if table.labels is not None:
             return Aligned(table.ids, bytes([CODES.index("train")]) * len(table))
         if not self._divides:
@@ -56,24 +58,28 @@ class OwnRows:
             return Aligned(table.ids, None, dict.fromkeys(self._passives, held))
         division = division_of(self._recipe, table)
         splits = (
-            divided(division) if division is not None else divide_rows(self._recipe, len(table))
+            decode_division(division)
+            if division is not None
+            else divide_rows(self._recipe, len(table))
         )
         held = {split: len(splits[split]) for split in SPLITS}
         return Aligned(table.ids, division, dict.fromkeys(self._passives, held))
 
     def found_before(self, _runs: Path, _name: str, _table: Table) -> int | None:
+        """See ``Alignment.found_before``."""
         return None
 
     def kept(self, at: Aligning) -> Aligned:
+        """See ``Alignment.kept``."""
         return self.expected(at.table)
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
-        """Nothing: each party has rows of its own, and no phase goes on without one."""
+        """Does nothing: each party has rows of its own, and no phase goes on without a party."""
 
     def align(self, at: Aligning) -> Aligned:
-        """Tells all parties how many rows each passive party holds in each split.
+        """Shares how many rows each passive party holds in each split.
 
-        Raises PeerError: MALFORMED_MESSAGE if a number makes no sense, REFUSED if a party has more
+        Raises PeerError: MALFORMED_MESSAGE if a number is impossible, REFUSED if a party has more
         rows than ``at.peer_rows_at_most``.
         """
         name, connections, step, active = (
@@ -94,42 +100,49 @@ class OwnRows:
             )
             held = mine.holdings[name]
             rows = torch.tensor([held[split] for split in SPLITS])
-            told = asking.swap(step, {"rows": rows})["rows"]
-            found = {
-                party: _read(at, active, party, each)
-                for party, each in zip(self._passives, told.tolist(), strict=True)
+            numbers = asking.swap(step, {"rows": rows})["rows"]
+            holdings = {
+                party: _read(at, active, party, counts)
+                for party, counts in zip(self._passives, numbers.tolist(), strict=True)
             }
-            if found[name] != held:
+            if holdings[name] != held:
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
-                    f"{active} says that {name} has other rows",
+                    f"{active}: announced other rows for {name} than it holds. Begin a new run.",
                     party=active,
                 )
-            return Aligned(mine.ids, mine.division, found)
+            return Aligned(mine.ids, mine.division, holdings)
         answering = Answering(HOLDINGS, OPENING, chains, connections, CPU, {})
         received = answering.collect(step)
-        found = {
+        holdings = {
             party: _read(at, party, party, of["rows"].tolist()) for party, of in received.items()
         }
         table = torch.tensor(
-            [[found[party][split] for split in SPLITS] for party in self._passives]
+            [[holdings[party][split] for split in SPLITS] for party in self._passives]
         )
         answering.reply_all(step, received, {"rows": table})
-        return Aligned(mine.ids, mine.division, found)
+        return Aligned(mine.ids, mine.division, holdings)
 
 
 def _read(at: Aligning, sender: str, party: str, counts: list[int]) -> Holding:
-    """Reads how many rows a party holds. Raises PeerError if that is no number of rows, leaves none
+    """Reads how many rows a party holds. Raises PeerError if a number is impossible, leaves none
     for training, or is more than this party allows.
     """
-    found: Mapping[str, int] = dict(zip(SPLITS, counts, strict=True))
-    who = party if sender == party else f"{sender} says that {party}"
+    holding: Mapping[str, int] = dict(zip(SPLITS, counts, strict=True))
     if min(counts) < 0 or not counts[0]:
-        said = ", ".join(f"{count:,} rows of the split {split}" for split, count in found.items())
-        raise PeerError(Code.MALFORMED_MESSAGE, f"{who} announces {said}", party=sender)
-    rows, most = sum(counts), at.peer_rows_at_most
-    if party != at.name and rows > most:
-        text = f"{who} announces {rows:,} rows, and {at.name} takes at most {most:,} of another"
-        text = f"{text} party (peer_rows_at_most of its party file)"
-        raise PeerError(Code.REFUSED, text, party=party)
-    return found
+        numbers = ", ".join(f"{count:,} {split}" for split, count in holding.items())
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{sender}: announced impossible numbers of rows for {party} (got {numbers}). Give it "
+            "training rows.",
+            party=sender,
+        )
+    rows, limit = sum(counts), at.peer_rows_at_most
+    if party != at.name and rows > limit:
+        raise PeerError(
+            Code.REFUSED,
+            f"{party}: announces {rows:,} rows, but {at.name} takes at most {limit:,} of another "
+            f"party. Raise peer_rows_at_most in the party file of {at.name}, or use fewer rows.",
+            party=party,
+        )
+    return holding

@@ -44,17 +44,17 @@ from vfl_party.align.meeting import Meeting
 from vfl_party.align.partial import PartialRows
 from vfl_party.align.ring import PsiRing
 from vfl_party.align.rounds import Rounds
-from vfl_party.align.state import Common, Kept
+from vfl_party.align.state import AlignmentFiles, CommonRows
 from vfl_party.data import Table
 from vfl_party.data.ids import Ids
 from vfl_party.outbound.declared import Occurrence
 from vfl_party.outbound.policies import Policy
 
-REMEDY = "to align again, remove the folder 'alignment' of the run at either party"
+REMEDY = "To align again, remove the folder 'alignment' of the run at either party."
 
 
 class PsiAlignment:
-    """See ``Alignment``."""
+    """Private set intersection; see ``Alignment``."""
 
     certain = False
     protocol = 8
@@ -67,75 +67,75 @@ class PsiAlignment:
             self._partial = PartialRows(recipe, policy, divides=divides, remedy=REMEDY)
 
     def occurrences(self, rows: int) -> list[Occurrence]:
-        found = occurrences(1 + len(self._recipe.passives), rows)
-        return [*found, *(self._partial or self._digest).occurrences(rows)]
+        """See ``Alignment.occurrences``."""
+        exchanged = occurrences(1 + len(self._recipe.passives), rows)
+        return [*exchanged, *(self._partial or self._digest).occurrences(rows)]
 
     def expected(self, table: Table) -> Aligned:
+        """See ``Alignment.expected``."""
         return self._digest.expected(table)
 
     def kept(self, at: Aligning) -> Aligned:
-        found = self._known(at)
-        if found is None and self._recipe.passives:
-            text = (
-                f"{at.folder}: does not say which rows all parties hold, and the others are in "
-                "the middle of the run"
-            )
+        """See ``Alignment.kept``."""
+        common = self._load_common(at)
+        if common is None and self._recipe.passives:
             raise InputError(
-                Code.DATA_INVALID, f"{text}; restore the folder and the rows that it had"
+                Code.DATA_INVALID,
+                f"{at.folder}: does not say which rows all parties hold, and the other parties "
+                "are in the middle of the run. Restore the folder and the rows that it had.",
             )
-        if found is not None and self._partial is not None:
-            return self._partial.kept(at, self._wanted(found))
-        if found is None:
+        if common is not None and self._partial is not None:
+            return self._partial.restore(at, self._select_wanted(common))
+        if common is None:
             return self._digest.expected(at.table).with_kept(at.folder)
-        rows = np.flatnonzero(found.rows)
+        rows = np.flatnonzero(common.rows)
         aligned = self._digest.expected(at.table.select(rows)).with_kept(at.folder)
         return replace(aligned, rows=rows)
 
     def show(self, at: Aligning, aligned: Aligned) -> None:
-        found = self._known(at)
-        rows = self._partial if self._partial is not None and found is not None else self._digest
-        rows.show(at if found is None else replace(at, salt=found.salt), aligned)
+        """See ``Alignment.show``."""
+        common = self._load_common(at)
+        rows = self._partial if self._partial is not None and common is not None else self._digest
+        rows.show(at if common is None else replace(at, salt=common.salt), aligned)
 
-    def _known(self, at: Aligning) -> Common | None:
-        """Returns the common rows, if this party has kept them."""
+    def _load_common(self, at: Aligning) -> CommonRows | None:
+        """Returns the common rows, if this party has saved them."""
         if not self._recipe.passives:
             return None
-        return self._kept(at.folder, at.table, at.name).common()
+        return self._open_files(at.folder, at.table, at.name).common()
 
-    def _kept(self, folder: Path, table: Table, name: str) -> Kept:
+    def _open_files(self, folder: Path, table: Table, name: str) -> AlignmentFiles:
         """Returns a party's files of an alignment. ``folder``: its folder of the run."""
         tells_apart = self._partial is not None and name == self._recipe.active.name
-        holders = [each.name for each in self._recipe.passives] if tells_apart else []
-        return Kept(folder, table.ids, batches.BATCH, holders)
+        holders = [party.name for party in self._recipe.passives] if tells_apart else []
+        return AlignmentFiles(folder, table.ids, batches.BATCH, holders)
 
-    def _wanted(self, common: Common) -> Common:
-        """Returns the rows that count: of those to predict all of the active party, if it has
-        features.
-        """
+    def _select_wanted(self, common: CommonRows) -> CommonRows:
+        """Returns the rows to use: for predictions, all rows of an active party with features."""
         if self._divides or not (common.holders and self._recipe.active.features):
             return common
         return replace(common, rows=np.ones_like(common.rows))
 
     def found_before(self, runs: Path, name: str, table: Table) -> int | None:
-        """Returns how many rows the run of ``rows.alignment`` has found to be common; None if the
-        recipe names none.
+        """Returns how many common rows the run of ``rows.alignment`` found; None if the recipe
+        names none.
 
         ``runs``: the party's folder of runs. Raises InputError if that run cannot be used;
-        PeerError if it has too few.
+        PeerError if it has too few rows.
         """
-        found = self._of_earlier(self._kept(runs, table, name), runs, name)
-        return int(found.rows.sum()) if found is not None else None
+        common = self._of_earlier(self._open_files(runs, table, name), runs, name)
+        return int(common.rows.sum()) if common is not None else None
 
-    def _of_earlier(self, kept: Kept, runs: Path, name: str) -> Common | None:
+    def _of_earlier(self, files: AlignmentFiles, runs: Path, name: str) -> CommonRows | None:
         rows = self._recipe.rows
         if rows.alignment is None or not self._divides:
             return None
-        common = kept.common_of(runs / rows.alignment / name)
+        common = files.common_of(runs / rows.alignment / name)
         _require_enough(rows, common.rows)
         return common
 
     def align(self, at: Aligning) -> Aligned:
-        """Finds the common rows, if the run does not know them yet, and compares them as
+        """Finds the common rows, unless the run already knows them, and compares them as
         ``DigestAlignment`` does.
 
         Raises PeerError: ROWS_DIFFER if there are fewer than ``rows.at_least`` or ``at.at_least``;
@@ -145,65 +145,71 @@ class PsiAlignment:
         """
         if not self._recipe.passives:
             return self._digest.align(at)
-        kept = self._kept(at.folder, at.table, at.name)
-        common = kept.common()
+        files = self._open_files(at.folder, at.table, at.name)
+        common = files.common()
         if (
             common is None
-            and (common := self._of_earlier(kept, at.folder.parent.parent, at.name)) is not None
+            and (common := self._of_earlier(files, at.folder.parent.parent, at.name)) is not None
         ):
-            kept.finish(common)
+            files.finish(common)
         ring = PsiRing(self._recipe, self._policy, at)
         agreed = None
         try:
-            agreed = Meeting(ring, kept).meet(known=common is not None)
+            agreed = Meeting(ring, files).meet(known=common is not None)
             if not agreed.known:
-                rounds = Rounds(ring, kept, agreed)
+                rounds = Rounds(ring, files, agreed)
                 common = rounds.run()
                 self._check_enough(common.rows, at)
                 masks = [*common.holders.values()] or [common.rows]
                 ids = Ids.of(at.table.ids)
-                rounds.compare([ids.taken(np.flatnonzero(each)) for each in masks], common.salt)
-                kept.finish(common)
+                rounds.compare([ids.taken(np.flatnonzero(mask)) for mask in masks], common.salt)
+                files.finish(common)
         except (PeerError, AbortedError):
             # The run ends, and the attempt with it.
             if agreed is None or not agreed.known:
-                kept.forget()
+                files.forget()
             raise
         if common is None:
-            text = (
-                f"{ring.active} says that all parties know the common rows, and this party does not"
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{ring.active}: says that all parties know the common rows, but {at.name} does "
+                "not. Begin a new run.",
+                party=ring.active,
             )
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.active)
         salted = replace(at, salt=common.salt)
         if self._partial is not None:
-            aligned = self._partial.align(salted, self._wanted(common))
+            aligned = self._partial.align(salted, self._select_wanted(common))
         else:
             rows = np.flatnonzero(common.rows)
-            found = self._digest.align(replace(salted, table=at.table.select(rows)))
-            aligned = replace(found, rows=rows)
+            compared = self._digest.align(replace(salted, table=at.table.select(rows)))
+            aligned = replace(compared, rows=rows)
         # All parties have kept the common rows before they compared them.
-        kept.clear()
+        files.clear()
         return aligned
 
     def _check_enough(self, common: npt.NDArray[np.bool_], at: Aligning) -> None:
-        """Raises PeerError (ROWS_DIFFER) if fewer rows are common than the recipe or this party
-        wants.
+        """Raises PeerError (ROWS_DIFFER) if there are fewer common rows than the recipe or this
+        party requires.
         """
         if self._divides:
             _require_enough(self._recipe.rows, common)
-        found = int(common.sum())
+        count = int(common.sum())
         # A party may know none of the rows to predict.
-        least = 0 if self._partial is not None and at.at_least == 1 else at.at_least
-        if found < least:
-            text = f"fewer rows are held by all parties than {at.name} answers for"
-            mine = (
-                f"{text}: {found:,} are, and predict.at_least of its party file is {at.at_least:,}"
+        minimum = 0 if self._partial is not None and at.at_least == 1 else at.at_least
+        if count < minimum:
+            raise PeerError(
+                Code.ROWS_DIFFER,
+                f"{at.name}: all parties hold fewer rows than it answers for.",
+                party=at.name,
+            ).privately(
+                f"{at.name}: all parties must hold at least {at.at_least:,} rows, the "
+                f"predict.at_least of its party file (got {count:,}). Reduce it, or align more "
+                "rows."
             )
-            raise PeerError(Code.ROWS_DIFFER, text, party=at.name).privately(mine)
 
 
 def _require_enough(rows: RowsSettings, common: npt.NDArray[np.bool_]) -> None:
     """Raises PeerError if too few of this party's rows are common."""
-    found = int(common.sum())
-    if found < least_common(rows.at_least, len(common)):
-        raise too_few(rows.at_least, found, partial=rows.partial)
+    count = int(common.sum())
+    if count < least_common(rows.at_least, len(common)):
+        raise too_few(rows.at_least, count, partial=rows.partial)

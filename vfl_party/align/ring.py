@@ -1,4 +1,4 @@
-"""One party's place among all parties that align their rows, and how it reaches the others."""
+"""One party's position among the parties that align their rows, and its connections to them."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ CPU = torch.device("cpu")
 
 
 class PsiRing:
-    """The ring of all parties, as one of them sees it: the active party is number 0."""
+    """The ring of all parties, as seen by one of them: the active party is number 0."""
 
     def __init__(self, recipe: Recipe, policy: Policy, at: Aligning) -> None:
         self.names = [recipe.active.name, *(party.name for party in recipe.passives)]
         self.server, self.at = recipe.server, at
         self.me, self.size = self.names.index(at.name), len(self.names)
-        # With rows.partial: the others whose rows among this party's are told apart.
+        # With rows.partial: the other parties whose rows are marked separately.
         self.partial = recipe.rows.partial
         self.holders = self.names[1:] if self.partial and not self.me else []
-        # Of each party, once they have met.
+        # The number of rows of each party, once they have met.
         self.rows: list[int] = []
         role: Role = "passive" if self.me else "active"
         self._chains = {
-            each.name: make_chains(recipe, PHASE, each, role, policy)
-            for each in (HELLO, MASKED, SIZES, TAGS, LISTS)
+            exchange.name: make_chains(recipe, PHASE, exchange, role, policy)
+            for exchange in (HELLO, MASKED, SIZES, TAGS, LISTS)
         }
 
     @property
@@ -49,30 +49,30 @@ class PsiRing:
         return self.names[(self.me - 1) % self.size]
 
     def owner(self, round_: int) -> int:
-        """Returns whose rows this party masks for a round: its own for the first, then those of the
-        one before, …
+        """Returns the party whose rows this party masks in a round: itself in the first, then the
+        one before it, and so on.
         """
         return (self.me - round_ + 1) % self.size
 
     def nbytes(self, owner: int, batch: int) -> int:
-        """Returns the size of a batch of a set; 0 if the set has fewer batches than another."""
+        """Returns the bytes of a batch of a set; 0 if the set has fewer batches than another."""
         rows = min(batches.BATCH, self.rows[owner] - batch * batches.BATCH)
         return max(0, rows) * POINT_BYTES
 
     @cached_property
     def batches(self) -> int:
-        """The batches of the largest set."""
+        """The number of batches of the largest set."""
         return -(-max(self.rows) // batches.BATCH)
 
     def asking(self, exchange: Exchange, **sizes: int) -> Asking:
-        """Makes this party's side of an exchange in which it asks."""
+        """Returns this party's side of an exchange in which it asks."""
         peer = self.server if exchange.asks == "server" else self.active
         return Asking(
             exchange, PHASE, self._chains[exchange.name], self.at.connections, peer, CPU, sizes
         )
 
     def answering(self, exchange: Exchange, **sizes: int) -> Answering:
-        """Makes this party's side of an exchange in which it answers."""
+        """Returns this party's side of an exchange in which it answers."""
         return Answering(
             exchange, PHASE, self._chains[exchange.name], self.at.connections, CPU, sizes
         )

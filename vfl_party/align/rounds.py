@@ -1,5 +1,5 @@
-"""The rounds of a private set intersection: each party masks its own rows, then those of the others
-as they come to it.
+"""The rounds of a private set intersection: each party masks its own rows, then those of the
+others.
 """
 
 from __future__ import annotations
@@ -19,83 +19,82 @@ from vfl_party.align import batches
 from vfl_party.align.batches import OwnBatches, ReceivedBatches
 from vfl_party.align.digest import PASSES_FOUND, slow_digest
 from vfl_party.align.exchanges import DIGEST_BYTES, LISTS, MASKED, SIZES, TAGS, ints, raw
-from vfl_party.align.meeting import Agreed
+from vfl_party.align.meeting import Agreement
 from vfl_party.align.ring import PsiRing
-from vfl_party.align.state import Common, Kept, unpacked
+from vfl_party.align.state import AlignmentFiles, CommonRows, unpack_masks
 from vfl_party.psi import curve, sealed
 from vfl_party.psi.pool import Masking
 
 
 class Rounds:
-    """One party's part in what is left of an attempt."""
+    """One party's side of the remaining rounds of an attempt."""
 
-    def __init__(self, ring: PsiRing, kept: Kept, agreed: Agreed) -> None:
-        self._ring, self._kept, self._agreed = ring, kept, agreed
+    def __init__(self, ring: PsiRing, files: AlignmentFiles, agreed: Agreement) -> None:
+        self._ring, self._files, self._agreed = ring, files, agreed
 
-    def run(self) -> Common:
-        """Does what is left of the attempt; returns which of this party's rows are common.
+    def run(self) -> CommonRows:
+        """Runs the rest of the attempt, and returns which of this party's rows are common.
 
-        Raises PeerError if a party has sent a point twice, or the server has marked other rows in
-        this attempt.
+        Raises PeerError if a party sent a point twice, or the server marked other rows in this
+        attempt.
         """
-        ring, attempt, k = self._ring, self._kept.attempt, self._ring.size
+        ring, attempt, k = self._ring, self._files.attempt, self._ring.size
         ids, workers = ring.at.table.ids, ring.at.workers
         order = attempt.order(len(ids))
         salt = ring.at.run_id.encode() + attempt.name
         with Masking(attempt.secret, salt, workers) as masking:
-            own = OwnBatches(self._kept, masking, ids, order, ahead=2 * workers)
+            own = OwnBatches(self._files, masking, ids, order, ahead=2 * workers)
             outputs: list[OwnBatches | ReceivedBatches] = [own]
             for round_ in range(1, k):
                 received = ReceivedBatches(
-                    self._kept, masking, round_ + 1, ring.rows[ring.owner(round_ + 1)]
+                    self._files, masking, round_ + 1, ring.rows[ring.owner(round_ + 1)]
                 )
                 outputs.append(received)
                 for batch in range(self._agreed.first[round_ - 1], ring.batches):
                     ring.at.tick(PHASE, round_ - 1, k - 1, batch, ring.batches)
                     points = self._swap(round_, batch, outputs[round_ - 1].take(batch))
                     received.add(batch, points, ring.sender)
-                    # Who waits for the last has the results of the others.
-                    for each in reversed(outputs):
-                        each.settle(most=2 * workers)
-                received.settle(most=0)
+                    # When the last batch is done, the others are too.
+                    for output in reversed(outputs):
+                        output.settle(max_pending=2 * workers)
+                received.settle(max_pending=0)
                 of = ring.rows[ring.owner(round_ + 1)]
                 # Before the next party could be blamed for it.
-                self._kept.require_distinct(round_ + 1, ring.sender, of)
+                self._files.require_distinct(round_ + 1, ring.sender, of)
         bits = self._intersect()
         self._pin(bits)
         masks = []
-        for told in unpacked(bits, max(1, len(ring.holders)), len(order)):
+        for mask in unpack_masks(bits, max(1, len(ring.holders)), len(order)):
             masks.append(np.zeros(len(order), bool))
-            masks[-1][order] = told
+            masks[-1][order] = mask
         holders = dict(zip(ring.holders, masks, strict=True)) if ring.holders else {}
-        return Common(np.logical_or.reduce(masks), attempt.salt, holders)
+        return CommonRows(np.logical_or.reduce(masks), attempt.salt, holders)
 
     def _pin(self, bits: npt.NDArray[np.uint8]) -> None:
-        """Notes the first bits of the attempt before anything is answered. Raises PeerError if
-        these are others.
+        """Saves the first bits of the attempt before anything is answered. Raises PeerError if
+        these differ from them.
 
-        Each choice of bits is one list whose digest can be tried out. So others end the attempt,
-        and count as one more.
+        Each choice of bits gives one list whose digest can be guessed, so other bits end the
+        attempt and count as one more alignment.
         """
-        if self._kept.pin(bits.tobytes()):
+        if self._files.pin(bits.tobytes()):
             return
         # The day's last alignment has begun already; the run ends anyway.
         with contextlib.suppress(InputError):
             self._ring.at.begins()
-        text = (
-            f"{self._ring.server} has marked other rows as common than before in the same alignment"
-        )
-        whose = "the server, or a party that has sent it other masked rows, lies"
         raise PeerError(
-            Code.MALFORMED_MESSAGE, f"{text}: {whose}; begin a new run", party=self._ring.server
+            Code.MALFORMED_MESSAGE,
+            f"{self._ring.server}: marked other rows as common than before in the same alignment: "
+            "the server lies, or a party that sent it other masked rows. Begin a new run.",
+            party=self._ring.server,
         )
 
     def compare(self, lists: Sequence[Sequence[str]], salt: bytes) -> None:
-        """Has the server compare the list of common ids with those of the others, with a salt that
-        it does not know; of the active party with ``rows.partial``, one for each of the others.
+        """Has the server compare the salted digest of the common ids with those of the other
+        parties; the active party with ``rows.partial`` sends one list for each other party.
 
-        So no party sees another's digest. Whoever makes up a list and sees its digest pays for each
-        guess of the ids that it does not know. Raises PeerError (ROWS_DIFFER) if the lists differ.
+        The server does not know the salt, and no party sees another's digest, so guessing unknown
+        ids is expensive for everyone. Raises PeerError (ROWS_DIFFER) if the lists differ.
         """
         digests = [
             hmac.digest(slow_digest(salt, ids, PASSES_FOUND), b"lists", "sha256") for ids in lists
@@ -105,19 +104,24 @@ class Rounds:
         side.swap(step, {"digest": raw(b"".join(digests))})
 
     def _intersect(self) -> npt.NDArray[np.uint8]:
-        """Sends the server the tags of the next party's rows; returns a bit a row of this one's, in
-        the shown order: of the active party with ``rows.partial``, for each of the others.
+        """Sends the server the tags of the next party's rows, and returns a bit for each row of
+        this party, uint8, in the shown order; the active party with ``rows.partial`` gets bits for
+        each other party.
         """
-        ring, attempt, k = self._ring, self._kept.attempt, self._ring.size
+        ring, attempt, k = self._ring, self._files.attempt, self._ring.size
         owned, last = ring.rows[ring.owner(k)], psi.tag_batches(ring.rows)
         sizes = {"sizes": ints(len(ring.at.table), owned), "attempt": raw(attempt.word)}
-        said = ring.asking(SIZES).swap(StepKey(PHASE, k, 0), sizes)
-        first, side, bits = int(said["first"][0]), ring.asking(TAGS), 0
+        answer = ring.asking(SIZES).swap(StepKey(PHASE, k, 0), sizes)
+        first, side, bits = int(answer["first"][0]), ring.asking(TAGS), 0
         if not 0 <= first < last:
-            text = f"{ring.server} says that it keeps {first} of {last} batches of tags"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=ring.server)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{ring.server}: announced an impossible number of batches of tags (got {first} of "
+                f"{last}). Begin a new run.",
+                party=ring.server,
+            )
         for number in range(first, last):
-            # So that all wait for each other as long as that takes.
+            # Resets the waiting time of all parties.
             ring.at.tick(PHASE, k - 2, k - 1, ring.batches, ring.batches)
             side.send(StepKey(PHASE, k, 1 + number), {"tags": raw(self._tags(number, owned))})
             if number == last - 1:
@@ -128,32 +132,32 @@ class Rounds:
         return reply["common"].numpy()
 
     def _tags(self, number: int, rows: int) -> bytes:
-        """Returns a batch of the tags that go to the server; empty if the set has fewer."""
+        """Returns a batch of the tags for the server; b"" if the set has fewer batches."""
         k, size = self._ring.size, psi.TAG_BATCH
         start, stop = number * size, min((number + 1) * size, rows)
         points = (
-            self._kept.points(k, at // batches.BATCH, rows)
+            self._files.points(k, at // batches.BATCH, rows)
             for at in range(start, stop, batches.BATCH)
         )
         return b"".join(map(curve.tags, points))
 
     def _swap(self, round_: int, batch: int, points: bytes) -> bytes:
-        """Gives the next party this batch of the set that this party holds; returns the one before
-        it gives.
+        """Sends the next party this batch of the set that this party holds, and returns the batch
+        from the party before it.
         """
         step = StepKey(PHASE, round_, batch)
         expected = self._ring.nbytes(self._ring.owner(round_ + 1), batch)
         if self._ring.me:
             relayed = self._ring.me > 1
             down = expected + (sealed.OVERHEAD if relayed else 0)
-            up = self._sealed(step, points) if self._ring.me + 1 < self._ring.size else points
+            up = self._seal(step, points) if self._ring.me + 1 < self._ring.size else points
             reply = (
                 self._ring.asking(MASKED)
                 .swap(step, {"points": raw(up)}, down=down)["points"]
                 .numpy()
                 .tobytes()
             )
-            return self._opened(step, reply) if relayed else reply
+            return self._open(step, reply) if relayed else reply
         answering = self._ring.answering(MASKED)
         sizes = {}
         for number in range(1, self._ring.size):
@@ -168,13 +172,15 @@ class Rounds:
         answering.reply(step, replies)
         return received[self._ring.names[-1]]["points"].numpy().tobytes()
 
-    def _sealed(self, step: StepKey, points: bytes) -> bytes:
+    def _seal(self, step: StepKey, points: bytes) -> bytes:
         receiver, agreed = self._ring.me + 1, self._agreed
         return agreed.identity.seal(agreed.publics[receiver], self._context(step, receiver), points)
 
-    def _opened(self, step: StepKey, said: bytes) -> bytes:
+    def _open(self, step: StepKey, sealed_points: bytes) -> bytes:
         me, sender, agreed = self._ring.me, self._ring.sender, self._agreed
-        return agreed.identity.open(agreed.publics[me - 1], self._context(step, me), said, sender)
+        return agreed.identity.open(
+            agreed.publics[me - 1], self._context(step, me), sealed_points, sender
+        )
 
     def _context(self, step: StepKey, receiver: int) -> bytes:
-        return f"{self._ring.at.run_id} {self._kept.attempt.name.hex()} {receiver} {step}".encode()
+        return f"{self._ring.at.run_id} {self._files.attempt.name.hex()} {receiver} {step}".encode()

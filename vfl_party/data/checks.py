@@ -1,8 +1,7 @@
-"""Checks a party's rows; the sentences about mistakes hold neither ids nor values.
+"""Checks a party's rows; the errors contain neither ids nor values.
 
-Rows are counted from 1 in the order of the source, so that a person finds them there. In a CSV file
-that is below the header, without empty lines, and the sentences say so: an editor counts the header
-too.
+Rows are counted from 1 in the order of the source. In a CSV file this is below the header, without
+empty lines, and the errors say so, because an editor counts the header too.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from vfl_common.errors import Code, InputError
 from vfl_common.text import shortened
 from vfl_party.data.row_arrays import parts, parts_of, release
 
-# What to do about ids of several rows.
-ONE_ROW = 'keep one row for each id, or set data.duplicates to "first" or "drop"'
-# Where ``rows`` counts from.
+# The fix for ids of several rows.
+ONE_ROW = 'Keep one row for each id, or set data.duplicates to "first" or "drop".'
+# What ``rows`` adds for a file with a header.
 _BELOW = " below the header"
 
 
-def unreadable(source: str, what: str) -> InputError:
+def unreadable(source: str, problem: str) -> InputError:
     """Returns the error for a file that is missing or is not what its name says."""
-    return InputError(Code.FILE_INVALID, f"{shown(source)}: {what}")
+    return InputError(Code.FILE_INVALID, ": ".join((shown(source), problem)))
 
 
-def unusable(source: str, what: str) -> InputError:
+def unusable(source: str, problem: str) -> InputError:
     """Returns the error for a file that can be read but has unusable content."""
-    return InputError(Code.DATA_INVALID, f"{shown(source)}: {what}")
+    return InputError(Code.DATA_INVALID, ": ".join((shown(source), problem)))
 
 
 def rows(source: str, *numbers: int) -> str:
-    """Names one row or two: ``row 4 below the header`` of a CSV file, or of a folder's index; ``row
-    4`` of others.
+    """Returns the name of one row or two: ``row 4 below the header`` of a CSV file or a folder's
+    index, ``row 4`` of others.
     """
     header = (
         source.lower().endswith((*TEXT_FILES, ".xlsx", ".xlsm"))
@@ -52,7 +51,7 @@ def rows(source: str, *numbers: int) -> str:
 
 @contextlib.contextmanager
 def numbering_rows(settings: DataSettings) -> Iterator[None]:
-    """Says nothing of a header in sentences about a file that has none, by ``data.names``."""
+    """Removes "below the header" from errors about a file that has no header (``data.names``)."""
     try:
         yield
     except InputError as error:
@@ -68,35 +67,43 @@ def require_names(
     ``names``.
     """
     for name in wanted:
+        if name not in names and names:
+            raise unusable(
+                source,
+                f"has no {noun} {name!r}, which data.{key} names (the nearest: "
+                f"{nearest(name, names)}). Correct data.{key}.",
+            )
         if name not in names:
-            hint = f"the nearest: {nearest(name, names)}" if names else f"it has no {noun}s"
-            raise unusable(source, f"has no {noun} {name!r}, which data.{key} names; {hint}")
+            raise unusable(
+                source,
+                f"has no {noun}s (data.{key} names {name!r}). Correct data.source or data.{key}.",
+            )
 
 
 def require_roles(
     source: str, settings: DataSettings, names: Sequence[str], *, noun: str = "column"
 ) -> None:
-    """Raises InputError if the source lacks a label, or another column of the active party's,
-    that the settings name.
+    """Raises InputError if the source lacks a label or another role column that the settings
+    name.
     """
     label = ("labels", settings.labels) if settings.labels else ("label", (settings.label,))
     others = [(key, (getattr(settings, key),)) for key in ("event", "group", "weight", "split")]
     for key, wanted in (label, *others):
-        given = [name for name in wanted if name is not None]
-        require_names(source, key, given, names, noun=noun)
+        present = [name for name in wanted if name is not None]
+        require_names(source, key, present, names, noun=noun)
 
 
 def refuse_column_settings(source: str, settings: DataSettings, keys: Sequence[str]) -> None:
     """Raises InputError if settings about columns are given for a source of images."""
     for key in keys:
         if getattr(settings, key):
-            raise unusable(source, f"holds images and no feature columns; remove data.{key}")
+            raise unusable(source, f"holds images and no feature columns. Remove data.{key}.")
 
 
 def require_rows(source: str, n: int) -> None:
     """Raises InputError if a source has no rows."""
     if n == 0:
-        raise unusable(source, "has no rows; give a file with at least one")
+        raise unusable(source, "has no rows. Give a file with at least one.")
 
 
 def require_unique(
@@ -104,21 +111,22 @@ def require_unique(
 ) -> None:
     """Raises InputError if rows repeat an id, with their number and the first two rows.
 
-    ``first``: an earlier row, and the first that repeats the id of an earlier one. ``advice``: what
-    to do.
+    ``first``: an earlier row, and the first that repeats the id of an earlier one. ``advice``: the
+    fix, as a sentence.
     """
     if repeated and first is not None:
-        what = (
-            "row repeats the id of an earlier row"
-            if repeated == 1
-            else "rows repeat the id of an earlier row"
-        )
         where = rows(source, *(row + 1 for row in first))
-        raise unusable(source, f"{repeated} {what}, first in {where}; {advice}")
+        raise unusable(
+            source,
+            f"{repeated} {'row repeats' if repeated == 1 else 'rows repeat'} the id of an earlier "
+            f"row, first in {where}. {advice}",
+        )
 
 
 def require_present(source: str, what: str, missing_N: npt.NDArray[np.bool_], advice: str) -> None:
-    """Raises InputError if any cell is missing by the mask; ``what`` names the column."""
+    """Raises InputError if any cell is missing by the mask. ``what``: the column; ``advice``: the
+    fix, as a sentence.
+    """
     count = int(missing_N.sum())
     if count:
         raise _missing(source, what, count, int(missing_N.argmax()), advice)
@@ -126,13 +134,13 @@ def require_present(source: str, what: str, missing_N: npt.NDArray[np.bool_], ad
 
 def _missing(source: str, what: str, count: int, first: int, advice: str) -> InputError:
     cells = "1 missing value" if count == 1 else f"{count} missing values"
-    return unusable(source, f"{what} has {cells}, first in {rows(source, first + 1)}; {advice}")
+    return unusable(source, f"{what} has {cells}, first in {rows(source, first + 1)}. {advice}")
 
 
 @dataclass(frozen=True)
-class Marked:
-    """What a test has found in a matrix: how many cells of each column, and the first row of each,
-    -1 without any.
+class CellCounts:
+    """The cells of a matrix that pass a test: how many in each column, and the first row of each
+    column, -1 if there is none.
     """
 
     counts: npt.NDArray[np.int64]
@@ -140,13 +148,13 @@ class Marked:
 
     @property
     def columns(self) -> list[int]:
-        """The columns in which there is one."""
-        found: list[int] = np.flatnonzero(self.counts).tolist()
-        return found
+        """The columns with at least one such cell."""
+        columns: list[int] = np.flatnonzero(self.counts).tolist()
+        return columns
 
 
-def marked(values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.bool_]]) -> Marked:
-    """Finds the cells of which ``test`` is true, some thousand rows at a time."""
+def marked(values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.bool_]]) -> CellCounts:
+    """Counts the cells for which ``test`` is true, in blocks of rows; values_NF: [N, F]."""
     counts, first = (np.full(values_NF.shape[1], start, np.int64) for start in (0, -1))
     for part in parts(len(values_NF)):
         mask_BF = test(values_NF[part])
@@ -154,18 +162,26 @@ def marked(values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.boo
         first[new] = part.start + mask_BF.argmax(axis=0)[new]
         counts += mask_BF.sum(axis=0)
         release(values_NF)
-    return Marked(counts, first)
+    return CellCounts(counts, first)
 
 
 def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str]) -> None:
-    """Raises InputError if a value is infinite or beyond the range of float32. NaN passes: it means
+    """Raises InputError if a value is infinite or outside the range of float32. NaN passes, as
     missing.
+
+    Args:
+        source: the table's name, for errors.
+        values_NF: [N, F].
+        names: of the columns.
     """
     infinite = marked(values_NF, np.isinf)
     for column in infinite.columns:
         where = rows(source, int(infinite.first[column]) + 1)
-        what = f"column {names[column]!r} is infinite or beyond 3.4e38 in {where}"
-        raise unusable(source, f"{what}; correct the value or leave it out")
+        raise unusable(
+            source,
+            f"column {names[column]!r} is infinite or beyond 3.4e38 in {where}. Correct the value, "
+            "or leave it out.",
+        )
 
 
 def require_complete(
@@ -177,75 +193,71 @@ def require_complete(
 ) -> None:
     """Raises InputError if numeric columns miss values, for ``missing = "error"``.
 
-    ``as_trained``: the rows are for a model that is trained, and knows nothing to fill in.
+    Args:
+        source: the table's name, for errors.
+        values_NF: float32 [N, F].
+        names: of the columns.
+        as_trained: whether the rows are for a trained model, which has no values to fill in.
     """
     missing = marked(values_NF, np.isnan)
     for column in missing.columns:
-        others = (
-            f" (so have {len(missing.columns) - 1} more columns)"
-            if len(missing.columns) > 1
-            else ""
+        count, first = int(missing.counts[column]), int(missing.first[column])
+        others = len(missing.columns) - 1
+        raise _missing(
+            source,
+            f"column {names[column]!r}" + (f" (and {others} more)" if others else ""),
+            count,
+            first,
+            "Fill the values: training had none missing."
+            if as_trained
+            else 'Fill them, drop the column, or set data.missing to "mean", "median" or "zero".',
         )
-        advice = 'fill them, drop the column, or set data.missing to "mean", "median" or "zero"'
-        if as_trained:
-            advice = "fill them: training had none"
-        what, count, first = (
-            f"column {names[column]!r}{others}",
-            missing.counts[column],
-            missing.first[column],
-        )
-        raise _missing(source, what, int(count), int(first), advice)
 
 
 def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], missing: str) -> None:
     """Raises InputError if pixels are infinite, or NaN under ``missing = "error"``."""
     sick_N = np.zeros(len(images_NCHW), bool)
     for part in parts_of(images_NCHW):
-        found = images_NCHW[part]
-        sick = np.isinf(found) if missing != "error" else ~np.isfinite(found)
+        block = images_NCHW[part]
+        sick = np.isinf(block) if missing != "error" else ~np.isfinite(block)
         sick_N[part] = sick.reshape(len(sick), -1).any(axis=1)
         release(images_NCHW)
     if sick_N.any():
         kind = "infinite" if missing != "error" else "missing or infinite"
-        row = int(sick_N.argmax()) + 1
+        count, row = int(sick_N.sum()), int(sick_N.argmax()) + 1
         raise unusable(
             source,
-            f"{int(sick_N.sum())} images have {kind} pixels, first in row {row}; correct "
-            "or remove them",
+            f"{count} {'image has' if count == 1 else 'images have'} {kind} pixels, first in row "
+            f"{row}. Correct or remove them.",
         )
 
 
 def unlabelled(labels_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Returns a mask of the labels that are missing."""
+    """Returns a mask of the missing labels, bool [N]."""
     return no_text(labels_N) if labels_N.dtype == object else np.isnan(labels_N)
 
 
 def no_text(values: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
-    """Returns a mask of the text cells that are None (missing)."""
+    """Returns a mask of the text cells that are missing (None), bool [N]."""
     missing: npt.NDArray[np.bool_] = np.equal(values, np.array(None, object))
     return missing
 
 
 def like(name: str, names: Sequence[str]) -> str:
-    """Words which of ``names`` are meant by ``name``, for a sentence; '' if none is like it.
-    Capitals do not count.
+    """Returns " (the nearest: …)" with those of ``names`` that resemble ``name`` whatever their
+    case; '' if none does.
     """
-    by_case = {each.casefold(): each for each in names}
-    found = [
-        by_case[each]
-        for each in difflib.get_close_matches(name.casefold(), by_case, n=3, cutoff=0.7)
-    ]
-    return f" (the nearest: {listed(found)})" if found else ""
+    by_case = {known.casefold(): known for known in names}
+    matches = difflib.get_close_matches(name.casefold(), by_case, n=3, cutoff=0.7)
+    return f" (the nearest: {listed([by_case[match] for match in matches])})" if matches else ""
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Lists the entries of ``names`` that are nearest to ``name``, or else the first ones, for a
-    sentence.
-    """
+    """Returns the entries of ``names`` nearest to ``name``, or else the first ones, as text."""
     return listed(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or list(names[:5]))
 
 
-def listed(names: Sequence[str], most: int = 8) -> str:
-    """Lists names for a sentence, at most ``most`` of them, each cut if it is long."""
-    shown = ", ".join(repr(shortened(name)) for name in names[:most])
-    return f"{shown}, … ({len(names)} in all)" if len(names) > most else shown
+def listed(names: Sequence[str], max_names: int = 8) -> str:
+    """Returns at most ``max_names`` names as text, long ones cut."""
+    text = ", ".join(repr(shortened(name)) for name in names[:max_names])
+    return f"{text}, … ({len(names)} in all)" if len(names) > max_names else text

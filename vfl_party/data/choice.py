@@ -1,10 +1,9 @@
-"""Chooses the columns of a table: ids, label, split, features, and what is read beside the
-label.
-"""
+"""Chooses the columns of a table: ids, label, split, features, and other roles."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +11,12 @@ from vfl_common.config.data import ROW, DataSettings
 from vfl_party.data import checks
 from vfl_party.data.views import column_run
 
-# The name under which pandas writes an index that has none.
+# The name under which pandas writes an index without a name.
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ColumnChoice:
     """The names of the columns to read."""
 
     id: tuple[str, ...]
@@ -27,48 +26,46 @@ class Chosen:
     beside: tuple[str, ...] = ()
 
     def all_names(self) -> list[str]:
-        roles = (each for each in (self.label, *self.beside, self.split) if each)
+        """Returns all columns, each once: ids, label, other roles, features."""
+        roles = (name for name in (self.label, *self.beside, self.split) if name)
         return [*self.id, *roles, *self.features]
 
 
 def is_row_number(settings: DataSettings, names: Sequence[str]) -> bool:
-    """Whether the id is the row's number: it is ``row``, and no column is called so."""
+    """Returns whether the id is the row number: it is ``row``, and no column has this name."""
     return settings.id == (ROW,) and ROW not in names
 
 
 def without_row(settings: DataSettings, names: Sequence[str]) -> DataSettings:
-    """Returns the same settings, without an id if it is the row's number: for sources that number
-    their rows by themselves.
+    """Returns the settings without an id if it is the row number, for sources that number their
+    rows themselves.
     """
     return settings.model_copy(update={"id": ()}) if is_row_number(settings, names) else settings
 
 
 def reads_split(settings: DataSettings, with_label: bool) -> bool:
-    """Whether the column of splits is read: not for a passive party that has the settings of the
-    active one.
+    """Returns whether the column of splits is read: not by a passive party with the active party's
+    settings.
     """
     return settings.split is not None and (with_label or settings.label is None)
 
 
-def choose(source: str, names: list[str], settings: DataSettings, with_label: bool) -> Chosen:
+def choose(source: str, names: list[str], settings: DataSettings, with_label: bool) -> ColumnChoice:
     """Chooses id, label and feature columns, in the order of ``data.columns`` or of the table.
+
     Raises InputError.
     """
     if not settings.id:
         raise checks.unusable(
-            source, f"needs data.id, the name of its id column, one of {checks.listed(names)}"
+            source, f"needs data.id. Name its id column, one of {checks.listed(names)}."
         )
     if with_label and settings.label is None:
         raise checks.unusable(
-            source, f"needs data.label, the name of its label column, one of {checks.listed(names)}"
+            source, f"needs data.label. Name its label column, one of {checks.listed(names)}."
         )
-    doubles = (
-        sorted({name for name in names if names.count(name) > 1})
-        if len(set(names)) < len(names)
-        else []
-    )
-    if doubles:
-        raise checks.unusable(source, f"has two columns called {doubles[0]!r}; rename one")
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
+    if repeated:
+        raise checks.unusable(source, f"has two columns called {repeated[0]!r}. Rename one.")
     checks.require_names(source, "id", settings.id, names)
     if with_label:
         checks.require_roles(source, settings, names)
@@ -79,7 +76,7 @@ def choose(source: str, names: list[str], settings: DataSettings, with_label: bo
         settings.label if with_label else None,
         settings.split if reads_split(settings, with_label) else None,
     )
-    return Chosen(settings.id, label, features, split, settings.beside if with_label else ())
+    return ColumnChoice(settings.id, label, features, split, settings.beside if with_label else ())
 
 
 def choose_features(
@@ -89,13 +86,17 @@ def choose_features(
     *,
     leave_out: tuple[str | None, ...] = (),
 ) -> tuple[str, ...]:
-    """Chooses the party's feature columns: listed ones or all, without ``leave_out`` and ``drop``,
-    cut to its view. An index of pandas without a name is a feature only if it is listed.
+    """Chooses the party's feature columns: the listed ones or all, without ``leave_out`` and
+    ``drop``, cut to its view.
+
+    An unnamed index of pandas is a feature only if it is listed. Raises InputError.
     """
     lost = next((name for name in settings.columns or () if name not in names), None)
     if settings.as_trained and lost is not None:
         raise checks.unusable(
-            source, f"has no column {lost!r}, but training had it{checks.like(lost, names)}; add it"
+            source,
+            f"has no column {lost!r}, but training had it{checks.like(lost, names)}. Add the "
+            "column.",
         )
     for key in ("columns", "drop", "numeric", "categorical"):
         checks.require_names(source, key, getattr(settings, key) or (), names)
@@ -105,7 +106,8 @@ def choose_features(
     both = sorted(set(settings.numeric) & set(settings.categorical))
     if both:
         raise checks.unusable(
-            source, f"column {both[0]!r} is in data.numeric and in data.categorical; take one out"
+            source,
+            f"column {both[0]!r} is in both data.numeric and data.categorical. Remove it from one.",
         )
     left_out = {*leave_out, *settings.drop, *_pandas_index(names, settings)}
     wanted = names if settings.columns is None else dict.fromkeys(settings.columns)
@@ -114,12 +116,14 @@ def choose_features(
 
 
 def index_notes(names: Sequence[str], settings: DataSettings) -> tuple[str, ...]:
-    """Returns a sentence for a person about an index of pandas that no setting names; else none."""
+    """Returns a note for a person about a pandas index that no setting names; else none."""
     left_out = _pandas_index(names, settings)
     if not left_out:
         return ()
-    text = f"{checks.listed(left_out)}: the index of a pandas table is not read"
-    return (f"{text}; list it in data.numeric or data.categorical if it is a feature",)
+    return (
+        f"{checks.listed(left_out)}: the index of a pandas table is not read. If it is a feature, "
+        "list it in data.numeric or data.categorical.",
+    )
 
 
 def _pandas_index(names: Sequence[str], settings: DataSettings) -> list[str]:

@@ -1,4 +1,6 @@
-"""What a reader of tables gives: ids, labels and features of all rows, before they are checked."""
+"""The result of a reader of tables: ids, labels and features of all rows, before they are
+checked.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,13 @@ from vfl_party.data.table import Categories
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Feature columns by type: float32 numbers, NaN if missing, and categories.
+    """Feature columns by type.
 
-    kinds: {numeric column: ``date``, or the sign that was dropped}, of those that were no bare
-    numbers. style: the decimal point, and what may stand between thousands, of cells that were
-    text; None of others.
+    Args:
+        numeric_NF: float32 [N, F], NaN if missing.
+        categorical: the categories of the other columns.
+        kinds: {numeric column: ``date`` or the dropped sign}, if it was not bare numbers.
+        style: (decimal point, thousands separator) of cells that were text; None otherwise.
     """
 
     numeric_NF: npt.NDArray[np.float32]  # noqa: N815 - the shape is part of the name
@@ -35,12 +39,17 @@ class Columns:
 class Rows:
     """A reader's result, in the order of the source, with ``limit`` applied.
 
-    ids: the columns that are one id together, as they come: each [N] text, None if missing. labels:
-    [N] float64 or text (object), or None. features: the party's columns, or pixels: [N, C, H, W],
-    or [N, F] if ``image_shape`` says how to arrange them. splits: [N] text of ``SPLITS``, or None.
-    notes: what was guessed, a sentence each. id_types: of the id columns in the source, if it
-    declares them. separator: see ``Stream``.
-    beside: {column: its values, as labels} of ``data.beside``. unsorted: see ``Stream``.
+    Args:
+        ids: the columns of the id as read, each [N] text, None if missing.
+        labels: [N] float64 or text (object), or None.
+        features: columns, or pixels [N, C, H, W], or [N, F] to be arranged by ``image_shape``.
+        splits: [N] text of ``SPLITS``, or None.
+        notes: what was guessed.
+        id_types: of the id columns, if the source declares them.
+        separator: see ``Stream``.
+        beside: {role column: its values, as labels}.
+        numbered: whether the id is the row number.
+        unsorted: see ``Stream``.
     """
 
     ids: Sequence[Any]
@@ -58,7 +67,7 @@ class Rows:
         return len(self.ids[0])
 
     def own_ids(self) -> tuple[pa.Array | pa.ChunkedArray, ...]:
-        """Returns the columns of the id as the source has them: whole numbers are such."""
+        """Returns the columns of the id with the types of the source, such as integers."""
         texts = (
             part if isinstance(part, pa.Array | pa.ChunkedArray) else pa.array(part, pa.string())
             for part in self.ids

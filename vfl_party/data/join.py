@@ -1,4 +1,4 @@
-"""Joins the tables of several parties by id: for a baseline that has all columns in one place."""
+"""Joins the tables of several parties by id, for a centralized baseline."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from vfl_party.data import checks
 from vfl_party.data.ids import Ids
 from vfl_party.data.table import Categories, Table
 
-# Between party and column: no party's name has one.
+# Separator of party and column: no party's name contains it.
 _BETWEEN = ":"
 
 
 def read_table(
     settings: DataSettings, with_label: bool, load: Callable[[DataSettings, bool], Table]
 ) -> Table:
-    """Reads a table with ``load``; if the settings have ``parts``, reads each of them and joins
+    """Reads a table with ``load``; with ``parts`` in the settings, reads each of them and joins
     their columns.
 
-    A column is then called ``party:column``, or as in its own table if one part alone gives
-    columns; the label is that of the first part. Raises InputError, also if the parts have images,
-    or other ids than the first and the settings do not say ``in_common``.
+    A column is then called ``party:column``, or as in its own table if only one part gives columns;
+    the label is that of the first part. Raises InputError, also if the parts have images, or have
+    other ids than the first without ``in_common``.
     """
     if not settings.parts:
         return load(settings, with_label)
     one, *_ = settings.parts
     tables = {
-        name: _named(settings, name, load(own, with_label and name == one))
+        name: _prefix_columns(settings, name, load(own, with_label and name == one))
         for name, own in settings.parts.items()
     }
     if settings.in_common:
@@ -47,17 +47,17 @@ def read_table(
     first = tables[one]
     for name, table in tables.items():
         if table.ids != first.ids:
-            counts = f"hold {len(table):,} and {len(first):,} rows"
-            text = f"{name} and {one} {counts if len(table) != len(first) else 'hold other ids'}"
             raise checks.unusable(
-                settings.source, f"{text}; cut each table to the ids in common, as for a federation"
+                settings.source,
+                f"{name} and {one} must have the same ids (got {len(table):,} and {len(first):,} "
+                "rows). Cut each table to the ids in common, as for a federation.",
             )
     return replace(
         first,
         source=settings.source,
-        numeric_NF=_beside([table.numeric_NF for table in tables.values()]),
+        numeric_NF=_concat_arrays([table.numeric_NF for table in tables.values()]),
         numeric_names=tuple(name for table in tables.values() for name in table.numeric_names),
-        categorical=_beside_each_other([table.categorical for table in tables.values()]),
+        categorical=_concat_categories([table.categorical for table in tables.values()]),
         categorical_names=tuple(
             name for table in tables.values() for name in table.categorical_names
         ),
@@ -66,9 +66,7 @@ def read_table(
 
 
 def part_of(table: Table, settings: DataSettings, name: str) -> Table:
-    """Returns the columns of a joined table that are one part's. ``settings``: those of all
-    parts.
-    """
+    """Returns the columns of a joined table that belong to one part. ``settings``: of all parts."""
     start = _start(settings, name)
     numeric = [at for at, column in enumerate(table.numeric_names) if column.startswith(start)]
     categorical = [
@@ -88,30 +86,31 @@ def part_of(table: Table, settings: DataSettings, name: str) -> Table:
 
 
 def own_columns(names: tuple[str, ...], settings: DataSettings, part: str) -> tuple[str, ...]:
-    """Returns one part's columns as its own table calls them, of the columns of a joined table.
-    ``settings``: those of all parts.
+    """Returns one part's columns of a joined table, named as in its own table. ``settings``: of all
+    parts.
     """
     start = _start(settings, part)
     return tuple(name.removeprefix(start) for name in names if name.startswith(start))
 
 
 def _start(settings: DataSettings, part: str) -> str:
-    """Returns what stands before the names of a part's columns: nothing if no other part gives
-    columns, so that its own table can take the place of the joined one.
+    """Returns the prefix of a part's columns: '' if no other part gives columns, so that its own
+    table can replace the joined one.
     """
     giving = [name for name, own in settings.parts.items() if own.columns != ()]
     return "" if giving == [part] else part + _BETWEEN
 
 
-def _named(settings: DataSettings, part: str, table: Table) -> Table:
-    """Returns a part's table with its columns called after it; without images if it gives only ids
-    and labels. ``settings``: those of all parts.
+def _prefix_columns(settings: DataSettings, part: str, table: Table) -> Table:
+    """Returns a part's table with prefixed column names; without images if it gives only ids and
+    labels. ``settings``: of all parts.
     """
     if settings.parts[part].columns == ():
         return replace(table, images_NCHW=None)
     if table.images_NCHW is not None:
         raise checks.unusable(
-            table.source, f"{part} has images, and only columns can be joined with other parties'"
+            table.source,
+            f"{part} has images, but only columns can be joined with other parties'. Use columns.",
         )
     start = _start(settings, part)
     return replace(
@@ -122,14 +121,14 @@ def _named(settings: DataSettings, part: str, table: Table) -> Table:
     )
 
 
-def _beside(arrays: list[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
-    found = [each for each in arrays if each is not None]
-    return np.concatenate(found, axis=1) if found else None
+def _concat_arrays(arrays: list[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+    present = [array for array in arrays if array is not None]
+    return np.concatenate(present, axis=1) if present else None
 
 
-def _beside_each_other(given: list[Categories | None]) -> Categories | None:
-    found = [each for each in given if each is not None]
-    if not found:
+def _concat_categories(categories: list[Categories | None]) -> Categories | None:
+    present = [part for part in categories if part is not None]
+    if not present:
         return None
-    codes_NK = np.concatenate([each.codes_NK for each in found], axis=1)
-    return Categories(codes_NK, tuple(words for each in found for words in each.words))
+    codes_NK = np.concatenate([part.codes_NK for part in present], axis=1)
+    return Categories(codes_NK, tuple(words for part in present for words in part.words))

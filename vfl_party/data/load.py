@@ -25,9 +25,17 @@ from vfl_party.base.plugins import PlugIns, where_it_failed
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.ids import IdCounts, Ids, Positions, in_order, let_go, normalised, texts_of
+from vfl_party.data.ids import (
+    IdCounts,
+    Ids,
+    Positions,
+    in_order,
+    normalised,
+    release_texts,
+    texts_of,
+)
 from vfl_party.data.notes.odd_ids import refuse_rounded
-from vfl_party.data.pixels import fitted, in_numbers, to_unit
+from vfl_party.data.pixels import fit_images, in_numbers, to_unit
 from vfl_party.data.row_arrays import Space, is_ascending, parts, release
 from vfl_party.data.sources.arrays import read_npz
 from vfl_party.data.sources.databases.reader import open_database
@@ -40,7 +48,7 @@ from vfl_party.data.sources.research.idx import read_idx
 from vfl_party.data.sources.research.mat import read_mat
 from vfl_party.data.sources.research.svmlight import open_svmlight
 from vfl_party.data.sources.text import open_text
-from vfl_party.data.stream import Stream, emptied
+from vfl_party.data.stream import Stream, clear_words
 from vfl_party.data.table import LEFT_OUT, InputRows, Table
 from vfl_party.data.views import CUTS, column_run, cut_images, row_run
 
@@ -56,19 +64,19 @@ PLUGINS = PlugIns("vfl.sources", "data source", ours=("sklearn", "torchvision", 
 def load_table(settings: DataSettings, *, with_label: bool) -> Table:
     """Reads a party's rows: its columns or images, in canonical order.
 
-    ``with_label``: read the label too (the active party). The label column is never a feature, even
-    without it. Raises InputError, with the column and the row, if the source or its content cannot
-    be used.
+    ``with_label``: whether to read the label too (the active party); the label column is never a
+    feature. Raises InputError, with the column and the row, if the source or its content cannot be
+    used.
     """
     table = tabulate(read_rows(settings, with_label), settings, with_label)
-    # What Arrow has freed is for others.
+    # Returns the memory that Arrow has freed to the system.
     pa.default_memory_pool().release_unused()
     return table
 
 
 def loading(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
-    """Returns what loads a party's table: from ``frames`` ({party: frame}) if that is its source,
-    else as written.
+    """Returns a loader of a party's table: from ``frames`` ({party: frame}) if that is its source,
+    else as configured.
     """
 
     def load(settings: DataSettings, with_label: bool) -> Table:
@@ -86,14 +94,14 @@ def tabulate(
     """Makes a table of rows in the order of their source: the last step of ``load_table``.
 
     It spells the ids by the rules, checks all rows, cuts them to the party's view, leaves out those
-    without an id and those that ``data.duplicates`` drops, and sorts the others. ``repeated``: what
-    to do about an id of several rows. Raises InputError.
+    without an id and those that ``data.duplicates`` drops, and sorts the others. ``repeated``: the
+    fix for repeated ids, as a sentence. Raises InputError.
     """
     with checks.numbering_rows(settings):
-        return _tabulated(rows, settings, with_label, repeated)
+        return _tabulate(rows, settings, with_label, repeated)
 
 
-def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: str) -> Table:
+def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: str) -> Table:
     source = shown(settings.source)
     n = len(rows)
     checks.require_rows(source, n)
@@ -101,26 +109,26 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
     ids = normalised(rows.ids, settings.id_rules or (), space)
     refuse_rounded(source, rows.ids)
     own_ids = rows.own_ids() if settings.keeps_rows else ()
-    # Of a large table they are many.
+    # The ids of a large table take much memory.
     rows = replace(rows, ids=())
     release_unused = pa.default_memory_pool().release_unused
     release_unused()
     has_id = ids.is_valid()
     if settings.unlabelled == "drop" and rows.labels is not None:
-        # A row that is left out takes no other row's id.
-        ids = _labelled(ids, checks.unlabelled(rows.labels), space)
-    kept = in_order(ids, settings.duplicates, space)
-    order = kept.rows
+        # A row without a label must not make another row's id a duplicate.
+        ids = _mask_ids(ids, checks.unlabelled(rows.labels), space)
+    sorted_rows = in_order(ids, settings.duplicates, space)
+    order = sorted_rows.rows
     release_unused()
     counts = IdCounts.of(ids, len(order), pc.sum(has_id).as_py() - len(ids) + ids.null_count)
     if settings.duplicates == "error":
-        checks.require_unique(source, counts.repeated, kept.repeated, repeated)
+        checks.require_unique(source, counts.repeated, sorted_rows.repeated, repeated)
     if len(order) == 0:
         label = "data.label, " if counts.unlabelled else ""
         raise checks.unusable(
-            source, f"{counts.left_out}; correct {label}data.id, data.id_rules or data.duplicates"
+            source, f"{counts.left_out}. Correct {label}data.id, data.id_rules or data.duplicates."
         )
-    # Of all rows: sentences about them count the source's.
+    # Errors count the rows of the source, so the table has all of them here.
     takes_first = n == settings.first or (settings.duplicates == "first" and counts.repeated > 0)
     notes = (*rows.notes, rows.unsorted) if rows.unsorted and takes_first else rows.notes
     for note in notes:
@@ -136,37 +144,40 @@ def _tabulated(rows: Rows, settings: DataSettings, with_label: bool, repeated: s
         notes=notes,
         space=space,
     )
-    found = rows.features
-    if isinstance(found, Columns):
-        table = _with_columns(whole, found, settings)
+    features = rows.features
+    if isinstance(features, Columns):
+        table = _with_columns(whole, features, settings)
     else:
-        table = _with_images(whole, found, settings)
+        table = _with_images(whole, features, settings)
     empty = table.numeric_NF is None and table.categorical is None and table.images_NCHW is None
-    # Of a party without features.
+    # A party without features reads only ids.
     ids_alone = settings.columns == ()
     if empty and not with_label and not ids_alone:
         raise checks.unusable(
             source,
-            "has no feature columns beside the id; check data.columns, data.drop, data.label",
+            "has no feature columns besides the id. Check data.columns, data.drop and data.label.",
         )
     if settings.limit is not None and settings.limit_by == "random":
-        order = _at_random(ids, order, settings.limit)
+        order = _sample_rows(ids, order, settings.limit)
     if counts.left_out:
         log.warning("%s: %s", source, counts.left_out, extra={"event": "left_out"})
     chosen, order = order, row_run(order, settings.view)
     if len(order) == 0:
         raise checks.unusable(
-            source, f"has {len(table)} rows, too few for the parts of data.view; take fewer parts"
+            source,
+            f"has too few rows for the parts of data.view (got {len(table)}). Use fewer parts.",
         )
     if own_ids:
-        left_out = _left_out(has_id, ids.is_valid(), chosen)
+        left_out = _code_left_out(has_id, ids.is_valid(), chosen)
         table = _with_own_rows(table, own_ids, rows.separator, left_out, chosen, order)
     if len(order) == n and is_ascending(order):
         return table
-    return table.select(order, Ids(kept.ids, space) if len(order) == len(kept.rows) else None)
+    return table.select(
+        order, Ids(sorted_rows.ids, space) if len(order) == len(sorted_rows.rows) else None
+    )
 
 
-def _labelled(
+def _mask_ids(
     ids: pa.LargeStringArray, unlabelled_N: npt.NDArray[np.bool_], space: Space
 ) -> pa.LargeStringArray:
     """Returns the ids, null where the row has no label."""
@@ -176,33 +187,34 @@ def _labelled(
     )
 
 
-def _at_random(ids: pa.Array, order: Positions, limit: int) -> Positions:
+def _sample_rows(ids: pa.Array, order: Positions, limit: int) -> Positions:
     """Returns ``limit`` of the rows, in their order: those whose ids have the smallest digests.
 
-    Who takes as many of the same ids takes the same rows; who takes more of them takes these, too.
+    The same ids and limit give the same rows at every party, and a larger limit includes them.
     """
     if len(order) <= limit:
         return order
     digests_N = np.empty(len(order), "S8")
     for part in parts(len(order)):
         texts = ids.take(pa.array(order[part])).to_pylist()
-        let_go(ids)
-        digests_N[part] = [blake2b(each.encode(), digest_size=8).digest() for each in texts]
+        release_texts(ids)
+        digests_N[part] = [blake2b(text.encode(), digest_size=8).digest() for text in texts]
     chosen = np.argsort(digests_N.view(">u8"), kind="stable")[:limit]
     return order[np.sort(chosen)]
 
 
-def _left_out(has_id: pa.Array, may_stay: pa.Array, kept: Positions) -> npt.NDArray[np.uint8]:
-    """Returns why each row of the source is left out, as places in ``LEFT_OUT``; ``may_stay``:
-    whether it has an id and, if it needs one, a label.
+def _code_left_out(has_id: pa.Array, may_stay: pa.Array, rows: Positions) -> npt.NDArray[np.uint8]:
+    """Returns why each row of the source is left out, uint8 [S] positions in ``LEFT_OUT``.
+
+    ``may_stay``: whether the row has an id and, if required, a label.
     """
     missing, repeated, unlabelled = map(
         LEFT_OUT.index, ("without an id", "with a repeated id", "without a label")
     )
-    found = np.where(has_id.to_numpy(False), unlabelled, missing).astype(np.uint8)
-    found[may_stay.to_numpy(False)] = repeated
-    found[kept] = 0
-    return found
+    codes = np.where(has_id.to_numpy(False), unlabelled, missing).astype(np.uint8)
+    codes[may_stay.to_numpy(False)] = repeated
+    codes[rows] = 0
+    return codes
 
 
 def _with_own_rows(
@@ -210,12 +222,10 @@ def _with_own_rows(
     own_ids: tuple[Any, ...],
     separator: str | None,
     left_out: npt.NDArray[np.uint8],
-    kept: Positions,
+    chosen: Positions,
     order: Positions,
 ) -> Table:
-    """Adds the rows of the source to its table, which has all of them; ``order``: those of ``kept``
-    in the view.
-    """
+    """Adds the rows of the source to its table; ``order``: the rows of ``chosen`` in the view."""
     own = InputRows(
         own_ids, left_out, separator, table.style[0] if table.style is not None else None
     )
@@ -224,7 +234,7 @@ def _with_own_rows(
         places_N[part] = np.arange(part.start, part.start + len(places_N[part]))
         release(places_N)
     # The other rows of the file are those of other parties.
-    if len(order) < len(kept):
+    if len(order) < len(chosen):
         listed = np.sort(order)
         own, places_N[listed] = own.only(listed), np.arange(len(listed), dtype=np.int64)
     return replace(table, own=own, places_N=places_N)
@@ -251,15 +261,18 @@ def read_rows(settings: DataSettings, with_label: bool) -> Rows:
     if read is not None:
         return read(settings, with_label)
     if is_archive(source):
-        text = "is an archive; name the member that holds the rows, such as"
-        raise checks.unreadable(source, f"{text} {Path(source).name}/rows.csv")
-    kinds = (
-        "a .csv, .tsv, .txt or .libsvm (each also .gz or .bz2), .parquet, .xlsx, .npz or .mat "
-        "file, a folder of images or Parquet files,"
+        raise checks.unreadable(
+            source,
+            "is an archive. Name the member that holds the rows, such as "
+            f"{Path(source).name}/rows.csv.",
+        )
+    raise checks.unreadable(
+        source,
+        "has no known kind. Set data.format, or give data.source as one of a .csv, .tsv, .txt or "
+        ".libsvm (each also .gz or .bz2), .parquet, .xlsx, .npz or .mat file, a folder of images "
+        "or Parquet files, the URL of a database, sklearn:NAME, torchvision:NAME or a plug-in's "
+        "NAME:….",
     )
-    kinds = f"{kinds} the URL of a database, sklearn:NAME, torchvision:NAME or a plug-in's NAME:…"
-    text = f"has no known kind; give data.source as one of {kinds}, or set data.format"
-    raise checks.unreadable(source, text)
 
 
 def open_table(settings: DataSettings) -> Stream | None:
@@ -276,63 +289,73 @@ def open_table(settings: DataSettings) -> Stream | None:
     except OSError as error:
         # A name that is too long, a folder that may not be looked into.
         raise checks.unreadable(
-            source, f"cannot be read ({error.strerror}); correct data.source"
+            source, f"cannot be read ({error.strerror}). Correct data.source."
         ) from None
     if not exists:
         if URL.match(source):
-            text = "is a URL, and only those of databases are read"
-            raise checks.unreadable(source, f"{text}; copy the file here, and give its path")
-        text = "no such file or folder; correct data.source, or mount the volume that holds it"
-        raise checks.unreadable(source, text)
+            raise checks.unreadable(
+                source,
+                "is a URL, and only URLs of databases are read. Copy the file to this machine, "
+                "and give its path.",
+            )
+        raise checks.unreadable(
+            source,
+            "no such file or folder. Correct data.source, or mount the volume that holds it.",
+        )
     if not os.access(path, os.R_OK | (os.X_OK if path.is_dir() else 0)):
-        raise checks.unreadable(source, "may not be read by this user; change its permissions")
+        raise checks.unreadable(source, "is not readable by this user. Change its permissions.")
     if path.is_dir():
         return open_parquet(settings) if holds_parquet(path) else None
     if not path.is_file():
-        raise checks.unreadable(source, "is no regular file, but a pipe or a device; write a file")
+        raise checks.unreadable(
+            source, "is not a regular file but a pipe or a device. Write the rows to a file."
+        )
     openers = {"text": open_text, "libsvm": open_svmlight}
     if settings.kind in openers:
         return openers[settings.kind](settings)
     if member is not None and settings.kind != "idx":
-        text = "only text, libsvm and IDX files are read within an archive"
-        raise checks.unreadable(source, f"{text}; unpack it")
+        raise checks.unreadable(
+            source,
+            "only text, libsvm and IDX files are read within an archive. Unpack the archive.",
+        )
     if source.lower().endswith(PARQUET):
         return open_parquet(settings)
     return open_excel(settings) if is_excel(source) else None
 
 
 def column_names(settings: DataSettings) -> tuple[str, ...]:
-    """Returns the names of a table's columns. Raises InputError if the source is no table, or
-    cannot be read.
+    """Returns the names of a table's columns. Raises InputError if the source is not a readable
+    table.
     """
     stream = open_table(settings)
     if stream is None:
-        what = f"is no table that can be read; give a {', '.join(TABLES)} file"
-        raise checks.unreadable(shown(settings.source), what)
+        raise checks.unreadable(
+            shown(settings.source), f"is not a readable table. Give a {', '.join(TABLES)} file."
+        )
     return stream.names
 
 
 def first_rows(
-    settings: DataSettings, names: Sequence[str], most: int
+    settings: DataSettings, names: Sequence[str], count: int
 ) -> dict[str, pa.ChunkedArray]:
-    """Returns the first rows of a table's columns, as they come. Raises InputError if they cannot
-    be read.
+    """Returns the first ``count`` rows of a table's columns, unchecked. Raises InputError if they
+    cannot be read.
     """
-    stream, found = open_table(settings), []
+    stream, batches = open_table(settings), []
     if stream is not None:
-        for batch in emptied(stream, settings.na).blocks(list(dict.fromkeys(names))):
-            found.append(batch.slice(0, most))
-            most -= batch.num_rows
-            if most <= 0:
+        for batch in clear_words(stream, settings.na).blocks(list(dict.fromkeys(names))):
+            batches.append(batch.slice(0, count))
+            count -= batch.num_rows
+            if count <= 0:
                 break
-    if not found:
+    if not batches:
         return {}
-    table = pa.Table.from_batches(found)
+    table = pa.Table.from_batches(batches)
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
 def _frame_of(source: str, name: str) -> Any:
-    """Has a plug-in read ``NAME:REST``. Raises InputError."""
+    """Reads ``NAME:REST`` with a plug-in. Raises InputError."""
     where = f"data.source = {shown(source)!r}"
     read = PLUGINS.load(name, where)
     try:
@@ -342,7 +365,7 @@ def _frame_of(source: str, name: str) -> Any:
     except Exception as error:
         why = hidden(where_it_failed(error), source)
         raise checks.unreadable(
-            source, f"the plug-in failed {why}; correct data.source, or the plug-in"
+            source, f"the plug-in failed {why}. Correct data.source, or the plug-in."
         ) from error
 
 
@@ -350,8 +373,11 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
     source, view = table.source, settings.view
     for key in ("resize", "channels") if settings.image_shape is None else ():
         if getattr(settings, key) is not None:
-            text = f"holds columns, and data.{key} is for images"
-            raise checks.unusable(source, f"{text}; remove it, or set data.image_shape")
+            raise checks.unusable(
+                source,
+                f"holds columns, but data.{key} is for images. Remove data.{key}, or set "
+                "data.image_shape.",
+            )
     if columns.numeric_names:
         checks.require_finite(source, columns.numeric_NF, columns.numeric_names)
         if settings.missing == "error":
@@ -362,7 +388,7 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
     if settings.image_shape is None:
         if view is not None and view.scheme in CUTS:
             raise checks.unusable(
-                source, f"holds columns; set data.image_shape to use the view {view.scheme!r}"
+                source, f"holds columns. Set data.image_shape to use the view {view.scheme!r}."
             )
         if columns.numeric_names:
             table = replace(
@@ -375,21 +401,24 @@ def _with_columns(table: Table, columns: Columns, settings: DataSettings) -> Tab
             )
         return table
     if columns.categorical_names:
-        what = f"column {columns.categorical_names[0]!r} is categorical and cannot be a pixel"
-        raise checks.unusable(source, f"{what}; drop it, or remove data.image_shape")
+        raise checks.unusable(
+            source,
+            f"column {columns.categorical_names[0]!r} is categorical and cannot be a pixel. Drop "
+            "it, or remove data.image_shape.",
+        )
     images_NCHW = _reshape(source, columns.numeric_NF, settings.image_shape)
-    images_NCHW = fitted(source, images_NCHW, settings, table.space)
+    images_NCHW = fit_images(source, images_NCHW, settings, table.space)
     return replace(table, images_NCHW=np.ascontiguousarray(cut_images(source, images_NCHW, view)))
 
 
 def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings) -> Table:
-    """Adds images to a table. Quarters and halves stay images; runs of pixels are columns without
-    ``image_shape``.
+    """Adds images to a table. Quarters and halves stay images; runs of pixels are columns unless
+    ``image_shape`` is set.
     """
     source, view = table.source, settings.view
     if view is not None and view.scheme == "columns":
         if settings.image_shape is None:
-            pixels = fitted(source, pixels, settings, table.space)
+            pixels = fit_images(source, pixels, settings, table.space)
         pixels_NF = pixels.reshape(len(pixels), -1)
         run = column_run(source, pixels_NF.shape[1], view)
         part_NF = to_unit(pixels_NF[:, run])
@@ -400,11 +429,11 @@ def _with_images(table: Table, pixels: npt.NDArray[Any], settings: DataSettings)
                 checks.require_complete(source, part_NF, names)
             return replace(table, numeric_NF=part_NF, numeric_names=names)
         images_NCHW = _reshape(source, part_NF, settings.image_shape)
-        images_NCHW = fitted(source, images_NCHW, settings, table.space)
+        images_NCHW = fit_images(source, images_NCHW, settings, table.space)
     else:
         if settings.image_shape is not None:
             pixels = _reshape(source, pixels, settings.image_shape)
-        whole = fitted(source, pixels, settings, table.space)
+        whole = fit_images(source, pixels, settings, table.space)
         images_NCHW = in_numbers(cut_images(source, whole, view), table.space)
     if pixels.dtype.kind == "f":
         checks.require_clean_images(source, images_NCHW, settings.missing)
@@ -416,11 +445,11 @@ def _reshape(
 ) -> npt.NDArray[Any]:
     size = int(np.prod(values.shape[1:]))
     if size != int(np.prod(shape)) or (values.ndim == 4 and values.shape[1:] != shape):
-        found = " x ".join(map(str, values.shape[1:])) + (
-            " pixels" if values.ndim == 4 else " numeric columns"
-        )
-        wanted = " x ".join(map(str, shape))
+        shape_of_rows = " x ".join(map(str, values.shape[1:]))
+        kind = "pixels" if values.ndim == 4 else "numeric columns"
         raise checks.unusable(
-            source, f"has rows of {found}, which do not make the data.image_shape of {wanted}"
+            source,
+            f"rows must have the data.image_shape of {' x '.join(map(str, shape))} (got "
+            f"{shape_of_rows} {kind}). Correct data.image_shape.",
         )
     return values.reshape(len(values), *shape)

@@ -1,4 +1,4 @@
-"""Images as a source has them: their scale, their size, their channels."""
+"""Images as read from a source: their scale, size and channels."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from vfl_party.data import checks
 from vfl_party.data.row_arrays import Space, parts_of, release
 
 Pixels = npt.NDArray[Any]
-# Whole numbers that stand for 0 to 1.
+# Integer types whose range stands for 0 to 1.
 WHOLE = (np.uint8, np.uint16)
 
 
 def is_whole(pixels: Pixels) -> bool:
-    """Whether pixels are bytes or 16-bit values, which stand for 0 to 1."""
+    """Returns whether pixels are bytes or 16-bit integers, whose range stands for 0 to 1."""
     return pixels.dtype in WHOLE
 
 
 def is_shortened(image: Image.Image) -> bool:
-    """Whether Pillow reads 8 bits of an image's 16, as it does of colours; ask before the pixels
-    are read.
+    """Returns whether Pillow reads only 8 of an image's 16 bits, as for colours; call it before the
+    pixels are read.
     """
-    # Where the file has the pixels, and how; Pillow's types do not know it.
+    # Where and how the file stores the pixels; Pillow's type stubs lack it.
     tiles = getattr(image, "tile", ())
     return not image.mode.startswith("I") and any(";16" in str(tile[3]) for tile in tiles)
 
 
 def to_unit(pixels: Pixels) -> npt.NDArray[np.float32]:
-    """Returns pixels as float32; scales bytes (0..255) and 16-bit values (0..65535) to 0..1, not
-    others.
+    """Returns pixels as float32; bytes (0..255) and 16-bit integers (0..65535) are scaled to 0..1,
+    others are unchanged.
     """
     scaled = pixels.astype(np.float32, order="C")
     if is_whole(pixels):
@@ -44,16 +44,19 @@ def to_unit(pixels: Pixels) -> npt.NDArray[np.float32]:
 
 
 def in_numbers(pixels: Pixels, space: Space) -> Pixels:
-    """Returns images [N, ...] as they are kept: bytes and 16-bit values as such, others as float32.
-    Raises InputError if the disk has no room.
+    """Returns images [N, ...] as they are stored: bytes and 16-bit integers unchanged, others as
+    float32.
+
+    Raises InputError if the disk is full.
     """
-    return space.kept(pixels, None if is_whole(pixels) else np.float32)
+    return space.store(pixels, None if is_whole(pixels) else np.float32)
 
 
-def fitted(source: str, images_NCHW: Pixels, settings: DataSettings, space: Space) -> Pixels:
-    """Brings images to ``data.channels`` and ``data.resize``. Raises InputError if they cannot be.
+def fit_images(source: str, images_NCHW: Pixels, settings: DataSettings, space: Space) -> Pixels:
+    """Converts images [N, C, H, W] to ``data.channels`` and ``data.resize``. Raises InputError if
+    this is not possible.
 
-    Sizes change by Pillow's bilinear filter, which takes the mean of all pixels that become one.
+    Sizes change with Pillow's bilinear filter, which averages all pixels that become one.
     """
     channels, height, width = images_NCHW.shape[1:]
     wanted = settings.channels or channels
@@ -61,21 +64,22 @@ def fitted(source: str, images_NCHW: Pixels, settings: DataSettings, space: Spac
     if (wanted, *size) == (channels, height, width):
         return images_NCHW
     if wanted != channels and (channels not in (1, 3) or not is_byte(images_NCHW)):
-        text = (
-            f"has images of {channels} x {height} x {width} in {images_NCHW.dtype}, and "
-            "data.channels is for those of 1 or 3 channels of bytes"
+        raise checks.unusable(
+            source,
+            "data.channels needs images of bytes with 1 or 3 channels (got "
+            f"{channels} x {height} x {width} in {images_NCHW.dtype}). Remove data.channels.",
         )
-        raise checks.unusable(source, f"{text}; remove it")
-    kept = images_NCHW.dtype if is_whole(images_NCHW) else np.float32
-    into = space.empty((len(images_NCHW), wanted, *size), kept)
+    dtype = images_NCHW.dtype if is_whole(images_NCHW) else np.float32
+    into = space.empty((len(images_NCHW), wanted, *size), dtype)
     for part in parts_of(images_NCHW):
-        found = images_NCHW[part]
-        into[part] = np.stack(list(in_order(_fitting(wanted, size), list(found))))
+        block = images_NCHW[part]
+        into[part] = np.stack(list(in_order(_fitting(wanted, size), list(block))))
         release(images_NCHW, into)
     return into
 
 
 def is_byte(pixels: Pixels) -> bool:
+    """Returns whether pixels are bytes."""
     return pixels.dtype == np.uint8
 
 
@@ -84,22 +88,22 @@ def _fitting(channels: int, size: tuple[int, int]) -> Callable[[Pixels], Pixels]
         if channels != len(image_CHW):
             mode = "L" if channels == 1 else "RGB"
             image_CHW = planes(np.asarray(_picture(image_CHW).convert(mode)))
-        return resized(image_CHW, size)
+        return resize_image(image_CHW, size)
 
     return fit
 
 
-def resized(image_CHW: Pixels, size: tuple[int, int]) -> Pixels:
-    """Returns an image with another height and width, in the same numbers."""
+def resize_image(image_CHW: Pixels, size: tuple[int, int]) -> Pixels:
+    """Returns an image [C, H, W] with another height and width, in the same number type."""
     if image_CHW.shape[1:] == size:
         return image_CHW
     width_and_height = (size[1], size[0])
     if is_byte(image_CHW):
-        found = [
+        planes_of_bytes = [
             np.asarray(Image.fromarray(plane).resize(width_and_height, Image.Resampling.BILINEAR))
             for plane in np.ascontiguousarray(image_CHW)
         ]
-        return np.stack(found)
+        return np.stack(planes_of_bytes)
     planes_CHW = [
         np.asarray(
             Image.fromarray(plane.astype(np.float32)).resize(
@@ -113,7 +117,7 @@ def resized(image_CHW: Pixels, size: tuple[int, int]) -> Pixels:
 
 
 def planes(image: Pixels) -> Pixels:
-    """Brings [H, W] or [H, W, C] to [C, H, W]."""
+    """Returns an image [H, W] or [H, W, C] as [C, H, W]."""
     return image[None] if image.ndim == 2 else image.transpose(2, 0, 1)
 
 

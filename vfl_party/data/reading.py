@@ -1,4 +1,4 @@
-"""One reading of a stream of rows: its ids, labels, numbers and categories, block by block."""
+"""One pass over a stream of rows: its ids, labels, numbers and categories, block by block."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.cells import dates, number_formats, texts
 from vfl_party.data.cells.arrow_types import floats, is_number, is_text, is_time
-from vfl_party.data.choice import Chosen
+from vfl_party.data.choice import ColumnChoice
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.ids import GrowingTexts
 from vfl_party.data.row_arrays import IN_MEMORY, GrowingMatrix, Space
 from vfl_party.data.table import Categories
-from vfl_party.data.vocabulary import Vocabulary, decoded, decoded_type
+from vfl_party.data.vocabulary import Vocabulary, decode, value_type
 
 log = logging.getLogger(__name__)
 
-# Of a numeric column that holds days.
+# Kind of a numeric column that holds days.
 DATE = "date"
 # The values of a column that ``data.split`` names.
 SPLITS = ("train", "validation", "test")
-# The log says how many rows have been read.
-EVERY_S = 10.0
-# Cells that are kept of a column that turns out to be written otherwise.
-MOST_ODD = 1_000
+# Seconds between log lines about the number of rows read.
+LOG_EVERY_S = 10.0
+# Maximum number of cells kept of a column that is written in another way than its first cells.
+MAX_ODD = 1_000
 
 
 class Reading:
-    """One reading of a stream. ``found``: how its cells are written; None if its columns have
+    """One pass over a stream. ``findings``: how its cells are written; None if its columns have
     types.
 
-    ``odd``: {column: cells that are not written as its first ones}; the result is of no use then.
+    ``odd``: {column: cells that are written in another way than the first ones}; if not empty, the
+    result must be discarded.
     """
 
     def __init__(
         self,
         source: str,
-        chosen: Chosen,
+        chosen: ColumnChoice,
         settings: DataSettings,
         space: Space = IN_MEMORY,
-        found: number_formats.Findings | None = None,
+        findings: number_formats.Findings | None = None,
     ) -> None:
         self.odd: dict[str, list[str]] = {}
         self._source, self._chosen, self._settings, self._space, self._found = (
@@ -56,56 +57,58 @@ class Reading:
             chosen,
             settings,
             space,
-            found,
+            findings,
         )
         self._features = frozenset(chosen.features)
         self._rows = 0
         self._ids = [GrowingTexts(space) for _ in chosen.id]
         self._words: dict[str, Vocabulary] = {}
-        # Labels and columns beside them, once the first block has come.
+        # Labels and other role columns, known after the first block.
         self._values: dict[str, GrowingMatrix] = {}
         self._split: list[npt.NDArray[np.int32]] = []
-        # Once the first block has come.
+        # Names of the numeric and other features, known after the first block.
         self._numeric: tuple[str, ...] | None = None
         self._others: tuple[str, ...] = ()
         self._numbers: GrowingMatrix | None = None
         self._codes: GrowingMatrix | None = None
 
-    def over(self, blocks: Iterator[pa.RecordBatch], notes: tuple[str, ...] = ()) -> Rows:
+    def read(self, blocks: Iterator[pa.RecordBatch], notes: tuple[str, ...] = ()) -> Rows:
         """Reads all blocks. Raises InputError."""
-        schema, said_s = None, time.monotonic()
+        schema, logged_s = None, time.monotonic()
         for batch in blocks:
             schema = batch.schema
             self.add(batch)
-            if time.monotonic() - said_s > EVERY_S:
+            if time.monotonic() - logged_s > LOG_EVERY_S:
                 log.info(
                     "%s: %s rows are read",
                     self._source,
                     f"{self._rows:,}",
                     extra={"event": "reading"},
                 )
-                said_s = time.monotonic()
+                logged_s = time.monotonic()
         checks.require_rows(self._source, self._rows)
         if self._found is not None and self._found.points is not None and not self.odd:
             self._found.points.decide()
         assert schema is not None  # noqa: S101 - there are rows
-        said = [*notes, *(self._found.notes if self._found is not None else ())]
-        said += filter(None, (each.shared() for each in self._words.values()))
-        types = tuple(decoded_type(schema.field(name).type) for name in self._chosen.id)
+        all_notes = [*notes, *(self._found.notes if self._found is not None else ())]
+        all_notes += filter(
+            None, (vocabulary.describe_shared() for vocabulary in self._words.values())
+        )
+        types = tuple(value_type(schema.field(name).type) for name in self._chosen.id)
         return Rows(
-            [each.finish() for each in self._ids],
+            [ids.finish() for ids in self._ids],
             self.labels(),
             self.columns(schema),
             self.splits(),
-            tuple(said),
+            tuple(all_notes),
             types,
             beside={name: self._values_of(name) for name in self._chosen.beside},
         )
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Adds rows. Raises InputError."""
-        for each, name in zip(self._ids, self._chosen.id, strict=True):
-            each.append(id_texts(self._source, name, self._text(batch.column(name))))
+        for ids, name in zip(self._ids, self._chosen.id, strict=True):
+            ids.append(id_texts(self._source, name, self._text(batch.column(name))))
         label = () if self._chosen.label is None else (self._chosen.label,)
         for name in (*label, *self._chosen.beside):
             values = self._label_block(name, batch.column(name))
@@ -148,20 +151,20 @@ class Reading:
         )
 
     def _kinds(self, numeric: Sequence[str], schema: pa.Schema) -> dict[str, str]:
-        """Returns what the numeric columns held, as far as these were no bare numbers."""
-        found = {}
+        """Returns the kind of each numeric column that did not hold bare numbers."""
+        kinds = {}
         for name in numeric:
             reading = None if self._found is None else self._found.readings[name]
             if isinstance(reading, dates.Dates) or (
                 reading is None and is_time(schema.field(name).type)
             ):
-                found[name] = DATE
+                kinds[name] = DATE
             elif isinstance(reading, number_formats.Numbers) and reading.sign:
-                found[name] = reading.sign
-        return found
+                kinds[name] = reading.sign
+        return kinds
 
     def _begin(self, schema: pa.Schema) -> tuple[str, ...]:
-        """Returns the names of the numeric features, which the first block shows. Raises
+        """Returns the names of the numeric features, as determined by the first block. Raises
         InputError.
         """
         if self._numeric is None:
@@ -185,21 +188,27 @@ class Reading:
             return True
         if is_text(kind):
             return False
-        what = f"column {name!r} holds {kind}, which is neither number nor text"
-        raise checks.unusable(self._source, f"{what}; list it in data.categorical or data.drop")
+        raise checks.unusable(
+            self._source,
+            f"column {name!r} must hold numbers or text (got {kind}). List it in data.categorical "
+            "or data.drop.",
+        )
 
     def _refuse_buckets(self, numeric: Sequence[str]) -> None:
         """Raises InputError if buckets are named for a column that is read as numbers."""
         buckets = self._settings.categorical_buckets
         for name in numeric:
             if isinstance(buckets, dict) and name in buckets:
-                text = f"column {name!r} is in data.categorical_buckets, and holds numbers"
-                raise checks.unusable(self._source, f"{text}; list it in data.categorical, too")
+                raise checks.unusable(
+                    self._source,
+                    f"column {name!r} is in data.categorical_buckets but holds numbers. List it in "
+                    "data.categorical too.",
+                )
 
     def _number_block(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
         if self._found is not None:
-            return self._written(name, column)
-        column = decoded(column)
+            return self._read_cells(name, column)
+        column = decode(column)
         if is_time(column.type):
             return floats(dates.days(column))
         if is_number(column.type):
@@ -207,10 +216,12 @@ class Reading:
         if pa.types.is_boolean(column.type):
             return floats(pc.cast(column, pa.int8()))
         if not is_text(column.type):
-            what = f"column {name!r} {self._said('numeric', 'numbers')} and holds {column.type}"
             raise checks.unusable(
                 self._source,
-                f"{what}; {'correct it' if self._settings.as_trained else 'take it out'}",
+                f"column {name!r} held numbers in training (got {column.type}). Correct the column."
+                if self._settings.as_trained
+                else f"column {name!r} is in data.numeric but holds {column.type}. Remove it from "
+                "data.numeric.",
             )
         settings = self._settings
         reading = number_formats.Numbers(
@@ -219,9 +230,9 @@ class Reading:
         numbers = reading.read(pc.cast(column, pa.string()))
         return floats(numbers) if numbers is not None else self._no_number(name, column, reading)
 
-    def _written(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
-        """Reads cells as the first ones were written; notes those that are not, to read the column
-        otherwise.
+    def _read_cells(self, name: str, column: pa.Array) -> npt.NDArray[np.float64]:
+        """Reads cells in the format of the first ones; collects other cells, to read the column
+        again in another way.
         """
         assert self._found is not None  # noqa: S101 - of a stream of text
         reading = self._found.readings[name]
@@ -240,32 +251,29 @@ class Reading:
             and reading.form == self._settings.date_form(name)
         ):
             raise dates.not_all_dates(self._source, name, reading.form)
-        kept = self.odd.setdefault(name, [])
-        if isinstance(reading, number_formats.Numbers) and len(kept) < MOST_ODD:
-            kept += (
-                number_formats.unlike(column, reading).slice(0, MOST_ODD - len(kept)).to_pylist()
+        odd_cells = self.odd.setdefault(name, [])
+        if isinstance(reading, number_formats.Numbers) and len(odd_cells) < MAX_ODD:
+            odd_cells += (
+                number_formats.filter_unlike(column, reading)
+                .slice(0, MAX_ODD - len(odd_cells))
+                .to_pylist()
             )
         return np.full(len(column), np.nan)
 
     def _no_number(self, name: str, column: pa.Array, reading: Any) -> npt.NDArray[np.float64]:
         where = checks.rows(self._source, self._rows + _first_unread(column, reading) + 1)
-        what = (
-            f"column {name!r} {self._said('numeric', 'numbers')} and holds text in {where}; "
-            "correct the value"
-        )
-        remedy = "" if self._settings.as_trained else ", or take the column out of data.numeric"
         raise checks.unusable(
-            self._source, f"{what}, or list it in data.na if it stands for an empty cell{remedy}"
+            self._source,
+            f"column {name!r} held numbers in training and holds text in {where}. Correct the "
+            "value, or list it in data.na if it stands for an empty cell."
+            if self._settings.as_trained
+            else f"column {name!r} is in data.numeric and holds text in {where}. Correct the "
+            "value, list it in data.na if it stands for an empty cell, or remove the column from "
+            "data.numeric.",
         )
-
-    def _said(self, key: str, kind: str) -> str:
-        """Words why a column must be of a kind: by the party's file, or by the training of which it
-        knows nothing.
-        """
-        return f"held {kind} in training" if self._settings.as_trained else f"is in data.{key}"
 
     def _text(self, column: pa.Array) -> pa.Array:
-        """Returns a column of written cells as they stand, without marks; others unchanged."""
+        """Returns a column of text cells without marks; other columns unchanged."""
         if self._found is None or not self._found.marked:
             return column
         return texts.plain(pc.cast(column, pa.string()))
@@ -276,11 +284,10 @@ class Reading:
                 self._words[name] = self._vocabulary(name)
             return self._words[name].codes(self._text(column))
         except pa.ArrowException:
-            what = (
-                f"column {name!r} {self._said('categorical', 'categories')} and holds {column.type}"
-            )
             raise checks.unusable(
-                self._source, f"{what}, which cannot be written as text; drop it"
+                self._source,
+                f"column {name!r} is read as categories, and its values cannot be written as text "
+                f"(got {column.type}). Drop the column.",
             ) from None
 
     def _vocabulary(self, name: str) -> Vocabulary:
@@ -289,29 +296,32 @@ class Reading:
         return Vocabulary(self._source, name, buckets=buckets)
 
     def _label_block(self, name: str, column: pa.Array) -> npt.NDArray[Any]:
-        column = decoded(column)
+        column = decode(column)
         if self._found is not None and name not in self._settings.categorical:
             reading = self._found.readings[name]
             if isinstance(reading, number_formats.Numbers):
-                return self._written(name, column)
+                return self._read_cells(name, column)
         elif self._found is None and is_number(column.type):
             return floats(column)
         if not is_text(column.type):
             role = self._role(name)
-            text = f"{role} column {name!r} holds {column.type}; {role}s are numbers or text"
-            raise checks.unusable(self._source, text)
+            raise checks.unusable(
+                self._source,
+                f"{role} column {name!r} must hold numbers or text (got {column.type}). Convert "
+                "it.",
+            )
         return self._codes_of(name, column)
 
     def labels(self) -> npt.NDArray[Any] | None:
-        """Returns the labels of all rows, [N] float64 or text; None if no column has them. Raises
+        """Returns the labels of all rows, [N] float64 or text; None without a label column. Raises
         InputError.
         """
         name = self._chosen.label
         return None if name is None else self._values_of(name)
 
     def _values_of(self, name: str) -> npt.NDArray[Any]:
-        """Returns the label of all rows, or a column beside it. Raises InputError if one is
-        missing, unless rows without a label are left out.
+        """Returns a label or role column of all rows. Raises InputError if a value is missing,
+        unless rows without a label are left out.
         """
         values = self._values[name].finish()
         if name in self._words:
@@ -323,17 +333,21 @@ class Reading:
         left_out = name == self._settings.label and self._settings.unlabelled == "drop"
         if name not in self.odd and not left_out:
             role = self._role(name)
-            advice = f"leave out the rows without a {role}"
-            if name == self._settings.label:
-                advice += ', or set data.unlabelled to "drop"'
-            checks.require_present(self._source, f"{role} column {name!r}", missing_N, advice)
+            checks.require_present(
+                self._source,
+                f"{role} column {name!r}",
+                missing_N,
+                f'Leave out the rows without a {role}, or set data.unlabelled to "drop".'
+                if name == self._settings.label
+                else f"Leave out the rows without a {role}.",
+            )
         return values
 
     def _role(self, name: str) -> str:
         return self._settings.role_beside(name)
 
     def _split_block(self, name: str, column: pa.Array) -> npt.NDArray[np.int32]:
-        column = decoded(self._text(column))
+        column = decode(self._text(column))
         text = (
             pc.cast(column, pa.string())
             if is_text(column.type)
@@ -346,13 +360,16 @@ class Reading:
         )
         if (codes < 0).any():
             where = checks.rows(self._source, self._rows + int((codes < 0).argmax()) + 1)
-            what = f"column {name!r}, which data.split names, holds something else in {where}"
-            raise checks.unusable(self._source, f"{what}; each value is one of {', '.join(SPLITS)}")
-        found: npt.NDArray[np.int32] = codes
-        return found
+            raise checks.unusable(
+                self._source,
+                f"column {name!r}, which data.split names, must hold {', '.join(SPLITS)} (got "
+                f"something else in {where}). Correct it.",
+            )
+        result: npt.NDArray[np.int32] = codes
+        return result
 
     def splits(self) -> npt.NDArray[np.object_] | None:
-        """Returns the split of each row, [N] text; None if no column says it."""
+        """Returns the split of each row, [N] text; None without a split column."""
         return (
             np.array(SPLITS, object)[np.concatenate(self._split)]
             if self._chosen.split is not None
@@ -364,15 +381,17 @@ def id_texts(source: str, name: str, column: pa.Array) -> pa.Array:
     """Returns ids as text, whole numbers in decimal digits, null if missing. Raises InputError for
     other types.
     """
-    column = decoded(column)
+    column = decode(column)
     if not (
         pa.types.is_integer(column.type)
         or (is_text(column.type) and not pa.types.is_boolean(column.type))
-        # Spark's, and Oracle's.
+        # Spark and Oracle store whole numbers as decimals of scale 0.
         or (pa.types.is_decimal(column.type) and column.type.scale == 0)
     ):
         raise checks.unusable(
-            source, f"id column {name!r} holds {column.type}; ids are text or whole numbers"
+            source,
+            f"id column {name!r} must hold text or whole numbers (got {column.type}). Choose "
+            "another column, or convert it.",
         )
     return pc.cast(column, pa.large_string())
 

@@ -1,8 +1,8 @@
-"""Arrays of rows: small ones in memory, large ones in a file without a name, which is gone when the
-process ends.
+"""Arrays of rows: small ones in memory, large ones in unnamed files, which disappear with the
+process.
 
-A mapped file's pages are the kernel's: it drops them when memory is short. They still count as this
-process's memory while they are mapped, so ``release`` unmaps what has been read.
+The kernel drops pages of a mapped file when memory is short. They count as this process's memory
+while they are mapped, so ``release`` unmaps what was read.
 """
 
 from __future__ import annotations
@@ -24,44 +24,42 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.files import is_full
 
-# Rows that are worked on at once, and bytes of them: an image is many.
+# Maximum rows and bytes of rows that are processed at once.
 PART, PART_BYTES = 1 << 14, 1 << 26
-# Rows that are compared at once.
+# Number of rows that are compared at once.
 _LOOKED_AT = 1 << 20
-# Files, while rows are put in order.
-MOST_PIECES = 64
+# Maximum number of files while rows are sorted.
+MAX_PIECES = 64
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Space:
-    """The place of a party's arrays.
+    """Where a party's arrays are stored.
 
     Args:
-        folder: of the files without a name.
-        most_bytes: an array that is larger lies in a file.
+        folder: of the unnamed files.
+        max_bytes: larger arrays are stored in files.
     """
 
     folder: str
-    most_bytes: int
+    max_bytes: int
 
     @classmethod
     def of(cls, settings: DataSettings) -> Space:
-        """Returns the place that the settings name; without ``scratch``, the system's folder for
-        temporary files.
-        """
+        """Returns the space of the settings, by default in the system's temporary folder."""
         return cls(settings.scratch or tempfile.gettempdir(), settings.memory_mib << 20)
 
     def share(self) -> Space:
-        """Returns the place of what a table has one of in each row, as an id: several copies of it
-        are there at a time, so that each may have a quarter of the memory.
+        """Returns a space with a quarter of the memory, for arrays with one value a row, such as
+        ids: several copies exist at a time.
         """
-        return replace(self, most_bytes=self.most_bytes // 4)
+        return replace(self, max_bytes=self.max_bytes // 4)
 
     def empty(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-        """Returns an array to be filled. Raises InputError if the disk has no room for it."""
+        """Returns an uninitialized array. Raises InputError if the disk has no room for it."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-        if size <= self.most_bytes:
+        if size <= self.max_bytes:
             return np.empty(shape, dtype)
         with self._file(size) as file:
             try:
@@ -70,26 +68,26 @@ class Space:
                 raise self._full(size, error) from None
             return MappedArray.of(file, dtype, shape)
 
-    def taken(self, values: Array, rows: npt.NDArray[np.int64]) -> Array:
-        """Returns ``values[rows]``, for rows of which each is there once. Raises InputError if the
-        disk has no room.
+    def take(self, values: Array, rows: npt.NDArray[np.int64]) -> Array:
+        """Returns ``values[rows]`` for distinct rows, int64 [R]. Raises InputError if the disk is
+        full.
         """
         if getattr(values, "_mmap", None) is None:
             return values[rows]
         into = self.empty((len(rows), *values.shape[1:]), values.dtype)
-        for start, found in self._dealt(values, rows):
-            into[start : start + len(found)] = found
+        for start, piece in self._deal(values, rows):
+            into[start : start + len(piece)] = piece
             release(into)
         return into
 
-    def _dealt(self, values: Array, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, Array]]:
-        """Yields ``values[rows]`` in pieces: (the place of the first row, the rows).
+    def _deal(self, values: Array, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, Array]]:
+        """Yields ``values[rows]`` in pieces: (position of the first row, rows).
 
-        A mapped file is slow to read row by row. So it is read from its beginning, each row is
-        written to the end of the file of its piece, and each piece is put in order in memory.
+        Reading a mapped file row by row is slow. So it is read from its beginning, each row is
+        appended to the file of its piece, and each piece is sorted in memory.
         """
         size = size_of_piece(self, max(1, values[:1].nbytes), len(rows))
-        places_N, files = places_of(rows, len(values)), replace(self, most_bytes=0)
+        places_N, files = places_of(rows, len(values)), replace(self, max_bytes=0)
         pieces = [
             (files.growing((), np.int64), files.growing(values.shape[1:], values.dtype))
             for _ in range(0, len(rows), size)
@@ -98,35 +96,37 @@ class Space:
             places_B = places_N[part].astype(np.int64)
             piece_B = places_B // size
             order_B = np.argsort(piece_B, kind="stable")
-            found, places_B = values[part][order_B], places_B[order_B]
+            block, places_B = values[part][order_B], places_B[order_B]
             ends = np.searchsorted(piece_B[order_B], np.arange(len(pieces) + 1))
             for (places, cells), first, end in zip(pieces, ends[:-1], ends[1:], strict=True):
                 places.append(places_B[first:end])
-                cells.append(found[first:end])
+                cells.append(block[first:end])
             release(values)
         for number, (places, cells) in enumerate(pieces):
-            found = np.asarray(cells.finish())
-            sorted_ = np.empty_like(found)
-            sorted_[places.finish() - number * size] = found
+            block = np.asarray(cells.finish())
+            sorted_ = np.empty_like(block)
+            sorted_[places.finish() - number * size] = block
             yield number * size, sorted_
-            # Before the next one is there.
-            del found, sorted_
+            # Freed before the next piece is read.
+            del block, sorted_
 
-    def concatenated(self, arrays: Sequence[Array]) -> Array:
-        """Returns arrays one below the other. Raises InputError if the disk has no room for it."""
+    def concatenate(self, arrays: Sequence[Array]) -> Array:
+        """Returns arrays concatenated by rows. Raises InputError if the disk has no room for it."""
         into = self.empty((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
         end = 0
         for values in arrays:
             for part in parts_of(values):
-                found = values[part]
-                into[end : end + len(found)] = found
-                end += len(found)
+                block = values[part]
+                into[end : end + len(block)] = block
+                end += len(block)
                 release(values, into)
         return into
 
-    def kept(self, values: Array, dtype: npt.DTypeLike | None = None) -> Array:
-        """Returns an array of rows that lie one after the other in this place, as ``dtype`` if it
-        is given: ``values`` itself if it is such a one. Raises InputError if the disk has no room.
+    def store(self, values: Array, dtype: npt.DTypeLike | None = None) -> Array:
+        """Returns an array stored contiguously in this space, as ``dtype`` if it is given;
+        ``values`` itself if it already is.
+
+        Raises InputError if the disk is full.
         """
         same = dtype is None or values.dtype == dtype
         if same and isinstance(values, MappedArray) and values.descriptor is not None:
@@ -141,14 +141,14 @@ class Space:
         """Writes rows to the end of a file. Raises InputError if the disk is full."""
         try:
             left = np.ascontiguousarray(rows).data.cast("B") if rows.size else memoryview(b"")
-            # Without a buffer, which would be written once more when the file is closed.
+            # Unbuffered: a buffer is written again when the file is closed.
             while left:
                 left = left[file.write(left) :]
         except OSError as error:
             raise self._full(rows.nbytes, error) from None
 
     def growing(self, row: int | tuple[int, ...], dtype: npt.DTypeLike) -> GrowingMatrix:
-        """Returns an array that grows by blocks of rows; ``row``: the shape or width of one."""
+        """Returns an array that grows by blocks of rows. ``row``: the shape or width of a row."""
         return GrowingMatrix(self, (row,) if isinstance(row, int) else row, np.dtype(dtype))
 
     def _file(self, size: int) -> IO[bytes]:
@@ -160,12 +160,16 @@ class Space:
 
     def _full(self, size: int, error: OSError) -> InputError:
         if not is_full(error):
-            text = f"{self.folder}: cannot hold the table's rows ({error.strerror})"
-            return InputError(Code.FILE_INVALID, f"{text}; set data.scratch to another folder")
+            return InputError(
+                Code.FILE_INVALID,
+                f"{self.folder}: cannot hold the table's rows ({error.strerror}). Set "
+                "data.scratch to another folder.",
+            )
         mib = math.ceil(size / 2**20)
-        text = f"{self.folder}: has no room for {mib:,} MiB of the table's rows ({error.strerror})"
         return InputError(
-            Code.FILE_INVALID, f"{text}; make room, or set data.scratch to a folder on another disk"
+            Code.FILE_INVALID,
+            f"{self.folder}: has no room for {mib:,} MiB of the table's rows ({error.strerror}). "
+            "Make room, or set data.scratch to a folder on another disk.",
         )
 
 
@@ -173,37 +177,35 @@ IN_MEMORY = Space("", 1 << 62)
 
 
 class MappedArray(np.memmap[Any, Any]):
-    """An array in a file without a name. ``descriptor``: of the file; None for a part of an
-    array.
-    """
+    """An array in an unnamed file. ``descriptor``: of the file; None for a part of an array."""
 
     descriptor: int | None = None
 
     @classmethod
     def of(cls, file: IO[bytes], dtype: npt.DTypeLike, shape: tuple[int, ...]) -> MappedArray:
-        """Maps a file of this size; it may be closed afterwards."""
+        """Maps a file of this size, which may be closed afterwards."""
         made = cls(file, dtype, "r+", shape=shape)
         made.descriptor = os.dup(file.fileno())
         weakref.finalize(made, os.close, made.descriptor)
         return made
 
     def rows(self, rows: npt.NDArray[np.int64]) -> Array:
-        """Returns the given rows, read from the file and not through memory.
+        """Returns the given rows, int64 [B], read from the file without mapping pages.
 
-        The kernel maps up to 2 MiB around each row that is read through memory: few batches would
+        The kernel maps up to 2 MiB around each row that is read through memory, so a few batches
         map the whole file.
         """
         if self.descriptor is None or not len(self):
             return np.asarray(self[rows])
         size, place = self[:1].nbytes, self.descriptor
-        found = bytearray().join(
+        data = bytearray().join(
             [os.pread(place, size, offset) for offset in (rows * size).tolist()]
         )
-        return np.frombuffer(found, self.dtype).reshape(len(rows), *self.shape[1:])
+        return np.frombuffer(data, self.dtype).reshape(len(rows), *self.shape[1:])
 
 
 class GrowingMatrix:
-    """An array that grows by blocks of rows: in memory at first, in a file once it is too large."""
+    """An array that grows by blocks of rows: in memory at first, in a file when it is too large."""
 
     def __init__(self, space: Space, row: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._space, self._row, self._dtype = space, row, dtype
@@ -212,10 +214,10 @@ class GrowingMatrix:
         self._rows = 0
 
     def append(self, block_N: Array) -> None:
-        """Adds rows. Raises InputError if the disk is full."""
+        """Adds rows, [B, …]. Raises InputError if the disk is full."""
         self._rows += len(block_N)
         self._blocks.append(block_N)
-        if self._file is not None or self._size > self._space.most_bytes:
+        if self._file is not None or self._size > self._space.max_bytes:
             self._write()
 
     def finish(self) -> Array:
@@ -244,8 +246,8 @@ class GrowingMatrix:
 
 
 def places_of(rows: npt.NDArray[np.integer[Any]], n: int) -> npt.NDArray[np.integer[Any]]:
-    """Returns the place of each of ``n`` rows among ``rows``, in which each is once; of a row that
-    is not there, a number beyond all places.
+    """Returns the position of each of ``n`` rows in ``rows``, which are distinct; for other rows a
+    number beyond all positions.
     """
     dtype: Any = np.uint32 if n < 1 << 32 else np.int64
     places_N: npt.NDArray[np.integer[Any]] = np.full(n, np.iinfo(dtype).max, dtype)
@@ -256,13 +258,13 @@ def places_of(rows: npt.NDArray[np.integer[Any]], n: int) -> npt.NDArray[np.inte
 
 
 def size_of_piece(space: Space, row_bytes: int, rows: int) -> int:
-    """Returns how many of ``rows`` rows are put in order in memory at once."""
-    return max(1, min(rows, max(space.most_bytes // (4 * row_bytes), rows // MOST_PIECES + 1)))
+    """Returns how many of ``rows`` rows are sorted in memory at once."""
+    return max(1, min(rows, max(space.max_bytes // (4 * row_bytes), rows // MAX_PIECES + 1)))
 
 
 def is_ascending(rows: npt.NDArray[np.integer[Any]]) -> bool:
-    """Whether each row comes after the one before."""
-    found = all(
+    """Returns whether rows are strictly ascending."""
+    ascending = all(
         bool(
             (
                 rows[start + 1 : start + 1 + _LOOKED_AT] > rows[start : len(rows) - 1][:_LOOKED_AT]
@@ -271,40 +273,38 @@ def is_ascending(rows: npt.NDArray[np.integer[Any]]) -> bool:
         for start in range(0, len(rows), _LOOKED_AT)
     )
     release(rows)
-    return found
+    return ascending
 
 
 def parts(n: int, size: int | None = None) -> Iterator[slice]:
-    """Yields slices of ``range(n)``, of ``size`` or ``PART`` rows, so that little is in memory at
-    once.
-    """
+    """Yields slices of ``range(n)``, of ``size`` or ``PART`` rows, to limit memory."""
     step = size if size is not None else PART
     return (slice(start, start + step) for start in range(0, n, step))
 
 
 def parts_of(values: Array) -> Iterator[slice]:
-    """Yields slices of the rows of ``values``, as ``parts``, of at most ``PART_BYTES`` each."""
-    return parts(len(values), at_once(values[:1].nbytes))
+    """Yields slices of the rows of ``values``, of at most ``PART`` rows and ``PART_BYTES`` bytes
+    each.
+    """
+    return parts(len(values), rows_at_once(values[:1].nbytes))
 
 
-def at_once(row_bytes: int) -> int:
-    """Returns how many rows of a size are worked on at once."""
+def rows_at_once(row_bytes: int) -> int:
+    """Returns how many rows of a size are processed at once."""
     return max(1, min(PART, PART_BYTES // max(1, row_bytes)))
 
 
 def some_rows(values: Array, rows: npt.NDArray[np.int64] | slice) -> Array:
-    """Returns a copy of the given rows, read from the file and not through memory if it has one."""
+    """Returns a copy of the given rows; rows of a mapped file are read without mapping pages."""
     if isinstance(values, MappedArray) and not isinstance(rows, slice):
         return values.rows(rows)
-    found = np.array(values[rows])
+    block = np.array(values[rows])
     release(values)
-    return found
+    return block
 
 
 def release(*arrays: Array) -> None:
-    """Unmaps the pages of mapped arrays; they stay as they are, and are mapped again when they are
-    used.
-    """
+    """Unmaps the pages of mapped arrays, which stay usable."""
     for array in arrays:
         mapped = getattr(array, "_mmap", None)
         if mapped is not None:

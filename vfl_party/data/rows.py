@@ -1,4 +1,4 @@
-"""A party's rows, divided into splits and made ready for encoders."""
+"""A party's rows, divided into splits and prepared for encoders."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from vfl_party.base.seeds import (
     with_fold_first,
 )
 from vfl_party.data import Features, Labels, Preprocessor, Table
-from vfl_party.data.inputs.weights import check_classes, checked_weights
+from vfl_party.data.inputs.weights import check_classes, check_weights
 from vfl_party.data.row_arrays import parts, release
 from vfl_party.models import takes_codes
 
-# Up to it float64 has all whole numbers.
+# The largest number up to which float64 represents all whole numbers.
 _WHOLE = 2**53
 # Ids that are hashed at once.
 _CHUNK = 1 << 14
-# Of a division: the smallest split that a row is in.
+# Codes of a division: the smallest split that contains a row.
 CODES = ("local", "aligned", "train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A party's rows, ready for encoders."""
+    """A party's rows, prepared for encoders."""
 
     table: Table
-    # None: an active party with labels only.
+    # None for an active party with labels only.
     preprocessor: Preprocessor | None
     features: Features | None
     labels: Labels | None
     targets: Tensor | None
     splits: dict[str, Rows]
-    # See division_of.
+    # See ``division_of``; None if every party draws it.
     division: bytes | None = None
-    # What each row counts, as the table has it.
+    # The weight of each row in the loss, as the table has it.
     weights: Tensor | None = None
 
     def cells(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]:
@@ -60,13 +60,16 @@ class Prepared:
         features.
         """
         if self.preprocessor is None:
-            raise InputError(Code.DATA_INVALID, f"{self.table.source}: has no features")
+            raise InputError(
+                Code.DATA_INVALID,
+                f"{self.table.source}: has no features. Give columns in data.columns.",
+            )
         return self.preprocessor.cells(self.table)
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of ids, encoder inputs and targets, hexadecimal: equal only for the same data,
-        prepared alike.
+        """SHA-256 of ids, encoder inputs and targets, in hexadecimal: equal only for the same data
+        with the same preparation.
         """
         digest = hashlib.sha256()
         _add_ids(digest, self.table.ids)
@@ -77,7 +80,7 @@ class Prepared:
 
     @property
     def inputs_digest(self) -> str:
-        """SHA-256 of ids and encoder inputs alone: what processes of one party have alike."""
+        """SHA-256 of ids and encoder inputs: the same in all processes of one party."""
         digest = hashlib.sha256()
         _add_ids(digest, self.table.ids)
         _add_inputs(digest, self.features)
@@ -87,11 +90,11 @@ class Prepared:
 def _add_ids(digest: hashlib._Hash, ids: Sequence[str]) -> None:
     digest.update(ids[0].encode() if ids else b"")
     for start in range(1, len(ids), _CHUNK):
-        digest.update("".join(f"\x00{each}" for each in ids[start : start + _CHUNK]).encode())
+        digest.update("".join(f"\x00{id_}" for id_ in ids[start : start + _CHUNK]).encode())
 
 
 def _add_inputs(digest: hashlib._Hash, features: Features | None, *more: Tensor | None) -> None:
-    """Adds encoder inputs, and tensors of as many rows."""
+    """Adds encoder inputs and tensors with as many rows to a digest."""
     arrays = features.arrays if features is not None else ()
     if features is not None:
         for block in features.blocks():
@@ -108,8 +111,9 @@ def _add_inputs(digest: hashlib._Hash, features: Features | None, *more: Tensor 
 def divide_rows(
     recipe: Recipe, count: int, what: str = "rows", *, drawn: bool = True
 ) -> dict[str, Rows]:
-    """Returns the splits of ``count`` rows, or of ``what`` is divided. ``drawn``: see
-    ``split_rows``. Raises InputError if fewer are for training than must be labelled.
+    """Returns the splits of ``count`` rows (``what``). ``drawn``: see ``split_rows``.
+
+    Raises InputError if there are fewer training rows than must be labelled.
     """
     rows = recipe.rows
     _check_folds(recipe, count, what)
@@ -129,17 +133,18 @@ def divide_rows(
 
 
 def division_of(recipe: Recipe, table: Table) -> bytes | None:
-    """Returns a byte a row, a place in ``CODES``, if ``rows.split`` leaves the division to the
+    """Returns a byte a row, a position in ``CODES``, if ``rows.split`` leaves the division to the
     active party.
 
-    None if every party draws it by itself, or if ``table`` is a passive party's. Raises InputError
-    if the table lacks what the recipe divides by, or if no training rows are left.
+    None if every party draws it, or if ``table`` is a passive party's. Raises InputError if the
+    table lacks what the recipe divides by, or if no training rows are left.
     """
     rows, n = recipe.rows, len(table)
     if table.splits is not None and rows.split != "column":
-        text = f'data.split is given, but the recipe has rows.split = "{rows.split}"'
         raise InputError(
-            Code.CONFIG_INVALID, f'{table.source}: {text}; set it to "column", or remove data.split'
+            Code.CONFIG_INVALID,
+            f'{table.source}: data.split needs rows.split = "column" in the recipe (got '
+            f'"{rows.split}"). Set it, or remove data.split.',
         )
     if rows.split == "random" or (table.labels is None and rows.align != "none"):
         return None
@@ -149,15 +154,18 @@ def division_of(recipe: Recipe, table: Table) -> bytes | None:
         else cut_order(*_order(recipe, table), rows.aligned, rows.labelled)
     )
     _check_labelled(recipe, splits)
-    division = coded(splits, n)
+    division = encode_division(splits, n)
     if not is_division(division):
-        text = f'no row is left for training, divided by rows.split = "{rows.split}"'
-        raise InputError(Code.DATA_INVALID, f"{table.source}: {text}; give more rows")
+        raise InputError(
+            Code.DATA_INVALID,
+            f'{table.source}: rows.split = "{rows.split}" leaves no row for training. Give more '
+            "rows.",
+        )
     return division
 
 
-def coded(splits: Mapping[str, Rows], n: int) -> bytes:
-    """Returns a byte for each of ``n`` rows: the place in ``CODES`` of its smallest split."""
+def encode_division(splits: Mapping[str, Rows], n: int) -> bytes:
+    """Returns a byte for each of ``n`` rows: the position in ``CODES`` of its smallest split."""
     codes = np.zeros(n, np.uint8)
     for code, name in enumerate(CODES):
         codes[splits[name]] = code
@@ -165,15 +173,18 @@ def coded(splits: Mapping[str, Rows], n: int) -> bytes:
 
 
 def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
-    """Returns the rows in the order that ``cut_order`` cuts, and how many are for test and
-    validation, by a column or by classes. Raises InputError.
+    """Returns the rows in the order for ``cut_order``, and the numbers of test and validation rows,
+    by a column or by classes.
+
+    Raises InputError.
     """
     rows, n = recipe.rows, len(table)
     if rows.split == "column":
         if table.splits is None:
-            text = 'the recipe has rows.split = "column", and data.split does not name the column'
             raise InputError(
-                Code.CONFIG_INVALID, f"{table.source}: {text}; it holds train, validation or test"
+                Code.CONFIG_INVALID,
+                f'{table.source}: the recipe has rows.split = "column", and data.split is missing. '
+                "Name the column that holds train, validation or test.",
             )
         order = permutation(derive_seed(recipe.seed, "split"), n)
         parts = {
@@ -187,9 +198,11 @@ def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
         _check_whole(recipe, table)
     else:
         if recipe.task.kind not in ("binary", "multiclass"):
-            kind = recipe.task.kind
-            text = f'recipe: rows.split = "stratified" divides by classes, and a {kind} has none'
-            raise InputError(Code.CONFIG_INVALID, f'{text}; take "random" or "column"')
+            raise InputError(
+                Code.CONFIG_INVALID,
+                'recipe: rows.split = "stratified" divides by classes, and the task has none (got '
+                f'task.kind = "{recipe.task.kind}"). Choose "random" or "column".',
+            )
         assert table.labels is not None  # noqa: S101 - the recipe refuses it without an alignment
         _check_folds(recipe, n)
         n_validation = round(n * rows.validation)
@@ -201,69 +214,74 @@ def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
 
 
 def _whole_groups(recipe: Recipe, table: Table) -> dict[str, Rows]:
-    """Divides the groups as ``divide_rows`` does rows, and returns the rows of each part. Raises
+    """Divides the groups as ``divide_rows`` does rows, and returns the rows of each split. Raises
     InputError.
     """
     if table.groups is None:
-        text = 'the recipe has rows.split = "grouped", and data.group is missing'
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{table.source}: {text}; name the column that says which rows belong together",
+            f'{table.source}: the recipe has rows.split = "grouped", and data.group is missing. '
+            "Name the column that says which rows belong together.",
         )
     names, group_N = np.unique(table.groups, return_inverse=True)
-    found = divide_rows(recipe, len(names), what="groups")
-    return {split: np.flatnonzero(np.isin(group_N, groups)) for split, groups in found.items()}
+    splits = divide_rows(recipe, len(names), what="groups")
+    return {split: np.flatnonzero(np.isin(group_N, groups)) for split, groups in splits.items()}
 
 
 def _check_whole(recipe: Recipe, table: Table) -> None:
-    """Raises InputError if a column of splits divides the rows of a query of a ranking."""
+    """Raises InputError if a split column divides the rows of a ranking's query."""
     if recipe.task.kind != "ranking" or table.groups is None or table.splits is None:
         return
     query_N, split_N = (
-        np.unique(each, return_inverse=True)[1].reshape(-1) for each in (table.groups, table.splits)
+        np.unique(values, return_inverse=True)[1].reshape(-1)
+        for values in (table.groups, table.splits)
     )
     both = np.unique(np.stack([query_N, split_N], axis=1), axis=0)
     divided_queries = int((np.bincount(both[:, 0]) > 1).sum())
     if divided_queries:
-        text = f"data.split gives the rows of {divided_queries} queries different splits"
         raise InputError(
             Code.DATA_INVALID,
-            f"{table.source}: {text}; give all rows of a query the same",
+            f"{table.source}: data.split gives the rows of {divided_queries} "
+            f"{'query' if divided_queries == 1 else 'queries'} different splits. Give all rows of "
+            "a query the same split.",
         )
 
 
 def is_division(division: bytes) -> bool:
-    """Whether every byte is a place in ``CODES``, and some row is for training."""
+    """Returns whether every byte is a position in ``CODES``, and some row is for training."""
     codes = np.frombuffer(division, np.uint8)
     return bool((codes < len(CODES)).all() and (codes == CODES.index("train")).any())
 
 
-def divided(division: bytes) -> dict[str, Rows]:
-    """Returns the row numbers of the splits, as ``split_rows`` does."""
+def decode_division(division: bytes) -> dict[str, Rows]:
+    """Returns the row numbers of each split, as ``split_rows`` does."""
     codes = np.frombuffer(division, np.uint8)
     local, aligned, train, validation, test = (codes == code for code in range(len(CODES)))
-    found = {"train": np.flatnonzero(train)}
-    # Of many rows, one array for splits that are the same.
-    found["aligned"] = np.flatnonzero(aligned | train) if aligned.any() else found["train"]
-    found["local"] = np.flatnonzero(local | aligned | train) if local.any() else found["aligned"]
-    return found | {"validation": np.flatnonzero(validation), "test": np.flatnonzero(test)}
+    splits = {"train": np.flatnonzero(train)}
+    # Splits with the same rows share one array.
+    splits["aligned"] = np.flatnonzero(aligned | train) if aligned.any() else splits["train"]
+    splits["local"] = np.flatnonzero(local | aligned | train) if local.any() else splits["aligned"]
+    return splits | {"validation": np.flatnonzero(validation), "test": np.flatnonzero(test)}
 
 
 def _check_folds(recipe: Recipe, count: int, what: str = "rows") -> None:
     folds = recipe.rows.folds
     if folds is not None and count < folds:
-        text = f"recipe: rows: folds = {folds}, but there are only {count} {what}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; take fewer folds, or give more {what}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: rows.folds must be at most {count}, the number of {what} (got {folds}). Use "
+            f"fewer folds, or give more {what}.",
+        )
 
 
 def _check_labelled(recipe: Recipe, splits: dict[str, Rows]) -> None:
     wanted = recipe.rows.labelled
     if wanted is not None and len(splits["train"]) < wanted:
-        text = (
-            f"recipe: rows: labelled = {wanted}, but only {len(splits['aligned'])} rows are "
-            "aligned and for"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: rows.labelled must be at most {len(splits['train'])}, the number of aligned "
+            f"training rows (got {wanted}). Reduce it, or give more rows.",
         )
-        raise InputError(Code.CONFIG_INVALID, f"{text} training; ask for fewer, or give more rows")
 
 
 def prepare(
@@ -278,25 +296,33 @@ def prepare(
     tabular: bool = True,
     own_labels: bool = False,
 ) -> Prepared:
-    """Splits the rows and learns statistics, vocabularies and classes from the training rows.
-    Raises InputError.
+    """Splits the rows, and learns statistics, vocabularies and classes from the training rows.
 
-    ``unaligned``: rows that not all parties have; they come after those of ``table``, in the split
-    ``local``. ``division``: the active party's, see ``division_of``; None: drawn here.
-    ``tabular``: whether the columns are for an encoder. ``own_labels``: at the active party,
-    whether the labels of rows that not all parties have are wanted: their rows are the split
-    ``own``, if ``rows.labelled`` does not say that fewer labels are known.
+    Args:
+        recipe: of the run.
+        name: the party.
+        table: its aligned rows.
+        settings: of the table.
+        encoder: of the party.
+        unaligned: rows that some parties lack; they follow those of ``table``, in the split
+            ``local``.
+        division: the active party's, see ``division_of``; None to draw it here.
+        tabular: whether the columns are for an encoder.
+        own_labels: at the active party, whether to use the labels of unaligned rows: they are the
+            split ``own``, unless ``rows.labelled`` limits the labels.
+
+    Raises InputError.
     """
     if recipe.rows.align == "none" and unaligned:
-        text = (
-            'data.unaligned names rows that other parties lack, and with rows.align = "none" '
-            "all rows are such"
-        )
         raise InputError(
-            Code.CONFIG_INVALID, f"{table.source}: {text}; add them to data.source, and remove it"
+            Code.CONFIG_INVALID,
+            f'{table.source}: data.unaligned must be absent with rows.align = "none", where no '
+            "row is aligned. Add these rows to data.source, and remove data.unaligned.",
         )
     place = recipe.party(name)
-    splits = divided(division) if division is not None else divide_rows(recipe, len(table.ids))
+    splits = (
+        decode_division(division) if division is not None else divide_rows(recipe, len(table.ids))
+    )
     preprocessor = features = labels = targets = weights = None
     if place is None or place.features:
         preprocessor = Preprocessor.fit(
@@ -312,12 +338,11 @@ def prepare(
             and preprocessor.image_shape is not None
             and settings.scale == "standard"
         ):
-            text = (
-                "every party would scale its images by its own rows, and the bottoms are averaged"
-            )
             raise InputError(
                 Code.CONFIG_INVALID,
-                f'{table.source}: {text}; set data.scale = "minmax" at every party',
+                f'{table.source}: data.scale = "standard" scales each party\'s images by its own '
+                'rows, but the bottom models are averaged. Set data.scale = "minmax" at every '
+                "party.",
             )
         features = preprocessor.transform(table)
         end = len(table)
@@ -329,7 +354,7 @@ def prepare(
     if place is not None and place.role == "active":
         scale = settings.label_scale
         raw = _all_labels(table, settings, recipe.task.kind)
-        _check_beside(recipe, table, settings)
+        _check_roles(recipe, table, settings)
         labels = Labels.fit(
             raw,
             recipe.task,
@@ -341,16 +366,16 @@ def prepare(
         targets = labels.encode(raw) if raw is not None else None
         check_classes(recipe.task, labels)
         if settings.weight is not None:
-            weights = checked_weights(table.source, settings.weight, table.beside[settings.weight])
+            weights = check_weights(table.source, settings.weight, table.beside[settings.weight])
         if own_labels and targets is not None and recipe.rows.labelled is None:
             known = [more for more in unaligned if more.labels is not None]
-            targets, weights = _followed(recipe, settings, labels, known, targets, weights)
+            targets, weights = _append_labels(recipe, settings, labels, known, targets, weights)
             own = np.setdiff1d(splits["local"], splits["aligned"])
             splits["own"] = own[own < len(targets)]
     return Prepared(table, preprocessor, features, labels, targets, splits, division, weights)
 
 
-def _followed(
+def _append_labels(
     recipe: Recipe,
     settings: DataSettings,
     labels: Labels,
@@ -365,32 +390,41 @@ def _followed(
         targets = torch.cat([targets, labels.encode(raw)])
         if weights is not None and settings.weight is not None:
             column = table.beside[settings.weight]
-            weights = torch.cat([weights, checked_weights(table.source, settings.weight, column)])
+            weights = torch.cat([weights, check_weights(table.source, settings.weight, column)])
     return targets, weights
 
 
-def _check_beside(recipe: Recipe, table: Table, settings: DataSettings) -> None:
-    """Raises InputError if the settings name a column that the recipe has no use for."""
-    kind, text = recipe.task.kind, ""
-    if settings.event is not None and kind != "survival":
-        text = f"data.event is for a survival task, and the recipe's is {kind}"
-    if settings.weight is not None and recipe.task.compares:
-        text = f"data.weight: the loss of a {kind} task compares rows, and weighs none"
-    if settings.group is not None and kind != "ranking" and recipe.rows.split != "grouped":
-        text = f'data.group is for a ranking and for rows.split = "grouped"; the task is {kind}'
-        text = f'{text}, and rows.split = "{recipe.rows.split}"'
-    if text:
-        raise InputError(Code.CONFIG_INVALID, f"{table.source}: {text}; remove it")
+def _check_roles(recipe: Recipe, table: Table, settings: DataSettings) -> None:
+    """Raises InputError if the settings name a role column that the recipe does not use."""
+    kind, event, weight, group = recipe.task.kind, settings.event, settings.weight, settings.group
+    if event is not None and kind != "survival":
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{table.source}: data.event is for a survival task (got {kind}). Remove data.event.",
+        )
+    if weight is not None and recipe.task.compares:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{table.source}: data.weight cannot be used with a {kind} task, whose loss compares "
+            "rows. Remove data.weight.",
+        )
+    if group is not None and kind != "ranking" and recipe.rows.split != "grouped":
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'{table.source}: data.group is for a ranking task or rows.split = "grouped" (got a '
+            f'{kind} task and rows.split = "{recipe.rows.split}"). Remove data.group.',
+        )
     groups = table.groups
     if groups is not None and groups.dtype.kind == "f" and (np.abs(groups) > _WHOLE).any():
-        text = f"group column {settings.group!r} has numbers above 2^53, which would be rounded"
-        raise InputError(Code.DATA_INVALID, f"{table.source}: {text}; begin each with a letter")
+        raise InputError(
+            Code.DATA_INVALID,
+            f"{table.source}: group column {group!r} has numbers above 2^53, which are rounded. "
+            "Begin each with a letter.",
+        )
 
 
 def _all_labels(table: Table, settings: DataSettings, kind: str) -> npt.NDArray[Any] | None:
-    """Returns the labels as the table has them, [N], or [N, labels] if there are several
-    columns.
-    """
+    """Returns the labels as in the table, [N], or [N, labels] of several columns."""
     pair = settings.group if kind == "ranking" else settings.event
     others = (*settings.labels[1:], *([pair] if pair is not None else []))
     if table.labels is None or not others:

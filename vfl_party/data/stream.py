@@ -1,4 +1,4 @@
-"""A table as it comes, in blocks of rows: what every reader of a table gives."""
+"""A table in blocks of rows: the result of every reader of a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from vfl_common.config.data import ROW
 from vfl_party.data import checks
-from vfl_party.data.vocabulary import decoded
+from vfl_party.data.vocabulary import decode
 
 # Before the text of a cell that was a number to its source, of Excel or a database: it has no
 # decimal comma and no thousands sign, whatever the cells beside it have. The character is for
@@ -24,20 +24,20 @@ class Stream:
     """The rows of a table in blocks, so that a table may be larger than memory.
 
     Args:
-        source: the table's name in sentences for people; it holds no password.
+        source: the table's name in errors, without a password.
         names: of all columns, in the order of the table.
-        as_written: whether cells are text as a person wrote it, whose type is to be found, as in a
-            CSV file; if not, columns have the types that the table declares. Cells that were
+        as_written: whether cells are text as a person wrote it, whose type must be found, as in a
+            CSV file; otherwise columns have the types that the table declares. Cells that were
             numbers begin with ``NUMBER``.
-        blocks: called with the names of the wanted columns; reads the table from its beginning and
-            yields blocks of these columns, in this order. It may be called several times. It raises
-            InputError if the table cannot be read, or has changed since it was opened.
+        blocks: reads the wanted columns from the beginning of the table, in blocks. It may be
+            called several times. It raises InputError if the table cannot be read, or has changed
+            since it was opened.
         separator: between the cells of a text file.
-        notes: what the reader has guessed, a sentence each, with the key that decides it.
-        found: likewise, what only reading to the end shows: there once the last block has come.
+        notes: guesses of the reader, with the key that decides each.
+        late_notes: likewise, notes that are known once the last block has been read.
         ordered: whether the rows come in the same order each time.
-        unsorted: which rows are the first ones, if nobody has put them in order: a note for
-            settings that take some by their place.
+        unsorted: which rows are the first ones of unordered rows: a note for settings that take
+            some rows by position.
     """
 
     source: str
@@ -46,7 +46,7 @@ class Stream:
     blocks: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
     separator: str | None = None
     notes: tuple[str, ...] = ()
-    found: list[str] = field(default_factory=list)
+    late_notes: list[str] = field(default_factory=list)
     ordered: bool = True
     unsorted: str = ""
 
@@ -54,8 +54,7 @@ class Stream:
 def without_headers(stream: Stream) -> Stream:
     """Returns the same table, which raises InputError if a row repeats the names of the columns.
 
-    Files that were put together have such rows; each of them would make words of all columns of
-    numbers.
+    Concatenated files have such rows, which turn all columns of numbers into words.
     """
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -63,12 +62,10 @@ def without_headers(stream: Stream) -> Stream:
         for batch in stream.blocks(wanted):
             place = _header_in(batch)
             if place >= 0:
-                what = (
-                    f"{checks.rows(stream.source, seen + place + 1)} repeats the names of the "
-                    "columns"
-                )
                 raise checks.unusable(
-                    stream.source, f"{what}, as when files are put together; delete it"
+                    stream.source,
+                    f"{checks.rows(stream.source, seen + place + 1)} repeats the names of the "
+                    "columns, as when files are concatenated. Delete the row.",
                 )
             yield batch
             seen += batch.num_rows
@@ -77,28 +74,32 @@ def without_headers(stream: Stream) -> Stream:
 
 
 def _header_in(batch: pa.RecordBatch) -> int:
-    """Returns the place of the first row whose cells are the names of their columns; -1 if there is
-    none.
+    """Returns the position of the first row whose cells are the names of their columns; -1 if there
+    is none.
     """
     # A word may well be called as its column is.
     if batch.num_columns < 2:
         return -1
-    found = pa.array(np.arange(batch.num_rows))
+    rows = pa.array(np.arange(batch.num_rows))
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        same = pc.equal(pc.utf8_trim_whitespace(column.take(found)), name)
-        found = found.filter(pc.fill_null(same, False))
-        if not len(found):
+        same = pc.equal(pc.utf8_trim_whitespace(column.take(rows)), name)
+        rows = rows.filter(pc.fill_null(same, False))
+        if not len(rows):
             return -1
-    return int(found[0].as_py())
+    return int(rows[0].as_py())
 
 
 def with_row_numbers(stream: Stream) -> Stream:
-    """Returns the same table with a column ``row`` before the others: the number of the row, from
-    0, as text. Raises InputError if the rows have no order.
+    """Returns the same table with a first column ``row``: the row number from 0, as text.
+
+    Raises InputError if the rows have no order.
     """
     if not stream.ordered:
-        text = f'data.id = "{ROW}" is the number of a row, and the rows of a database have no order'
-        raise checks.unusable(stream.source, f"{text}; name a column of its own")
+        raise checks.unusable(
+            stream.source,
+            f'data.id = "{ROW}" is the row number, but the rows of a database have no order. Name '
+            "an id column.",
+        )
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         # Some column must be read, or a block would not know how many rows it has.
@@ -113,24 +114,24 @@ def with_row_numbers(stream: Stream) -> Stream:
     return replace(stream, names=(ROW, *stream.names), blocks=blocks)
 
 
-def emptied(stream: Stream, words: Sequence[str]) -> Stream:
-    """Returns the same table, in which a cell is empty if it is one of ``words``, without white
-    space at its ends.
+def clear_words(stream: Stream, words: Sequence[str]) -> Stream:
+    """Returns the same table with empty cells for those of ``words``, ignoring white space at their
+    ends.
 
-    Columns that hold no text stay as they are.
+    Columns without text are unchanged.
     """
     texts = [word.strip() for word in words]
     empty = pa.array([*texts, *(NUMBER + text for text in texts)], pa.string())
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         for batch in stream.blocks(wanted):
-            columns = [_emptied(decoded(column), empty) for column in batch.columns]
+            columns = [_clear_words(decode(column), empty) for column in batch.columns]
             yield pa.RecordBatch.from_arrays(columns, batch.schema.names)
 
     return replace(stream, blocks=blocks) if words else stream
 
 
-def _emptied(column: pa.Array, empty: pa.Array) -> pa.Array:
+def _clear_words(column: pa.Array, empty: pa.Array) -> pa.Array:
     types = pa.types
     if not (
         types.is_string(column.type)
@@ -139,5 +140,5 @@ def _emptied(column: pa.Array, empty: pa.Array) -> pa.Array:
     ):
         return column
     text = pc.cast(column, pa.large_string())
-    found = pc.is_in(pc.utf8_trim_whitespace(text), value_set=pc.cast(empty, pa.large_string()))
-    return pc.if_else(found, pa.scalar(None, pa.large_string()), text)
+    is_empty = pc.is_in(pc.utf8_trim_whitespace(text), value_set=pc.cast(empty, pa.large_string()))
+    return pc.if_else(is_empty, pa.scalar(None, pa.large_string()), text)

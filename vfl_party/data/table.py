@@ -17,13 +17,13 @@ from vfl_party.data.ids import IdCounts, Ids
 from vfl_party.data.pixels import Pixels, is_whole, to_unit
 from vfl_party.data.row_arrays import IN_MEMORY, Space, parts, parts_of, release, some_rows
 
-MOST_CLASSES_SHOWN = 20
+MAX_CLASSES_SHOWN = 20
 
 
 @dataclass(frozen=True, eq=False)
 class Categories:
-    """Cells of text columns. ``codes_NK``: int32 places in a column's ``words``, -1 if missing; not
-    sorted.
+    """Cells of text columns. ``codes_NK``: int32 positions in a column's ``words``, -1 if missing;
+    words are not sorted.
     """
 
     codes_NK: npt.NDArray[np.int32]  # noqa: N815 - the shape is part of the name
@@ -31,27 +31,28 @@ class Categories:
 
     def texts(self) -> npt.NDArray[np.object_]:
         """Returns [N, K] text, None if missing."""
-        found = np.empty(self.codes_NK.shape, object)
+        texts = np.empty(self.codes_NK.shape, object)
         for k, words in enumerate(self.words):
-            found[:, k] = np.array([*words, None], object)[self.codes_NK[:, k]]
-        return found
+            texts[:, k] = np.array([*words, None], object)[self.codes_NK[:, k]]
+        return texts
 
     def select(self, columns: Sequence[int]) -> Categories:
         """Returns the given columns."""
         return Categories(self.codes_NK[:, list(columns)], tuple(self.words[k] for k in columns))
 
 
-# Why a row of a source is not in its table.
+# Reasons why a row of a source is not in its table.
 LEFT_OUT = ("", "without an id", "with a repeated id", "without a label")
 
 
 @dataclass(frozen=True, eq=False)
 class InputRows:
-    """All rows of a source, in its order, for results that fit beside it.
+    """All rows of a source, in its order, to write results with the same rows.
 
-    ids: the columns that are one id together, [S] each, as the source has them. left_out: [S]
-    places in ``LEFT_OUT``. separator, decimal: of a text file's cells and numbers; None of another
-    source.
+    Args:
+        ids: the columns of the id, [S] each, as in the source.
+        left_out: uint8 [S], positions in ``LEFT_OUT``.
+        separator, decimal: of a text file's cells and numbers; None for other sources.
     """
 
     ids: tuple[pa.Array | pa.ChunkedArray, ...]
@@ -66,7 +67,7 @@ class InputRows:
         """Returns the given rows."""
         return replace(
             self,
-            ids=tuple(each.take(pa.array(rows)) for each in self.ids),
+            ids=tuple(column.take(pa.array(rows)) for column in self.ids),
             left_out=self.left_out[rows],
         )
 
@@ -75,15 +76,21 @@ class InputRows:
 class Table:
     """Rows in canonical order: sorted by the UTF-8 bytes of their ids; all arrays in that order.
 
-    numeric_NF: NaN if a value is missing; images_NCHW: pixels as the source has them, bytes,
-    uint16 or float32, which ``pixels`` scales; labels: [N] float64 numbers or text (dtype object),
-    None if none were read; splits: [N] text, ``train``, ``validation`` or ``test``, if the source
-    says it; counts: of the source's rows, also of those that are left out because of their ids;
-    notes: what was guessed, a sentence each; space: where its arrays lie; kinds, style: see
-    ``collect.Columns``; own: the source's rows, if the settings keep them, and places_N: the place
-    of each row among these; beside: see ``columns.Rows``; group: the name of the column of it that
-    ``data.group`` names. A table has columns or images; an active party without features has
-    neither.
+    Args:
+        numeric_NF: float32 [N, F], NaN if missing.
+        images_NCHW: pixels as in the source, bytes, uint16 or float32, which ``pixels`` scales.
+        labels: [N] float64 or text (object); None if they were not read.
+        splits: [N] text, ``train``, ``validation`` or ``test``, if the source has them.
+        counts: of the source's rows, with those left out.
+        notes: what was guessed.
+        space: of its arrays.
+        kinds, style: see ``columns.Columns``.
+        own: the source's rows, if the settings keep them.
+        places_N: int64 [N], the position of each row among ``own``.
+        beside: see ``columns.Rows``.
+        group: the name of the column that ``data.group`` names.
+
+    A table has columns or images; an active party without features has neither.
     """
 
     source: str
@@ -107,7 +114,7 @@ class Table:
 
     @property
     def groups(self) -> npt.NDArray[Any] | None:
-        """The group of each row, [N] float64 or text; None if no column says it, or if it was not
+        """The group of each row, [N] float64 or text; None without a group column, or if it was not
         read.
         """
         return None if self.group is None else self.beside.get(self.group)
@@ -116,14 +123,14 @@ class Table:
         return len(self.ids)
 
     def select(self, rows: npt.NDArray[np.int64], ids: Ids | None = None) -> Table:
-        """Returns the rows at the given positions, in the given order; ``ids``: theirs, if they are
-        known.
+        """Returns the rows at the given positions, int64 [B], in their order. ``ids``: theirs, if
+        they are known.
         """
 
         def pick(
             values: npt.NDArray[Any] | None, space: Space = self.space
         ) -> npt.NDArray[Any] | None:
-            return None if values is None else space.taken(values, rows)
+            return None if values is None else space.take(values, rows)
 
         share = self.space.share()
         words = self.categorical
@@ -133,20 +140,24 @@ class Table:
             numeric_NF=pick(self.numeric_NF),
             categorical=None
             if words is None
-            else replace(words, codes_NK=self.space.taken(words.codes_NK, rows)),
+            else replace(words, codes_NK=self.space.take(words.codes_NK, rows)),
             images_NCHW=pick(self.images_NCHW),
             labels=pick(self.labels, share),
             splits=pick(self.splits, share),
             places_N=pick(self.places_N, share),
-            beside={name: self.space.taken(values, rows) for name, values in self.beside.items()},
+            beside={name: self.space.take(values, rows) for name, values in self.beside.items()},
         )
 
     def pixels(self, rows: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float32]:
-        """Returns the images of the given rows, or of all, [B, C, H, W]: 0 to 1 if the source holds
-        bytes. Raises InputError if the table has no images.
+        """Returns the images of the given rows, or of all, float32 [B, C, H, W]: 0 to 1 if the
+        source holds integers.
+
+        Raises InputError if the table has no images.
         """
         if self.images_NCHW is None:
-            raise checks.unusable(self.source, "holds columns, and no images")
+            raise checks.unusable(
+                self.source, "holds columns and no images. Give a source of images."
+            )
         return to_unit(some_rows(self.images_NCHW, slice(None) if rows is None else rows))
 
     def among(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
@@ -155,10 +166,10 @@ class Table:
 
 
 def describe(table: Table) -> list[str]:
-    """Returns lines for a person who checks a data set: counts and names of columns, labels with
-    their counts.
+    """Returns lines for a person who checks a data set: counts and names of columns, and label
+    counts.
 
-    They hold no id and no feature value.
+    They show no id and no feature value.
     """
     lines = [f"rows: {len(table)}"]
     if table.images_NCHW is not None:
@@ -186,9 +197,10 @@ def describe(table: Table) -> list[str]:
 def counted(
     categories: Categories, k: int, rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Returns how many cells of column ``k`` hold each of its words, and then how many are missing.
+    """Returns how many cells of column ``k`` hold each of its words, then how many are missing,
+    int64 [words + 1].
 
-    ``rows``: only these.
+    ``rows``: int64, only these rows.
     """
     codes_NK, size = categories.codes_NK, len(categories.words[k])
     counts = np.zeros(size + 1, np.int64)
@@ -216,7 +228,7 @@ def _missing(names: tuple[str, ...], counts: list[int]) -> list[str]:
 
 def _label_summary(labels: npt.NDArray[Any]) -> list[str]:
     values, counts = np.unique(labels, return_counts=True)
-    if len(values) > MOST_CLASSES_SHOWN:
+    if len(values) > MAX_CLASSES_SHOWN:
         if labels.dtype == object:
             return [f"labels: text, {len(values)} different values"]
         return [
@@ -224,8 +236,8 @@ def _label_summary(labels: npt.NDArray[Any]) -> list[str]:
             f"{labels.max():g},"
             f" mean {labels.mean():g}, standard deviation {labels.std():g}"
         ]
-    shown = [
+    lines = [
         f"{shortened(value) if isinstance(value, str) else f'{value:g}'}: {n}"
         for value, n in zip(values, counts, strict=True)
     ]
-    return [f"labels: {len(values)} different values", *(f"  {line}" for line in shown)]
+    return [f"labels: {len(values)} different values", *(f"  {line}" for line in lines)]

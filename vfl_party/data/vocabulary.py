@@ -1,4 +1,4 @@
-"""Collects the categories of one column while its rows come."""
+"""Collects the categories of one column, block by block."""
 
 from __future__ import annotations
 
@@ -15,28 +15,30 @@ import pyarrow.compute as pc
 
 from vfl_party.data import checks
 
-# Categories of a column; more are text that says nothing about other rows.
-MOST_WORDS = 1 << 20
+# Maximum categories of a column; more are free text.
+MAX_WORDS = 1 << 20
 
 
 @dataclass
 class Vocabulary:
     """Categories of one column, in the order in which they appear.
 
-    ``buckets``: into how many its values are hashed, each a category called by its number; None:
-    each value is a category.
+    ``buckets``: number of buckets into which values are hashed, each a category called by its
+    number; None if each value is a category.
     """
 
     source: str
     name: str
     places: dict[Any, int] = field(default_factory=dict)
-    # Of the values, until all have come.
+    # Arrow type of the values.
     kind: pa.DataType | None = None
     buckets: int | None = None
     seen: Digests = field(default_factory=lambda: Digests())
 
     def codes(self, column: pa.Array) -> npt.NDArray[np.int32]:
-        """Returns [B] codes, -1 if missing. Raises InputError if there are too many categories."""
+        """Returns codes, int32 [B], -1 if missing. Raises InputError if there are too many
+        categories.
+        """
         encoded = pc.dictionary_encode(_category_values(column))
         values = encoded.dictionary.to_pylist()
         if self.buckets is None:
@@ -45,22 +47,21 @@ class Vocabulary:
             digests_V = digests_of(values)
             self.kind, values = pa.int64(), (digests_V % np.uint64(self.buckets)).tolist()
             self.seen.add(digests_V)
-        places = [self.places.setdefault(each, len(self.places)) for each in values]
-        if len(self.places) > MOST_WORDS:
-            text = (
-                f"column {self.name!r} has more than {MOST_WORDS:,} categories; list it in "
-                "data.drop, or in data.numeric if it holds numbers"
-            )
+        places = [self.places.setdefault(value, len(self.places)) for value in values]
+        if len(self.places) > MAX_WORDS:
             raise checks.unusable(
-                self.source, f"{text}, or hash its values with data.categorical_buckets"
+                self.source,
+                f"column {self.name!r} has more than {MAX_WORDS:,} categories. List it in "
+                "data.drop, or in data.numeric if it holds numbers, or hash its values with "
+                "data.categorical_buckets.",
             )
         local_B = pc.fill_null(encoded.indices, len(places)).to_numpy(zero_copy_only=False)
         codes_B: npt.NDArray[np.int32] = np.array([*places, -1], np.int32)[local_B]
         return codes_B
 
     def texts(self) -> tuple[str, ...]:
-        """Returns the categories as text; whole floats lose their '.0', so that 1 is one category
-        in all files.
+        """Returns the categories as text; whole floats lose their '.0', so that 1 is the same
+        category in all files.
         """
         values = pa.array(list(self.places), self.kind)
         if pa.types.is_floating(values.type):
@@ -69,26 +70,26 @@ class Vocabulary:
         return tuple(pc.cast(values, pa.string()).to_pylist())
 
     def all_texts(self, codes_N: npt.NDArray[np.int32]) -> npt.NDArray[np.object_]:
-        """Returns [N] text of all rows, None if missing; equal ones are one object."""
+        """Returns the text of all rows, object [N], None if missing; equal texts are one object."""
         texts: npt.NDArray[np.object_] = np.array([*self.texts(), None], object)
         return texts[codes_N]
 
-    def shared(self) -> str:
-        """Words how many values share a bucket with another one; '' if the values have none."""
+    def describe_shared(self) -> str:
+        """Returns a note about the values that share a bucket; '' without buckets."""
         if self.buckets is None:
             return ""
         values = self.seen.all()
         used, times = np.unique(values % np.uint64(self.buckets), return_counts=True)
         share = int(times[times > 1].sum())
-        text = f"column {self.name!r}: {len(values):,} values are hashed into {self.buckets:,}"
         return (
-            f"{text} buckets, of which {len(used):,} are used; {share:,} values share theirs with "
-            "another; data.categorical_buckets"
+            f"column {self.name!r}: {len(values):,} values are hashed into {self.buckets:,} "
+            f"buckets, of which {len(used):,} are used, and {share:,} values share a bucket. To "
+            "change this, set data.categorical_buckets."
         )
 
 
 class Digests:
-    """The different digests of a column's values, in eight bytes each, while its rows come."""
+    """The distinct digests of a column's values, in eight bytes each, collected block by block."""
 
     def __init__(self) -> None:
         self._all = np.empty(0, np.uint64)
@@ -96,47 +97,47 @@ class Digests:
         self._count = 0
 
     def add(self, digests_V: npt.NDArray[np.uint64]) -> None:
-        """Adds digests, of which some may be there already."""
+        """Adds digests, uint64 [V], which may be known."""
         self._new.append(digests_V)
         self._count += len(digests_V)
-        # So that all are sorted few times.
+        # The batch doubles, so that all digests are sorted only a few times.
         if self._count > max(1 << 16, len(self._all)):
             self.all()
 
     def all(self) -> npt.NDArray[np.uint64]:
-        """Returns the different ones, ascending."""
+        """Returns the distinct digests, ascending, uint64."""
         self._all = np.unique(np.concatenate([self._all, *self._new]))
         self._new, self._count = [], 0
         return self._all
 
 
 def digests_of(values: Sequence[Any]) -> npt.NDArray[np.uint64]:
-    """Returns a digest of each value, the first 64 bits of BLAKE2b of its text: the same at every
-    party and in every run.
+    """Returns a digest of each value, uint64 [V]: the first 64 bits of BLAKE2b of its text, the
+    same at every party and in every run.
     """
     texts = (
-        str(int(each)) if isinstance(each, float) and each.is_integer() else str(each)
-        for each in values
+        str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+        for value in values
     )
-    data = b"".join(blake2b(each.encode(), digest_size=8).digest() for each in texts)
+    data = b"".join(blake2b(text.encode(), digest_size=8).digest() for text in texts)
     return np.frombuffer(data, ">u8").astype(np.uint64)
 
 
-def decoded(column: pa.Array) -> pa.Array:
+def decode(column: pa.Array) -> pa.Array:
     """Decodes a dictionary-encoded column into its values; returns others unchanged."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def decoded_type(kind: pa.DataType) -> pa.DataType:
+def value_type(kind: pa.DataType) -> pa.DataType:
     """Returns the type of a column's values."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _category_values(column: pa.Array) -> pa.Array:
-    """Returns the values that tell categories apart, null if missing: floats as they are, all else
-    as text.
+    """Returns the values that distinguish categories, null if missing: floats unchanged, others as
+    text.
     """
-    column = decoded(column)
+    column = decode(column)
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
         # -0.0 is 0.0.

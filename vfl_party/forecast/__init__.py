@@ -1,1 +1,1 @@
-"""Counts what a run would exchange, and what its encoders compute, before anything runs."""
+"""Counts what a run exchanges, and what its encoders compute, before anything runs."""

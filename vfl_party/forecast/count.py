@@ -1,4 +1,4 @@
-"""Counts what a run would exchange, phase by phase, with the sizes of the wire's own encoder."""
+"""Counts the exchanges of a run, phase by phase, with the sizes of the wire encoder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vfl_party.assembly.party import Load, load
 from vfl_party.assembly.trial import try_parties, try_party
 from vfl_party.base.plugins import blaming
 from vfl_party.data.rows import divide_rows
-from vfl_party.forecast.load import loads
+from vfl_party.forecast.load import encoder_loads
 from vfl_party.forecast.result import CountedForecast, PhaseForecast, StepRun
 from vfl_party.forecast.runs import Runs
 from vfl_party.outbound.chain import Chains
@@ -39,16 +39,19 @@ from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases.context import Party, PartyData
 from vfl_party.phases.course import Course
 
-# Of a phase: counting them takes about half a minute.
-MOST_STEPS = 1_000_000
+# Maximum steps of a phase: counting them takes about half a minute.
+MAX_STEPS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Outlook:
     """The party whose data the forecast reads. One is enough: all hold the same ids.
 
-    ``data``: None if it has none here. ``file``: the recipe's. ``folder``: a recipe's relative
-    paths start there; None for a party file. ``load``: reads a table.
+    Args:
+        data: None if it has none here.
+        file: the recipe's.
+        folder: base of the recipe's relative paths; None for a party file.
+        load: reads a table.
     """
 
     recipe: Recipe
@@ -62,9 +65,9 @@ class Outlook:
 
 
 def read_outlook(path: Path) -> Outlook:
-    """Reads a party file, or a recipe whose [simulate] says where data lie. Raises InputError."""
+    """Reads a party file, or a recipe whose [simulate] names the data. Raises InputError."""
     folder = path.resolve().parent
-    # For the user's own encoder.
+    # The user's own encoder is imported from there.
     sys.path.append(str(folder))
     if kind_of(read_toml(path)) != "party file":
         tables = read_tables(path, "recipe")
@@ -74,10 +77,11 @@ def read_outlook(path: Path) -> Outlook:
     place = recipe.party(file.name)
     if place is None:
         known = ", ".join(party.name for party in recipe.parties)
-        text = (
-            f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})"
+        raise InputError(
+            Code.NOT_IN_RECIPE,
+            f"{path}: name: must be a party of recipe {recipe.name}, one of {known} (got "
+            f"{file.name}). Correct the name.",
         )
-        raise InputError(Code.NOT_IN_RECIPE, text)
     check_code(path, file, recipe)
     data = file.data if file.data is None or place.features else ids_only(file.data)
     encoder, policy = (
@@ -88,8 +92,8 @@ def read_outlook(path: Path) -> Outlook:
 
 
 def outlook_of(recipe: Recipe, folder: Path, load: Load = load) -> Outlook:
-    """Takes the first passive party, which has features and needs no label, or the active party if
-    it is alone.
+    """Returns the outlook of the first passive party, which has features and needs no label, or of
+    a lone active party.
 
     The recipe's relative paths start at ``folder``. Raises InputError.
     """
@@ -107,29 +111,31 @@ def outlook_of(recipe: Recipe, folder: Path, load: Load = load) -> Outlook:
 
 
 def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
-    """Returns the party as it would be before it joins, without a connection, and the number of
-    aligned rows.
+    """Returns the party as it is before it joins, without a connection, and the number of aligned
+    rows.
 
-    ``rows``: replaces the data's number, or each passive party's if all have rows of their own;
-    then the party has no features, and no encoder. Raises InputError, also if the data are those of
-    all parties and one of them would refuse the recipe.
+    ``rows``: replaces the number of rows of the data, or of each passive party without an
+    alignment; the party then has no features and no encoder. Raises InputError, also if ``data``
+    are those of all parties and one of them refuses the recipe.
     """
     recipe, name, data = outlook.recipe, outlook.name, outlook.data
     course = Course(recipe)
     course.check()
     if rows is not None:
         splits = divide_rows(recipe, rows, drawn=False)
-        holders = [each.name for each in recipe.passives] if recipe.rows.align == "none" else []
+        holders = [party.name for party in recipe.passives] if recipe.rows.align == "none" else []
         course.check(len(splits["train"]))
         party = Party(
             name=name,
             course=course,
             device=torch.device("cpu"),
-            # Which know the size of what crosses the cut.
+            # The top models know the size of the cut layer.
             models=course.upper(recipe.seed) if holders else {},
             data=PartyData(
                 splits,
-                holdings={each: {key: len(of) for key, of in splits.items()} for each in holders},
+                holdings={
+                    holder: {key: len(of) for key, of in splits.items()} for holder in holders
+                },
             ),
             policy=outlook.policy,
         )
@@ -140,19 +146,23 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
         and recipe.passives
         and name == recipe.active.name
     ):
-        text = f"{name} does not know how many rows the other parties have"
-        raise InputError(Code.CONFIG_INVALID, f"{text}: give --rows N, the rows of each of them")
-    if data is None:
-        text = f"recipe {recipe.name} does not say where data lie, so the number of rows is unknown"
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}: give --rows N, or a party file with a [data] table"
+            Code.CONFIG_INVALID,
+            f"{name}: does not know how many rows the other parties have. Give --rows N, the rows "
+            "of each of them.",
+        )
+    if data is None:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe {recipe.name}: does not say where the data are, so the number of rows is "
+            "unknown. Give --rows N, or a party file with a [data] table.",
         )
     if recipe.simulate is not None and outlook.folder is not None:
         # What another party would refuse is refused here too.
         tried = try_parties(recipe, outlook.folder, outlook.load)
-        others = {other: each.party for other, each in tried.items() if other != name}
+        others = {other: trial.party for other, trial in tried.items() if other != name}
         party = replace(tried[name].party, others=others)
-        # Of rows that only some hold, all count at the active party.
+        # With rows.partial, the active party's table has all rows.
         whole = recipe.active.name if recipe.rows.partial else name
         return party, len(tried[whole].prepared.table)
     assembled = try_party(recipe, name, data, outlook.encoder, policy=outlook.policy)
@@ -162,11 +172,11 @@ def lone_party(outlook: Outlook, rows: int | None) -> tuple[Party, int]:
 def forecast(
     outlook: Outlook, rows: int | None = None, ended: Mapping[str, int] | None = None
 ) -> CountedForecast:
-    """Counts the whole run. ``ended``: {phase: rounds}, for phases with early stopping: counts only
-    these rounds.
+    """Counts the whole run. ``ended``: {phase: rounds}, limits phases with early stopping to these
+    rounds.
 
-    Raises InputError if a party would refuse a phase, if a phase in ``ended`` cannot end early, or
-    if one is too long.
+    Raises InputError if a party refuses a phase, if a phase in ``ended`` cannot end early, or if
+    one is too long.
     """
     party, rows = lone_party(outlook, rows)
     return forecast_of(party, rows, ended)
@@ -174,11 +184,13 @@ def forecast(
 
 @blaming()
 def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None) -> CountedForecast:
-    """Counts the whole run of ``party``'s recipe; ``party``: as ``lone_party`` gives it. Raises as
+    """Counts the whole run of ``party``'s recipe; ``party``: from ``lone_party``. Raises as
     ``forecast``.
     """
     recipe, count = party.recipe, _Count()
-    opening = groupby(alignment_of(recipe).occurrences(rows), key=lambda each: each.step.phase)
+    opening = groupby(
+        alignment_of(recipe).occurrences(rows), key=lambda occurrence: occurrence.step.phase
+    )
     phases = []
     for name, of in opening:
         runs = count.add(party, of, in_flight=0)
@@ -187,54 +199,57 @@ def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None)
     for phase in party.course.phases:
         stated = phase.method.traffic(party, phase.name, phase.settings)
         traffic = stated if stated is not None else Traffic()
-        most = limits.pop(phase.name, None) if traffic.may_end_early else None
-        runs = count.of(party, traffic, most)
+        max_rounds = limits.pop(phase.name, None) if traffic.may_end_early else None
+        runs = count.of(party, traffic, max_rounds)
         phases.append(
             PhaseForecast(
                 name=phase.name,
                 kind=phase.kind,
                 round_trips=_trips(runs),
-                at_most=traffic.may_end_early and most is None,
+                at_most=traffic.may_end_early and max_rounds is None,
                 unknown=stated is None,
                 bound=traffic.bound,
                 runs=runs,
             )
         )
     if limits:
-        text = (
-            f"--rounds: {next(iter(limits))} is no phase that may end early; its recipe says "
-            "how many rounds it has"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"--rounds: {next(iter(limits))} is not a phase that may end early. Set its number of "
+            "rounds in the recipe.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
     return CountedForecast(
         recipe=recipe.name,
         rows=rows,
         server=recipe.server,
-        parties=tuple(each.name for each in recipe.parties),
+        parties=tuple(party.name for party in recipe.parties),
         phases=tuple(phases),
         links=count.links(),
         exchanges=tuple(count.exchanges),
-        encoders=tuple(loads(party)),
+        encoders=tuple(encoder_loads(party)),
     )
 
 
 def read_rounds(texts: Iterable[str]) -> dict[str, int]:
-    """Reads each ``PHASE=N`` of the command line. Raises InputError."""
-    found = {}
+    """Reads each ``PHASE=N`` of the command line as {phase: N}. Raises InputError."""
+    limits = {}
     for text in texts:
         phase, _, number = text.partition("=")
         if not (phase and number.isascii() and number.isdigit() and int(number[:10]) > 0):
             raise InputError(
-                Code.CONFIG_INVALID, f"--rounds {text}: give PHASE=N, as in splitnn=20"
+                Code.CONFIG_INVALID,
+                f"--rounds: must be PHASE=N (got {text}). Give for example splitnn=20.",
             )
-        found[phase] = int(number[:10])
-    return found
+        limits[phase] = int(number[:10])
+    return limits
 
 
-def _first_rounds(occurrences: Iterable[Occurrence], most: int | None) -> Iterable[Occurrence]:
-    if most is None:
+def _first_rounds(
+    occurrences: Iterable[Occurrence], max_rounds: int | None
+) -> Iterable[Occurrence]:
+    if max_rounds is None:
         return occurrences
-    return takewhile(lambda each: each.step.round < most, occurrences)
+    return takewhile(lambda occurrence: occurrence.step.round < max_rounds, occurrences)
 
 
 def _trips(runs: Iterable[StepRun]) -> int:
@@ -271,29 +286,28 @@ class _Count:
         """
         recipe, runs = party.recipe, Runs(in_flight, parts, trains)
         passives, everybody = (
-            tuple(each.name for each in of) for of in (recipe.passives, recipe.parties)
+            tuple(party.name for party in of) for of in (recipe.passives, recipe.parties)
         )
         chains: dict[int, Chains] = {}
-        for number, each in enumerate(occurrences):
-            exchange, phase = each.exchange, each.step.phase
-            if number == MOST_STEPS:
-                text = (
-                    f"phase {phase} has more than {MOST_STEPS:,} steps, and a forecast counts each"
+        for number, occurrence in enumerate(occurrences):
+            exchange, phase = occurrence.exchange, occurrence.step.phase
+            if number == MAX_STEPS:
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"phase {phase}: has more than {MAX_STEPS:,} steps, too many to count. "
+                    "Forecast fewer, for example fewer epochs: bytes and time grow in proportion.",
                 )
-                what = (
-                    "ask for a part of them, as with fewer epochs; bytes and time grow in "
-                    "proportion"
-                )
-                raise InputError(Code.CONFIG_INVALID, f"{text}; {what}")
             asks_server = exchange.asks == "server"
             asking = everybody if asks_server and not exchange.passive else passives
             peer = recipe.server if asks_server else recipe.active.name
             if not asking:
                 # The active party is alone.
                 continue
-            if each.party is not None:
-                asking = (each.party,) if isinstance(each.party, str) else each.party
-            runs.begin(each, peer)
+            if occurrence.party is not None:
+                asking = (
+                    (occurrence.party,) if isinstance(occurrence.party, str) else occurrence.party
+                )
+            runs.begin(occurrence, peer)
             if id(exchange) not in chains:
                 chains[id(exchange)] = known = party.chains(phase, exchange)
                 self.exchanges += summarised(
@@ -310,17 +324,17 @@ class _Count:
             ):
                 spec = (
                     NOTHING.spec()
-                    if each.empty == ("up" if up else "down")
-                    else chain.wire_spec(exchange.spec(sent, phase, dict(each.sizes)))
+                    if occurrence.empty == ("up" if up else "down")
+                    else chain.wire_spec(exchange.spec(sent, phase, dict(occurrence.sizes)))
                 )
-                size = sizes(each.step, spec)
+                size = sizes(occurrence.step, spec)
                 runs.add(size, len(asking), up)
                 for name in asking:
                     ends = (name, peer) if up else (peer, name)
                     total = self._sums.setdefault((*ends, phase, spec.kind.label), [0, 0, 0])
                     for place, value in enumerate(size):
                         total[place] += value
-        return runs.found()
+        return runs.finish()
 
     def links(self) -> tuple[LinkBytes, ...]:
         return tuple(

@@ -1,4 +1,4 @@
-"""What a party's encoder computes for a row, and keeps of it in memory."""
+"""Measures what a party's encoder computes for a row, and keeps in memory."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from vfl_party.forecast.result import EncoderLoad
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import Party
 
-# Batch normalisation takes no single row.
+# Batch normalisation needs more than one row.
 _ROWS = 2
 
 
-def loads(party: Party) -> Iterator[EncoderLoad]:
-    """Yields the load of each party that is here, in their order in the recipe: of the encoders of
-    all that have features.
+def encoder_loads(party: Party) -> Iterator[EncoderLoad]:
+    """Yields the load of the encoder of each party in this process that has features, in the order
+    of the recipe.
     """
     here = {party.name: party, **party.others}
-    for name in (each.name for each in party.recipe.parties):
+    for name in (party_.name for party_ in party.recipe.parties):
         one = here.get(name)
         if one is not None and one.features is not None and "encoder" in one.models:
             yield _load_of(one, one.models["encoder"], one.features.spec)
 
 
 def _load_of(party: Party, encoder: nn.Module, spec: InputSpec) -> EncoderLoad:
-    # Its statistics of batch normalisation stay as they are.
+    # A copy, so that statistics of batch normalisation are unchanged.
     encoder = deepcopy(encoder)
     inputs = [torch.zeros(_ROWS, *spec.shape)]
     if spec.cardinalities:
@@ -38,18 +38,16 @@ def _load_of(party: Party, encoder: nn.Module, spec: InputSpec) -> EncoderLoad:
         return EncoderLoad(
             party=party.name,
             rows=len(party.rows("local")),
-            weights=sum(each.numel() for each in weights),
-            weight_bytes=sum(each.nbytes for each in weights),
+            weights=sum(weight.numel() for weight in weights),
+            weight_bytes=sum(weight.nbytes for weight in weights),
             flops_a_row=flops(encoder, inputs) // _ROWS,
-            kept_bytes_a_row=_kept(encoder, inputs) // _ROWS,
+            kept_bytes_a_row=_count_saved_bytes(encoder, inputs) // _ROWS,
         )
 
 
 def flops(encoder: nn.Module, inputs: list[Tensor]) -> int:
-    """Returns the floating-point operations of one forward pass; a multiplication and an addition
-    are two.
-    """
-    # Takes a second; only a forecast needs it.
+    """Returns the floating-point operations of one forward pass; a multiply-add counts as two."""
+    # Imported here: it takes a second, and only a forecast needs it.
     from torch.utils.flop_counter import FlopCounterMode
 
     encoder.eval()
@@ -58,22 +56,22 @@ def flops(encoder: nn.Module, inputs: list[Tensor]) -> int:
     return int(counter.get_total_flops())
 
 
-def _kept(encoder: nn.Module, inputs: list[Tensor]) -> int:
-    """Returns the bytes that a forward pass in training keeps for the backward pass, without the
+def _count_saved_bytes(encoder: nn.Module, inputs: list[Tensor]) -> int:
+    """Returns the bytes that a forward pass in training saves for the backward pass, without the
     weights.
     """
-    known = {each.untyped_storage().data_ptr() for each in encoder.parameters()}
-    kept: dict[int, int] = {}
+    known = {parameter.untyped_storage().data_ptr() for parameter in encoder.parameters()}
+    saved: dict[int, int] = {}
 
     def keep(value: Tensor) -> Tensor:
         storage = value.untyped_storage()
         if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
+            saved[storage.data_ptr()] = storage.nbytes()
         return value
 
     encoder.train()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-        # It holds what is kept, until all is counted.
+        # The output holds the saved tensors until they are counted.
         out = encoder(*inputs)
     del out
-    return sum(kept.values())
+    return sum(saved.values())

@@ -15,13 +15,13 @@ class _Model(BaseModel):
 
 
 class StepRun(_Model):
-    """Successive steps of one exchange in one round, as their time depends on them; ``times``:
-    rounds that have such.
+    """Successive steps of one exchange in a round, which determine its time.
 
-    ``steps``: of one round, of which up to ``in_flight`` are under way at once; ``parts`` of them
-    make a batch, and are answered before the next one is sent, or updated with. Bytes and messages:
-    of all these steps, and of all parties that ask; ``up`` goes to the answering party, ``down``
-    comes back. ``trains``: these are the steps that the phase is for, rather than validation, say.
+    ``times``: rounds with such steps. ``steps``: of one round, of which up to ``in_flight`` run at
+    once; ``parts`` of them make a batch, and are answered before the next one is sent or updated.
+    Bytes and messages are of all these steps and of all asking parties; ``up`` goes to the
+    answering party, ``down`` comes back. ``trains``: whether these are the main steps of the phase,
+    not validation.
     """
 
     exchange: str
@@ -39,10 +39,9 @@ class StepRun(_Model):
 class PhaseForecast(_Model):
     """One phase.
 
-    ``round_trips``: steps that are answered; ``at_most``: it may end early (early stopping);
-    ``unknown``: its method states no traffic, so it is not counted; ``bound``: why the numbers are
-    upper bounds even if it does not end early, empty if they are not. ``runs``: what their time
-    follows from.
+    ``round_trips``: answered steps; ``at_most``: it may end early (early stopping); ``unknown``:
+    its method states no traffic, so it is not counted; ``bound``: why the numbers are upper bounds
+    even without an early end, or ''. ``runs``: steps from which its time is computed.
     """
 
     name: str
@@ -55,15 +54,17 @@ class PhaseForecast(_Model):
 
 
 class EncoderLoad(_Model):
-    """What one party's encoder, or its bottom, computes and keeps.
+    """What one party's encoder, or bottom model, computes and keeps.
 
     Args:
-        rows: of the party's training, with those that it learns from by itself.
-        weights: how many numbers are trained.
-        weight_bytes: of the weights; gradients take as much, and Adam's two averages twice as much.
-        flops_a_row: floating-point operations of a forward pass of one row. A multiplication and an
-            addition are two; fvcore, with which MocoSFL counts, calls them one.
-        kept_bytes_a_row: what a forward pass in training keeps of one row for the backward pass.
+        rows: of the party's training, including those that it uses alone.
+        weights: number of trained parameters.
+        weight_bytes: bytes of the parameters; gradients take as much, and Adam's two averages twice
+            as much.
+        flops_a_row: floating-point operations of a forward pass of one row. A multiply-add counts
+            as two; fvcore, which MocoSFL uses, counts it as one.
+        kept_bytes_a_row: bytes of one row that a forward pass in training keeps for the backward
+            pass.
     """
 
     party: str

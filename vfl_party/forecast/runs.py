@@ -1,6 +1,4 @@
-"""Gathers the steps of a phase into runs: those that follow one another in a round, of the same
-exchange.
-"""
+"""Groups the steps of a phase into runs: successive steps of the same exchange in a round."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ from vfl_party.outbound.declared import Occurrence
 
 
 class Runs:
-    """Takes the exchanges of one phase in order.
+    """Groups the exchanges of one phase, given in order.
 
-    ``in_flight``: of the exchange ``trains``, for which the steps are made (empty: the one that
-    comes first); 0 if the phase computes nothing. ``parts``: steps of it that make one batch.
+    ``in_flight``: of the main exchange ``trains`` ('' for the first one); 0 if the phase computes
+    nothing. ``parts``: steps of it that make one batch.
     """
 
     def __init__(self, in_flight: int, parts: int, trains: str = "") -> None:
@@ -31,13 +29,13 @@ class Runs:
         # Bytes up and down, messages up and down.
         self._sums = [0, 0, 0, 0]
 
-    def begin(self, each: Occurrence, peer: str) -> None:
+    def begin(self, occurrence: Occurrence, peer: str) -> None:
         """Begins a step, unless ``each`` happens at the same time as the one before it."""
-        if self._at == (each.step, peer):
+        if self._at == (occurrence.step, peer):
             return
-        self._at = each.step, peer
-        self._trains = self._trains or each.exchange.name
-        run = (each.exchange.name, peer, each.step.round)
+        self._at = occurrence.step, peer
+        self._trains = self._trains or occurrence.exchange.name
+        run = (occurrence.exchange.name, peer, occurrence.step.round)
         if run != self._run:
             self._end()
             self._run = run
@@ -49,7 +47,7 @@ class Runs:
         self._sums[place] += parties * size.message_bytes
         self._sums[2 + place] += parties * size.messages
 
-    def found(self) -> tuple[StepRun, ...]:
+    def finish(self) -> tuple[StepRun, ...]:
         """Returns all runs, each kind once."""
         self._end()
         own = {

@@ -22,7 +22,7 @@ from benchmarks.papers.describe import At, Column, Data, Tables, resolved
 from benchmarks.papers.mocosfl.common import CIFAR10, CIFAR100, PROBE, SIDE, dealt, pretraining
 from vfl.leak_meter.learn.inversion import PRIVATE_IMAGES, InversionSettings, LatentPairs, invert
 from vfl.library.model import Model
-from vfl_party.data.pixels import resized, to_unit
+from vfl_party.data.pixels import resize_image, to_unit
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 SVHN = dealt("SVHN", "svhn", 10)
@@ -130,7 +130,7 @@ def _inverted(work: Work, run: Path, tables: Tables, seed: int) -> dict[str, flo
     bottom = Model.load(run, clients[0])
 
     def pairs(images_N: npt.NDArray[Any]) -> LatentPairs:
-        images_NCHW = [resized(each, _side(work)) for each in images_N.transpose(0, 3, 1, 2)]
+        images_NCHW = [resize_image(each, _side(work)) for each in images_N.transpose(0, 3, 1, 2)]
         pixels = to_unit(np.stack(images_NCHW))
         return LatentPairs(bottom.embed(pixels), torch.from_numpy(pixels))
 

@@ -120,7 +120,7 @@ def in_torch(party: TrainedParty, values: Any, codes: Any = None) -> Any:
     if values is not None:
         if made.fill is not None:
             values = np.where(np.isnan(values), np.array(made.fill, np.float32), values)
-        parts.append(made._scaled("here", values))
+        parts.append(made._scale("here", values))
     if codes is not None and made.one_hot:
         parts.append(made._one_hot(codes))
     x = np.concatenate(parts, axis=1) if parts else np.zeros((len(codes), 0), np.float32)
@@ -209,7 +209,7 @@ def test_an_encoder_that_draws_gives_its_mean(tmp_path: Path) -> None:
         tmp_path / "p0.onnx",
     )
     with torch.no_grad():
-        x = torch.from_numpy(party.preprocessor._scaled("here", NUMBERS))
+        x = torch.from_numpy(party.preprocessor._scale("here", NUMBERS))
         want = encoder.encoder(x)[:, :D].numpy()
     np.testing.assert_allclose(computed(tmp_path / "p0.onnx", numbers=NUMBERS), want, atol=1e-5)
 

@@ -221,7 +221,7 @@ def test_an_error_in_the_recipe_names_its_file(tmp_path: Path) -> None:
 
 
 def test_a_billion_steps_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vfl_party.forecast.count, "MOST_STEPS", 3 * 12)
+    monkeypatch.setattr(vfl_party.forecast.count, "MAX_STEPS", 3 * 12)
     assert of({"kind": "splitnn", "epochs": 3}).phases[1].round_trips == 3 * 12
     with raises(InputError, Code.CONFIG_INVALID, names="36"):
         of({"kind": "splitnn", "epochs": 10**9})

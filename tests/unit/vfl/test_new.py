@@ -266,8 +266,8 @@ def test_a_column_that_tells_the_label_is_looked_at() -> None:
         lambda n: f"K{n},{n % 50},{('', 'moved')[n % 2]},{n % 2}",
     )
     told = (
-        "look at     column 'reason' alone tells 'default' in every row; is it known when you "
-        "predict? if not,"
+        "look at     column 'reason' alone determines 'default' in every row. If it is not known when "
+        "you predict,"
     )
     said = run(*BANK)
     assert_names(said, "reason", "default")

@@ -244,7 +244,7 @@ def test_a_title_is_told_by_the_label_or_by_its_single_cell() -> None:
     Path("shop.csv").write_text("Report of May\n\n" + Path("shop.csv").read_text())
     run(*BANK)
     text = refused(*SHOP, code=Code.DATA_INVALID)
-    assert text.endswith("set data.skip_lines = 2 (here: --set skip_lines=2)")
+    assert text.endswith("set data.skip_lines = 2. (here: --set skip_lines=2)")
     run(*SHOP, "--set", "skip_lines=2")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,8 +152,8 @@ def reading() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        what, _, remedy = str(error).partition("; ")
-        if "makers" in remedy:
+        what, *remedy = re.split(r"; |\. (?=[A-Z])", str(error), maxsplit=1)
+        if "makers" in "".join(remedy):
             raise
         raise InputError(Code.FILE_INVALID, f"{what}; {AGAIN}") from None
 

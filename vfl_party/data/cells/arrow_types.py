@@ -1,4 +1,4 @@
-"""What the types of Arrow hold, as a table of a party counts them."""
+"""Classifies Arrow types into the kinds of a party's table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Returns whether a column holds numbers; one of nothing but nulls does."""
+    """Returns whether a column holds numbers; a column of only nulls does."""
     types = pa.types
     return bool(
         types.is_integer(kind)
@@ -37,7 +37,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def floats(column: pa.Array) -> npt.NDArray[np.float64]:
-    """Returns [B] float64, NaN for null."""
+    """Returns a column as float64 [B], NaN for null."""
     values: npt.NDArray[np.float64] = pc.cast(column, pa.float64(), safe=False).to_numpy(
         zero_copy_only=False
     )

@@ -1,4 +1,4 @@
-"""Dates and times as people write them: finds out in which form, and reads them as days."""
+"""Dates and times as people write them: finds their format, and reads them as days."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from vfl_common.errors import InputError
 from vfl_party.data import checks
-from vfl_party.data.cells.texts import every, plain, trimmed
+from vfl_party.data.cells.texts import every, plain, trim
 
 _DAY_S, _A_SECOND = 86_400.0, {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
 _TIMES = ("", " %H:%M", " %H:%M:%S")
@@ -24,8 +24,10 @@ _PLAIN_DATES, _DAY_FIRST, _MONTH_FIRST = (
 class Dates:
     """A column of dates or times, read as days since 1970-01-01.
 
-    form: as for strptime; '' for ISO 8601. zoned: whether ISO times have a zone. marked: see
-    ``Numbers``.
+    Args:
+        form: a format of strptime; '' for ISO 8601.
+        zoned: whether ISO times have a zone.
+        marked: see ``Numbers``.
     """
 
     form: str = ""
@@ -33,9 +35,11 @@ class Dates:
     marked: bool = False
 
     def read(self, text: pa.Array) -> pa.Array | None:
-        """Returns float64, null if missing; None if some cell is no date of this form."""
+        """Returns days, float64 [B], null if missing; None if a cell is not a date of this
+        format.
+        """
         if not self.form:
-            text = trimmed(text)
+            text = trim(text)
             with contextlib.suppress(pa.ArrowInvalid):
                 return days(pc.cast(text, pa.timestamp("us", "UTC" if self.zoned else None)))
             return None
@@ -43,8 +47,8 @@ class Dates:
         return days(self._times(text)) if every(fits) else None
 
     def fits(self, text: pa.Array) -> pa.Array:
-        """Returns for each cell whether it is a date of this form, null if it is missing."""
-        text = trimmed(plain(text) if self.marked else text)
+        """Returns for each cell whether it is a date of this format, bool [B], null if missing."""
+        text = trim(plain(text) if self.marked else text)
         times = self._times(text)
         same = pc.equal(_bare(pc.strftime(times, format=self.form)), _bare(text))
         # Strptime takes a year of two digits, too.
@@ -53,17 +57,20 @@ class Dates:
         return pc.if_else(pc.is_valid(text), pc.fill_null(same, False), pa.scalar(None, pa.bool_()))
 
     def _times(self, text: pa.Array) -> pa.Array:
-        cells = trimmed(plain(text) if self.marked else text)
+        cells = trim(plain(text) if self.marked else text)
         return pc.strptime(cells, format=self.form, unit="s", error_is_null=True)
 
 
 def find_dates(source: str, name: str, text: pa.Array) -> Dates | None:
-    iso = pc.match_substring_regex(trimmed(text), r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:$|[T ])")
-    for found in (Dates(), Dates(zoned=True)) if every(iso) else ():
-        if found.read(text) is not None:
-            return found
+    """Returns the form of a column's dates; None if the cells are not dates. Raises InputError if
+    day and month cannot be told apart.
+    """
+    iso = pc.match_substring_regex(trim(text), r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(?:$|[T ])")
+    for form_of_iso in (Dates(), Dates(zoned=True)) if every(iso) else ():
+        if form_of_iso.read(text) is not None:
+            return form_of_iso
     if not every(
-        pc.match_substring_regex(trimmed(text), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?: |$)")
+        pc.match_substring_regex(trim(text), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?: |$)")
     ):
         return None
     for form in _PLAIN_DATES:
@@ -77,22 +84,30 @@ def find_dates(source: str, name: str, text: pa.Array) -> Dates | None:
         for forms in (_DAY_FIRST, _MONTH_FIRST)
     ]
     if all(both):
-        what = f"column {name!r} holds dates whose day and month cannot be told apart"
-        raise checks.unusable(source, f'{what}; set data.dates to "{both[0]}" or "{both[1]}"')
+        raise checks.unusable(
+            source,
+            f"column {name!r} holds dates whose day and month cannot be told apart. Set data.dates "
+            f'to "{both[0]}" or "{both[1]}".',
+        )
     found_form = both[0] or both[1]
     return Dates(found_form) if found_form else None
 
 
 def _four(form: str, text: pa.Array) -> bool:
-    """Whether years have four digits in every cell: strptime takes a year of one, too."""
+    """Returns whether years have four digits in every cell: strptime also accepts a year of one
+    digit.
+    """
     place = r"^[0-9]{4}[./-]" if form.startswith("%Y") else r"[./-][0-9]{4}(?: |$)"
-    return every(pc.match_substring_regex(trimmed(text), place))
+    return every(pc.match_substring_regex(trim(text), place))
 
 
 def not_all_dates(source: str, name: str, form: str) -> InputError:
-    """Returns the error for a column that is one of dates by ``data.dates``, but for some cells."""
-    what = f"data.dates = {form!r} fits most cells of column {name!r}, and not all"
-    return checks.unusable(source, f"{what}; correct the others, or drop the column")
+    """Returns the error for a column of dates (``data.dates``) in which some cells are not."""
+    return checks.unusable(
+        source,
+        f"data.dates = {form!r} fits most cells of column {name!r}, but not all. Correct the other "
+        "cells, or drop the column.",
+    )
 
 
 def days(times: pa.Array) -> pa.Array:
@@ -107,17 +122,17 @@ def days(times: pa.Array) -> pa.Array:
 
 
 def _bare(text: pa.Array) -> pa.Array:
-    """Returns dates without zeros before numbers, in lower case. strptime makes 2 March of 31
-    February: not so here.
+    """Returns dates in lower case without leading zeros, to compare them: strptime turns 31
+    February into 2 March.
     """
     return pc.replace_substring_regex(pc.utf8_lower(text), "(^|[^0-9])0+([0-9])", r"\1\2")
 
 
 def look_like_dates(words: pa.Array) -> pa.Array:
-    """Returns for each text whether it is digits with dots, slashes or dashes between them, as in
-    dates.
+    """Returns for each text whether it has the shape of a date: digits separated by dots, slashes
+    or dashes.
     """
-    found = pc.match_substring_regex(
-        trimmed(words), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?:[ T].*)?$"
+    matches = pc.match_substring_regex(
+        trim(words), r"^[0-9]{1,4}[./-][0-9]{1,2}[./-][0-9]{1,4}(?:[ T].*)?$"
     )
-    return pc.fill_null(found, False)
+    return pc.fill_null(matches, False)

@@ -1,8 +1,7 @@
-"""Cells that a person wrote as text: finds out how a table writes numbers and dates, and reads
-them.
+"""Cells that a person wrote as text: finds how a table writes numbers and dates, and reads them.
 
-What is found is found from the first rows alone (``SAMPLE``), so that it does not depend on how the
-table is cut into blocks. A column that later rows contradict is looked at again, with these rows.
+The formats depend only on the first rows (``SAMPLE``), not on how the table is cut into blocks. A
+column that later rows contradict is examined again, with these rows.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ import pyarrow.compute as pc
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
 from vfl_party.data import checks
-from vfl_party.data.cells.codes import perhaps_none
+from vfl_party.data.cells.codes import note_codes
 from vfl_party.data.cells.dates import Dates, find_dates, not_all_dates
-from vfl_party.data.cells.texts import every, plain, trimmed, unmarked
+from vfl_party.data.cells.texts import every, mask_numbers, plain, trim
 from vfl_party.data.stream import NUMBER
 
-# Rows.
+# Number of rows from which the formats are found.
 SAMPLE = 10_000
-# At a number; dropped if all of a column have one.
+# Signs next to a number; dropped if all cells of a column have the same.
 SIGNS = ("%", "€", "$", "£", "¥", "₹", "EUR", "USD", "CHF", "GBP")
-# Plain, no-break, narrow and thin: between thousands.
+# Plain, no-break, narrow and thin spaces between thousands.
 _SPACES = " \u00a0\u202f\u2009"
-# What people type for it.
+# What people type between thousands.
 _BETWEEN = {" ": f"[{_SPACES}]", "'": "['\u2019\u2032`\u00b4]"}
 
 
 @dataclass(frozen=True)
 class Style:
-    """How numbers are written: the decimal point, and what may stand between thousands ('' for
+    """How numbers are written: the decimal point, and what may separate thousands ('' for
     nothing).
     """
 
@@ -44,7 +43,8 @@ class Style:
     thousands: str = ""
 
     @property
-    def said(self) -> str:
+    def description(self) -> str:
+        """The style in words, such as "a decimal comma and spaces between thousands"."""
         between = {"": "", " ": " and spaces between thousands", "'": " and ' between thousands"}
         default = f" and {self.thousands!r} between thousands"
         kind = "comma" if self.decimal == "," else "point"
@@ -52,15 +52,17 @@ class Style:
 
 
 PLAIN = Style()
-_STYLES = tuple(Style(*each) for each in (",.", ", ", ".,", ". ", ".'", ",'"))
+_STYLES = tuple(Style(*signs) for signs in (",.", ", ", ".,", ". ", ".'", ",'"))
 
 
 @dataclass(frozen=True)
 class Numbers:
     """A column of numbers.
 
-    sign: what is dropped from each of them, such as %. marked: whether cells that were numbers have
-    ``NUMBER`` before them.
+    Args:
+        style: how they are written.
+        sign: dropped from each of them, such as %.
+        marked: whether cells that were numbers in the source begin with ``NUMBER``.
     """
 
     style: Style = PLAIN
@@ -68,24 +70,24 @@ class Numbers:
     marked: bool = False
 
     def read(self, text: pa.Array) -> pa.Array | None:
-        """Returns float64, null if missing; None if some cell is no number."""
+        """Returns float64 [B], null if missing; None if a cell is not a number."""
         if self.marked:
-            found = Numbers(self.style, self.sign).read(unmarked(text))
+            numbers = Numbers(self.style, self.sign).read(mask_numbers(text))
             is_number = pc.fill_null(pc.starts_with(text, NUMBER), False)
-            # 7% beside a cell that holds 0.05.
+            # A column with 7% and the number 0.05 is ambiguous.
             if self.sign and pc.any(is_number).as_py():
                 return None
-            given = pc.if_else(
+            marked = pc.if_else(
                 is_number, pc.utf8_slice_codeunits(text, 1), pa.scalar(None, text.type)
             )
             return (
                 None
-                if found is None
-                else pc.if_else(is_number, pc.cast(given, pa.float64()), found)
+                if numbers is None
+                else pc.if_else(is_number, pc.cast(marked, pa.float64()), numbers)
             )
-        text = trimmed(text)
+        text = trim(text)
         if self.sign:
-            bare = _without(text, self.sign)
+            bare = _strip_sign(text, self.sign)
             if pc.any(pc.equal(bare, text)).as_py():
                 return None
             text = bare
@@ -108,18 +110,18 @@ Reading = Numbers | Dates | Words
 
 
 class Points:
-    """Looks whether numbers such as 1.234 can be read in two ways: nothing in the whole table shows
-    a decimal point.
+    """Detects numbers such as 1.234 that are ambiguous because no other number of the table has a
+    decimal point.
     """
 
     def __init__(self, source: str) -> None:
         self._source, self._grouped, self._shown = source, "", False
 
     def look(self, name: str, text: pa.Array, reading: Numbers) -> None:
-        """Looks at some cells of a column of numbers."""
+        """Examines some cells of a column of numbers."""
         if self._shown:
             return
-        text = _without(unmarked(text), reading.sign)
+        text = _strip_sign(mask_numbers(text), reading.sign)
         pointed = text.filter(pc.match_substring(text, "."))
         if len(pointed):
             self._shown = not every(
@@ -128,17 +130,23 @@ class Points:
             self._grouped = self._grouped or name
 
     def decide(self) -> None:
-        """Raises InputError if a column has such numbers, and none has others with a point."""
+        """Raises InputError if a column has such numbers, and no other number has a decimal
+        point.
+        """
         if self._grouped and not self._shown:
-            raise _two_ways(self._source, self._grouped, "point", ".")
+            raise _ambiguous_numbers(self._source, self._grouped, "point", ".")
 
 
 @dataclass(frozen=True)
 class Findings:
     """How each column is read.
 
-    style: of the numbers; notes: sentences for people; points: None if a point can only be the
-    decimal one; marked: see ``Numbers``.
+    Args:
+        readings: by column.
+        style: of the numbers.
+        notes: for people.
+        points: None if a point can only be the decimal one.
+        marked: see ``Numbers``.
     """
 
     readings: Mapping[str, Reading]
@@ -157,14 +165,20 @@ def find(
     marked: bool = False,
     words: Collection[str] = (),
 ) -> Findings:
-    """Finds out how columns are to be read, from their first cells.
+    """Finds how columns are read, from their first cells.
 
-    commas: whether the table separates cells by commas; marked: see ``Numbers``; words: the columns
-    that later rows show to be categories. Raises InputError if numbers or dates can be read in two
-    ways and no setting says which.
+    Args:
+        source: the table's name, for errors.
+        sample: {column: its first cells}.
+        settings: of the table.
+        commas: whether commas separate the cells of the table.
+        marked: see ``Numbers``.
+        words: columns that later rows show to be categories.
+
+    Raises InputError if numbers or dates are ambiguous and no setting decides.
     """
     style, notes = _style(
-        source, {name: unmarked(text) for name, text in sample.items()}, settings, commas=commas
+        source, {name: mask_numbers(text) for name, text in sample.items()}, settings, commas=commas
     )
     readings: dict[str, Reading] = {}
     signs: dict[str, list[str]] = {}
@@ -176,40 +190,49 @@ def find(
         if isinstance(reading, Numbers) and reading.sign:
             signs.setdefault(reading.sign, []).append(name)
         if isinstance(reading, Dates):
-            form = f" of the form {reading.form}" if reading.form else ""
-            text = f"column {name!r} holds dates{form}: read as days since 1970-01-01"
-            notes.append(f"{text}; data.dates, data.categorical")
+            notes.append(
+                f"column {name!r} holds dates of the form {reading.form}, read as days since "
+                "1970-01-01. To change this, set data.dates or data.categorical."
+                if reading.form
+                else f"column {name!r} holds dates, read as days since 1970-01-01. To change this, "
+                "set data.dates or data.categorical."
+            )
     _require_forms(source, readings, settings)
     notes += [
         f"{sign} is dropped from the numbers of {checks.listed(names)}"
         for sign, names in signs.items()
     ]
     numbers = [name for name, reading in readings.items() if isinstance(reading, Numbers)]
-    notes += perhaps_none({name: trimmed(plain(sample[name])) for name in numbers})
+    notes += note_codes({name: trim(plain(sample[name])) for name in numbers})
     decided = commas or settings.decimal is not None or settings.thousands is not None
     points = Points(source) if style == PLAIN and not decided else None
     return Findings(readings, style, tuple(notes), points, marked)
 
 
 def _require_forms(source: str, readings: Mapping[str, Reading], settings: DataSettings) -> None:
-    """Raises InputError if a form of ``data.dates`` fits no cells that it is for."""
-    forms = {name: each.form for name, each in readings.items() if isinstance(each, Dates)}
-    advice = 'write it as strptime has it, such as "%d.%m.%Y", or remove it'
+    """Raises InputError if a format of ``data.dates`` fits none of its cells."""
+    forms = {name: reading.form for name, reading in readings.items() if isinstance(reading, Dates)}
     if isinstance(settings.dates, dict):
         for name, form in settings.dates.items():
             if name in readings and forms.get(name) != form:
-                text = f"data.dates = {form!r} does not fit the cells of column {name!r}"
-                raise checks.unusable(source, f"{text}; {advice}")
+                raise checks.unusable(
+                    source,
+                    f"data.dates = {form!r} does not fit the cells of column {name!r}. Write it as "
+                    'for strptime, such as "%d.%m.%Y", or remove it.',
+                )
     elif settings.dates is not None and readings and settings.dates not in forms.values():
-        text = f"data.dates = {settings.dates!r} fits the cells of no column"
-        raise checks.unusable(source, f"{text}; {advice}")
+        raise checks.unusable(
+            source,
+            f"data.dates = {settings.dates!r} fits the cells of no column. Write it as for "
+            'strptime, such as "%d.%m.%Y", or remove it.',
+        )
 
 
 def _reading(
     source: str, name: str, text: pa.Array, style: Style, settings: DataSettings, *, marked: bool
 ) -> Reading | None:
-    """Returns how a column is read: dates as the settings say come before numbers, such as
-    20240131; None for words.
+    """Returns how a column is read; None for words. Dates of ``data.dates`` precede numbers, such
+    as 20240131.
     """
     no_feature = name in (settings.label, *settings.beside)
     form = settings.date_form(name)
@@ -217,20 +240,20 @@ def _reading(
         return _numbers(text, style, marked) or (
             None if no_feature else find_dates(source, name, text)
         )
-    said = Dates(form, marked=marked)
-    fits = said.fits(text)
+    dates = Dates(form, marked=marked)
+    fits = dates.fits(text)
     wrong, right = pc.sum(pc.invert(fits)).as_py() or 0, pc.sum(fits).as_py() or 0
     if right > wrong > 0:
         raise not_all_dates(source, name, form)
     if right and not wrong:
-        return said
-    found: Reading | None = _numbers(text, style, marked)
+        return dates
+    reading: Reading | None = _numbers(text, style, marked)
     # A table may have dates of several forms.
-    if found is None:
-        # Day and month cannot be told apart: words, of which a note is told.
+    if reading is None:
+        # If day and month cannot be told apart, the cells are words, and a note says so.
         with contextlib.suppress(InputError):
-            found = find_dates(source, name, text)
-    return found
+            reading = find_dates(source, name, text)
+    return reading
 
 
 def _pattern(style: Style) -> str:
@@ -240,7 +263,7 @@ def _pattern(style: Style) -> str:
     between = _BETWEEN.get(style.thousands, re.escape(style.thousands))
     # Nobody writes 0,513 for 513.
     groups = f"[1-9][0-9]{{0,2}}(?:{between}[0-9]{{3}})+|" if style.thousands else ""
-    # 1,23,456.
+    # Indian groups such as 1,23,456.
     groups += (
         f"[1-9][0-9]?(?:{between}[0-9]{{2}})+{between}[0-9]{{3}}|" if style.thousands == "," else ""
     )
@@ -257,7 +280,7 @@ def _plainly(text: pa.Array, style: Style) -> pa.Array:
 
 def _sign(text: pa.Array) -> str:
     """Returns the sign that every cell has at one of its ends, or ''."""
-    present = pc.drop_null(trimmed(text))
+    present = pc.drop_null(trim(text))
     first = present[0].as_py() if len(present) else ""
     for sign in SIGNS:
         if sign in first and every(
@@ -268,112 +291,123 @@ def _sign(text: pa.Array) -> str:
 
 
 def _numbers(text: pa.Array, style: Style, marked: bool) -> Numbers | None:
-    for found in (Numbers(style, marked=marked), Numbers(style, _sign(unmarked(text)), marked)):
-        if found.read(text) is not None:
-            return found
+    for numbers in (
+        Numbers(style, marked=marked),
+        Numbers(style, _sign(mask_numbers(text)), marked),
+    ):
+        if numbers.read(text) is not None:
+            return numbers
     return None
 
 
 def _style(
     source: str, sample: Mapping[str, pa.Array], settings: DataSettings, *, commas: bool
 ) -> tuple[Style, list[str]]:
-    """Returns the style by which most columns are numbers; the plain one if no other has more of
-    them.
+    """Returns the style in which most columns are numbers (the plain one if no other fits more),
+    and notes.
     """
-    fits = _fitting(settings)
-    bare = {name: _without(text, _sign(text)) for name, text in sample.items()}
+    fits = _list_styles(settings)
+    bare = {name: _strip_sign(text, _sign(text)) for name, text in sample.items()}
     odd = [name for name, text in bare.items() if Numbers(fits[0]).read(text) is None]
     if not odd:
         return fits[0], []
     read = {style: _readable(bare, style) for style in fits}
-    most = max(map(len, read.values()))
-    best = [style for style, columns in read.items() if len(columns) == most]
-    found = best[0]
+    max_columns = max(map(len, read.values()))
+    best = [style for style, columns in read.items() if len(columns) == max_columns]
+    chosen = best[0]
     known = settings.like
-    found = next((each for each in best if known is not None and each.decimal == known[0]), found)
-    other = next((each for each in best if each.decimal != found.decimal), found)
+    chosen = next(
+        (style for style in best if known is not None and style.decimal == known[0]), chosen
+    )
+    other = next((style for style in best if style.decimal != chosen.decimal), chosen)
     differ = [
         name
-        for name, values in read[found].items()
+        for name, values in read[chosen].items()
         if not values.equals(read[other].get(name, values))
     ]
-    if differ and (known is None or known[0] != found.decimal):
+    if differ and (known is None or known[0] != chosen.decimal):
         if not commas:
-            raise _two_ways(source, differ[0], "comma", ",")
-        # What stands in a file with commas is mostly English.
-        found = found if found.decimal == "." else other
-    names = [name for name in odd if name in read[found]]
+            raise _ambiguous_numbers(source, differ[0], "comma", ",")
+        # A file separated by commas is mostly English.
+        chosen = chosen if chosen.decimal == "." else other
+    names = [name for name in odd if name in read[chosen]]
     if not names:
-        return found, []
-    shown = checks.listed(sorted(names), most=3)
-    notes = [f"numbers are read with {found.said}, as in {shown}; data.decimal, data.thousands"]
+        return chosen, []
+    examples = checks.listed(sorted(names), max_names=3)
+    notes = [
+        f"numbers are read with {chosen.description}, as in {examples}. To change this, set "
+        "data.decimal and data.thousands."
+    ]
     others = [
         name
         for name in bare
-        if name not in odd and _differs(bare[name], fits[0], read[found].get(name))
+        if name not in odd and _differs(bare[name], fits[0], read[chosen].get(name))
     ]
     if others:
-        text = f"{checks.listed(others)} would be other numbers with {fits[0].said}"
-        notes.append(f"{text}: look at them; data.decimal, data.thousands")
-    return found, notes
+        notes.append(
+            f"{checks.listed(others)} are different numbers with {fits[0].description}. Check "
+            "them, and set data.decimal and data.thousands."
+        )
+    return chosen, notes
 
 
-def _fitting(settings: DataSettings) -> list[Style]:
+def _list_styles(settings: DataSettings) -> list[Style]:
     """Returns the styles that the settings allow, the plainest first."""
     decimal, thousands = settings.decimal, settings.thousands
     if decimal is not None and thousands is not None:
         return [Style(decimal, thousands)]
     styles = (PLAIN, Style(",", ""), *_STYLES)
     return [
-        each
-        for each in styles
-        if decimal in (None, each.decimal) and thousands in (None, each.thousands)
+        style
+        for style in styles
+        if decimal in (None, style.decimal) and thousands in (None, style.thousands)
     ]
 
 
 def _differs(text: pa.Array, style: Style, values: pa.Array | None) -> bool:
-    """Whether cells are other numbers in a style that fits them than the ones that are read."""
+    """Returns whether cells fit a style in which they are other numbers than ``values``."""
     return values is not None and not values.equals(Numbers(style).read(text))
 
 
 def _readable(columns: Mapping[str, pa.Array], style: Style) -> dict[str, pa.Array]:
-    found = {name: Numbers(style).read(text) for name, text in columns.items()}
-    return {name: values for name, values in found.items() if values is not None}
+    readings = {name: Numbers(style).read(text) for name, text in columns.items()}
+    return {name: values for name, values in readings.items() if values is not None}
 
 
-def _without(text: pa.Array, sign: str) -> pa.Array:
+def _strip_sign(text: pa.Array, sign: str) -> pa.Array:
     """Returns the cells without a sign at one of their ends, and without white space."""
     mark = re.escape(sign)
-    # -€5 is -5.
+    # The sign may follow a minus: -€5 is -5.
     ends = f"^([+-]?){mark}\\s*|\\s*{mark}$"
-    return pc.replace_substring_regex(trimmed(text), ends, r"\1") if sign else trimmed(text)
+    return pc.replace_substring_regex(trim(text), ends, r"\1") if sign else trim(text)
 
 
-def _two_ways(source: str, name: str, what: str, mark: str) -> InputError:
-    ways = f"with a decimal {what}, or with a {what} between thousands"
-    remedy = f'set data.decimal to "{mark}" or data.thousands to "{mark}"'
+def _ambiguous_numbers(source: str, name: str, what: str, mark: str) -> InputError:
     return checks.unusable(
-        source, f"column {name!r} holds numbers that can be read in two ways: {ways}; {remedy}"
+        source,
+        f"column {name!r} holds numbers that can be read in two ways: with a decimal {what}, or "
+        f'with a {what} between thousands. Set data.decimal to "{mark}" or data.thousands to '
+        f'"{mark}".',
     )
 
 
-def unlike(text: pa.Array, reading: Numbers) -> pa.Array:
-    """Returns the cells that are not written as ``reading`` says."""
-    present = pc.drop_null(trimmed(unmarked(text)))
+def filter_unlike(text: pa.Array, reading: Numbers) -> pa.Array:
+    """Returns the cells that are not written as ``reading`` expects."""
+    present = pc.drop_null(trim(mask_numbers(text)))
     return present.filter(
         pc.invert(
-            pc.match_substring_regex(_without(present, reading.sign), _pattern(reading.style))
+            pc.match_substring_regex(_strip_sign(present, reading.sign), _pattern(reading.style))
         )
     )
 
 
 def look_like_numbers(words: pa.Array) -> pa.Array:
     """Returns for each text whether it is a number in any style, with or without a sign."""
-    present = trimmed(words)
-    # As accountants write what is owed.
+    present = trim(words)
+    # Accountants write negative numbers in parentheses.
     present = pc.replace_substring_regex(present, r"^\((.*)\)$", r"-\1")
     present = pc.replace_substring_regex(present, "^(?:\u2212|\u2013)|-$", "")
     sign = "|".join(map(re.escape, SIGNS))
     bare = pc.replace_substring_regex(present, f"^(?:{sign})\\s*|\\s*(?:{sign})$", "")
-    masks = [pc.match_substring_regex(bare, _pattern(each)) for each in (PLAIN, *_STYLES)]
+    masks = [pc.match_substring_regex(bare, _pattern(style)) for style in (PLAIN, *_STYLES)]
     return pc.fill_null(functools.reduce(pc.or_, masks), False)

@@ -1,6 +1,4 @@
-"""Cells of text, of any column: which are missing, and which were numbers before a reader wrote
-them as text.
-"""
+"""Cells of text: which are missing, and which were numbers before a reader wrote them as text."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ import pyarrow.compute as pc
 
 from vfl_party.data.stream import NUMBER
 
-# In a column of numbers or dates.
+# Texts that are missing values in a column of numbers or dates.
 MISSING = pa.array(
     (
         "",
@@ -32,20 +30,20 @@ MISSING = pa.array(
 )
 
 
-def trimmed(text: pa.Array) -> pa.Array:
+def trim(text: pa.Array) -> pa.Array:
     """Returns the cells without white space at their ends, null if missing."""
-    found = pc.utf8_trim_whitespace(text)
-    return pc.if_else(pc.is_in(found, value_set=MISSING), pa.scalar(None, found.type), found)
+    trimmed = pc.utf8_trim_whitespace(text)
+    return pc.if_else(pc.is_in(trimmed, value_set=MISSING), pa.scalar(None, trimmed.type), trimmed)
 
 
 def every(mask: pa.Array) -> bool:
     """Returns whether a mask is true wherever it is not null."""
-    # None: all are missing.
+    # The result is None if all cells are missing.
     return pc.all(mask).as_py() is not False
 
 
-def unmarked(text: pa.Array) -> pa.Array:
-    """Returns the cells that were text, null for those that were numbers."""
+def mask_numbers(text: pa.Array) -> pa.Array:
+    """Returns the cells that were text in the source, null for numbers."""
     return pc.if_else(
         pc.fill_null(pc.starts_with(text, NUMBER), False), pa.scalar(None, text.type), text
     )

@@ -1,10 +1,10 @@
-"""Makes ids comparable: spells them by rules, joins several columns to one id, sorts them, counts
-missing and repeated ones.
+"""Makes ids comparable: spells them by rules, joins columns to one id, sorts them, counts missing
+and repeated ids.
 """
 
 from vfl_party.data.ids.looks import ASK, LOOKED_AT, about_zeros, choices, shapes_of, short_look
-from vfl_party.data.ids.order import IdCounts, in_order, kept_rows
-from vfl_party.data.ids.packed import GrowingTexts, Positions, let_go, texts_of
+from vfl_party.data.ids.order import IdCounts, in_order, select_rows
+from vfl_party.data.ids.packed import GrowingTexts, Positions, release_texts, texts_of
 from vfl_party.data.ids.spelling import SEPARATOR, normalised
 from vfl_party.data.ids.texts import Ids
 
@@ -19,9 +19,9 @@ __all__ = [
     "about_zeros",
     "choices",
     "in_order",
-    "kept_rows",
-    "let_go",
     "normalised",
+    "release_texts",
+    "select_rows",
     "shapes_of",
     "short_look",
     "texts_of",

@@ -1,4 +1,4 @@
-"""Says how ids look, for a person who chooses rules for them; nothing here shows an id."""
+"""Describes the shapes of ids, for a person who chooses rules; nothing here shows an id."""
 
 from __future__ import annotations
 
@@ -13,39 +13,41 @@ from vfl_party.data.ids.order import IdCounts, in_order
 from vfl_party.data.ids.spelling import FIRST_ZEROS, SEPARATOR, normalised
 from vfl_party.data.ids.texts import Ids
 
-ASK = "shapes and shares should be about the same at every party: ask the others"
-# Ids whose look is counted.
+ASK = "Ask the other parties: shapes and shares should be about the same at every party."
+# Maximum number of ids whose shape is counted.
 LOOKED_AT = 10_000
-# That are shown, with their shares.
-_MOST_SHAPES = 4
+# Maximum number of shapes shown, with their shares.
+_MAX_SHAPES = 4
 # The share of the ids that the shapes with all lengths must have to be shown.
-_ENOUGH = 0.9
-# Characters.
+_MIN_SHARE = 0.9
+# Maximum characters of an id that its shape shows.
 _LONGEST_LOOK = 24
 _LETTER, _DIGIT, _SEVERAL = re.compile(r"[^\W\d_]"), re.compile(r"\d"), re.compile(r"(A|0)\1+")
 _NUMBER = re.compile("[0-9]{2}")
 
 
 def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) -> list[str]:
-    """Returns lines for a person who chooses rules and policy: the rows that each choice keeps.
-    They show no id.
+    """Returns lines for a person who chooses rules and policy: the rows that each choice keeps,
+    without any id.
     """
     lines, looks = [f"{len(parts[0]):,} rows in the source"], []
     for used in range(len(rules) + 1):
         ids = normalised(parts, rules[:used])
         first, drop = (
-            IdCounts.of(ids, len(in_order(ids, each).rows)) for each in ("first", "drop")
+            IdCounts.of(ids, len(in_order(ids, policy).rows)) for policy in ("first", "drop")
         )
         counts = drop if duplicates == "drop" else first
         after = f"after {', '.join(rules[:used])}" if used else "as they come"
-        found = f"{after}: {first.missing:,} missing, {first.repeated:,} repeat an earlier row's"
-        others = f' with duplicates = "first", {drop.kept:,} with "drop"' if first.repeated else ""
-        lines.append(f"{found}; kept: {first.kept:,}{others}")
+        lines.append(
+            f"{after}: {first.missing:,} missing, {first.repeated:,} repeat an earlier row's; "
+            f"kept: {first.kept:,}"
+            + (f' with duplicates = "first", {drop.kept:,} with "drop"' if first.repeated else "")
+        )
         looks.append(shapes_of(Ids(ids.drop_null())))
     if looks[0] == looks[-1]:
-        lines.append(f"shapes: {looks[0]}; {ASK}")
+        lines.append(f"shapes: {looks[0]}. {ASK}")
     else:
-        lines += [f"shapes as they come: {looks[0]}", f"shapes after the rules: {looks[-1]}; {ASK}"]
+        lines += [f"shapes as they come: {looks[0]}", f"shapes after the rules: {looks[-1]}. {ASK}"]
     refused = duplicates == "error" and counts.repeated
     return [
         *lines,
@@ -54,13 +56,13 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
 
 
 def shapes_of(ids: Sequence[str]) -> str:
-    """Returns how ids look, with shares: people compare it, and it shows no id.
+    """Returns the shapes of ids with their shares, without any id, for people to compare.
 
-    ``A`` is a letter and ``0`` a digit: ``AA-0000000 75 %, AA-000000 22 %, others 3 %``. If numbers
-    are written with zeros at their beginning, or have several lengths, it says in how many ids a
+    ``A`` is a letter and ``0`` a digit: ``AA-0000000 75 %, AA-000000 22 %, others 3 %``. If ids
+    contain leading zeros, or numbers of several lengths, it also gives the share of ids in which a
     number begins with 0.
     """
-    ids = _sampled(ids)
+    ids = _sample(ids)
     looks = Counter(_look(text) for text in ids)
     shorter: Counter[str] = Counter()
     for look, count in looks.items():
@@ -72,53 +74,60 @@ def shapes_of(ids: Sequence[str]) -> str:
         if zeros
         else "; no number begins with 0"
     )
-    for found, lengths, least in ((looks, "", _ENOUGH), (shorter, " of several lengths", 0.5)):
-        shown = found.most_common(_MOST_SHAPES)
-        if sum(count for _, count in shown) > least * len(ids):
-            return f"{_with_shares(shown, len(ids))}{lengths}{begin if zeros or several else ''}"
+    for counts, lengths, min_share in (
+        (looks, "", _MIN_SHARE),
+        (shorter, " of several lengths", 0.5),
+    ):
+        common = counts.most_common(_MAX_SHAPES)
+        if sum(count for _, count in common) > min_share * len(ids):
+            return f"{_format_shares(common, len(ids))}{lengths}{begin if zeros or several else ''}"
     return "too many to show" if looks else "none"
 
 
 def about_zeros(ids: Sequence[str], rules: Sequence[str]) -> str:
-    """Returns a sentence if numbers in ids begin with 0, which another party's table may have lost;
+    """Returns a note if numbers in ids begin with 0, which another party's table may have lost;
     else ''.
 
-    Ids that mix letters and digits in any order, as hexadecimal ones do, have no numbers. Ids none
-    of which begins with 0 are not suspect: numbers that count the rows have several lengths, too.
+    Ids that mix letters and digits in any order, such as hexadecimal ones, contain no numbers. If
+    no number begins with 0, the ids are not suspect: row numbers have several lengths too.
 
     Args:
-        ids: as the rules spell them.
-        rules: see the module.
+        ids: spelt by the rules.
+        rules: see ``vfl_party.data.ids.spelling``.
     """
-    ids = _sampled(ids)
+    ids = _sample(ids)
     alike = Counter(map(short_look, ids)).most_common(1)
     if {"zeros", "email"} & {*rules} or not alike or alike[0][1] <= len(ids) / 2:
         return ""
-    what = "numbers in the ids begin with 0: if the table of another party has lost these zeros"
-    return f'{what}, add "zeros" to rows.id_rules' if any(map(FIRST_ZEROS.search, ids)) else ""
+    return (
+        "numbers in the ids begin with 0. If the table of another party has lost these zeros, add "
+        '"zeros" to rows.id_rules.'
+        if any(map(FIRST_ZEROS.search, ids))
+        else ""
+    )
 
 
-def _sampled(ids: Sequence[str]) -> Sequence[str]:
-    """Returns at most ``LOOKED_AT`` ids from the whole of a table: the first ones may be the
+def _sample(ids: Sequence[str]) -> Sequence[str]:
+    """Returns at most ``LOOKED_AT`` ids from the whole table: the first ones may be the
     shortest.
     """
     return ids[:: max(1, -(-len(ids) // LOOKED_AT))]
 
 
-def _with_shares(shapes: Sequence[tuple[str, int]], total: int) -> str:
-    """Lists shapes with their shares of ``total`` ids; a single one stands for all."""
-    shapes = [each for each in shapes if each[1] >= total / 100] or shapes[:1]
+def _format_shares(shapes: Sequence[tuple[str, int]], total: int) -> str:
+    """Returns shapes with their shares of ``total`` ids; a single shape without its share."""
+    shapes = [shape for shape in shapes if shape[1] >= total / 100] or shapes[:1]
     cleaned = [(re.sub(r"[^A0 ./@_+-]", "?", shape), count) for shape, count in shapes]
-    shown = [(repr(shape) if shape != shape.strip() else shape, count) for shape, count in cleaned]
-    others = total - sum(count for _, count in shown)
-    if len(shown) == 1 and not others:
-        return shown[0][0]
+    cells = [(repr(shape) if shape != shape.strip() else shape, count) for shape, count in cleaned]
+    others = total - sum(count for _, count in cells)
+    if len(cells) == 1 and not others:
+        return cells[0][0]
     more = [("others", others)] if others else []
-    return ", ".join(f"{shape} {percent(count, total)}" for shape, count in [*shown, *more])
+    return ", ".join(f"{shape} {percent(count, total)}" for shape, count in [*cells, *more])
 
 
 def short_look(text: str) -> str:
-    """Returns how an id looks, whatever the lengths of its words and numbers: ``A-0`` of
+    """Returns the shape of an id without the lengths of its words and numbers: ``A-0`` for
     ``AT-4051``.
     """
     return _SEVERAL.sub(r"\1", _look(text))

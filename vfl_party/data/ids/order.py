@@ -13,18 +13,18 @@ import pyarrow.compute as pc
 from vfl_common.config.data import Duplicates
 from vfl_party.data.ids.packed import (
     CHUNK,
-    Dealt,
     GrowingTexts,
     Positions,
-    let_go,
+    RowBuckets,
     offsets_and_bytes,
+    release_texts,
 )
 from vfl_party.data.row_arrays import IN_MEMORY, Space, parts, size_of_piece
 
 Id = str | None
-# Bytes of an id that is sorted eight bytes at a time.
+# Maximum bytes of an id that is sorted eight bytes at a time.
 _LONGEST = 64
-# Of memory, while a row is put in order; ids that are looked at to divide all, for each part.
+# Bytes of memory a row while rows are sorted; ids sampled for each part to divide all ids.
 _ROW_BYTES, _SAMPLES = 64, 256
 _FIRST_BYTES = np.array(
     [0xFFFFFFFFFFFFFFFF ^ ((1 << 8 * (8 - count)) - 1) for count in range(9)], np.uint64
@@ -33,8 +33,8 @@ _FIRST_BYTES = np.array(
 
 @dataclass(frozen=True)
 class IdCounts:
-    """``rows`` of a source, those that miss an id, and those that are left out because another row
-    has theirs, or because they have no label.
+    """Row counts of a source: all rows, and those left out without an id, with a repeated id, or
+    without a label.
     """
 
     rows: int
@@ -43,18 +43,21 @@ class IdCounts:
     unlabelled: int = 0
 
     @classmethod
-    def of(cls, ids: pa.Array, kept: int, unlabelled: int = 0) -> IdCounts:
-        """Counts all rows: ``kept`` stay, ``unlabelled`` ids are null for want of a label."""
+    def of(cls, ids: pa.Array, remaining: int, unlabelled: int = 0) -> IdCounts:
+        """Counts all rows: ``remaining`` are kept, ``unlabelled`` ids are null because their rows
+        have no label.
+        """
         missing = ids.null_count - unlabelled
-        return cls(len(ids), missing, len(ids) - ids.null_count - kept, unlabelled)
+        return cls(len(ids), missing, len(ids) - ids.null_count - remaining, unlabelled)
 
     @property
     def kept(self) -> int:
+        """The number of rows that are kept."""
         return self.rows - self.missing - self.repeated - self.unlabelled
 
     @property
     def left_out(self) -> str:
-        """Words how many rows are left out, and why; '' if all are kept."""
+        """How many rows are left out and why, for a person; '' if all are kept."""
         why = [f"{self.missing:,} without an id"] if self.missing else []
         why += [f"{self.repeated:,} with a repeated id"] if self.repeated else []
         why += [f"{self.unlabelled:,} without a label"] if self.unlabelled else []
@@ -66,11 +69,13 @@ class IdCounts:
 
 
 @dataclass(frozen=True, eq=False)
-class Sorted:
-    """The rows of a table that are kept, sorted by the UTF-8 bytes of their ids.
+class SortedRows:
+    """The kept rows of a table, sorted by the UTF-8 bytes of their ids.
 
-    rows: their numbers, [N]. ids: theirs. repeated: the first row that has the id of an earlier
-    one: (the earlier row, the row); None if there is none.
+    Args:
+        rows: int64 [N], their numbers.
+        ids: theirs.
+        repeated: (earlier row, first row that repeats its id); None if no id repeats.
     """
 
     rows: Positions
@@ -78,45 +83,45 @@ class Sorted:
     repeated: tuple[int, int] | None
 
 
-def in_order(ids: pa.LargeStringArray, duplicates: Duplicates, space: Space = IN_MEMORY) -> Sorted:
-    """Returns the rows to keep: those with an id, and of equal ones by policy.
+def in_order(
+    ids: pa.LargeStringArray, duplicates: Duplicates, space: Space = IN_MEMORY
+) -> SortedRows:
+    """Returns the rows to keep: those with an id, and of equal ids by policy the first one, or none
+    for ``drop``.
 
-    The first of equal ids is kept, or none of them for ``drop``. If the ids are many, they are
-    sorted part by part in files of ``space``. Raises InputError if the disk is full.
+    Many ids are sorted part by part in files of ``space``. Raises InputError if the disk is full.
     """
     rows, texts, repeated = space.share().growing((), np.int64), GrowingTexts(space), []
-    for numbers, values, same in _sorted(ids, space):
+    for numbers, values, same in _sort(ids, space):
         if same.any():
             repeated.append(_first_repeated(numbers, same))
             left_out = same | np.append(same[1:], False) if duplicates == "drop" else same
             numbers, values = numbers[~left_out], values.filter(pa.array(~left_out))
         rows.append(numbers)
         texts.append(values)
-    return Sorted(
-        rows.finish(), texts.finish(), min(repeated, key=lambda found: found[1], default=None)
+    return SortedRows(
+        rows.finish(), texts.finish(), min(repeated, key=lambda pair: pair[1], default=None)
     )
 
 
-def kept_rows(ids: Sequence[Id], duplicates: Duplicates) -> list[int]:
-    """Returns the rows to keep, ascending: see ``in_order``."""
+def select_rows(ids: Sequence[Id], duplicates: Duplicates) -> list[int]:
+    """Returns the rows to keep, ascending; see ``in_order``."""
     return sorted(in_order(pa.array(ids, pa.large_string()), duplicates).rows.tolist())
 
 
 def _first_repeated(rows: Positions, same: npt.NDArray[np.bool_]) -> tuple[int, int]:
-    """Returns the first row that has the id of an earlier one: (the earlier row, the row). There
-    must be one.
-    """
+    """Returns (the earlier row, the first row that repeats its id). There must be one."""
     place = np.flatnonzero(same)[rows[same].argmin()]
     # Equal ids are in the order of their rows.
     first = place - 1 - int(same[:place][::-1].argmin())
     return int(rows[first]), int(rows[place])
 
 
-def _sorted(
+def _sort(
     ids: pa.LargeStringArray, space: Space
 ) -> Iterator[tuple[Positions, pa.LargeStringArray, npt.NDArray[np.bool_]]]:
-    """Yields the rows with an id, sorted by it and then by row, in parts of which each comes after
-    the one before: the rows, their ids, and whether the one before has the same id.
+    """Yields the rows with an id, sorted by id and then by row, in ascending parts: rows, ids, and
+    whether the previous row has the same id.
     """
     for rows, texts in _parts(ids, space):
         order = _order(texts)
@@ -130,8 +135,8 @@ def _sorted(
 def _parts(
     ids: pa.LargeStringArray, space: Space
 ) -> Iterator[tuple[Positions | None, pa.LargeStringArray]]:
-    """Yields the rows with an id and their ids, not sorted: all at once, or in parts of which each
-    comes after the one before. The rows are None if they are 0, 1, ….
+    """Yields the rows with an id and their ids, unsorted, all at once or in ascending parts. The
+    rows are None if they are 0, 1, ….
     """
     size = size_of_piece(space, _ROW_BYTES, len(ids))
     if len(ids) <= size:
@@ -139,33 +144,33 @@ def _parts(
         yield present, ids if present is None else ids.take(pa.array(present))
         return
     bounds = _bounds(ids, -(-len(ids) // size))
-    dealt = Dealt(space, len(bounds) + 1)
+    dealt = RowBuckets(space, len(bounds) + 1)
     for part in parts(len(ids), CHUNK):
         texts = ids[part]
         rows = np.flatnonzero(texts.is_valid().to_numpy(False))
         texts = texts if len(rows) == len(texts) else texts.take(pa.array(rows))
         to_B = np.searchsorted(bounds, _beginnings(texts, bounds.itemsize), side="right")
         dealt.deal(to_B.astype(np.uint8), rows + part.start, texts)
-        let_go(ids)
+        release_texts(ids)
     yield from dealt
 
 
 def _bounds(ids: pa.LargeStringArray, count: int) -> npt.NDArray[np.bytes_]:
     """Returns the beginnings of up to ``count`` - 1 ids, ascending, that divide all ids into parts
-    of about one size. Ids that begin alike are in one part.
+    of similar size. Ids with the same beginning are in one part.
     """
     step = max(1, len(ids) // (_SAMPLES * count))
-    found = ids.take(pa.array(np.arange(0, len(ids), step))).drop_null()
-    let_go(ids)
-    lengths = _starts_and_lengths(found)[1]
+    sample_ids = ids.take(pa.array(np.arange(0, len(ids), step))).drop_null()
+    release_texts(ids)
+    lengths = _starts_and_lengths(sample_ids)[1]
     width = min(int(lengths.max(initial=1)), _LONGEST)
-    sample = np.sort(_beginnings(found, width))
+    sample = np.sort(_beginnings(sample_ids, width))
     return np.unique(sample[np.arange(1, count) * len(sample) // count]) if len(sample) else sample
 
 
 def _beginnings(ids: pa.LargeStringArray, width: int) -> npt.NDArray[np.bytes_]:
-    """Returns the first bytes of each id, up to ``width`` rounded up to eight. They are compared as
-    ids are, but that ids with other ends may be alike.
+    """Returns the first bytes of each id, up to ``width`` rounded up to eight. They compare as the
+    ids do, but may be equal for different ids.
     """
     starts, lengths, data = _starts_and_lengths(ids)
     words = [_words(starts, lengths, data, start) for start in range(0, width, 8)]
@@ -174,10 +179,10 @@ def _beginnings(ids: pa.LargeStringArray, width: int) -> npt.NDArray[np.bytes_]:
 
 
 def _order(ids: pa.LargeStringArray) -> Positions:
-    """Returns the rows sorted by their ids' bytes, those of equal ids in their order.
+    """Returns the rows sorted by their ids' bytes, stably.
 
-    The bytes are compared eight at a time, the last ones first: four times as fast as one id with
-    another. Where an id ends, its bytes are 0; of ids that differ in nothing else the shorter one
+    The bytes are compared eight at a time, the last ones first: four times as fast as comparing
+    whole ids. Bytes after an id's end are 0; of ids that differ in nothing else the shorter one
     comes first.
     """
     starts, lengths, data = _starts_and_lengths(ids)
@@ -203,7 +208,7 @@ def _order(ids: pa.LargeStringArray) -> Positions:
 def _starts_and_lengths(
     ids: pa.LargeStringArray,
 ) -> tuple[Positions, npt.NDArray[np.int32], npt.NDArray[np.uint8]]:
-    """Returns where each id begins in the bytes of all, how many it has, and the bytes."""
+    """Returns the start of each id in the bytes of all, its length, and the bytes."""
     offsets, data = offsets_and_bytes(ids)
     return offsets[:-1], np.diff(offsets).astype(np.int32), data
 
@@ -211,8 +216,8 @@ def _starts_and_lengths(
 def _words(
     starts: Positions, lengths: npt.NDArray[np.int32], data: npt.NDArray[np.uint8], start: int
 ) -> npt.NDArray[np.uint64]:
-    """Returns eight bytes of each id, from its byte ``start``, as a number; 0 for bytes that it has
-    not.
+    """Returns eight bytes of each id, from its byte ``start``, as a number; 0 for bytes after its
+    end.
     """
     words_N = np.zeros(len(starts), np.uint64)
     eight = np.lib.stride_tricks.sliding_window_view(data, 8) if len(data) >= 8 else None

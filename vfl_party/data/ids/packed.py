@@ -1,7 +1,7 @@
-"""Texts of many rows: small ones in memory, large ones in files without a name.
+"""Texts of many rows: small ones in memory, large ones in unnamed files.
 
-They are Arrow's large strings, in one piece: the bytes of all, and where each ends. In files, these
-are mapped, so that all of Arrow works on them; ``let_go`` unmaps what has been read.
+They are Arrow's large strings in one piece: the bytes of all, and the end of each. Files are
+mapped, so that Arrow works on them; ``release_texts`` unmaps what was read.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from vfl_party.data.row_arrays import (
 )
 
 Positions = npt.NDArray[np.int64]
-# Rows that are worked on at once.
+# Number of rows that are processed at once.
 CHUNK = 1 << 16
-# Rows that are read from anywhere in a file, and stay in memory.
+# Maximum number of rows that are read from anywhere in a file into memory.
 FEW = 1 << 12
-# Bytes, in memory, of a row that is put in order.
+# Bytes of memory a row while rows are sorted.
 _ROW_BYTES = 64
-# By their first byte: where texts lie in files.
+# Mapped arrays by the address of their first byte.
 _FILES: WeakValueDictionary[int, MappedArray] = WeakValueDictionary()
 
 
@@ -70,8 +70,8 @@ class GrowingTexts:
         return pa.LargeStringArray.from_buffers(self._rows, ends, data, valid)
 
 
-class Dealt:
-    """Rows and their texts, dealt into files, each of which is to be read at once.
+class RowBuckets:
+    """Rows and their texts, distributed over files that are each read at once.
 
     Args:
         space: of the files.
@@ -79,14 +79,19 @@ class Dealt:
     """
 
     def __init__(self, space: Space, count: int) -> None:
-        files = replace(space, most_bytes=0)
+        files = replace(space, max_bytes=0)
         self._all: list[tuple[GrowingMatrix, GrowingTexts]] = [
             (files.growing((), np.int64), GrowingTexts(files)) for _ in range(count)
         ]
 
     def deal(self, to_B: npt.NDArray[Any], rows_B: Positions, texts_B: pa.Array) -> None:
-        """Adds each row to its file; those beyond the last file are left out. Raises InputError if
+        """Adds each row to its file; rows beyond the last file are left out. Raises InputError if
         the disk is full.
+
+        Args:
+            to_B: [B], the file of each row.
+            rows_B: int64 [B].
+            texts_B: [B].
         """
         order_B = np.argsort(to_B, kind="stable")
         ends = np.searchsorted(to_B[order_B], np.arange(len(self._all) + 1)).tolist()
@@ -97,7 +102,7 @@ class Dealt:
                 texts.append(texts_B.slice(first, end - first))
 
     def __iter__(self) -> Iterator[tuple[Positions, pa.LargeStringArray]]:
-        """Yields the rows of each file, in the order in which they came, and removes it."""
+        """Yields the rows of each file, in the order in which they were added, and removes it."""
         self._all.reverse()
         while self._all:
             rows, texts = self._all.pop()
@@ -107,60 +112,62 @@ class Dealt:
 def texts_of(
     values: pa.Array, space: Space, change: Callable[[slice, pa.Array], pa.Array]
 ) -> pa.LargeStringArray:
-    """Returns ``change(rows, texts)`` of all rows, a part after the other. Raises InputError if the
-    disk is full.
+    """Returns ``change(rows, texts)`` of all rows, part by part. Raises InputError if the disk is
+    full.
     """
-    found = GrowingTexts(space)
+    result = GrowingTexts(space)
     for part in parts(len(values), CHUNK):
-        found.append(change(part, values[part]))
-        let_go(values)
-    return found.finish()
+        result.append(change(part, values[part]))
+        release_texts(values)
+    return result.finish()
 
 
-def taken(
+def take_texts(
     values: pa.LargeStringArray, rows: npt.NDArray[np.integer[Any]], space: Space
 ) -> pa.LargeStringArray:
-    """Returns the texts of the given rows, in their order; each is there once, if ``values`` lie in
-    files. Raises InputError if the disk is full.
+    """Returns the texts of the given rows, in their order. Rows must be distinct if ``values`` are
+    in files.
+
+    Raises InputError if the disk is full.
     """
     if not in_files(values) or len(rows) <= FEW:
         few = values.take(pa.array(rows))
-        let_go(values)
+        release_texts(values)
         return few
-    found = GrowingTexts(space)
+    result = GrowingTexts(space)
     if is_ascending(rows):
         for part in parts(len(rows), CHUNK):
-            found.append(values.take(pa.array(rows[part])))
-            let_go(values)
+            result.append(values.take(pa.array(rows[part])))
+            release_texts(values)
             release(rows)
-        return found.finish()
+        return result.finish()
     size = size_of_piece(space, _ROW_BYTES, len(rows))
-    places_N, dealt = places_of(rows, len(values)), Dealt(space, -(-len(rows) // size))
+    places_N, dealt = places_of(rows, len(values)), RowBuckets(space, -(-len(rows) // size))
     for part in parts(len(values), CHUNK):
         places_B = places_N[part].astype(np.int64)
         dealt.deal(places_B // size, places_B, values[part])
-        let_go(values)
+        release_texts(values)
     for places, texts in dealt:
-        found.append(texts.take(pa.array(np.argsort(places))))
-    return found.finish()
+        result.append(texts.take(pa.array(np.argsort(places))))
+    return result.finish()
 
 
 def in_files(values: pa.Array) -> bool:
-    """Whether texts lie in files."""
+    """Returns whether texts are in files."""
     return next(_files(values), None) is not None
 
 
-def let_go(*texts: pa.Array) -> None:
-    """Unmaps what has been read of texts that lie in files; they stay as they are."""
-    for each in texts:
-        release(*_files(each))
+def release_texts(*texts: pa.Array) -> None:
+    """Unmaps what was read of texts in files; the texts stay usable."""
+    for array in texts:
+        release(*_files(array))
 
 
 def _files(values: pa.Array) -> Iterator[MappedArray]:
     for buffer in values.buffers() if isinstance(values, pa.Array) else ():
-        found = None if buffer is None else _FILES.get(buffer.address)
-        if found is not None:
-            yield found
+        mapped = None if buffer is None else _FILES.get(buffer.address)
+        if mapped is not None:
+            yield mapped
 
 
 def _buffer(array: npt.NDArray[Any]) -> pa.Buffer:
@@ -173,11 +180,11 @@ def _buffer(array: npt.NDArray[Any]) -> pa.Buffer:
 def offsets_and_bytes(
     texts: pa.LargeStringArray,
 ) -> tuple[Positions, npt.NDArray[np.uint8]]:
-    """Returns where each text begins in the bytes of all, and the last one ends, [N + 1], and the
-    bytes.
+    """Returns the start of each text in the bytes of all and the end of the last one, int64 [N +
+    1], and the bytes, uint8.
     """
     _, offsets, data = texts.buffers()
     if offsets is None:
         return np.zeros(len(texts) + 1, np.int64), np.empty(0, np.uint8)
-    found = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    return found, np.frombuffer(data if data is not None else b"", np.uint8)
+    ends = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    return ends, np.frombuffer(data if data is not None else b"", np.uint8)

@@ -3,14 +3,13 @@
 An id is text, or None if it is missing. The rules are ``vfl_common.config.data.IdRule``:
 
 - ``trim`` drops white space at both ends, none within.
-- ``casefold`` makes upper and lower case alike (``str.casefold``: ß is ss).
-- ``nfkc`` is Unicode's normal form NFKC: full-width digits and composed letters are written in one
-  way.
-- ``digits`` keeps 0 to 9 and nothing else.
-- ``zeros`` drops the zeros with which a run of digits begins: AT-004051 is AT-4051, and 000 is 0.
+- ``casefold`` removes case (``str.casefold``: ß is ss).
+- ``nfkc`` is Unicode's normal form NFKC: full-width digits and composed letters are unified.
+- ``digits`` keeps only 0 to 9.
+- ``zeros`` drops leading zeros of each run of digits: AT-004051 is AT-4051, and 000 is 0.
 - ``email`` is trim and casefold.
 - ``phone:CC`` writes a telephone number as E.164, such as +4930123456. CC is the country of numbers
-  that are written without one. What is no number is a missing id.
+without one. Text that is not a telephone number is a missing id.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vfl_common.errors import Code, InputError
-from vfl_party.data.ids.packed import CHUNK, GrowingTexts, let_go
+from vfl_party.data.ids.packed import CHUNK, GrowingTexts, release_texts
 from vfl_party.data.row_arrays import IN_MEMORY, Space, parts
 
-# Between the columns of an id: Unicode's own unit separator.
+# Separator between the columns of an id: the unit separator.
 SEPARATOR = "\x1f"
 Id = str | None
-# A character of ASCII that is no white space.
+# An ASCII character other than white space.
 _VISIBLE = "[!-~]"
 _NO_DIGITS = re.compile("[^0-9]+")
 FIRST_ZEROS = re.compile("(?<![0-9])0+(?=[0-9])")
@@ -48,7 +47,7 @@ _RULES: dict[str, Callable[[str], str]] = {
 def normalised(
     columns: Sequence[Any], rules: Sequence[str], space: Space = IN_MEMORY
 ) -> pa.LargeStringArray:
-    """Returns the id of each row, null if it is missing.
+    """Returns the id of each row, null if missing.
 
     Each column's part is spelt by the rules, then the parts are joined by ``SEPARATOR``. An id is
     missing if a part is missing, or empty or blank after the rules.
@@ -56,7 +55,7 @@ def normalised(
     Args:
         columns: of the id, each [N]: Arrow's text, or a sequence of text and None.
         rules: see the module.
-        space: where many ids lie.
+        space: of many ids.
 
     Raises InputError if a rule cannot be used here, or if the disk is full.
     """
@@ -65,18 +64,18 @@ def normalised(
     one = texts[0]
     if len(texts) == 1 and not steps and isinstance(one, pa.Array) and _is_plain(one):
         return one
-    found = GrowingTexts(space)
+    ids = GrowingTexts(space)
     for part in parts(len(one), CHUNK):
-        found.append(_joined([_spelt(_in_one(each[part]), steps) for each in texts]))
-        let_go(*texts)
-    return found.finish()
+        ids.append(_join([_spell(_in_one(column[part]), steps) for column in texts]))
+        release_texts(*texts)
+    return ids.finish()
 
 
 def _is_plain(texts: pa.LargeStringArray) -> bool:
-    """Returns whether every text has a character that is seen."""
+    """Returns whether every text has a visible ASCII character."""
     for part in parts(len(texts), CHUNK):
         seen = pc.match_substring_regex(texts[part], _VISIBLE)
-        let_go(texts)
+        release_texts(texts)
         if seen.null_count or not pc.all(seen).as_py():
             return False
     return True
@@ -94,12 +93,12 @@ def _arrow(part: Any) -> Any:
     return pa.array(part, pa.large_string())
 
 
-def _joined(columns: Sequence[pa.Array]) -> pa.LargeStringArray:
+def _join(columns: Sequence[pa.Array]) -> pa.LargeStringArray:
     between = pa.scalar(SEPARATOR, pa.large_string())
     return columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, between)
 
 
-def _spelt(part: pa.LargeStringArray, steps: Sequence[Callable[[str], str]]) -> pa.LargeStringArray:
+def _spell(part: pa.LargeStringArray, steps: Sequence[Callable[[str], str]]) -> pa.LargeStringArray:
     if steps:
         texts: list[Id] = part.to_pylist()
         for step in steps:
@@ -119,20 +118,23 @@ def _step(rule: str) -> Callable[[str], str]:
 
 
 def _phone(country: str) -> Callable[[str], str]:
-    """Returns the rule for telephone numbers; it gives '' for what is none. Raises InputError."""
+    """Returns the rule for telephone numbers, which gives '' for other text. Raises InputError."""
     try:
         import phonenumbers
     except ImportError:
-        text = f"the id rule 'phone:{country}' needs phonenumbers, which is not installed"
-        raise InputError(Code.CONFIG_INVALID, f"{text}: pip install phonenumbers") from None
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"the id rule 'phone:{country}' needs phonenumbers, which is not installed. Run pip "
+            "install phonenumbers.",
+        ) from None
     if country not in phonenumbers.SUPPORTED_REGIONS:
-        text = (
-            f"the id rule 'phone:{country}' names no country; give two letters of ISO 3166, "
-            "such as DE"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"the id rule 'phone:{country}' must name a country. Give two letters of ISO 3166, "
+            "such as DE.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
 
-    def spelt(text: str) -> str:
+    def normalize(text: str) -> str:
         try:
             number = phonenumbers.parse(text, country)
         except phonenumbers.NumberParseException:
@@ -140,10 +142,10 @@ def _phone(country: str) -> Callable[[str], str]:
         # By its length alone: what numbers are in use changes between versions of the library, and
         # parties must agree.
         length = phonenumbers.is_possible_number_with_reason(number)
-        # Also if it has no area code.
+        # Other results include numbers without an area code.
         if length != phonenumbers.ValidationResult.IS_POSSIBLE:
             return ""
-        found: str = phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)
-        return found
+        formatted: str = phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.E164)
+        return formatted
 
-    return spelt
+    return normalize

@@ -1,4 +1,4 @@
-"""Ids in order, in little more memory than their text."""
+"""A sequence of ids that takes little more memory than their text."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_party.data.ids.packed import CHUNK, let_go, taken
+from vfl_party.data.ids.packed import CHUNK, release_texts, take_texts
 from vfl_party.data.row_arrays import IN_MEMORY, Space
 
 
 class Ids(Sequence[str]):
-    """Ids in order, in little more memory than their text: a sequence of str.
+    """A sequence of ids (str) that takes little more memory than their text.
 
-    ``values``: Arrow's large strings, without nulls. ``space``: where many of them lie.
+    Args:
+        values: Arrow's large strings, without nulls.
+        space: of many ids.
     """
 
     def __init__(self, values: pa.LargeStringArray, space: Space = IN_MEMORY) -> None:
@@ -25,21 +27,21 @@ class Ids(Sequence[str]):
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> Ids:
-        """Returns the same ids; those of an ``Ids`` are not copied."""
+        """Returns the ids as ``Ids``; an ``Ids`` is not copied."""
         return texts if isinstance(texts, Ids) else cls(pa.array(texts, pa.large_string()))
 
     def taken(self, rows: npt.NDArray[np.integer[Any]]) -> Ids:
-        """Returns the ids of the given rows, in their order. Raises InputError if the disk has no
-        room for them.
+        """Returns the ids of the given rows, int64 [B], in their order. Raises InputError if the
+        disk is full.
         """
-        return Ids(taken(self.values, rows, self.space), self.space)
+        return Ids(take_texts(self.values, rows, self.space), self.space)
 
     def among(self, others: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """Returns for each id whether it is among ``others``."""
-        found: npt.NDArray[np.bool_] = pc.is_in(
+        """Returns for each id whether it is among ``others``, bool [N]."""
+        mask: npt.NDArray[np.bool_] = pc.is_in(
             self.values, value_set=Ids.of(others).values
         ).to_numpy(False)
-        return found
+        return mask
 
     @overload
     def __getitem__(self, at: int) -> str: ...
@@ -54,7 +56,7 @@ class Ids(Sequence[str]):
     def __iter__(self) -> Iterator[str]:
         for start in range(0, len(self), CHUNK):
             texts = self.values.slice(start, CHUNK).to_pylist()
-            let_go(self.values)
+            release_texts(self.values)
             yield from texts
 
     def __len__(self) -> int:

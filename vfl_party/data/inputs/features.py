@@ -20,7 +20,7 @@ from vfl_party.base.dtypes import real
 from vfl_party.base.workers import soon
 from vfl_party.data.inputs.made import Made, Noted
 from vfl_party.data.inputs.scaled import ScaledPixels
-from vfl_party.data.row_arrays import MappedArray, Space, at_once, parts, release
+from vfl_party.data.row_arrays import MappedArray, Space, parts, release, rows_at_once
 from vfl_party.models import InputSpec
 
 # Codes: a category not seen in training; no category; one that augmentation hides; the first
@@ -35,7 +35,7 @@ Inputs: TypeAlias = tuple[torch.Tensor, ...]
 
 
 class Place(NamedTuple):
-    """Where a column of a table is in an encoder's inputs: in the numbers, or in the
+    """The position of a table's column in an encoder's inputs: in the numbers, or in the
     categories.
     """
 
@@ -47,34 +47,36 @@ NO_PLACES: Mapping[str, Place] = MappingProxyType({})
 
 
 class Ahead:
-    """Batches that a thread reads before they are asked for: the next one, and the one after it."""
+    """Reads up to two batches in a thread before they are needed."""
 
     def __init__(self) -> None:
         self._coming: deque[tuple[Codes, Future[Inputs]]] = deque(maxlen=2)
 
     def begin(self, rows: Codes, read: Callable[[Codes], Inputs]) -> None:
-        """Has a thread read a batch."""
+        """Starts to read a batch in a thread."""
         self._coming.append((rows, soon(partial(read, rows))))
 
     def take(self, rows: Codes) -> Inputs | None:
-        """Returns a batch that was read; None if it is none of these."""
-        for place, (coming, found) in enumerate(self._coming):
+        """Returns a batch that was read ahead; None if these rows were not."""
+        for place, (coming, batch) in enumerate(self._coming):
             if np.array_equal(coming, rows):
                 del self._coming[place]
-                return found.result()
+                return batch.result()
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """Encoder inputs of all rows, on one device; in a mapped file if there are many.
+    """Encoder inputs of all rows, on one device; large ones in a mapped file.
 
-    numbers: float32 [N, F] or [N, C, H, W], or images that are scaled when they are wanted;
-    categories: int64 [N, K] codes below ``cardinalities``, or None. Code 0 is a category not seen
-    in training, 1 a missing one, 2 one that augmentation hides (self-supervised methods alone).
-    arrays: the same as NumPy has them, if they are on the CPU and not scaled images.
-    columns: {column of the table: where it is}; empty of images.
-    noted: remembers how each batch is made, if the party has several processes.
+    Args:
+        numbers: float32 [N, F] or [N, C, H, W], or images that are scaled on demand.
+        categories: int64 [N, K] codes below ``cardinalities``, or None. Code 0 is a category not
+            seen in training, 1 a missing one, 2 one hidden by augmentation (self-supervised methods
+            only).
+        arrays: the same as NumPy arrays, on the CPU and without scaled images.
+        columns: {column of the table: its position}; empty for images.
+        noted: remembers how each batch was made, if the party has several processes.
     """
 
     numbers: torch.Tensor | ScaledPixels
@@ -103,51 +105,52 @@ class Features:
 
     @property
     def spec(self) -> InputSpec:
+        """Shape and cardinalities of the inputs of a row."""
         return InputSpec(tuple(self.numbers.shape[1:]), self.cardinalities)
 
     @property
     def x(self) -> torch.Tensor:
-        """The numbers of all rows, float32 [N, F] or [N, C, H, W]; scaled images are made anew, and
-        all are in memory.
+        """The numbers of all rows in memory, float32 [N, F] or [N, C, H, W]; images are scaled on
+        each call.
         """
         return self.part(slice(None))
 
     def part(self, rows: slice) -> torch.Tensor:
-        """Returns the numbers of neighbouring rows."""
+        """Returns the numbers of neighbouring rows, [B, F] or [B, C, H, W]."""
         numbers = self.numbers
-        found = numbers.rows(rows) if isinstance(numbers, ScaledPixels) else numbers[rows]
-        return found.to(real())
+        block = numbers.rows(rows) if isinstance(numbers, ScaledPixels) else numbers[rows]
+        return block.to(real())
 
     def blocks(self) -> Iterator[torch.Tensor]:
-        """Yields the numbers of all rows, few rows at once."""
-        for part in parts(len(self), at_once(4 * math.prod(self.numbers.shape[1:]))):
+        """Yields the numbers of all rows in blocks, [B, F] or [B, C, H, W]."""
+        for part in parts(len(self), rows_at_once(4 * math.prod(self.numbers.shape[1:]))):
             yield self.part(part)
 
     def cells(self, rows_BF: torch.Tensor) -> torch.Tensor:
-        """Returns the number in the given row of each column, [B, F]; rows_BF: int64."""
+        """Returns for each column the number in a row of its own, [B, F]; rows_BF: int64 [B, F]."""
         numbers = self.numbers
-        found = (
+        cells = (
             numbers.cells(rows_BF)
             if isinstance(numbers, ScaledPixels)
             else numbers.gather(0, rows_BF)
         )
-        return found.to(real())
+        return cells.to(real())
 
     def inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> Inputs:
-        """Returns the encoder's arguments for a batch, [B, …]: ``x``, and ``categories`` if there
-        are any.
+        """Returns the encoder's arguments for a batch: ``x`` [B, …], and ``categories`` [B, K] if
+        there are any.
         """
         x, *categories = self._inputs(rows)
-        found = (x.to(real()), *categories)
+        batch = (x.to(real()), *categories)
         if self.noted is not None:
-            self.noted.note(found, Made(np.asarray(rows)))
-        return found
+            self.noted.note(batch, Made(np.asarray(rows)))
+        return batch
 
     def _inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> Inputs:
         if self._reads:
             wanted = np.asarray(rows)
-            found = self._ahead.take(wanted)
-            return self._read(wanted) if found is None else found
+            batch = self._ahead.take(wanted)
+            return self._read(wanted) if batch is None else batch
         if isinstance(self.numbers, ScaledPixels):
             return (self.numbers.rows(np.asarray(rows)),)
         index = index_on(torch.as_tensor(rows), self.numbers.device)
@@ -155,15 +158,14 @@ class Features:
         return (x_B,) if self.categories is None else (x_B, self.categories.index_select(0, index))
 
     def expect(self, rows: npt.NDArray[np.int64]) -> None:
-        """Has a thread read rows for which ``inputs`` will be asked soon, if reading takes time.
-
-        To ask for others is no fault.
+        """Starts to read rows that ``inputs`` needs soon, if reading takes time. Other rows may be
+        requested instead.
         """
         if self._reads:
             self._ahead.begin(rows, self._read)
 
     def expecting(self, batches: Sequence[Codes]) -> Iterator[Codes]:
-        """Yields batches of rows, and has the one after each read meanwhile."""
+        """Yields batches of rows, and reads the next one meanwhile."""
         for number, batch in enumerate(batches, 1):
             if number < len(batches):
                 self.expect(batches[number])
@@ -172,21 +174,22 @@ class Features:
     def _read(self, rows: Codes) -> Inputs:
         if isinstance(self.numbers, ScaledPixels):
             return (self.numbers.rows(rows),)
-        found = (
-            each.rows(rows) if isinstance(each, MappedArray) else each[rows] for each in self.arrays
+        arrays = (
+            array.rows(rows) if isinstance(array, MappedArray) else array[rows]
+            for array in self.arrays
         )
-        return tuple(map(torch.from_numpy, found))
+        return tuple(map(torch.from_numpy, arrays))
 
     @cached_property
     def _reads(self) -> bool:
-        """Whether a batch is read from a file, or scaled, when it is wanted."""
+        """Whether a batch is read from a file, or scaled, on demand."""
         if isinstance(self.numbers, ScaledPixels):
             return self.numbers.reads
-        return any(isinstance(each, MappedArray) for each in self.arrays)
+        return any(isinstance(array, MappedArray) for array in self.arrays)
 
     def followed_by(self, other: Features, space: Space) -> Features:
-        """Returns these rows, then the rows of ``other``, which must be prepared alike. Raises
-        InputError.
+        """Returns these rows, then the rows of ``other``, which must have the same preprocessing.
+        Raises InputError.
         """
         ours, theirs = self.numbers, other.numbers
         if (
@@ -194,10 +197,10 @@ class Features:
             and isinstance(theirs, ScaledPixels)
             and ours.pixels.dtype == theirs.pixels.dtype
         ):
-            return Features(ours.followed_by(space.concatenated([ours.pixels, theirs.pixels])))
+            return Features(ours.with_pixels(space.concatenate([ours.pixels, theirs.pixels])))
         x, *categories = (
-            space.concatenated(each)
-            for each in zip(self._as_floats(space), other._as_floats(space), strict=True)
+            space.concatenate(pair)
+            for pair in zip(self._as_floats(space), other._as_floats(space), strict=True)
         )
         codes = categories[0] if categories else None
         return Features.of(x, codes, self.cardinalities, self.columns)
@@ -221,14 +224,19 @@ class Features:
         return Features(numbers, categories, self.cardinalities, columns=columns, noted=self.noted)
 
     def with_column_of(self, rows: Codes, others: Codes, column: str | None) -> Inputs:
-        """Returns the encoder's arguments for ``rows``, in which a column is that of the rows
-        ``others``, one by one; None: all that there is.
+        """Returns the encoder's arguments for ``rows``, with one column taken from the rows
+        ``others``, row by row.
+
+        Args:
+            rows: int64 [B].
+            others: int64 [B].
+            column: its name; None for all columns.
         """
         theirs = self.inputs(others)
         if column is None:
             return theirs
         place = self.columns[column]
-        mixed = [each.clone() for each in self.inputs(rows)]
+        mixed = [tensor.clone() for tensor in self.inputs(rows)]
         for mine, their, at in zip(mixed, theirs, place, strict=False):
             mine[:, at] = their[:, at]
         if self.noted is not None:

@@ -14,19 +14,22 @@ from vfl_party.base.dtypes import real
 from vfl_party.data import checks
 from vfl_party.data.row_arrays import parts, release
 
-# Each is a number that float32 has.
-_MOST_QUERIES = 1 << 24
+# Maximum number of queries: float32 represents each number up to it.
+_MAX_QUERIES = 1 << 24
 
 
 @dataclass(frozen=True)
 class Labels:
     """The conversion of labels to targets.
 
-    kind: the task's kind. classes: a classification's labels, sorted (numbers as numbers, text by
-    code points), but the one that ``task.positive`` names is the second; a class's position is its
-    code. Of ``multilabel``: the names of the label columns. mean, std: of a regression's training
-    labels or, with ``minmax``, the least of them and the distance to the greatest, or, for counts,
-    0 and their mean; targets are (label - mean) / std.
+    Args:
+        kind: the task's kind.
+        classes: a classification's labels, sorted (numbers as numbers, text by code points), with
+            ``task.positive`` as the second; a class's position is its code. For ``multilabel`` the
+            names of the label columns.
+        mean: of a regression's training labels; with ``minmax`` their minimum, for counts 0.
+        std: of a regression's training labels; with ``minmax`` their range, for counts their mean.
+            Targets are (label - mean) / std.
     """
 
     kind: str
@@ -48,12 +51,22 @@ class Labels:
     ) -> Labels:
         """Learns the classes from all labels, or a regression's scale from the training rows.
 
-        raw: [N] numbers or text, or [N, labels] of ``multilabel``, whose columns have the
-        ``names``, or [N, 2] of ``survival``, times and events, or of ``ranking``, relevances and
-        queries; errors name ``source``. Raises InputError if the labels do not fit the task.
+        Args:
+            raw: [N] numbers or text; [N, labels] for ``multilabel``, whose columns have the
+                ``names``; [N, 2] times and events for ``survival``, or relevances and queries for
+                ``ranking``.
+            task: of the recipe.
+            train_rows: int64, positions of the training rows.
+            source: the table's name, for errors.
+            scale: of a regression's labels.
+            names: of several label columns.
+
+        Raises InputError if the labels do not fit the task.
         """
         if raw is None:
-            raise checks.unusable(source, "has no labels; the active party's data needs data.label")
+            raise checks.unusable(
+                source, "has no labels. Set data.label in the active party's data."
+            )
         if task.kind in ("survival", "ranking"):
             return cls(task.kind, source)
         if task.kind == "multilabel" or names:
@@ -62,44 +75,49 @@ class Labels:
             values = _numbers(raw, source)[train_rows]
             if len(values) == 0:
                 raise checks.unusable(
-                    source, "no training rows are left; give more rows or smaller other splits"
+                    source,
+                    "no training rows are left. Give more rows, or make the other splits smaller.",
                 )
-            least, greatest = values.min(), values.max()
+            lowest, highest = values.min(), values.max()
             if task.counts:
                 return cls(task.kind, source, std=_mean_count(raw, values, scale, source))
-            if least == greatest:
-                mean, std = least, 1.0
+            if lowest == highest:
+                mean, std = lowest, 1.0
             elif scale == "minmax":
                 with np.errstate(over="ignore"):
-                    mean, std = least, greatest - least
+                    mean, std = lowest, highest - lowest
             else:
-                # Refused below.
+                # Overflow is refused below.
                 with np.errstate(over="ignore", invalid="ignore"):
                     mean, std = values.mean(), values.std()
             if not (np.isfinite(mean) and np.isfinite(std)) or std == 0.0:
                 raise checks.unusable(
                     source,
-                    "its labels are too large or too small to be scaled; give them in another unit",
+                    "the labels are too large or too small to be scaled. Give them in another "
+                    "unit.",
                 )
             return cls(task.kind, source, mean=float(mean), std=float(std))
         classes = tuple(_plain(value) for value in _different(raw).tolist())
         if task.kind == "binary" and len(classes) != 2:
             raise checks.unusable(
-                source, f"its label has {len(classes)} different values, but a binary task has two"
+                source,
+                f"the label of a binary task must have two different values (got {len(classes)}). "
+                "Correct the column or the task.",
             )
         if task.classes is not None and len(classes) > task.classes:
-            what = (
-                f"its label has {len(classes)} different values, but the recipe's task has "
-                f"{task.classes} classes"
+            raise checks.unusable(
+                source,
+                f"the label must have at most the {task.classes} different values of task.classes "
+                f"(got {len(classes)}). Correct the column or the recipe.",
             )
-            raise checks.unusable(source, f"{what}; correct the column or the recipe")
         return cls(task.kind, source, _with_positive(classes, task.positive, source))
 
     def encode(self, raw: npt.NDArray[Any]) -> torch.Tensor:
-        """Returns the targets of labels: binary float32 [N, 1] of 0 and 1; multiclass int64 [N];
-        multilabel float32 [N, labels] of 0 and 1; regression float32 [N, 1], scaled; survival
-        float32 [N, 2], the time and 1 if it happened then; ranking float32 [N, 2], the relevance
-        and the number of the query.
+        """Returns the targets of labels.
+
+        Binary: float32 [N, 1] of 0 and 1. Multiclass: int64 [N]. Multilabel: float32 [N, labels] of
+        0 and 1. Regression: float32 [N, 1], scaled. Survival: float32 [N, 2], the time, and 1 if
+        the event happened then. Ranking: float32 [N, 2], the relevance and the number of the query.
 
         Raises InputError for a label that ``fit`` did not see.
         """
@@ -127,7 +145,9 @@ class Labels:
         unknown = int((codes_N < 0).sum())
         if unknown:
             raise checks.unusable(
-                self.source, f"{unknown} rows have a label that the training data did not have"
+                self.source,
+                f"{unknown} {'row has' if unknown == 1 else 'rows have'} a label that the "
+                "training data did not have. Correct the labels.",
             )
         return codes_N[:, None] if self.kind == "binary" else codes_N
 
@@ -144,10 +164,11 @@ class Labels:
         return np.take(names, flat.long().numpy())
 
     def known(self, outputs_NO: torch.Tensor) -> torch.Tensor:
-        """Returns the outputs of the classes that the labels have, [N, K]; for another task, all.
+        """Returns the outputs of the classes that occur in the labels, [N, K]; for other tasks all
+        outputs.
 
-        A multi-class task may have more classes than the labels: metrics and predictions decide
-        among those that there are.
+        A multi-class task may have more classes than its labels: metrics and predictions choose
+        among those that occur.
         """
         return outputs_NO[:, : len(self.classes)] if self.kind == "multiclass" else outputs_NO
 
@@ -174,34 +195,47 @@ class Labels:
 def _with_positive(
     classes: tuple[str | int | float, ...], positive: bool | float | str | None, source: str
 ) -> tuple[str | int | float, ...]:
-    """Returns the classes with the positive one in the second place; None: as they are. Raises
+    """Returns the classes with the positive one second; unchanged if it is None. Raises
     InputError.
     """
     if positive is None:
         return classes
-    is_positive = [class_text(each) == class_text(positive) for each in classes]
+    is_positive = [class_text(name) == class_text(positive) for name in classes]
     if not any(is_positive):
-        what = f"its label has no value {positive!r}, which task.positive of the recipe names"
-        raise checks.unusable(source, f"{what}; correct the recipe, or remove the key")
+        raise checks.unusable(
+            source,
+            f"the label has no value {positive!r}, which task.positive of the recipe names. "
+            "Correct the recipe, or remove the key.",
+        )
     return classes[::-1] if is_positive[0] else classes
 
 
 def _mean_count(
     raw: npt.NDArray[Any], train: npt.NDArray[np.float64], scale: str, source: str
 ) -> float:
-    """Returns the mean of the training rows' counts, by which all are divided: the loss is the same
-    but for a factor. Raises InputError if they are no counts.
+    """Returns the mean of the training rows' counts, by which all are divided: the loss changes
+    only by a factor.
+
+    Raises InputError if the labels are not counts.
     """
     if scale != "standard":
-        what = 'task.loss = "poisson" divides counts by their mean, and data.label_scale is given'
-        raise checks.unusable(source, f"{what}; remove that")
+        raise checks.unusable(
+            source,
+            'data.label_scale cannot be used with task.loss = "poisson", which divides counts by '
+            "their mean. Remove data.label_scale.",
+        )
     if _numbers(raw, source).min() < 0:
-        what = 'its label has numbers below 0, and task.loss = "poisson" is for counts'
-        raise checks.unusable(source, f"{what}; correct the column or the recipe")
+        raise checks.unusable(
+            source,
+            'task.loss = "poisson" needs counts, but the label has numbers below 0. Correct the '
+            "column or the recipe.",
+        )
     mean = float(train.mean())
     if not (np.isfinite(mean) and mean > 0):
-        what = "its labels are 0 in all training rows, or too large to be summed"
-        raise checks.unusable(source, f"{what}; correct the column")
+        raise checks.unusable(
+            source,
+            "the labels are 0 in all training rows, or too large to be summed. Correct the column.",
+        )
     return mean
 
 
@@ -210,57 +244,89 @@ def _label_columns(
 ) -> tuple[str | int | float, ...]:
     """Returns the names of the label columns. Raises InputError if the task has another number."""
     if task.kind != "multilabel":
-        what = f"data.labels is for a multilabel task, and the recipe's is {task.kind}"
-        raise checks.unusable(source, f"{what}; give data.label, or correct the recipe")
+        raise checks.unusable(
+            source,
+            f"data.labels is for a multilabel task (got {task.kind}). Give data.label, or correct "
+            "the recipe.",
+        )
     if not names:
-        what = "the recipe's task is multilabel, and data.label names one column"
-        raise checks.unusable(source, f"{what}; give data.labels in its place")
+        raise checks.unusable(
+            source,
+            "the recipe's task is multilabel, but data.label names one column. Give data.labels "
+            "instead.",
+        )
     if len(names) != task.outputs:
-        what = f"data.labels names {len(names)} columns, and the recipe's task has {task.outputs}"
-        raise checks.unusable(source, f"{what} labels (task.classes); correct one of them")
+        raise checks.unusable(
+            source,
+            f"data.labels must name {task.outputs} columns, the task.classes of the recipe (got "
+            f"{len(names)}). Correct one of them.",
+        )
     return names
 
 
 def _times(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
-    """Returns times and whether it happened then, [N, 2]. Raises InputError if they are none."""
+    """Returns times and whether the event happened, float32 [N, 2]. Raises InputError for other
+    labels.
+    """
     if raw.ndim != 2:
-        what = "the recipe's task is survival, and data.event is missing"
-        raise checks.unusable(source, f"{what}; name the column that says whether it happened")
+        raise checks.unusable(
+            source,
+            "the recipe's task is survival, but data.event is missing. Name the column that says "
+            "whether the event happened.",
+        )
     times, events = raw[:, 0], _yes_or_no(raw[:, 1], "the column of data.event", source)
-    if any(isinstance(each, str) for each in times[:1].tolist()):
-        raise checks.unusable(source, "its labels are text, and a survival task needs times")
+    if any(isinstance(time, str) for time in times[:1].tolist()):
+        raise checks.unusable(
+            source,
+            "the labels are text, but a survival task needs times. Correct data.label or the task.",
+        )
     if (times.astype(np.float64) < 0).any():
-        raise checks.unusable(source, "its label has times below 0; correct the column")
+        raise checks.unusable(source, "the label has times below 0. Correct the column.")
     return torch.from_numpy(np.stack([times.astype(np.float32), events], axis=1)).to(real())
 
 
 def _relevances(raw: npt.NDArray[Any], source: str) -> torch.Tensor:
-    """Returns relevances and the numbers of queries, [N, 2]. Raises InputError if they are none."""
+    """Returns relevances and the numbers of queries, float32 [N, 2]. Raises InputError for other
+    labels.
+    """
     if raw.ndim != 2:
-        what = "the recipe's task is ranking, and data.group is missing"
-        raise checks.unusable(source, f"{what}; name the column that says the query of each row")
+        raise checks.unusable(
+            source,
+            "the recipe's task is ranking, but data.group is missing. Name the column with the "
+            "query of each row.",
+        )
     relevances = raw[:, 0]
-    if any(isinstance(each, str) for each in relevances[:1].tolist()):
-        what = "its labels are text, and a ranking needs numbers that say how relevant a row is"
-        raise checks.unusable(source, f"{what}; correct data.label or the task")
+    if any(isinstance(relevance, str) for relevance in relevances[:1].tolist()):
+        raise checks.unusable(
+            source,
+            "the labels are text, but a ranking needs numbers for the relevance of each row. "
+            "Correct data.label or the task.",
+        )
     if (relevances.astype(np.float64) < 0).any():
-        what = "its label has numbers below 0, and 0 is a row that is not relevant"
-        raise checks.unusable(source, f"{what}; correct the column")
+        raise checks.unusable(
+            source,
+            "the label has numbers below 0, but a relevance must be 0 or greater. Correct the "
+            "column.",
+        )
     query_N = np.unique(raw[:, 1], return_inverse=True)[1].reshape(-1)
-    if query_N.max(initial=0) > _MOST_QUERIES:
-        what = f"it has more than {_MOST_QUERIES:,} queries"
-        raise checks.unusable(source, f"{what}; give a part of them")
+    if query_N.max(initial=0) > _MAX_QUERIES:
+        raise checks.unusable(
+            source, f"has more than {_MAX_QUERIES:,} queries. Give a part of them."
+        )
     pairs_N2 = np.stack([relevances, query_N], axis=1).astype(np.float32)
     return torch.from_numpy(pairs_N2).to(real())
 
 
 def _yes_or_no(column: npt.NDArray[Any], name: str, source: str) -> npt.NDArray[np.float32]:
-    """Returns a label of several as 0 and 1. Raises InputError if it holds anything else."""
+    """Returns a label column as 0 and 1, float32 [N]. Raises InputError if it holds anything
+    else.
+    """
     texts_N = np.char.lower(column.astype(str))
     yes_N, no_N = np.isin(texts_N, ("1", "1.0", "true")), np.isin(texts_N, ("0", "0.0", "false"))
     if not (yes_N | no_N).all():
-        what = f"{name} holds more than 0 and 1, or true and false"
-        raise checks.unusable(source, f"{what}; correct the column")
+        raise checks.unusable(
+            source, f"{name} must hold only 0 and 1, or true and false. Correct the column."
+        )
     return yes_N.astype(np.float32)
 
 
@@ -268,22 +334,22 @@ def _numbers(raw: npt.NDArray[Any], source: str) -> npt.NDArray[np.float64]:
     if raw.dtype.kind not in "biuf":
         raise checks.unusable(
             source,
-            "its labels are text, but a regression needs numbers; correct data.label or the task",
+            "the labels are text, but a regression needs numbers. Correct data.label or the task.",
         )
     return raw.astype(np.float64)
 
 
 def _different(raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Returns the different values, sorted, part by part: to sort all at once takes several times
+    """Returns the distinct values, sorted. It works part by part: sorting all takes several times
     their memory.
     """
-    found = [np.unique(raw[part]) for part in parts(len(raw))]
+    values = [np.unique(raw[part]) for part in parts(len(raw))]
     release(raw)
-    return np.unique(np.concatenate(found)) if found else np.unique(raw)
+    return np.unique(np.concatenate(values)) if values else np.unique(raw)
 
 
 def _plain(value: Any) -> str | int | float:
-    """Returns a class by its plainest name: 1.0 is 1."""
+    """Returns a class in its plainest form: 1.0 is 1."""
     if isinstance(value, bool | float) and float(value).is_integer():
         return int(value)
     return value  # type: ignore[no-any-return]

@@ -1,5 +1,5 @@
-"""How the inputs of a batch were made of a party's rows: so that another process of the party can
-make them of its own copy of the rows.
+"""How the inputs of a batch were made from a party's rows, so that another process of the party can
+make them from its copy.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ Positions = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """What makes random views of a party's rows.
+    """The source of random views of a party's rows.
 
-    ``settings``: as JSON. ``pool``: positions of the rows that give replacements, int64 [P].
+    Args:
+        settings: as JSON.
+        pool: int64 [P], positions of the rows that give replacements.
     """
 
     settings: str
@@ -32,10 +34,10 @@ class DrawnView:
     """One random view of a batch.
 
     Args:
-        of: what drew it.
-        drawn: the state of the generator before the draws, uint8 [S].
-        which: the place among the views that were drawn together, from 0.
-        count: how many were drawn together, 1 or 2.
+        of: the source that drew it.
+        drawn: uint8 [S], the state of the generator before the draws.
+        which: position among the views drawn together, from 0.
+        count: number of views drawn together, 1 or 2.
     """
 
     of: Views
@@ -49,10 +51,10 @@ class Made:
     """How a batch was made.
 
     Args:
-        rows: positions of its rows, int64 [B].
-        others: positions of the rows that give one column, int64 [B]; None: none do.
+        rows: int64 [B], positions of its rows.
+        others: int64 [B], positions of the rows that give one column; None without such.
         column: the name of that column.
-        view: the random view; None: the rows as they are.
+        view: the random view; None for unchanged rows.
     """
 
     rows: Positions
@@ -62,10 +64,10 @@ class Made:
 
 
 class Noted:
-    """Remembers of a batch's inputs how they were made, as long as they live and stay the same."""
+    """Remembers how batches were made, as long as their inputs live unchanged."""
 
     def __init__(self) -> None:
-        # With all but the first input, and how often each input had been written to.
+        # {first input: (how the batch was made, the other inputs, versions of all inputs)}.
         self._made = WeakTensorKeyDictionary()
 
     def note(self, inputs: Sequence[Tensor], made: Made) -> None:
@@ -73,14 +75,14 @@ class Noted:
         self._made[inputs[0]] = made, tuple(inputs[1:]), _writes(inputs)
 
     def of(self, inputs: Sequence[Tensor]) -> Made | None:
-        """Returns how the inputs were made; None if a phase has made or changed any of them."""
-        found = self._made.get(inputs[0])  # type: ignore[no-untyped-call]
-        if found is None:
+        """Returns how the inputs were made; None if a phase made or changed any of them."""
+        entry = self._made.get(inputs[0])  # type: ignore[no-untyped-call]
+        if entry is None:
             return None
-        made, others, writes = found
+        made, others, writes = entry
         same = len(inputs) == 1 + len(others) and all(map(operator.is_, inputs[1:], others))
         return made if same and writes == _writes(inputs) else None
 
 
 def _writes(inputs: Sequence[Tensor]) -> list[int]:
-    return [each._version for each in inputs]
+    return [tensor._version for tensor in inputs]

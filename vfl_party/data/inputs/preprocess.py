@@ -26,7 +26,7 @@ from vfl_party.data.inputs.features import (
 from vfl_party.data.inputs.ranges import Span, outside, spans_of
 from vfl_party.data.inputs.scaled import ScaledPixels
 from vfl_party.data.inputs.statistics import (
-    Filled,
+    FilledValues,
     fill_values,
     quantiles,
     scaling,
@@ -38,24 +38,26 @@ from vfl_party.data.row_arrays import parts_of, release
 from vfl_party.data.table import Categories, Table, counted
 from vfl_party.models import InputSpec
 
-# Columns; more are probably a mistake.
-MOST_ONE_HOT = 4096
+# Maximum number of one-hot columns; more are probably a mistake.
+MAX_ONE_HOT = 4096
 
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """Statistics of the training rows; ``x = (value - shift) / scale``, column by column or channel
-    by channel; of a column with ``quantiles``, what ``to_normal`` makes of it.
+    """Statistics of the training rows.
 
-    ``fill``: the replacement of a missing number (pixel), [F] or [C * H * W]; None if nothing may
-    be missing. ``kinds``, ``style``: how the table of training was written, see
-    ``collect.Columns``; None if it was not noted. ``spans``: how far its numbers reach, by column,
-    see ``spans``; None of images, or if it was not noted.
+    ``x = (value - shift) / scale``, by column or channel; a column with ``quantiles`` is mapped by
+    ``to_normal``.
+
+    Args:
+        fill: replaces missing numbers (pixels), [F] or [C * H * W]; None if none may be missing.
+        kinds, style: how the training table was written, see ``columns.Columns``; None if unknown.
+        spans: the range of each numeric column, see ``ranges``; None for images, or if unknown.
     """
 
     numeric_names: tuple[str, ...]
     categorical_names: tuple[str, ...]
-    # C, H, W.
+    # (channels, height, width); None of columns.
     image_shape: tuple[int, ...] | None
     fill: tuple[float, ...] | None
     shift: tuple[float, ...]
@@ -66,7 +68,7 @@ class Preprocessor:
     kinds: Mapping[str, str] | None = None
     style: tuple[str, str] | None = None
     spans: tuple[Span, ...] | None = None
-    # Of each column; empty if it has none. None: no column has any.
+    # Quantiles of each column, empty for a column without; None if no column has any.
     quantiles: tuple[tuple[float, ...], ...] | None = None
 
     @classmethod
@@ -80,13 +82,20 @@ class Preprocessor:
         settings: DataSettings,
         tabular: bool = True,
     ) -> Preprocessor:
-        """Learns from ``train_rows`` (positions in the table).
+        """Learns from the training rows.
 
-        ``one_hot``: categories become columns after the numeric ones, one for "missing" and one for
-        each category; "unknown" is all zeros. Otherwise they become codes for a tabular encoder.
-        ``flatten``: images become rows of pixels. A joined table's parts are learnt one by one,
-        each by its own settings. ``tabular``: whether the method has an encoder that could be of
-        that kind, for a sentence. Raises InputError if there is nothing to learn from.
+        Args:
+            table: all rows; the parts of a joined table are learnt one by one, each with its own
+                settings.
+            train_rows: int64, positions in the table.
+            one_hot: categories become columns after the numeric ones, one for "missing" and one for
+                each category; "unknown" is all zeros. Otherwise they become codes for a tabular
+                encoder.
+            flatten: images become rows of pixels.
+            settings: of the table.
+            tabular: whether the method has an encoder that could be tabular, for an error.
+
+        Raises InputError if there is nothing to learn from.
         """
         if settings.parts:
             parts = [
@@ -94,7 +103,7 @@ class Preprocessor:
                 for name, own in settings.parts.items()
                 if own.columns != ()
             ]
-            return cls._beside_each_other(
+            return cls._concat(
                 [
                     cls.fit(
                         part,
@@ -109,18 +118,20 @@ class Preprocessor:
             )
         if len(train_rows) == 0:
             raise checks.unusable(
-                table.source, "no training rows are left; give more rows or smaller other splits"
+                table.source,
+                "no training rows are left. Give more rows, or make the other splits smaller.",
             )
         values = _values(table)
         if values is None and table.categorical is None:
             raise checks.unusable(
-                table.source, "has no features; name some, or set features = false for the party"
+                table.source,
+                "has no features. Name some, or set features = false for the party.",
             )
         fill, shift, scale, ranks = None, np.zeros(0), np.zeros(0), None
         if values is not None:
             if settings.missing != "error":
                 fill = fill_values(values, train_rows, settings.missing)
-            filled = Filled(table, values, fill)
+            filled = FilledValues(table, values, fill)
             shift, scale = scaling(filled, train_rows, settings.scale)
             if settings.scale == "quantile" and table.images_NCHW is not None:
                 raise checks.unusable(
@@ -138,10 +149,15 @@ class Preprocessor:
                 if count
             ]
             vocabularies.append(tuple(sorted(seen)))
-            if one_hot and sum(map(len, vocabularies)) > MOST_ONE_HOT:
-                what = f"column {name!r} has {len(seen)} categories, too many to become columns"
-                remedy = ', or use an encoder of kind "tabular"' if tabular else ""
-                raise checks.unusable(table.source, f"{what}; list it in data.drop{remedy}")
+            if one_hot and sum(map(len, vocabularies)) > MAX_ONE_HOT:
+                raise checks.unusable(
+                    table.source,
+                    f"column {name!r} has too many categories for columns of their own (got "
+                    f'{len(seen)}). List it in data.drop, or use an encoder of kind "tabular".'
+                    if tabular
+                    else f"column {name!r} has too many categories for columns of their own (got "
+                    f"{len(seen)}). List it in data.drop.",
+                )
         return cls(
             numeric_names=table.numeric_names,
             categorical_names=table.categorical_names,
@@ -160,7 +176,7 @@ class Preprocessor:
 
     @property
     def spec(self) -> InputSpec:
-        """The rows that ``transform`` gives."""
+        """Shape and cardinalities of the rows that ``transform`` returns."""
         if self.image_shape is not None:
             return InputSpec((math.prod(self.image_shape),) if self.flatten else self.image_shape)
         if self.one_hot:
@@ -172,50 +188,50 @@ class Preprocessor:
         )
 
     @classmethod
-    def _beside_each_other(cls, parts: list[Preprocessor]) -> Preprocessor:
-        """Returns one for the columns of all parts, which have no images."""
+    def _concat(cls, parts: list[Preprocessor]) -> Preprocessor:
+        """Returns one preprocessor for the columns of all parts, which have no images."""
 
-        def joined(key: str) -> tuple[Any, ...]:
+        def join(key: str) -> tuple[Any, ...]:
             return tuple(value for part in parts for value in getattr(part, key))
 
         # A part without fill is read only if none of its numbers is missing.
         fills = [part.fill if part.fill is not None else (0.0,) * len(part.shift) for part in parts]
         return replace(
             parts[0],
-            numeric_names=joined("numeric_names"),
-            categorical_names=joined("categorical_names"),
+            numeric_names=join("numeric_names"),
+            categorical_names=join("categorical_names"),
             fill=None
             if all(part.fill is None for part in parts)
-            else tuple(value for each in fills for value in each),
-            shift=joined("shift"),
-            scale=joined("scale"),
-            vocabularies=joined("vocabularies"),
+            else tuple(value for fill in fills for value in fill),
+            shift=join("shift"),
+            scale=join("scale"),
+            vocabularies=join("vocabularies"),
             kinds={name: kind for part in parts for name, kind in (part.kinds or {}).items()},
             style=None,
             spans=tuple(span for part in parts for span in part.spans or ()),
             quantiles=None
             if all(part.quantiles is None for part in parts)
             else tuple(
-                each for part in parts for each in part.quantiles or ((),) * len(part.shift)
+                values for part in parts for values in part.quantiles or ((),) * len(part.shift)
             ),
         )
 
     def transform(self, table: Table) -> Features:
-        """Returns encoder inputs of all rows of a table with the same columns or image shape as in
+        """Returns encoder inputs of all rows of a table with the columns or image shape of
         training.
 
         Columns that training did not have are left out. Raises InputError if one is missing.
         """
-        table = self._aligned(table)
+        table = self._align(table)
         if table.images_NCHW is not None and is_whole(table.images_NCHW):
-            return Features(self._scaled_pixels(table.source, table.images_NCHW))
+            return Features(self._scale_pixels(table.source, table.images_NCHW))
         values, words, space, n = _values(table), table.categorical, table.space, len(table)
         fill = None if self.fill is None else np.array(self.fill)
-        filled = None if values is None else Filled(table, values, fill)
+        filled = None if values is None else FilledValues(table, values, fill)
         places = (
             []
             if words is None
-            else [_places(*each) for each in zip(words.words, self.vocabularies, strict=True)]
+            else [_places(*pair) for pair in zip(words.words, self.vocabularies, strict=True)]
         )
         numbers = self.spec.shape
         x = space.empty((n, *numbers), np.float32)
@@ -225,7 +241,7 @@ class Preprocessor:
             else None
         )
         for part in parts_of(x):
-            found = [] if filled is None else [self._scaled(table.source, filled[part])]
+            columns = [] if filled is None else [self._scale(table.source, filled[part])]
             if words is not None:
                 codes_BK = np.stack(
                     [own[words.codes_NK[part, k]] for k, own in enumerate(places)], axis=1
@@ -233,10 +249,10 @@ class Preprocessor:
                 if codes_NK is not None:
                     codes_NK[part] = codes_BK
                 else:
-                    found.append(self._one_hot(codes_BK))
+                    columns.append(self._one_hot(codes_BK))
                 release(words.codes_NK)
-            if found:
-                x[part] = found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+            if columns:
+                x[part] = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
             release(x, *([] if codes_NK is None else [codes_NK]))
         cardinalities = (
             tuple(RESERVED + len(known) for known in self.vocabularies)
@@ -246,27 +262,27 @@ class Preprocessor:
         return Features.of(x, codes_NK, cardinalities, self._places())
 
     def _places(self) -> dict[str, Place]:
-        """Returns where each column of a table is in what ``transform`` gives."""
-        found = {name: Place(slice(at, at + 1)) for at, name in enumerate(self.numeric_names)}
+        """Returns the position of each column of a table in the result of ``transform``."""
+        places = {name: Place(slice(at, at + 1)) for at, name in enumerate(self.numeric_names)}
         end = len(self.numeric_names)
         for k, (name, words) in enumerate(
             zip(self.categorical_names, self.vocabularies, strict=True)
         ):
             if self.one_hot:
-                found[name] = Place(slice(end, end + 1 + len(words)))
+                places[name] = Place(slice(end, end + 1 + len(words)))
                 end += 1 + len(words)
             else:
-                found[name] = Place(categories=slice(k, k + 1))
-        return found
+                places[name] = Place(categories=slice(k, k + 1))
+        return places
 
     def cells(self, table: Table) -> tuple[Floats, Codes, tuple[str, ...]]:
-        """Returns a table's numbers [N, F], NaN if missing, the codes of its categories [N, K], and
-        all names.
+        """Returns a table's numbers, float32 [N, F] with NaN if missing, the codes of its
+        categories, int64 [N, K], and all names.
 
-        Pixels are numbers without names of their own. Raises InputError if a column of training is
-        missing.
+        Pixels are numbers without names of their own in the table. Raises InputError if a column of
+        training is missing.
         """
-        table = self._aligned(table)
+        table = self._align(table)
         values, words, n = _values(table), table.categorical, len(table)
         numbers_NF = (
             np.empty((n, 0), np.float32)
@@ -285,26 +301,22 @@ class Preprocessor:
         return numbers_NF, codes_NK, (*names, *self.categorical_names)
 
     def unseen(self, table: Table) -> dict[str, int]:
-        """Returns the columns with categories that training did not have, and in how many rows.
-        Raises InputError.
-        """
-        table, found = self._aligned(table), {}
+        """Returns {column: rows with categories that training did not have}. Raises InputError."""
+        table, unseen = self._align(table), {}
         for k, (name, known) in enumerate(
             zip(self.categorical_names, self.vocabularies, strict=True)
         ):
             assert table.categorical is not None  # noqa: S101 - it has a name for each column
             seen = set(known)
             is_new = np.array([word not in seen for word in table.categorical.words[k]], bool)
-            found[name] = int(counted(table.categorical, k)[:-1][is_new].sum())
-        return {name: count for name, count in found.items() if count}
+            unseen[name] = int(counted(table.categorical, k)[:-1][is_new].sum())
+        return {name: count for name, count in unseen.items() if count}
 
     def outside(self, table: Table) -> dict[str, int]:
-        """Returns the columns with numbers outside those of training, and how many. Raises
-        InputError.
-
-        Nothing is outside if training has not noted how far its numbers reach.
+        """Returns {column: numbers outside the range of training}; {} if training noted no ranges.
+        Raises InputError.
         """
-        values = self._aligned(table).numeric_NF
+        values = self._align(table).numeric_NF
         if values is None or not self.spans:
             return {}
         counts = outside(values, self.spans).tolist()
@@ -314,22 +326,24 @@ class Preprocessor:
 
     def state(self) -> dict[str, Any]:
         """Returns all that ``transform`` needs, for JSON."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        return {member.name: getattr(self, member.name) for member in fields(self)}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Preprocessor:
         """Restores the object from ``state``, which may have passed through JSON."""
         return cls(**{key: _tuples(value) for key, value in state.items()})
 
-    def _aligned(self, table: Table) -> Table:
-        """Returns the table with the columns of training, in their order."""
+    def _align(self, table: Table) -> Table:
+        """Returns the table with the columns of training, in their order. Raises InputError."""
         shape = None if table.images_NCHW is None else table.images_NCHW.shape[1:]
         if shape != self.image_shape:
-            found, wanted = (
-                " x ".join(map(str, s)) if s else "none" for s in (shape, self.image_shape)
+            wanted, present = (
+                " x ".join(map(str, sizes)) if sizes else "none"
+                for sizes in (self.image_shape, shape)
             )
             raise checks.unusable(
-                table.source, f"has images of {found}, but training had {wanted}; give such images"
+                table.source,
+                f"training had images of {wanted} (got {present}). Give images of the same shape.",
             )
         for kind, ours, theirs, others in (
             ("numbers", self.numeric_names, table.numeric_names, table.categorical_names),
@@ -337,11 +351,14 @@ class Preprocessor:
         ):
             for name in sorted(set(ours) - set(theirs)):
                 if name in others:
-                    what = f"column {name!r} held {kind} in training but does not now"
-                    raise checks.unusable(table.source, f"{what}; correct it")
+                    raise checks.unusable(
+                        table.source,
+                        f"column {name!r} held {kind} in training but does not now. Correct it.",
+                    )
                 near = checks.like(name, [*table.numeric_names, *table.categorical_names])
                 raise checks.unusable(
-                    table.source, f"has no column {name!r}, but training had it{near}; add it"
+                    table.source,
+                    f"has no column {name!r}, but training had it{near}. Add the column.",
                 )
         if self.kinds is not None:
             _check_kinds(table.source, self.numeric_names, self.kinds, table.kinds)
@@ -356,7 +373,7 @@ class Preprocessor:
             space=table.space,
         )
 
-    def _scaled(self, source: str, values_B: Floats) -> Floats:
+    def _scale(self, source: str, values_B: Floats) -> Floats:
         shape = (1, -1, *(1 for _ in values_B.shape[2:]))
         shift, scale = np.array(self.shift).reshape(shape), np.array(self.scale).reshape(shape)
         with np.errstate(over="ignore"):
@@ -369,15 +386,15 @@ class Preprocessor:
             x_B: Floats = scaled_B.astype(np.float32)
         if not np.isfinite(x_B).all():
             raise checks.unusable(
-                source, "has values too far from those of training to be scaled; correct them"
+                source, "has values too far from those of training to be scaled. Correct them."
             )
         return x_B.reshape(len(x_B), -1) if self.flatten else x_B
 
-    def _scaled_pixels(self, source: str, pixels: Pixels) -> ScaledPixels:
-        """Returns images whose values are scaled as ``_scaled`` does, when they are wanted."""
+    def _scale_pixels(self, source: str, pixels: Pixels) -> ScaledPixels:
+        """Returns images whose values are scaled on demand, as ``_scale`` does."""
         values_V = np.arange(np.iinfo(pixels.dtype).max + 1).astype(pixels.dtype)
         shape = (len(values_V), pixels.shape[1], 1, 1)
-        x_VC = self._scaled(source, np.broadcast_to(to_unit(values_V).reshape(-1, 1, 1, 1), shape))
+        x_VC = self._scale(source, np.broadcast_to(to_unit(values_V).reshape(-1, 1, 1, 1), shape))
         inputs_CV = np.ascontiguousarray(x_VC.reshape(shape[:2]).T)
         return ScaledPixels(pixels, inputs_CV, flatten=self.flatten)
 
@@ -396,14 +413,17 @@ _KINDS = {"": "bare numbers", "date": "dates"} | {sign: f"numbers with {sign}" f
 def _check_kinds(
     source: str, names: tuple[str, ...], before: Mapping[str, str], now: Mapping[str, str]
 ) -> None:
-    """Raises InputError if a column of numbers holds days, percentages and the like in only one of
-    two tables.
+    """Raises InputError if a numeric column holds days, percentages or the like in only one of two
+    tables.
     """
     for name in names:
-        was, is_ = (_KINDS.get(each.get(name, ""), each.get(name, "")) for each in (before, now))
+        was, is_ = (_KINDS.get(kinds.get(name, ""), kinds.get(name, "")) for kinds in (before, now))
         if was != is_:
-            what = f"column {name!r} held {was} in training and holds {is_} now"
-            raise checks.unusable(source, f"{what}; write it as in training")
+            raise checks.unusable(
+                source,
+                f"column {name!r} held {was} in training and holds {is_} now. Write it as in "
+                "training.",
+            )
 
 
 def _values(table: Table) -> Pixels | None:

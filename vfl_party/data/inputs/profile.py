@@ -1,10 +1,9 @@
-"""How the values of each column are spread over bins in the training rows, to compare new rows
-with.
+"""The distribution of each column over bins in the training rows, to compare new rows with.
 
-A column of numbers has ten bins between the deciles of training, fewer if many values are equal; a
-column of categories has a bin for each frequent category and one for all others. Both have one for
-missing values. A party keeps the counts of its own columns in its folder of the run: no row, and
-nothing leaves it.
+A numeric column has ten bins between the deciles of training, fewer if many values are equal; a
+column of categories has a bin for each frequent category and one for all others. Both have a bin
+for missing values. A party saves the counts of its own columns in its folder of the run; no row is
+saved, and nothing leaves the party.
 """
 
 from __future__ import annotations
@@ -26,21 +25,24 @@ from vfl_party.data.table import Table, counted
 FILE = "profile.json"
 Counts = npt.NDArray[np.int64]
 
-# Training rows of which numbers are counted: chance moves their index by less than 0.001.
-_LOOKED_AT = 20_000
+# Training rows whose numbers are counted: chance moves the index by less than 0.001.
+_SAMPLE_ROWS = 20_000
 # Numbers that are counted at once.
 _AT_ONCE = 1 << 25
-# Bins of numbers, and categories with a bin of their own.
-_BINS, _MOST_WORDS = 10, 50
-# More than any table has.
-_MOST_ROWS = 1 << 53
+# Number of bins of numbers, and maximum number of categories with a bin each.
+_BINS, _MAX_WORDS = 10, 50
+# A limit above the rows of any table.
+_MAX_ROWS = 1 << 53
 
 
 @dataclass(frozen=True)
 class ColumnProfile:
-    """One column. ``edges``: between the bins of numbers; ``words``: categories with a bin of their
-    own; ``counts``: rows of training in each bin, then (of categories) in all others, then missing
-    ones.
+    """The profile of one column.
+
+    Args:
+        edges: between the bins of numbers.
+        words: categories with a bin of their own.
+        counts: training rows in each bin, then (for categories) in all others, then missing ones.
     """
 
     name: str
@@ -50,8 +52,10 @@ class ColumnProfile:
     words: tuple[str, ...] = ()
 
     def count_numbers(self, values_N: npt.NDArray[np.float32]) -> Counts:
-        """Returns how many of other numbers are in each bin; NaN is missing."""
-        return _binned(values_N, self.edges)
+        """Returns how many of other numbers are in each bin, int64; values_N: float32 [N], NaN if
+        missing.
+        """
+        return _count_bins(values_N, self.edges)
 
     def count_words(self, words: Sequence[str], counts: Sequence[int]) -> Counts:
         """Returns how many cells are in each bin.
@@ -61,36 +65,36 @@ class ColumnProfile:
             counts: how often each does, then how many cells are missing.
         """
         place = {word: at for at, word in enumerate(self.words)}
-        found = np.zeros(len(self.words) + 2, np.int64)
+        binned = np.zeros(len(self.words) + 2, np.int64)
         for word, count in zip(words, counts, strict=False):
-            found[place.get(word, len(self.words))] += count
-        found[-1] = counts[-1]
-        return found
+            binned[place.get(word, len(self.words))] += count
+        binned[-1] = counts[-1]
+        return binned
 
 
 def profile_of(table: Table, rows: npt.NDArray[np.int64]) -> list[ColumnProfile]:
-    """Returns the profile of each column of a table in the given rows; none of images."""
-    found: list[ColumnProfile] = []
+    """Returns the profile of each column of a table in the given rows, int64 [R]; [] for images."""
+    profile: list[ColumnProfile] = []
     values_NF = table.numeric_NF
     if values_NF is not None:
-        sample = rows[:: max(1, -(-len(rows) // _LOOKED_AT))]
+        sample = rows[:: max(1, -(-len(rows) // _SAMPLE_ROWS))]
         step = max(1, _AT_ONCE // max(1, len(sample)))
         for start in range(0, values_NF.shape[1], step):
             columns = values_NF[sample, start : start + step]
             release(values_NF)
             for name, values_N in zip(table.numeric_names[start:], columns.T, strict=False):
                 edges = _edges(values_N)
-                counts = tuple(_binned(values_N, edges).tolist())
-                found.append(ColumnProfile(name, True, counts, edges))
+                counts = tuple(_count_bins(values_N, edges).tolist())
+                profile.append(ColumnProfile(name, True, counts, edges))
     if table.categorical is not None:
         for k, name in enumerate(table.categorical_names):
             words, times = table.categorical.words[k], counted(table.categorical, k, rows)
-            order = np.argsort(-times[:-1], kind="stable")[:_MOST_WORDS]
+            order = np.argsort(-times[:-1], kind="stable")[:_MAX_WORDS]
             frequent = tuple(words[at] for at in order.tolist() if times[at])
             column = ColumnProfile(name, False, (), words=frequent)
             counts = tuple(column.count_words(words, times.tolist()).tolist())
-            found.append(ColumnProfile(name, False, counts, words=frequent))
-    return found
+            profile.append(ColumnProfile(name, False, counts, words=frequent))
+    return profile
 
 
 def save(folder: Path, profile: Sequence[ColumnProfile]) -> None:
@@ -98,41 +102,51 @@ def save(folder: Path, profile: Sequence[ColumnProfile]) -> None:
     InputError.
     """
     with private_file(folder / FILE) as file:
-        file.write(json.dumps([asdict(each) for each in profile]).encode())
+        file.write(json.dumps([asdict(column) for column in profile]).encode())
 
 
 def load(folder: Path) -> list[ColumnProfile]:
-    """Reads the profile. Raises InputError if there is none, or if it is damaged."""
+    """Reads the profile. Raises InputError if it is missing or damaged."""
     path = folder / FILE
     try:
-        return [_column(each) for each in _listed(json.loads(path.read_text(encoding="utf-8")))]
+        return [
+            _column(entry) for entry in _require_list(json.loads(path.read_text(encoding="utf-8")))
+        ]
     except FileNotFoundError:
-        text = f"{path}: is missing: an earlier release trained this run, or it has images"
-        raise InputError(Code.FILE_INVALID, f"{text}; compare with a newer run") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is missing: an earlier release trained this run, or it has images. Compare "
+            "with a newer run.",
+        ) from None
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be read ({error.strerror}). Change its permissions, or restore it.",
+        ) from None
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        raise InputError(Code.FILE_INVALID, f"{path}: is damaged; restore it") from None
+        raise InputError(Code.FILE_INVALID, f"{path}: is damaged. Restore it.") from None
 
 
-def _listed(found: object) -> list[Any]:
-    if not isinstance(found, list):
+def _require_list(value: object) -> list[Any]:
+    if not isinstance(value, list):
         raise TypeError("no list")
-    return found
+    return value
 
 
-def _column(found: Any) -> ColumnProfile:
-    """Raises ValueError, TypeError, KeyError or OverflowError if this is the profile of none."""
-    name, is_number = found["name"], found["is_number"]
-    counts, edges, words = (_listed(found[key]) for key in ("counts", "edges", "words"))
+def _column(entry: Any) -> ColumnProfile:
+    """Reads a column's profile. Raises ValueError, TypeError, KeyError or OverflowError if the
+    entry is invalid.
+    """
+    name, is_number = entry["name"], entry["is_number"]
+    counts, edges, words = (_require_list(entry[key]) for key in ("counts", "edges", "words"))
     values = np.array([float(edge) for edge in edges])
     right = (
         isinstance(name, str)
         and isinstance(is_number, bool)
         and not (words if is_number else edges)
         and len(counts) == len(edges) + len(words) + 2
-        # true is no count.
-        and all(type(count) is int and 0 <= count < _MOST_ROWS for count in counts)
+        # JSON's true is not a count.
+        and all(type(count) is int and 0 <= count < _MAX_ROWS for count in counts)
         and bool(np.isfinite(values).all())
         and bool((np.diff(values) > 0).all())
         and all(isinstance(word, str) for word in words)
@@ -144,16 +158,16 @@ def _column(found: Any) -> ColumnProfile:
 
 
 def bins_of(values_N: npt.NDArray[np.float32]) -> ColumnProfile:
-    """Returns the profile of a column of numbers that has no name, such as scores."""
+    """Returns the profile of a numeric column without a name, such as scores, float32 [N]."""
     edges = _edges(values_N)
-    return ColumnProfile("", True, tuple(_binned(values_N, edges).tolist()), edges)
+    return ColumnProfile("", True, tuple(_count_bins(values_N, edges).tolist()), edges)
 
 
 def stability_index(before: Sequence[int], now: Sequence[int]) -> float:
-    """Returns the population stability index, the sum of (q - p) ln(q / p) over bins with the
-    shares p before and q now.
+    """Returns the population stability index: the sum of (q - p) ln(q / p) over bins with shares p
+    before and q now.
 
-    Half a row is added to each bin, so that an empty one is not infinitely far; a bin that is empty
+    Half a row is added to each bin, so that an empty bin gives a finite value; a bin that is empty
     in both is left out. Siddiqi 2006, Credit Risk Scorecards, has the index and its limits.
     """
     p, q = _shares(before, now)
@@ -161,12 +175,11 @@ def stability_index(before: Sequence[int], now: Sequence[int]) -> float:
 
 
 def by_chance(before: Sequence[int], now: Sequence[int], *, level: float) -> float:
-    """Returns the index that chance alone exceeds with the probability ``level`` if nothing has
+    """Returns the index that chance alone exceeds with probability ``level`` if nothing has
     changed.
 
-    The index is then near (1/n + 1/m) times a chi-squared number with one degree of freedom less
-    than there are bins (Yurdakul and Naranjo 2020, Statistical properties of the population
-    stability index).
+    The index is then near (1/n + 1/m) times a chi-squared variable with one degree of freedom less
+    than bins (Yurdakul and Naranjo 2020, Statistical properties of the population stability index).
     """
     from scipy.stats import chi2
 
@@ -195,7 +208,7 @@ def _edges(values_N: npt.NDArray[np.float32]) -> tuple[float, ...]:
     return tuple(edges)
 
 
-def _binned(values_N: npt.NDArray[np.float32], edges: Sequence[float]) -> Counts:
+def _count_bins(values_N: npt.NDArray[np.float32], edges: Sequence[float]) -> Counts:
     missing_N = np.isnan(values_N)
     places = np.searchsorted(np.array(edges, np.float64), values_N[~missing_N], side="right")
     counts = np.bincount(places, minlength=len(edges) + 1)

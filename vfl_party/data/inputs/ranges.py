@@ -1,11 +1,10 @@
-"""How far the numbers of training reach, by column, and which numbers of other rows are outside.
+"""The range of each numeric column in training, and which numbers of other rows are outside it.
 
-A column's span is four numbers: (least, 1 % quantile, 99 % quantile, greatest). Between the
-quantiles lie 98 % of the training rows, whatever a few of them hold. A number is far outside if it
-is beyond all numbers of training, and further from the quantiles than three times what these are
-from each other: few are so by chance, of incomes too. If most numbers of a column are beyond the
-quantiles, on either side, all of these count: so a column in another unit is found if it is
-smaller, too.
+A column's span is four numbers: minimum, 1 % quantile, 99 % quantile, maximum. 98 % of the training
+rows are between the quantiles. A number is far outside if it is beyond all numbers of training, and
+further from the quantiles than three times their distance; few are by chance, even for skewed
+columns such as incomes. If most numbers of a column are beyond a quantile, all of these count, so
+that a column in another unit is noticed even if its numbers are smaller.
 """
 
 from __future__ import annotations
@@ -21,18 +20,23 @@ Floats = npt.NDArray[np.float32]
 # Empty if training has no number in the column.
 Span = tuple[float, ...]
 
-# Times the distance between the quantiles.
+# Multiple of the distance between the quantiles.
 _FAR = 3.0
-# Training rows, from all of them, of which quantiles are taken.
-_LOOKED_AT = 100_000
+# Number of training rows sampled for the quantiles.
+_SAMPLE_ROWS = 100_000
 # Numbers whose quantiles are found at once.
 _AT_ONCE = 1 << 25
-# Numbers of a column of which most may be outside by more than chance.
-_FEWEST = 5
+# Minimum numbers of a column for most of them to be outside not by chance.
+_MIN_NUMBERS = 5
 
 
 def spans_of(values_NF: Floats, rows: npt.NDArray[np.int64]) -> tuple[Span, ...]:
-    """Returns the span of each column in the given rows; NaN is missing."""
+    """Returns the span of each column in the given rows.
+
+    Args:
+        values_NF: float32 [N, F], NaN if missing.
+        rows: int64 [R].
+    """
     width = values_NF.shape[1]
     low_F, high_F = np.full(width, np.inf), np.full(width, -np.inf)
     for part in parts(len(rows)):
@@ -40,8 +44,8 @@ def spans_of(values_NF: Floats, rows: npt.NDArray[np.int64]) -> tuple[Span, ...]
         low_F = np.fmin(low_F, np.fmin.reduce(values_BF, axis=0))
         high_F = np.fmax(high_F, np.fmax.reduce(values_BF, axis=0))
         release(values_NF)
-    sample = rows[:: max(1, -(-len(rows) // _LOOKED_AT))]
-    found: list[Span] = []
+    sample = rows[:: max(1, -(-len(rows) // _SAMPLE_ROWS))]
+    result: list[Span] = []
     step = max(1, _AT_ONCE // len(sample))
     for start in range(0, width, step):
         columns = values_NF[sample, start : start + step]
@@ -49,29 +53,34 @@ def spans_of(values_NF: Floats, rows: npt.NDArray[np.int64]) -> tuple[Span, ...]
         for column, values_N in enumerate(columns.T, start):
             present_N = values_N[~np.isnan(values_N)]
             if len(present_N):
-                least, most = np.quantile(present_N, (0.01, 0.99)).tolist()
-                found.append((float(low_F[column]), least, most, float(high_F[column])))
+                low, high = np.quantile(present_N, (0.01, 0.99)).tolist()
+                result.append((float(low_F[column]), low, high, float(high_F[column])))
             else:
-                found.append(())
-    return tuple(found)
+                result.append(())
+    return tuple(result)
 
 
 def outside(values_NF: Floats, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
-    """Returns how many numbers of each column are outside its span."""
+    """Returns how many numbers of each column are outside its span, int64 [F]; values_NF: float32
+    [N, F].
+    """
     width = len(spans)
     far_F, beyond_F, present_F = (np.zeros(width, np.int64) for _ in range(3))
     known = np.array([bool(span) for span in spans], bool)
-    low_F, least_F, most_F, high_F = (
+    low_F, quantile_low_F, quantile_high_F, high_F = (
         np.array([span or (0.0,) * 4 for span in spans]).reshape(width, 4).T
     )
-    reach_F = _FAR * (most_F - least_F)
-    low_F, high_F = np.minimum(low_F, least_F - reach_F), np.maximum(high_F, most_F + reach_F)
+    reach_F = _FAR * (quantile_high_F - quantile_low_F)
+    low_F, high_F = (
+        np.minimum(low_F, quantile_low_F - reach_F),
+        np.maximum(high_F, quantile_high_F + reach_F),
+    )
     for part in parts(len(values_NF)):
-        # No comparison holds of NaN.
+        # Comparisons with NaN are false.
         values_BF = values_NF[part]
         far_F += ((values_BF < low_F) | (values_BF > high_F)).sum(axis=0)
-        beyond_F += ((values_BF < least_F) | (values_BF > most_F)).sum(axis=0)
+        beyond_F += ((values_BF < quantile_low_F) | (values_BF > quantile_high_F)).sum(axis=0)
         present_F += (~np.isnan(values_BF)).sum(axis=0)
         release(values_NF)
-    most = (2 * beyond_F > present_F) & (present_F >= _FEWEST)
-    return np.where(known, np.where(most, beyond_F, far_F), 0)
+    mostly_beyond = (2 * beyond_F > present_F) & (present_F >= _MIN_NUMBERS)
+    return np.where(known, np.where(mostly_beyond, beyond_F, far_F), 0)

@@ -1,4 +1,4 @@
-"""Images that stay as their source has them, and become encoder inputs a batch at a time."""
+"""Images that stay as in their source, and become encoder inputs batch by batch."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from vfl_party.data.row_arrays import some_rows
 
 Floats = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int64]
-# Of a GPU's free memory, for images.
+# Share of a GPU's free memory that images may take.
 SHARE = 0.5
 
 
 class ScaledPixels:
-    """Images of bytes or uint16, of which each value has an encoder input of its own.
+    """Images of bytes or uint16, with an encoder input for each value.
 
     Args:
-        pixels: uint8 or uint16 [N, C, H, W]; in a mapped file if there are many. They stay there if
-            they are more than half of the device's free memory.
-        inputs_CV: float32 [C, V]: the input of each value in each channel, V = 256 or 65,536.
+        pixels: uint8 or uint16 [N, C, H, W]; large ones in a mapped file. They stay there if they
+            need more than half of the device's free memory.
+        inputs_CV: float32 [C, V], the input of each value in each channel, V = 256 or 65,536.
         flatten: whether an input is a row of C * H * W numbers.
         device: of the inputs.
     """
@@ -44,12 +44,12 @@ class ScaledPixels:
         self.shape = (len(pixels), *one)
         values_V = np.arange(inputs_CV.shape[1], dtype=pixels.dtype)
         self._unit = bool((inputs_CV == to_unit(values_V)).all())
-        self._arrow = [pa.array(each) for each in inputs_CV]
+        self._arrow = [pa.array(inputs_V) for inputs_V in inputs_CV]
         self._there: tuple[torch.Tensor, torch.Tensor] | None = None
         if self.device.type != "cpu":
             table_CV = torch.from_numpy(inputs_CV).to(self.device)
             fits = pixels.nbytes < SHARE * _free(self.device)
-            whole = self._moved(pixels) if fits else torch.empty(0, device=self.device)
+            whole = self._move(pixels) if fits else torch.empty(0, device=self.device)
             self._there = whole, table_CV
 
     def __len__(self) -> int:
@@ -58,41 +58,43 @@ class ScaledPixels:
     def rows(self, rows: Positions | slice) -> torch.Tensor:
         """Returns the inputs of the given rows, float32 [B, *shape[1:]], on the device."""
         if self._there is None:
-            return torch.from_numpy(self._looked_up(self._read(rows)))
+            return torch.from_numpy(self._look_up(self._read(rows)))
         whole, table_CV = self._there
         if len(whole):
             which = rows if isinstance(rows, slice) else torch.as_tensor(rows, device=self.device)
-            found = whole[which]
+            pixels_B = whole[which]
         else:
-            found = self._moved(self._read(rows))
+            pixels_B = self._move(self._read(rows))
         channels = torch.arange(len(table_CV), device=self.device).view(1, -1, 1, 1)
-        return table_CV[channels, found.long()].reshape(len(found), *self.shape[1:])
+        return table_CV[channels, pixels_B.long()].reshape(len(pixels_B), *self.shape[1:])
 
     def cells(self, rows_BF: torch.Tensor) -> torch.Tensor:
-        """Returns the inputs in the given row of each column, [B, F], if an input is a row."""
+        """Returns for each column the input in a row of its own, [B, F], for flattened inputs;
+        rows_BF: int64 [B, F].
+        """
         rows = rows_BF.cpu().numpy()
         size = rows.shape[1] // self.pixels.shape[1]
         columns_F = np.arange(rows.shape[1])
         found_BF = self.pixels.reshape(len(self.pixels), -1)[rows, columns_F]
         return torch.from_numpy(self._inputs_CV[columns_F // size, found_BF]).to(self.device)
 
-    def followed_by(self, pixels: Pixels) -> ScaledPixels:
-        """Returns the inputs of other pixels, scaled alike."""
+    def with_pixels(self, pixels: Pixels) -> ScaledPixels:
+        """Returns the inputs of other pixels, with the same scaling."""
         return ScaledPixels(pixels, self._inputs_CV, flatten=self._flatten, device=self.device)
 
     def to(self, device: torch.device | str) -> ScaledPixels:
-        """Returns the same images, with inputs on a device."""
+        """Returns the same images with inputs on a device."""
         return ScaledPixels(self.pixels, self._inputs_CV, flatten=self._flatten, device=device)
 
     @property
     def reads(self) -> bool:
-        """Whether a batch takes the processor's time, or the disk's."""
+        """Whether a batch takes time of the CPU or the disk."""
         return self._there is None or not len(self._there[0])
 
     def _read(self, rows: Positions | slice) -> Pixels:
         return some_rows(self.pixels, rows)
 
-    def _looked_up(self, pixels_B: Pixels) -> Floats:
+    def _look_up(self, pixels_B: Pixels) -> Floats:
         if self._unit:
             x_B = to_unit(pixels_B)
         else:
@@ -100,16 +102,16 @@ class ScaledPixels:
             for channel, table in enumerate(self._arrow):
                 # Arrow takes places of one byte; NumPy makes eight of them first.
                 places = np.ascontiguousarray(pixels_B[:, channel])
-                found = table.take(pa.array(places.reshape(-1)))
-                x_B[:, channel] = found.to_numpy().reshape(places.shape)
+                scaled = table.take(pa.array(places.reshape(-1)))
+                x_B[:, channel] = scaled.to_numpy().reshape(places.shape)
         return x_B.reshape(len(x_B), *self.shape[1:])
 
-    def _moved(self, pixels: Pixels) -> torch.Tensor:
-        # Indices of 16 bits are none for torch.
-        kept: Any = pixels if pixels.dtype == np.uint8 else pixels.astype(np.int32)
-        return torch.from_numpy(np.asarray(kept)).to(self.device)
+    def _move(self, pixels: Pixels) -> torch.Tensor:
+        # torch has no 16-bit unsigned indices.
+        indices: Any = pixels if pixels.dtype == np.uint8 else pixels.astype(np.int32)
+        return torch.from_numpy(np.asarray(indices)).to(self.device)
 
 
 def _free(device: torch.device) -> int:
-    """Returns the bytes of a device that are free."""
+    """Returns the free bytes of a device."""
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 62

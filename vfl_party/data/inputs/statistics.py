@@ -1,4 +1,4 @@
-"""Statistics of the training rows: what fills gaps, shifts and scales."""
+"""Statistics of the training rows: values for missing cells, shifts and scales."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from vfl_party.data.table import Table
 
 # Rows that are summed at once.
 CHUNK = 4096
-# Of a chunk as float64: large images are fewer.
+# Maximum bytes of a chunk as float64: a chunk has fewer large images.
 CHUNK_BYTES = 1 << 27
 MEDIAN_BYTES = 1 << 28
-# Of a column.
-MOST_QUANTILES = 1000
-# Of scikit-learn: how near an end of the training values counts as beyond it.
+# Maximum number of quantiles of a column.
+MAX_QUANTILES = 1000
+# Distance from an end of the training values that counts as beyond it, as in scikit-learn.
 _EDGE = 1e-7
 
 Doubles = npt.NDArray[np.float64]
 
 
-class Filled:
-    """Values of which some rows are read at a time, with ``fill`` in the place of what is
-    missing.
-    """
+class FilledValues:
+    """Values read in blocks of rows, with missing cells replaced by ``fill``."""
 
     def __init__(self, table: Table, values: Pixels, fill: Doubles | None) -> None:
         self.shape = values.shape
@@ -39,7 +37,7 @@ class Filled:
 
     @property
     def chunk(self) -> int:
-        """How many rows to work on at once."""
+        """The number of rows to process at once."""
         size = 8 * math.prod(self.shape[1:])
         return max(1, min(CHUNK, CHUNK_BYTES // max(1, size)))
 
@@ -50,14 +48,22 @@ class Filled:
         if not missing.any():
             return values
         if self._fill is None:
-            text = "has missing values, but training had none; fill them"
-            raise checks.unusable(self._source, text)
+            raise checks.unusable(
+                self._source, "has missing values, but training had none. Fill them."
+            )
         filled: Floats = np.where(missing, self._fill, values)
         return filled
 
 
 def fill_values(values: Pixels, rows: Codes, policy: str) -> Doubles:
-    """Returns [F]: mean or median of the present values, zero if there are none."""
+    """Returns the fill value of each column, float64 [F]: mean or median of the present values,
+    zero if there are none.
+
+    Args:
+        values: [N, …], NaN if missing.
+        rows: int64, the training rows.
+        policy: ``data.missing``.
+    """
     values_NF = values.reshape(len(values), -1)
     width = values_NF.shape[1]
     fill_F = np.zeros(width)
@@ -84,15 +90,17 @@ def fill_values(values: Pixels, rows: Codes, policy: str) -> Doubles:
     return fill_F
 
 
-def scaling(values: Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
-    """Returns shift and scale by column or channel. Constant ones are only shifted; ``minmax``
-    keeps pixels in 0..1; ``quantile`` shifts and scales nothing, see ``quantiles``.
+def scaling(values: FilledValues, rows: Codes, policy: str) -> tuple[Doubles, Doubles]:
+    """Returns shift and scale by column or channel, float64.
+
+    Constant columns are only shifted; ``minmax`` leaves pixels in 0..1; ``quantile`` neither shifts
+    nor scales, see ``quantiles``.
     """
     axes = tuple(axis for axis in range(len(values.shape)) if axis != 1)
     chunks = [rows[part] for part in parts(len(rows), values.chunk)]
-    found = [_summed(values[chunk], axes) for chunk in chunks]
-    low = np.min([each.low for each in found], axis=0).astype(np.float64)
-    high = np.max([each.high for each in found], axis=0).astype(np.float64)
+    sums = [_sum_rows(values[chunk], axes) for chunk in chunks]
+    low = np.min([chunk.low for chunk in sums], axis=0).astype(np.float64)
+    high = np.max([chunk.high for chunk in sums], axis=0).astype(np.float64)
     zero, one = np.zeros_like(low), np.ones_like(low)
     if policy in ("none", "quantile"):
         return zero, one
@@ -102,7 +110,7 @@ def scaling(values: Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]
         shift, scale = low, high - low
     else:
         count = len(rows) * math.prod(values.shape[2:])
-        shift = np.sum([each.total for each in found], axis=0) / count
+        shift = np.sum([chunk.total for chunk in sums], axis=0) / count
         centre = shift.reshape(1, -1, *(1 for _ in values.shape[2:]))
         scale = np.sqrt(
             np.sum([((values[chunk] - centre) ** 2).sum(axis=axes) for chunk in chunks], axis=0)
@@ -112,9 +120,11 @@ def scaling(values: Filled, rows: Codes, policy: str) -> tuple[Doubles, Doubles]
     return np.where(constant, low, shift), np.where(constant, one, scale)
 
 
-def quantiles(values: Filled, rows: Codes) -> Doubles:
-    """Returns the quantiles of each column, at most 1,000 and evenly spaced, [F, Q]."""
-    levels_Q = np.linspace(0.0, 100.0, min(MOST_QUANTILES, len(rows)))
+def quantiles(values: FilledValues, rows: Codes) -> Doubles:
+    """Returns the quantiles of each column, float64 [F, Q], evenly spaced and at most
+    ``MAX_QUANTILES``.
+    """
+    levels_Q = np.linspace(0.0, 100.0, min(MAX_QUANTILES, len(rows)))
     found_FQ = np.empty((values.shape[1], len(levels_Q)))
     # Columns whose training rows are in memory at once.
     step = max(1, MEDIAN_BYTES // (8 * max(1, len(rows))))
@@ -133,11 +143,13 @@ def quantiles(values: Filled, rows: Codes) -> Doubles:
 
 
 def to_normal(values_B: Doubles, quantiles_Q: Doubles) -> Doubles:
-    """Maps values by their rank among the quantiles to a normal distribution, as scikit-learn's
-    ``QuantileTransformer`` does: ties take the middle of their ranks, and values at or beyond both
-    ends are clipped to ±5.2. A column that is constant in training is only shifted.
+    """Maps values [B] by their rank among the quantiles [Q] to a normal distribution, as
+    scikit-learn's ``QuantileTransformer`` does.
+
+    Ties take the middle of their ranks, and values at or beyond both ends are clipped to ±5.2. A
+    column that is constant in training is only shifted.
     """
-    # Only a party that asks for it loads scipy.
+    # Imported here, so that only a party with quantile scaling loads SciPy.
     from scipy.special import ndtri
 
     low, high = quantiles_Q[0], quantiles_Q[-1]
@@ -150,21 +162,21 @@ def to_normal(values_B: Doubles, quantiles_Q: Doubles) -> Doubles:
     rank_B: Doubles = 0.5 * (up_B - down_B)
     rank_B[values_B + _EDGE > high] = 1.0
     rank_B[values_B - _EDGE < low] = 0.0
-    least, most = ndtri(_EDGE - np.spacing(1)), ndtri(1 - (_EDGE - np.spacing(1)))
-    clipped: Doubles = np.clip(ndtri(rank_B), least, most)
+    lowest, highest = ndtri(_EDGE - np.spacing(1)), ndtri(1 - (_EDGE - np.spacing(1)))
+    clipped: Doubles = np.clip(ndtri(rank_B), lowest, highest)
     return clipped
 
 
 @dataclass(frozen=True)
-class _Summed:
-    """Least, greatest and total value of each column or channel in some rows."""
+class _RowSums:
+    """Minimum, maximum and sum of each column or channel in some rows."""
 
     low: Floats
     high: Floats
     total: Doubles
 
 
-def _summed(values_B: Floats, axes: tuple[int, ...]) -> _Summed:
-    return _Summed(
+def _sum_rows(values_B: Floats, axes: tuple[int, ...]) -> _RowSums:
+    return _RowSums(
         values_B.min(axis=axes), values_B.max(axis=axes), values_B.sum(axis=axes, dtype=np.float64)
     )

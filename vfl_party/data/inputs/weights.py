@@ -1,4 +1,4 @@
-"""How much each row counts in the loss of training."""
+"""The weight of each row in the training loss."""
 
 from __future__ import annotations
 
@@ -15,27 +15,34 @@ from vfl_party.data import checks
 from vfl_party.data.inputs.labels import Labels
 
 
-def checked_weights(source: str, name: str, values: npt.NDArray[Any]) -> Tensor:
-    """Returns the column of weights, float64 [N]. Raises InputError if it holds anything but
-    finite numbers of 0 or more.
+def check_weights(source: str, name: str, values: npt.NDArray[Any]) -> Tensor:
+    """Returns the column of weights, float64 [N]. Raises InputError unless all are finite and at
+    least 0.
     """
     if values.dtype.kind not in "biuf":
-        raise checks.unusable(source, f"weight column {name!r} holds text; weights are numbers")
+        raise checks.unusable(
+            source, f"weight column {name!r} must hold numbers (got text). Correct it."
+        )
     if not np.isfinite(values).all():
-        what = f"weight column {name!r} has numbers that are not finite"
-        raise checks.unusable(source, f"{what}, such as inf; correct it")
+        raise checks.unusable(
+            source,
+            f"weight column {name!r} has numbers that are not finite, such as inf. Correct them.",
+        )
     if (values < 0).any():
-        raise checks.unusable(source, f"weight column {name!r} has numbers below 0; correct it")
+        raise checks.unusable(source, f"weight column {name!r} has numbers below 0. Correct them.")
     return torch.from_numpy(values.astype(np.float64))
 
 
 def check_classes(task: TaskSettings, labels: Labels) -> None:
     """Raises InputError if ``task.class_weight`` names a class that the labels do not have."""
-    known = {class_text(each) for each in labels.classes}
+    known = {class_text(name) for name in labels.classes}
     for name in task.class_weight if isinstance(task.class_weight, dict) else ():
         if name not in known:
-            what = f"its label has no value {name!r}, which task.class_weight of the recipe names"
-            raise checks.unusable(labels.source, f"{what}; correct the recipe")
+            raise checks.unusable(
+                labels.source,
+                f"the label has no value {name!r}, which task.class_weight of the recipe names. "
+                "Correct the recipe.",
+            )
 
 
 def row_weights(
@@ -45,25 +52,25 @@ def row_weights(
     column_N: Tensor | None,
     rows: npt.NDArray[np.int64],
 ) -> Tensor | None:
-    """Returns how much each row counts in the loss, float32 [N]: the column's number times that of
-    the class, so that the mean over ``rows`` is 1. None: all count alike.
+    """Returns the weight of each row in the loss, float32 [N]: the column's weight times that of
+    the class, scaled to a mean of 1 over ``rows``. None if all rows weigh the same.
 
-    ``balanced``: a row of a class counts N / (classes * rows of the class), over ``rows``. Raises
-    InputError if all of ``rows`` weigh 0, or if another row weighs too much beside them.
+    ``balanced``: a row of a class weighs N / (classes * rows of the class), over ``rows``. Raises
+    InputError if all of ``rows`` weigh 0, or if another row weighs too much in comparison.
     """
     if column_N is None and task.class_weight is None:
         return None
     found_N = torch.ones(len(targets), dtype=torch.float64)
     at = torch.from_numpy(rows)
     if column_N is not None:
-        # So that no sum or product of large ones is infinite.
-        most = column_N[at].max() if len(rows) else column_N.new_zeros(())
-        found_N *= column_N / (most if most > 0 else 1.0)
+        # Scaled by the largest weight, so that no sum or product overflows.
+        largest = column_N[at].max() if len(rows) else column_N.new_zeros(())
+        found_N *= column_N / (largest if largest > 0 else 1.0)
     if task.class_weight is not None:
         codes_N = targets.detach().cpu().reshape(-1).long()
         if isinstance(task.class_weight, dict):
             of_C = torch.tensor(
-                [task.class_weight.get(class_text(each), 1.0) for each in labels.classes],
+                [task.class_weight.get(class_text(name), 1.0) for name in labels.classes],
                 dtype=torch.float64,
             )
         else:
@@ -72,9 +79,14 @@ def row_weights(
         found_N *= of_C[codes_N]
     mean = found_N[at].mean()
     if len(rows) and not mean > 0:
-        raise checks.unusable(labels.source, "all training rows have the weight 0; correct it")
+        raise checks.unusable(
+            labels.source, "all training rows have the weight 0. Correct the weights."
+        )
     found_N = (found_N / mean).to(real())
     if not found_N.isfinite().all():
-        what = "a row outside training weighs more than 1e38 times what training rows weigh"
-        raise checks.unusable(labels.source, f"{what} on average; correct data.weight")
+        raise checks.unusable(
+            labels.source,
+            "a row outside training weighs more than 1e38 times the mean of the training rows. "
+            "Correct data.weight.",
+        )
     return found_N

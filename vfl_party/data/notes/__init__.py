@@ -1,1 +1,1 @@
-"""Notes what looks wrong in a table, for the person who has it."""
+"""Notes likely problems of a table, for its owner."""

@@ -1,5 +1,5 @@
-"""Finds ids that are not what they were: rounded by a spreadsheet, with signs that nobody sees,
-words for nothing.
+"""Finds ids that were probably changed: rounded by a spreadsheet, with invisible characters, or
+words for missing values.
 """
 
 from __future__ import annotations
@@ -13,85 +13,81 @@ import pyarrow.compute as pc
 
 from vfl_party.data import checks
 from vfl_party.data.cells.texts import MISSING
-from vfl_party.data.ids import LOOKED_AT, let_go, short_look
+from vfl_party.data.ids import LOOKED_AT, release_texts, short_look
 from vfl_party.data.row_arrays import parts
 
-# What a spreadsheet makes of long numbers: 1.2E+05, or 120.0E+03 in its engineering format.
+# A long number in a spreadsheet's format: 1.2E+05, or 120.0E+03 (engineering).
 _ROUNDED = r"^\s*[0-9]{1,3}(?:[.,][0-9]+)?[eE]\+[0-9]+\s*$"
-# What a program makes of whole numbers, once one of them is missing.
+# A whole number stored as a decimal, as when another one is missing.
 _DECIMAL = r"^\s*[0-9]+[.,]0+\s*$"
-# What a spreadsheet writes for text, so that zeros stay.
+# A spreadsheet's mark for text, which keeps leading zeros.
 _QUOTED = r"""^\s*(?:="|')"""
 # Zero bytes, spaces without width, marks of the byte order.
 _UNSEEN = r"[\p{Cc}\p{Cf}]"
 _ALMOST_ALL = 0.99
-# Rows that are looked at at once.
+# Number of rows that are examined at once.
 _AT_ONCE = 1 << 16
-# Rows in which most look alike.
-_FEWEST = 20
+# Minimum number of rows to compare their shapes.
+_MIN_ROWS = 20
 
 
 def refuse_rounded(source: str, columns: Sequence[Any]) -> None:
-    """Raises InputError if rows share an id that a spreadsheet has rounded: they are not about one
-    person.
+    """Raises InputError if rows share an id that a spreadsheet has rounded: they are about
+    different people.
 
-    columns: those of the id, as they come, each [N] text.
+    ``columns``: of the id, as read, each [N] text.
     """
     for column in columns:
-        rounded = _rounded(column)
+        rounded = _find_rounded(column)
         if len(pc.unique(rounded)) < len(rounded):
-            what = (
-                f"{len(rounded):,} ids look like 1.2E+05, and rows share them: a spreadsheet "
-                "has rounded the ids"
-            )
             raise checks.unusable(
-                source, f"{what}; write the table again from its origin, with ids as text"
+                source,
+                f"{len(rounded):,} ids look like 1.2E+05, and rows share them: a spreadsheet has "
+                "rounded the ids. Export the table again from its origin, with ids as text.",
             )
 
 
-def odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[str]:
-    """Yields a sentence for each thing that looks wrong.
+def find_odd_ids(columns: Sequence[Any], ids: pa.LargeStringArray) -> Iterator[str]:
+    """Yields a note for each problem of the ids.
 
     Args:
-        columns: those of the id, as they come, each [N] text.
+        columns: of the id, as read, each [N] text.
         ids: spelt by the rules, null if missing.
     """
     for column in columns:
-        rounded, decimal = len(_rounded(column)), len(_matching(column, _DECIMAL))
+        rounded, decimal = len(_find_rounded(column)), len(_filter_matches(column, _DECIMAL))
         if rounded:
             yield (
-                f"{_ids(rounded, 'looks', 'look')} like 1.2E+05: a spreadsheet has rounded "
-                "them; write them as text"
+                f"{_ids(rounded, 'looks', 'look')} like 1.2E+05: a spreadsheet has rounded them. "
+                "Write ids as text."
             )
         if decimal:
-            what = (
-                f"{_ids(decimal, 'ends', 'end')} in .0, as whole numbers do when a program "
-                "keeps them as decimal ones"
+            yield (
+                f"{_ids(decimal, 'ends', 'end')} in .0, as whole numbers do that a program stores "
+                "as decimals. Write ids without .0; they match no other party's ids otherwise."
             )
-            yield f"{what}; write them without, or no other party has them"
-        quoted = len(_matching(column, _QUOTED))
+        quoted = len(_filter_matches(column, _QUOTED))
         if quoted:
-            what = (
-                f'{_ids(quoted, "begins", "begin")} with a sign of a spreadsheet for text (=" '
-                "or ')"
+            yield (
+                f"{_ids(quoted, 'begins', 'begin')} with a spreadsheet's mark for text (=\" or '). "
+                "Write ids without it; they match no other party's ids otherwise."
             )
-            yield f"{what}; write them without, or no other party has them"
-    unseen = len(_matching(ids, _UNSEEN))
+    unseen = len(_filter_matches(ids, _UNSEEN))
     if unseen:
         yield (
-            f"{_ids(unseen, 'has', 'have')} characters that nobody sees, and no rule drops; "
-            "remove them"
+            f"{_ids(unseen, 'has', 'have')} invisible characters that no rule drops. Remove them."
         )
     bare = pc.utf8_trim_whitespace(pc.drop_null(ids))
     words = pc.sum(pc.is_in(bare, value_set=pc.cast(MISSING, pa.large_string()))).as_py() or 0
     if words:
         yield (
-            f"{_ids(words, 'is a word', 'are words')} for nothing, such as NULL or nan; clear them"
+            f"{_ids(words, 'is a word', 'are words')} for a missing value, such as NULL or nan. "
+            "Clear these cells."
         )
     if _last_is_odd(ids):
         yield (
-            "the id in the last row does not look like the others; delete the row if it is a "
-            "sum or a remark"
+            "the id in the last row does not look like the others. Delete the row if it is a "
+            "total or a remark."
         )
 
 
@@ -99,31 +95,31 @@ def _ids(count: int, one: str, several: str) -> str:
     return f"1 id {one}" if count == 1 else f"{count:,} ids {several}"
 
 
-def _matching(texts: Any, pattern: str) -> Any:
+def _filter_matches(texts: Any, pattern: str) -> Any:
     return texts.filter(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
 
 
-def _rounded(texts: Any) -> Any:
-    """Returns the ids that a spreadsheet has rounded. All rows are looked at, so the quick test
-    comes first.
+def _find_rounded(texts: Any) -> Any:
+    """Returns the ids that a spreadsheet has rounded. All rows are examined, so a quick test comes
+    first.
     """
     texts = (
         texts
         if isinstance(texts, pa.Array | pa.ChunkedArray)
         else pa.array(texts, pa.large_string())
     )
-    found = []
+    candidates = []
     for part in parts(len(texts), _AT_ONCE):
         some = pc.match_substring(texts[part], "e+", ignore_case=True)
-        found.append(texts[part].filter(pc.fill_null(some, False)))
-        let_go(texts)
-    return _matching(pa.chunked_array(found, texts.type), _ROUNDED)
+        candidates.append(texts[part].filter(pc.fill_null(some, False)))
+        release_texts(texts)
+    return _filter_matches(pa.chunked_array(candidates, texts.type), _ROUNDED)
 
 
 def _last_is_odd(ids: pa.LargeStringArray) -> bool:
-    """Returns whether almost all ids look alike, and the last one looks like none of them."""
+    """Returns whether almost all ids have the same shape, and the last one has another."""
     present = pc.drop_null(ids)
-    if len(present) < _FEWEST:
+    if len(present) < _MIN_ROWS:
         return False
     looks = Counter(map(short_look, present[:-1][:LOOKED_AT].to_pylist()))
     return (

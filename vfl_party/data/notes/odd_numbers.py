@@ -13,29 +13,37 @@ from vfl_party.data.checks import marked
 from vfl_party.data.columns import Columns
 
 _STAND_INS = (-9, -99, -999, -9999, -99999, 999, 9999, 99999, 999999)
-# First rows.
-_LOOKED_AT = 100_000
-# Cells.
-_FEWEST = 2
+# Number of first rows that are examined.
+_FIRST_ROWS = 100_000
+# Minimum number of cells with the same number.
+_MIN_CELLS = 2
 
 
-def odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:
-    """Yields a column and a sentence for each thing that looks wrong."""
+def find_odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:
+    """Yields (column, note) for each problem."""
     names, values_NF = columns.numeric_names, columns.numeric_NF
     empty = marked(values_NF, np.isnan).counts == len(values_NF)
-    remedy = "clear these cells" if columns.style is None else "list it in data.na"
     for column, name in enumerate(names):
         if empty[column]:
-            yield name, f"column {name!r} is empty in all rows; list it in data.drop"
+            yield name, f"column {name!r} is empty in all rows. List it in data.drop."
             continue
-        value, count = _stand_in(values_NF[:_LOOKED_AT, column])
-        if count:
-            what = f"{count:,} cells of {name!r} are {value}, far from all others"
-            yield name, f"{what}; {remedy} if it stands for an empty cell"
+        value, count = _stand_in(values_NF[:_FIRST_ROWS, column])
+        if count and columns.style is None:
+            yield (
+                name,
+                f"{count:,} cells of {name!r} are {value}, far from all others. Clear these cells "
+                "if the number stands for an empty cell.",
+            )
+        elif count:
+            yield (
+                name,
+                f"{count:,} cells of {name!r} are {value}, far from all others. List the number in "
+                "data.na if it stands for an empty cell.",
+            )
 
 
 def _stand_in(values_N: npt.NDArray[np.float32]) -> tuple[int, int]:
-    """Returns a number that may stand for an empty cell, and how often; (0, 0) if there is none.
+    """Returns (a number that may stand for an empty cell, its count), or (0, 0).
 
     It is further from the others than these are from each other, or the only number below 0.
     """
@@ -46,10 +54,10 @@ def _stand_in(values_N: npt.NDArray[np.float32]) -> tuple[int, int]:
             continue
         others_N = values_N[values_N != value]
         count = len(values_N) - len(others_N)
-        if count < _FEWEST or not len(others_N):
+        if count < _MIN_CELLS or not len(others_N):
             continue
-        least, most = float(others_N.min()), float(others_N.max())
-        gap = least - value if value == low else value - most
-        if gap > max(most - least, 1.0) or value < 0 <= least:
+        lowest, highest = float(others_N.min()), float(others_N.max())
+        gap = lowest - value if value == low else value - highest
+        if gap > max(highest - lowest, 1.0) or value < 0 <= lowest:
             return int(value), count
     return 0, 0

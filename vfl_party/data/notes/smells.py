@@ -1,12 +1,10 @@
-"""Notes what looks wrong in a table that can be read, for the person who has it: sentences may show
-single cells.
-"""
+"""Notes likely problems of a readable table, for its owner: notes may show single cells."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,16 +18,16 @@ from vfl_party.data.cells import number_formats
 from vfl_party.data.cells.dates import Dates, look_like_dates
 from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.ids import IdCounts, in_order, normalised
-from vfl_party.data.notes.odd_ids import odd_ids
-from vfl_party.data.notes.odd_numbers import odd_numbers
+from vfl_party.data.notes.odd_ids import find_odd_ids
+from vfl_party.data.notes.odd_numbers import find_odd_numbers
 from vfl_party.data.row_arrays import parts
 from vfl_party.data.table import counted
 
-# In so few, nothing smells.
-FEW_ROWS = 20
-# Characters of a cell.
-MOST_SHOWN = 24
-# 70 kg.
+# Number of rows below which nothing is noted.
+MIN_ROWS = 20
+# Maximum characters shown of a cell.
+MAX_SHOWN = 24
+# A number with a unit, such as 70 kg.
 _UNIT = re.compile(r"\s*[+-]?[0-9][0-9.,]*\s*([A-Za-z\u00b0\u00b5\u00b2\u00b3/]{1,8})\s*")
 _YES = frozenset(
     ("1", "y", "yes", "t", "true", "j", "ja", "wahr", "oui", "vrai", "si", "s\u00ed", "s\u00ec")
@@ -39,8 +37,8 @@ _NO = frozenset(("0", "n", "no", "f", "false", "nein", "falsch", "non", "faux"))
 
 @dataclass(frozen=True)
 class Smell:
-    """A sentence for a person. ``column``: the feature column that it is about; ``mostly``: what
-    most cells of it are.
+    """A note for a person. ``column``: the feature column that it is about; ``mostly``: the kind of
+    most of its cells.
 
     Those cells look like numbers or dates, but the column is read as categories.
     """
@@ -51,7 +49,7 @@ class Smell:
 
 
 def smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
-    """Yields a sentence for each thing that looks wrong, in the order of the columns."""
+    """Yields a note for each problem, in the order of the columns."""
     if settings.id and not rows.numbered:
         yield from map(Smell, _ids(rows, settings))
     if rows.labels is not None and rows.labels.dtype == object:
@@ -59,7 +57,7 @@ def smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
         yield from map(Smell, _alike(f"labels in {settings.label!r}", labels))
         yield from map(Smell, _yes_and_no(f"labels in {settings.label!r}", labels))
     if isinstance(rows.features, Columns):
-        for name, text in odd_numbers(rows.features):
+        for name, text in find_odd_numbers(rows.features):
             yield Smell(text, name)
         for k, name in enumerate(rows.features.categorical_names):
             if name not in settings.categorical:
@@ -69,104 +67,119 @@ def smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
 def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Iterator[Smell]:
     cells, words = columns.categorical, columns.categorical.words[k]
     counts = counted(cells, k)[:-1]
-    total, found = int(counts.sum()), pa.array(words, pa.string())
+    total, texts = int(counts.sum()), pa.array(words, pa.string())
     units = {unit[1] if (unit := _UNIT.fullmatch(word)) else "" for word in words}
     if len(units) == 1 and "" not in units and len(words) > 1:
-        text = f"column {name!r} is read as categories: its cells are numbers with a unit, such as"
-        yield Smell(f"{text} {words[0][:MOST_SHOWN]!r}; write the numbers alone", name, "numbers")
+        yield Smell(
+            f"column {name!r} is read as categories: its cells are numbers with a unit, such as "
+            f"{words[0][:MAX_SHOWN]!r}. Write the numbers without the unit.",
+            name,
+            "numbers",
+        )
         return
     several = list(_yes_and_no(f"categories of {name!r}", words))
     if several:
         yield Smell(several[0], name)
         return
-    numbers, dates = (
-        each(found).to_numpy(zero_copy_only=False)
-        for each in (number_formats.look_like_numbers, look_like_dates)
-    )
-    kinds: tuple[tuple[Literal["numbers", "dates"], npt.NDArray[np.bool_]], ...]
-    kinds = (("numbers", numbers), ("dates", dates))
-    for kind, like in kinds:
+    kinds: tuple[tuple[Literal["numbers", "dates"], Callable[[pa.Array], pa.Array]], ...]
+    kinds = (("numbers", number_formats.look_like_numbers), ("dates", look_like_dates))
+    for kind, test in kinds:
+        like = test(texts).to_numpy(zero_copy_only=False)
         alike = int(counts[like].sum())
         if total and alike == total:
-            text = f"column {name!r} is read as categories, though its cells look like {kind}"
-            yield Smell(f"{text}, such as {_unread(words, kind)!r}; {_KEYS[kind]}", name, kind)
+            yield Smell(_all_alike(name, words, kind), name, kind)
         elif alike > total / 2:
             # Words are in the order in which they come.
             strange = int(np.flatnonzero(~like)[0])
             row = _first_row(cells.codes_NK[:, k], strange)
-            where, word = checks.rows(shown(settings.source), row + 1), words[strange][:MOST_SHOWN]
-            text = f"{alike:,} of {total:,} cells of {name!r} are {kind}, but {where} has {word!r}"
-            text = (
-                f"{text}, so the column is read as {len(words):,} categories; correct the "
-                "cell, or list its word in"
+            where, word = checks.rows(shown(settings.source), row + 1), words[strange][:MAX_SHOWN]
+            yield Smell(
+                f"{alike:,} of {total:,} cells of {name!r} are {kind}, but {where} has {word!r}, "
+                f"so the column is read as {len(words):,} categories. Correct the cell, or list "
+                "its word in data.na if the cell is empty.",
+                name,
+                kind,
             )
-            yield Smell(f"{text} data.na if the cell is empty", name, kind)
         if alike > total / 2:
             return
     for text in _alike(f"categories of {name!r}", words):
         yield Smell(text, name)
-    if total >= FEW_ROWS and len(words) > total / 2:
-        text = (
-            f"column {name!r} has {len(words):,} categories in {total:,} rows; list it in "
-            "data.drop if it is a name"
+    if total >= MIN_ROWS and len(words) > total / 2:
+        yield Smell(
+            f"column {name!r} has {len(words):,} categories in {total:,} rows. List it in "
+            "data.drop if it is a name.",
+            name,
         )
-        yield Smell(text, name)
 
 
-_KEYS = {
-    "numbers": "data.decimal and data.thousands say how they are written",
-    "dates": 'data.dates says how they are written, such as "%d.%m.%y" for two digits of the year',
-}
+def _all_alike(name: str, words: Sequence[str], kind: str) -> str:
+    """Returns the note for a column of categories whose cells all look like numbers or dates."""
+    if kind == "numbers":
+        return (
+            f"column {name!r} is read as categories, though its cells look like numbers, such as "
+            f"{_unread(words, kind)!r}. Set data.decimal and data.thousands to how they are "
+            "written."
+        )
+    return (
+        f"column {name!r} is read as categories, though its cells look like dates, such as "
+        f'{_unread(words, kind)!r}. Set data.dates to how they are written, such as "%d.%m.%y" '
+        "for a year of two digits."
+    )
 
 
 def _unread(words: Sequence[str], kind: str) -> str:
-    """Returns a word that is no number or date in the usual form, if there is one."""
+    """Returns a word that is not a number or date in the usual form; the first one if all are."""
     usual = number_formats.Numbers() if kind == "numbers" else Dates("%d.%m.%Y")
     return next((word for word in words if usual.read(pa.array([word])) is None), words[0])[
-        :MOST_SHOWN
+        :MAX_SHOWN
     ]
 
 
 def _yes_and_no(what: str, words: Sequence[str]) -> Iterator[str]:
-    """Yields a sentence if all words say yes or no, and one of the two in several spellings."""
-    said = {word: word.strip().casefold() for word in words}
-    if not all(each in _YES | _NO for each in said.values()):
+    """Yields a note if all words mean yes or no, and one of the two in several spellings."""
+    folded = {word: word.strip().casefold() for word in words}
+    if not all(text in _YES | _NO for text in folded.values()):
         return
     for kind in (_YES, _NO):
-        alike = list({each: word for word, each in said.items() if each in kind}.values())
+        alike = list({text: word for word, text in folded.items() if text in kind}.values())
         if len(alike) > 1:
             yield (
                 f"{what} say yes or no in several spellings, such as {alike[0]!r} and "
-                f"{alike[1]!r}; write them alike"
+                f"{alike[1]!r}. Write them the same way."
             )
             return
 
 
 def _alike(what: str, words: Sequence[str]) -> Iterator[str]:
     times = Counter(word.strip().casefold() for word in words)
-    twice = [word[:MOST_SHOWN] for word in words if times[word.strip().casefold()] > 1]
+    twice = [word[:MAX_SHOWN] for word in words if times[word.strip().casefold()] > 1]
     if twice:
         yield (
             f"{what} differ by spaces or capitals alone, such as {twice[0]!r} and "
-            f"{twice[1]!r}; write them alike"
+            f"{twice[1]!r}. Write them the same way."
         )
 
 
 def _first_row(codes_N: npt.NDArray[np.int32], code: int) -> int:
-    """Returns the first row that holds a code; one does."""
+    """Returns the first row with a code, which must exist."""
     for part in parts(len(codes_N)):
-        found = np.flatnonzero(codes_N[part] == code)
-        if len(found):
-            return int(part.start + found[0])
+        matches = np.flatnonzero(codes_N[part] == code)
+        if len(matches):
+            return int(part.start + matches[0])
     raise ValueError("no row holds the code")
 
 
 def _ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
     rules = settings.id_rules or ()
-    alike = [normalised(rows.ids, each) for each in (rules, (*rules, "trim", "casefold"))]
-    kept = [IdCounts.of(ids, len(in_order(ids, "first").rows)).kept for ids in alike]
-    if kept[1] < kept[0]:
-        count = kept[0] - kept[1]
-        found = "1 id differs from another" if count == 1 else f"{count:,} ids differ from others"
-        yield f'{found} by spaces or capitals alone; add "trim" or "casefold" to rows.id_rules'
-    yield from odd_ids(rows.ids, alike[0])
+    spelt = [normalised(rows.ids, used) for used in (rules, (*rules, "trim", "casefold"))]
+    counts = [IdCounts.of(ids, len(in_order(ids, "first").rows)).kept for ids in spelt]
+    if counts[1] < counts[0]:
+        count = counts[0] - counts[1]
+        yield (
+            '1 id differs from another by spaces or capitals alone. Add "trim" or "casefold" to '
+            "rows.id_rules."
+            if count == 1
+            else f'{count:,} ids differ from others by spaces or capitals alone. Add "trim" or '
+            '"casefold" to rows.id_rules.'
+        )
+    yield from find_odd_ids(rows.ids, spelt[0])

@@ -1,4 +1,4 @@
-"""Finds columns that tell the class of every row: they may have been written down after the class
+"""Finds columns that determine the class of every row: they may have been recorded after the class
 was known.
 """
 
@@ -16,23 +16,23 @@ from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.notes.smells import Smell
 from vfl_party.data.row_arrays import parts, release
 
-MOST_CLASSES = 100
-# Rows that are not of the largest class: fewer are told apart by chance.
-LEAST_OTHERS = 10
-# A column has that many rows for each of its values, on average.
+MAX_CLASSES = 100
+# Minimum rows outside the largest class: fewer are separated by chance.
+MIN_OTHERS = 10
+# Minimum rows for each value of a column, on average.
 ROWS_A_VALUE = 10
-# Rows of each class that are looked at before all are.
+# Rows of each class that are examined before all rows.
 _SAMPLED = 1_000
 
 Codes = npt.NDArray[np.int32]
 
 
 def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
-    """Yields a sentence for each column that tells the class of every row; it shows no cell.
+    """Yields a note, without any cell, for each column that determines the class of every row.
 
     Such a column has far fewer values than rows, each of them in rows of one class only. Or it is a
-    number, or is missing, in rows of one of two classes only, or its numbers are greater in one of
-    them than in the other. ``label``: the name of the label's column.
+    number, or is missing, in rows of one of two classes only, or its numbers are greater in one
+    class than in the other. ``label``: the name of the label column.
     """
     if rows.labels is None or not isinstance(rows.features, Columns):
         return
@@ -40,27 +40,28 @@ def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
     encoded = pc.dictionary_encode(pa.array(rows.labels[labelled_N]))
     classes_N: Codes = encoded.indices.to_numpy(zero_copy_only=False)
     counts = np.bincount(classes_N)
-    if not 2 <= len(counts) <= MOST_CLASSES or counts.sum() - counts.max() < LEAST_OTHERS:
+    if not 2 <= len(counts) <= MAX_CLASSES or counts.sum() - counts.max() < MIN_OTHERS:
         return
     numbers, words = rows.features.numeric_NF, rows.features.categorical.codes_NK
     for values_NF, names in (
         (numbers, rows.features.numeric_names),
         (words, rows.features.categorical_names),
     ):
-        # A copy, so only if it is needed.
+        # Indexing copies, so only if it is needed.
         values_NF = values_NF if labelled_N.all() else values_NF[labelled_N]
-        for name in _told(values_NF, names, classes_N, len(counts)):
-            text = f"column {name!r} alone tells {label!r} in every row"
+        for name in _find_columns(values_NF, names, classes_N, len(counts)):
             yield Smell(
-                f"{text}; is it known when you predict? if not, leave it out with data.drop", name
+                f"column {name!r} alone determines {label!r} in every row. If it is not known "
+                "when you predict, list it in data.drop.",
+                name,
             )
 
 
-def _told(
+def _find_columns(
     values_NF: npt.NDArray[np.generic], names: tuple[str, ...], classes_N: Codes, count: int
 ) -> Iterator[str]:
-    """Yields the names of the columns that tell the class: of some rows of each class, and then of
-    all rows.
+    """Yields the names of the columns that determine the class, tested on a sample of each class
+    and then on all rows.
     """
     sample = np.sort(
         np.concatenate([np.flatnonzero(classes_N == code)[:_SAMPLED] for code in range(count)])
@@ -86,7 +87,7 @@ def _different(values_N: npt.NDArray[np.generic]) -> int:
 
 
 def _determines(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int) -> bool:
-    """Whether each value, and a missing one too, is in rows of one class only."""
+    """Returns whether each value, and a missing one, is in rows of one class only."""
     values, places_N = np.unique(values_N, return_inverse=True)
     return len(values) > 1 and _different(
         places_N.reshape(-1).astype(np.int64) * count + classes_N
@@ -94,8 +95,8 @@ def _determines(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int)
 
 
 def _separates(values_N: npt.NDArray[np.generic], classes_N: Codes, count: int) -> bool:
-    """Whether two classes differ by what is missing alone, or by numbers that are greater in one
-    than in the other.
+    """Returns whether two classes differ only by missing cells, or by numbers that are greater in
+    one than in the other.
     """
     if count != 2:
         return False

@@ -22,7 +22,7 @@ from vfl_party.data.columns import Columns, Rows
 from vfl_party.data.reading import id_texts
 from vfl_party.data.row_arrays import Space, parts_of, release
 
-# The most bytes that a byte of a ZIP file stands for. DEFLATE codes up to 258 bytes in two bits.
+# Maximum bytes that a byte of a ZIP file stands for. DEFLATE codes up to 258 bytes in two bits.
 _RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 
 
@@ -34,20 +34,20 @@ def read_npz(settings: DataSettings, with_label: bool) -> Rows:
 def array_rows(
     arrays: dict[str, npt.NDArray[Any]], settings: DataSettings, with_label: bool
 ) -> Rows:
-    """Takes ids, labels and features from named arrays. ``data.columns`` names the feature arrays
+    """Reads ids, labels and features from named arrays. ``data.columns`` names the feature arrays
     of a file.
 
     Arrays of one or two dimensions are columns, named after the array: ``x``, or ``x.0``, ``x.1``,
-    …; an array of three or four is images, [N, H, W], [N, H, W, C] or [N, C, H, W]. Raises
+    …. An array of three or four is images, [N, H, W], [N, H, W, C] or [N, C, H, W]. Raises
     InputError.
     """
     source, settings = settings.source, without_row(settings, list(arrays))
     names = [name for name in arrays if name not in (*settings.id, *settings.roles)]
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
+        counts = ", ".join(f"{name!r} {length}" for name, length in lengths.items())
         raise checks.unusable(
-            source, f"arrays have different numbers of rows: {found}; make them equal"
+            source, f"arrays must have the same number of rows (got {counts}). Make them equal."
         )
     n = next(iter(lengths.values()), 0)
     checks.require_rows(source, n)
@@ -98,8 +98,8 @@ def array_rows(
 
 
 def row_ids(n: int) -> list[str]:
-    """Returns row numbers from 0 as ids, with leading zeros, so that they sort in the rows'
-    order.
+    """Returns row numbers from 0 as ids, with leading zeros, so that they sort in the order of the
+    rows.
     """
     width = len(str(max(n - 1, 0)))
     return [f"{row:0{width}d}" for row in range(n)]
@@ -114,7 +114,8 @@ def array_columns(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings) -
         if array.ndim > 2:
             raise checks.unusable(
                 settings.source,
-                f"array {name!r} holds images and cannot be joined with other arrays",
+                f"array {name!r} holds images and cannot be joined with other arrays. Name it "
+                "alone in data.columns.",
             )
         parts = (
             {name: array}
@@ -130,29 +131,34 @@ def array_columns(arrays: dict[str, npt.NDArray[Any]], settings: DataSettings) -
 def channels_first(
     source: str, images: npt.NDArray[Any], shape: tuple[int, int, int] | None = None
 ) -> npt.NDArray[Any]:
-    """Brings [N, H, W] or [N, H, W, C] to [N, C, H, W]; if both orders are possible, ``shape`` (C,
-    H, W) decides.
+    """Returns images [N, H, W] or [N, H, W, C] as [N, C, H, W]; ``shape`` (C, H, W) decides if both
+    orders are possible.
 
-    Raises InputError if the channels cannot be distinguished from the sides.
+    Raises InputError if the channels are ambiguous.
     """
     if images.dtype.kind not in "biuf":
-        raise checks.unusable(source, f"its images hold {images.dtype}; pixels are numbers")
+        raise checks.unusable(
+            source, f"the images must hold numbers (got {images.dtype}). Convert the pixels."
+        )
     if 0 in images.shape[1:]:
-        raise checks.unusable(source, "its images have no pixels; write it again")
+        raise checks.unusable(source, "the images have no pixels. Write the file again.")
     if images.ndim == 3:
         return images[:, None]
     if images.ndim != 4:
         raise checks.unusable(
-            source, f"its images have {images.ndim} dimensions; give [N, H, W] or [N, H, W, C]"
+            source,
+            f"the images must have 3 or 4 dimensions (got {images.ndim}). Give [N, H, W] or "
+            "[N, H, W, C].",
         )
     last = images.transpose(0, 3, 1, 2)
     fits_first, fits_last = images.shape[1] in (1, 3, 4), last.shape[1] in (1, 3, 4)
     if shape is not None and shape in (images.shape[1:], last.shape[1:]):
         fits_first, fits_last = images.shape[1:] == shape, images.shape[1:] != shape
     if fits_first == fits_last:
-        found = " x ".join(map(str, images.shape[1:]))
         raise checks.unusable(
-            source, f"images of {found} have ambiguous channels; set data.image_shape to [C, H, W]"
+            source,
+            f"the channels of images of {' x '.join(map(str, images.shape[1:]))} are ambiguous. "
+            "Set data.image_shape to [C, H, W].",
         )
     return images if fits_first else last
 
@@ -163,7 +169,7 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
     try:
         with Path(source).open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             space = Space.of(settings)
-            return named_arrays(
+            return load_arrays(
                 settings, with_label, list(file.files), lambda name: _member(file, name, space)
             )
     except (
@@ -176,11 +182,14 @@ def _load(settings: DataSettings, with_label: bool) -> dict[str, npt.NDArray[Any
         zipfile.BadZipFile,
         zlib.error,
     ):
-        what = "is not an NPZ file of plain arrays that can be read (without pickled objects)"
-        raise checks.unreadable(source, f"{what}; write it again with numpy.savez") from None
+        raise checks.unreadable(
+            source,
+            "is not a readable NPZ file of plain arrays without pickled objects. Write it again "
+            "with numpy.savez.",
+        ) from None
 
 
-def named_arrays(
+def load_arrays(
     settings: DataSettings,
     with_label: bool,
     names: list[str],
@@ -190,32 +199,32 @@ def named_arrays(
     InputError.
     """
     source, settings = settings.source, without_row(settings, names)
-    wanted = _wanted(names, settings, with_label)
-    arrays = {name: _checked(source, name, read(name)) for name in wanted}
+    wanted = _choose_names(names, settings, with_label)
+    arrays = {name: _check_array(source, name, read(name)) for name in wanted}
     ids = [("id", name) for name in settings.id]
     others = [(settings.role_beside(name), name) for name in settings.beside]
     for role, name in (*ids, ("label", settings.label), *others, ("split", settings.split)):
         if name in arrays and arrays[name].size != len(arrays[name]):
             raise checks.unusable(
-                source, f"{role} array {name!r} has several values a row; give one"
+                source, f"{role} array {name!r} has several values a row. Give one value a row."
             )
     return arrays
 
 
 def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
-    """Reads an array of an open NPZ file: images in parts, so that many are never in memory."""
+    """Reads an array of an open NPZ file; images in parts, to limit memory."""
     with file.zip.open(f"{name}.npy") as raw:
         version = np.lib.format.read_magic(raw)
         read = {(1, 0): np.lib.format.read_array_header_1_0}.get(
             version, np.lib.format.read_array_header_2_0
         )
         shape, fortran, dtype = read(raw)
-        # Before there is memory for it: a small file can promise an array of any size.
-        if math.prod(shape) * dtype.itemsize > _most_bytes(file, f"{name}.npy"):
+        # Checked before memory is allocated: a small file can declare an array of any size.
+        if math.prod(shape) * dtype.itemsize > _max_bytes(file, f"{name}.npy"):
             raise ValueError(shape)
         if len(shape) < 3 or fortran or dtype.hasobject or 0 in shape:
-            found: npt.NDArray[Any] = file[name]
-            return found
+            array: npt.NDArray[Any] = file[name]
+            return array
         into = space.empty(shape, dtype)
         for part in parts_of(into):
             rows = into[part]
@@ -225,18 +234,18 @@ def _member(file: Any, name: str, space: Space) -> npt.NDArray[Any]:
     return into
 
 
-def _most_bytes(file: Any, member: str) -> int:
-    """Returns the most bytes that a member of an open NPZ file can hold."""
+def _max_bytes(file: Any, member: str) -> int:
+    """Returns the maximum bytes that a member of an open NPZ file can hold."""
     info, size = file.zip.getinfo(member), os.fstat(file.zip.fp.fileno()).st_size
     ratio = _RATIOS.get(info.compress_type)
     return int(info.file_size if ratio is None else min(info.file_size, ratio * size))
 
 
-def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[str]:
+def _choose_names(names: list[str], settings: DataSettings, with_label: bool) -> list[str]:
     source = settings.source
     if with_label and settings.label is None:
         raise checks.unusable(
-            source, f"needs data.label, the name of its label array, one of {checks.listed(names)}"
+            source, f"needs data.label. Name its label array, one of {checks.listed(names)}."
         )
     checks.require_names(source, "id", settings.id, names, noun="array")
     if with_label:
@@ -255,19 +264,22 @@ def _wanted(names: list[str], settings: DataSettings, with_label: bool) -> list[
     if settings.columns is None and len(features) > 1:
         raise checks.unusable(
             source,
-            f"has several arrays, {checks.listed(features)}; name the features' in data.columns",
+            f"has several arrays, {checks.listed(features)}. Name those of the features in "
+            "data.columns.",
         )
     return [*(name for name in needed if name is not None), *features]
 
 
-def _checked(source: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _check_array(source: str, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "biufUS" or array.ndim == 0:
         raise checks.unusable(
-            source, f"array {name!r} holds {array.dtype}; give numbers or text, one entry a row"
+            source,
+            f"array {name!r} must hold numbers or text, one entry a row (got {array.dtype}). "
+            "Convert it.",
         )
     if array.dtype == np.longdouble:
         array = array.astype(np.float64)
-    # As this machine has its numbers.
+    # The byte order of this machine.
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return np.char.decode(array, "utf-8") if array.dtype.kind == "S" else array
 

@@ -1,4 +1,4 @@
-"""Writes cells as text, as a CSV file has them: for tables whose cells are values of any type."""
+"""Writes cells as text as in a CSV file, for tables whose cells are values of any type."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from vfl_party.data.stream import NUMBER
 
 # Whole decimals below it are written without a point.
 _WHOLE = 1 << 63
-# Floats below it are all the whole numbers there are; others are written with an exponent.
+# Floats below it represent all whole numbers; larger ones are written with an exponent.
 _EXACT = 1 << 53
 
 
 class MarkedError(ValueError):
-    """A text that begins as the text of a number does, and cannot be told apart from it."""
+    """A text that begins with the character that marks numbers here."""
 
     def __init__(self) -> None:
         super().__init__(
-            f"begins with the character U+{ord(NUMBER):04X}, which marks numbers here; remove it"
+            f"begins with the character U+{ord(NUMBER):04X}, which marks numbers here. Remove it."
         )
 
 
-def written(value: object) -> str | None:
-    """Returns a cell as text; None if it is empty, or NaN.
+def write_cell(value: object) -> str | None:
+    """Returns a cell as text; None if it is empty or NaN.
 
-    ``NUMBER`` is before numbers. Whole ones have no point (3.0 is ``3``), others as many digits as
-    they need; dates and times are ISO 8601. Raises TypeError if the cell is none that a CSV file
-    can hold, MarkedError if a text begins with ``NUMBER``.
+    ``NUMBER`` precedes numbers. Whole ones have no point (3.0 is ``3``), others as many digits as
+    they need; dates and times are ISO 8601. Raises TypeError if a CSV file cannot hold the cell,
+    MarkedError if a text begins with ``NUMBER``.
     """
     if value is None or isinstance(value, str):
         if value and value[0] == NUMBER:

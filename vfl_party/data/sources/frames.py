@@ -1,4 +1,4 @@
-"""Reads tables that are in memory already: pandas and polars frames, Arrow tables, dicts of NumPy
+"""Reads tables that are already in memory: pandas and polars frames, Arrow tables, dicts of NumPy
 arrays.
 """
 
@@ -21,20 +21,17 @@ from vfl_party.data.stream import Stream
 
 
 def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
-    """Takes ids, labels and features from a frame. Columns have the types that it declares. Raises
-    InputError.
-    """
+    """Reads ids, labels and features from a frame, whose columns have types. Raises InputError."""
     source = settings.source
     if is_arrays(frame):
         arrays = {str(name): _array(source, name, array) for name, array in frame.items()}
         wanted = {*settings.id, *settings.roles}
         checks.require_names(source, "id", settings.id, list(arrays))
         if with_label and settings.label is None:
-            text = (
-                "needs data.label, the name of its label array, one of "
-                f"{checks.listed(list(arrays))}"
+            raise checks.unusable(
+                source,
+                f"needs data.label. Name its label array, one of {checks.listed(list(arrays))}.",
             )
-            raise checks.unusable(source, text)
         if with_label:
             checks.require_roles(source, settings, list(arrays))
         parts = {
@@ -51,12 +48,12 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
         checks.require_names(source, "columns", columns or (), list(arrays))
         checks.require_names(source, "drop", settings.drop, list(arrays))
         chosen = arrays.keys() if columns is None else {*columns, *wanted}
-        kept = {
+        chosen_arrays = {
             name: array
             for name, array in arrays.items()
             if name in chosen and name not in settings.drop
         }
-        return array_rows(kept, settings, with_label)
+        return array_rows(chosen_arrays, settings, with_label)
     arrow = as_arrow(frame, source, settings.id)
     stream = Stream(
         source,
@@ -68,12 +65,14 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
 
 
 def _array(source: str, name: object, values: Any) -> np.ndarray[Any, Any]:
-    """Returns the values of a dict's key as an array; text in one of objects becomes plain text."""
+    """Returns the values of a dict's key as an array; objects that are text become a text array."""
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise checks.unusable(source, f"{name!r} makes no array ({error})") from error
-    if array.dtype == object and all(isinstance(each, str) for each in array.ravel()):
+        raise checks.unusable(
+            source, f"{name!r} cannot become an array ({error}). Give rows of equal length."
+        ) from error
+    if array.dtype == object and all(isinstance(value, str) for value in array.ravel()):
         return array.astype(str)
     return array
 
@@ -85,7 +84,7 @@ def write_arrays(arrays: Mapping[Any, Any], file: BinaryIO) -> None:
             array = _array("data", name, values)
             if array.dtype == object:
                 raise checks.unusable(
-                    "data", f"{name!r} holds objects; make all of its values numbers or text"
+                    "data", f"{name!r} holds objects. Make all its values numbers, or all text."
                 )
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
@@ -97,7 +96,7 @@ def is_arrays(frame: object) -> bool:
 
 
 def is_lazy(frame: object) -> bool:
-    """Whether a frame is one of polars' that has not been computed."""
+    """Returns whether a frame is a lazy one of polars."""
     return hasattr(frame, "collect_schema") and not hasattr(frame, "to_arrow")
 
 
@@ -110,25 +109,27 @@ def as_arrow(frame: Any, source: str, ids: Sequence[str] = ()) -> pa.Table:
             return frame
         if type(frame).__module__.partition(".")[0] == "pandas":
             index = getattr(getattr(frame, "index", None), "names", ())
-            kept = [name for name in index if name in ids]
+            index_names = [name for name in index if name in ids]
             return pa.Table.from_pandas(
-                frame.reset_index(kept) if kept else frame, preserve_index=False
+                frame.reset_index(index_names) if index_names else frame, preserve_index=False
             )
         if is_lazy(frame):
-            raise checks.unusable(source, "is lazy: call .collect() first")
-        # Polars.
+            raise checks.unusable(source, "is lazy. Call .collect() first.")
+        # Polars has ``to_arrow``.
         if hasattr(frame, "to_arrow"):
             return frame.to_arrow()
         return pa.table(frame)
     except (pa.ArrowException, AttributeError, TypeError, ValueError) as error:
         mixed = re.search(r"Conversion failed for column (.+) with type object", str(error))
         if mixed:
-            text = (
-                f"column {mixed[1]!r} mixes numbers and text; make all of its values one or "
-                "the other"
-            )
-            raise checks.unusable(source, text) from error
+            raise checks.unusable(
+                source,
+                f"column {mixed[1]!r} mixes numbers and text. Make all its values numbers, or all "
+                "text.",
+            ) from error
         why = f"{error}".partition("\n")[0]
-        what = f"cannot be read as a table: it is of type {type(frame).__name__} ({why})"
-        kinds = "a pandas or polars frame, an Arrow table, or a dict of NumPy arrays"
-        raise checks.unusable(source, f"{what}; give {kinds}") from error
+        raise checks.unusable(
+            source,
+            f"cannot be read as a table (got {type(frame).__name__}: {why}). Give a pandas or "
+            "polars frame, an Arrow table, or a dict of NumPy arrays.",
+        ) from error

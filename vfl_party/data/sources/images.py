@@ -15,19 +15,19 @@ from vfl_party.base.workers import in_order
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
 from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.pixels import is_shortened, planes, resized
+from vfl_party.data.pixels import is_shortened, planes, resize_image
 from vfl_party.data.row_arrays import Space, release
 from vfl_party.data.sources.text import open_text
 
 FILE = "file"
-# After so many images, those that are read lie in the file alone.
+# Number of images after which those that were read are released from memory.
 RELEASED_ROWS = 256
 # All other modes are read as RGB.
 _CHANNELS = {"1": "L", "L": "L", "LA": "L"}
 _DEEP = "I;16"
-# Other orders of bytes.
+# 16-bit modes in other byte orders.
 _CHANNELS |= dict.fromkeys((_DEEP, "I;16B", "I;16L", "I;16N"), _DEEP)
-# Whole numbers of 32 bits, and fractions: as colours they would be cut off at 255.
+# 32-bit integers and floats, which Pillow cuts off at 255 as colours.
 _NO_PIXELS = ("I", "F")
 _KINDS = {"L": "grey", "RGB": "colour", _DEEP: "grey of 16 bits"}
 
@@ -37,33 +37,33 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
     name) and a label.
 
     They are grey or coloured as the first one, or as ``data.channels`` says, and of one size or
-    brought to that of ``data.resize``. Raises InputError with the index's row.
+    resized to ``data.resize``. Raises InputError with the index's row.
     """
     source = settings.source
     index = str(Path(source) / IMAGES)
     if not Path(index).is_file():
-        what = (
-            f"is a folder with neither Parquet files nor {IMAGES}, which lists images in a "
-            f"column {FILE!r}"
+        raise checks.unreadable(
+            source,
+            f"is a folder with neither Parquet files nor {IMAGES}, which lists images in a column "
+            f"{FILE!r}. Correct data.source, or write {IMAGES}.",
         )
-        raise checks.unreadable(source, f"{what}; correct data.source, or write one")
     checks.refuse_column_settings(source, settings, ("columns", "drop", "numeric", "categorical"))
     ids = settings.id or (FILE,)
     listed = {"source": index, "id": ids, "columns": (FILE,), "categorical": (FILE,), "view": None}
     alone = settings.model_copy(update=listed)
     stream = open_text(alone)
     if FILE not in stream.names:
-        raise checks.unusable(index, f"has no column {FILE!r} for the images' files; add it")
+        raise checks.unusable(index, f"has no column {FILE!r} for the images' files. Add it.")
     rows = collect(stream, alone, with_label)
     assert isinstance(rows.features, Columns)  # noqa: S101 - of an index
-    found = (
+    listed_files = (
         rows.ids[ids.index(FILE)].to_pylist()
         if FILE in ids
         else rows.features.categorical.texts()[:, 0].tolist()
     )
-    files = [file or "" for file in found]
+    files = [file or "" for file in listed_files]
     checks.require_present(
-        index, f"column {FILE!r}", ~np.array(files, bool), "every row needs an image"
+        index, f"column {FILE!r}", ~np.array(files, bool), "Name an image in every row."
     )
     return replace(rows, features=_read_all(Path(source), index, files, settings))
 
@@ -71,7 +71,7 @@ def read_image_folder(settings: DataSettings, with_label: bool) -> Rows:
 def _read_all(
     folder: Path, index: str, files: list[str], settings: DataSettings
 ) -> npt.NDArray[Any]:
-    """Reads all images as [N, C, H, W], uint8 or uint16, by several threads."""
+    """Reads all images with several threads, uint8 or uint16 [N, C, H, W]."""
     mode = {None: None, 1: "L", 3: "RGB"}[settings.channels]
     first = _read_one(folder / files[0], index, 1, mode)
     kind = _kind(first)
@@ -83,21 +83,25 @@ def _read_all(
         image = _read_one(folder / files[row - 1], index, row, mode)
         where = checks.rows(index, row)
         own = _kind(image)
-        if own != kind or (own == _DEEP and mode == "RGB"):
-            text = f"the image in {where} is {_KINDS[own]}, the first is {_KINDS[kind]}"
-            remedy = "set data.channels to 1 (grey) or 3 (colour), or convert it"
-            if _DEEP in (own, kind):
-                remedy = "convert all to 8 bits, or all to grey of 16 bits without data.channels"
-            raise checks.unusable(index, f"{text}; {remedy}")
-        if settings.resize is not None:
-            return resized(image, settings.resize)
-        if image.shape != first.shape:
-            sizes = (
-                f"{image.shape[2]} x {image.shape[1]}, the first has {first.shape[2]} x "
-                f"{first.shape[1]}"
-            )
+        if _DEEP in (own, kind) and (own != kind or mode == "RGB"):
             raise checks.unusable(
-                index, f"the image in {where} has {sizes} pixels; set data.resize to one size"
+                index,
+                f"the image in {where} is {_KINDS[own]}, the first is {_KINDS[kind]}. Convert all "
+                "to 8 bits, or all to grey of 16 bits without data.channels.",
+            )
+        if own != kind:
+            raise checks.unusable(
+                index,
+                f"the image in {where} is {_KINDS[own]}, the first is {_KINDS[kind]}. Set "
+                "data.channels to 1 (grey) or 3 (colour), or convert the image.",
+            )
+        if settings.resize is not None:
+            return resize_image(image, settings.resize)
+        if image.shape != first.shape:
+            raise checks.unusable(
+                index,
+                f"the image in {where} has {image.shape[2]} x {image.shape[1]} pixels, the first "
+                f"has {first.shape[2]} x {first.shape[1]}. Set data.resize to one size.",
             )
         return image
 
@@ -115,27 +119,30 @@ def _kind(image_CHW: npt.NDArray[Any]) -> str:
 
 
 def _read_one(path: Path, index: str, row: int, wanted: str | None) -> npt.NDArray[Any]:
-    """Reads an image as [1, H, W] or [3, H, W], in the mode ``wanted`` or as it is."""
+    """Reads an image as [1, H, W] or [3, H, W], in the mode ``wanted`` or its own."""
     try:
         with Image.open(path) as image:
             if image.mode in _NO_PIXELS or is_shortened(image):
                 where = checks.rows(index, row)
-                what = f"the image in {where} has neither colours of 8 bits nor greys of 8 or 16"
-                raise checks.unusable(index, f"{what}; convert it to 8 bits, or to grey of 16 bits")
+                raise checks.unusable(
+                    index,
+                    f"the image in {where} must have colours of 8 bits or greys of 8 or 16 bits "
+                    f"(got mode {image.mode}). Convert it to 8 bits, or to grey of 16 bits.",
+                )
             mode = _CHANNELS.get(image.mode, "RGB")
-            # Pillow would cut 16 bits off at 255.
+            # Pillow cuts 16 bits off at 255.
             mode = mode if wanted is None or mode == _DEEP else wanted
             if mode == _DEEP:
-                # Pillow knows no conversion between orders of bytes.
+                # Pillow cannot convert between byte orders.
                 return planes(np.asarray(image).astype(np.uint16))
             return planes(np.asarray(image if image.mode == mode else image.convert(mode)))
     except FileNotFoundError:
         where = checks.rows(index, row)
         raise checks.unreadable(
-            index, f"the image in {where} does not exist; correct or remove the row"
+            index, f"the image in {where} does not exist. Correct or remove the row."
         ) from None
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         where = checks.rows(index, row)
         raise checks.unreadable(
-            index, f"the image in {where} cannot be read; replace it or remove the row"
+            index, f"the image in {where} cannot be read. Replace it, or remove the row."
         ) from None

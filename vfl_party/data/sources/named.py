@@ -1,4 +1,4 @@
-"""Reads data sets by name: scikit-learn's bundled ones, torchvision's."""
+"""Reads data sets by name: those bundled with scikit-learn, and those of torchvision."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
     name = settings.source.removeprefix("sklearn:")
     if name not in SKLEARN:
         raise checks.unusable(
-            settings.source, f"is not a bundled set of scikit-learn; known: {', '.join(SKLEARN)}"
+            settings.source,
+            f"is not a bundled set of scikit-learn. Choose one of {', '.join(SKLEARN)}.",
         )
     _check_roles(settings)
     bunch = _bunch(name)
@@ -49,13 +50,13 @@ def read_sklearn(settings: DataSettings, with_label: bool) -> Rows:
 
 @lru_cache(maxsize=2)
 def _bunch(name: str) -> Any:
-    """Reads a set once, for all parties of a process and all its runs; nothing may write to it."""
+    """Reads a set once for all parties and runs of a process; it must not be modified."""
     from sklearn import datasets
 
     bunch = getattr(datasets, f"load_{name}")()
-    for each in bunch.values():
-        if isinstance(each, np.ndarray):
-            each.setflags(write=False)
+    for value in bunch.values():
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
     return bunch
 
 
@@ -72,12 +73,14 @@ def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
     pixels = np.concatenate([pixels for pixels, _ in parts])
     targets = np.concatenate([targets for _, targets in parts])
     if len(pixels) != len(targets) or targets.ndim != 1:
-        raise checks.unusable(source, "is not a set of images with one class each; choose another")
+        raise checks.unusable(source, "is not a set of images with one class each. Choose another.")
     keep = slice(0, settings.first)
     images = channels_first(source, pixels[keep], settings.image_shape)
     ids = [row_ids(len(pixels))[keep]]
-    # A passive party divides rows of its own by them.
-    own = np.repeat(np.array(("train", "test"), object), [len(each) for each, _ in parts])
+    # A passive party divides its own rows by them.
+    own = np.repeat(
+        np.array(("train", "test"), object), [len(pixels_of_part) for pixels_of_part, _ in parts]
+    )
     labels = targets[keep].astype(np.float64) if with_label else None
     return Rows(ids, labels, images, own[keep] if settings.split else None)
 
@@ -85,14 +88,14 @@ def read_torchvision(settings: DataSettings, with_label: bool) -> Rows:
 def _check_roles(settings: DataSettings, splits: Sequence[str] = ()) -> None:
     if without_row(settings, ()).id:
         raise checks.unusable(
-            settings.source, "has no id column: the row's number is its id; remove data.id"
+            settings.source, "has no id column: the row's number is its id. Remove data.id."
         )
     checks.require_names(
         settings.source, "label", [settings.label] if settings.label else [], [TARGET]
     )
     for key in ("event", "weight"):
-        given = getattr(settings, key)
-        checks.require_names(settings.source, key, [given] if given else [], [])
+        column = getattr(settings, key)
+        checks.require_names(settings.source, key, [column] if column else [], [])
     checks.require_names(settings.source, "labels", settings.labels, [TARGET])
     checks.require_names(
         settings.source, "split", [settings.split] if settings.split else [], splits
@@ -107,13 +110,14 @@ def _open_torchvision(settings: DataSettings) -> list[Any]:
     if name not in datasets.__all__:
         raise checks.unusable(
             source,
-            f"is not a set of torchvision; the nearest: {checks.nearest(name, datasets.__all__)}",
+            "is not a set of torchvision. Choose one such as "
+            f"{checks.nearest(name, datasets.__all__)}.",
         )
     kind = getattr(datasets, name)
     parameters = inspect.signature(kind).parameters
     if "download" not in parameters or not {"train", "split"} & parameters.keys():
         raise checks.unusable(
-            source, "has no training and test part that can be downloaded; choose another set"
+            source, "has no training and test part that can be downloaded. Choose another set."
         )
     choices = (
         [{"train": True}, {"train": False}]
@@ -126,10 +130,16 @@ def _open_torchvision(settings: DataSettings) -> list[Any]:
         ]
     except Exception:  # noqa: BLE001 - every set raises other errors for files that are missing, cut or unreachable
         if settings.download:
-            what = "could not be downloaded or read; check the network and data.download_dir"
-        else:
-            what = "its files are missing or damaged in data.download_dir; set data.download = true"
-        raise checks.unreadable(source, f"{what} ({settings.download_dir})") from None
+            raise checks.unreadable(
+                source,
+                f"could not be downloaded to {settings.download_dir} or read. Check the network "
+                "and data.download_dir.",
+            ) from None
+        raise checks.unreadable(
+            source,
+            f"its files are missing or damaged in data.download_dir ({settings.download_dir}). Set "
+            "data.download = true.",
+        ) from None
 
 
 def _pixels_and_targets(source: str, part: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
@@ -138,6 +148,6 @@ def _pixels_and_targets(source: str, part: Any) -> tuple[npt.NDArray[Any], npt.N
     pixels = getattr(part, "data", None)
     if pixels is None or targets is None:
         raise checks.unusable(
-            source, "does not hold its images and classes in memory; choose another set"
+            source, "does not hold its images and classes in memory. Choose another set."
         )
     return np.asarray(pixels), np.asarray(targets)

@@ -1,6 +1,4 @@
-"""Opens files as they lie on disk: as they are, packed by gzip or bzip2, as members of a zip
-or tar file.
-"""
+"""Opens files as stored: plain, compressed by gzip or bzip2, or as members of a zip or tar file."""
 
 from __future__ import annotations
 
@@ -31,10 +29,10 @@ _KINDS = {".gz": "gzip", ".bz2": "bz2"}
 
 
 def open_bytes(source: str) -> Any:
-    """Opens a file for Arrow to read, as bytes that are unpacked while they are read.
+    """Opens a file for Arrow, as bytes that are decompressed while they are read.
 
-    A name that ends in ``.gz`` or ``.bz2`` says that it is packed, also within an archive. Raises
-    InputError if an archive has no such member, and one of ``BROKEN`` if a file is damaged.
+    A name that ends in ``.gz`` or ``.bz2`` is compressed, also within an archive. Raises InputError
+    if an archive lacks the member, and one of ``BROKEN`` if a file is damaged.
     """
     path, member = divided(source)
     compression = _KINDS.get(Path(source).suffix.lower())
@@ -48,46 +46,49 @@ def _open_member(source: str, path: str, member: str) -> Any:
     if not path.lower().endswith(".zip"):
         return _open_tar_member(source, path, member)
     with zipfile.ZipFile(path) as archive:
-        names = [each.filename for each in archive.infolist() if not each.is_dir()]
+        names = [entry.filename for entry in archive.infolist() if not entry.is_dir()]
         if member not in names:
             raise _no_member(source, member, names)
         if names.count(member) > 1:
             raise checks.unreadable(
-                source, f"the archive has several members {member!r}; unpack the right one"
+                source, f"the archive has several members {member!r}. Unpack the right one."
             )
         if archive.getinfo(member).flag_bits & 1:
             raise checks.unreadable(
-                source, "is locked with a password; unpack it, and give the file"
+                source, "is locked with a password. Unpack it, and give the unpacked file."
             )
         # The file stays open until the member is closed.
         return archive.open(member)
 
 
 def _open_tar_member(source: str, path: str, member: str) -> Any:
-    """Reads an archive from its beginning up to the member; nothing is unpacked onto the disk."""
+    """Reads an archive from its beginning up to the member, without unpacking onto the disk."""
     archive = tarfile.open(path, "r|*")  # noqa: SIM115 - it ends with its member
     names = []
-    for each in archive:
-        name = each.name.removeprefix("./")
-        if each.isfile() and name == member:
-            return archive.extractfile(each)
+    for entry in archive:
+        name = entry.name.removeprefix("./")
+        if entry.isfile() and name == member:
+            return archive.extractfile(entry)
         if name == member:
             raise checks.unreadable(
-                source, f"the member {member!r} is a link, a folder or a device; name a file"
+                source, f"the member {member!r} is a link, a folder or a device. Name a file."
             )
         names.append(name)
     raise _no_member(source, member, names)
 
 
 def _no_member(source: str, member: str, names: list[str]) -> Exception:
-    what = f"the archive has no member {member!r}; the nearest"
-    return checks.unreadable(source, f"{what}: {checks.nearest(member, names)}")
+    return checks.unreadable(
+        source,
+        f"the archive has no member {member!r} (the nearest: {checks.nearest(member, names)}). "
+        "Correct the member's name.",
+    )
 
 
 def members(path: str) -> list[str]:
     """Returns the names of an archive's files. Raises one of ``BROKEN`` if it is damaged."""
     if path.lower().endswith(".zip"):
         with zipfile.ZipFile(path) as archive:
-            return [each.filename for each in archive.infolist() if not each.is_dir()]
+            return [entry.filename for entry in archive.infolist() if not entry.is_dir()]
     with tarfile.open(path) as tar:
-        return [each.name.removeprefix("./") for each in tar if each.isfile()]
+        return [entry.name.removeprefix("./") for entry in tar if entry.isfile()]

@@ -1,4 +1,4 @@
-"""Passes the bytes of a text file on, and looks whether quotation marks stand as they must."""
+"""Passes the bytes of a text file on, and checks the positions of quotation marks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _READ = 1 << 20
 
 
 class QuotedBytes(io.RawIOBase):
-    """Passes the bytes of a file on, with line ends of one byte, and looks whether quotation marks
-    stand as they must.
+    """Passes the bytes of a file on, with line ends of one byte, and checks the positions of
+    quotation marks.
 
-    Each one that opens a cell must stand at its beginning, and each one that closes it at its end.
-    ``sound`` is false if one does not; then it may also be an ordinary sign, as in ``5" pipe``.
-    ``right``: the same, but for a last one that is open still. ``line_ends``: so far, within cells
-    too. ``quotes``: whether quotation marks are more than ordinary signs.
+    Each opening mark must be at the beginning of a cell, and each closing one at its end. ``sound``
+    is false otherwise; a mark may then be an ordinary character, as in ``5" pipe``. ``right``: the
+    same, but a last open mark is allowed. ``line_ends``: number so far, also within cells.
+    ``quotes``: whether quotation marks are special.
     """
 
     def __init__(self, file: Any, separator: str, *, lines: bool, quotes: bool = True) -> None:
@@ -35,9 +35,7 @@ class QuotedBytes(io.RawIOBase):
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Returns as many bytes as are wanted, fewer only at the end: Arrow takes fewer for the
-        end.
-        """
+        """Returns ``size`` bytes, fewer only at the end, because Arrow takes fewer for the end."""
         while not self._ended and (size < 0 or len(self._kept) < size):
             data = self._file.read(max(size, _READ))
             if data.endswith(b"\r"):

@@ -1,4 +1,4 @@
-"""Text whose cells are separated by several signs, such as ``::``, or by runs of spaces."""
+"""Text whose cells are separated by several characters, such as ``::``, or by runs of spaces."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from vfl_party.data import checks
 
-# As data.separator: runs of spaces and tabs; those at the ends of a line separate nothing.
+# Value of data.separator for runs of spaces and tabs; those at the ends of a line are ignored.
 SPACES = "whitespace"
-# Stands for the separator while the file is read: Unicode's own unit separator, which no table has.
+# Stands for the separator while the file is read: the unit separator, which tables do not use.
 UNIT = "\x1f"
 _UNIT = UNIT.encode()
 _READ = 1 << 20
@@ -18,15 +18,14 @@ _ENDS = re.compile(rb"(?m)^[ \t]+|[ \t]+(?=\r?$)")
 _RUNS = re.compile(rb"[ \t]+")
 
 
-class OneSign(io.RawIOBase):
-    """Passes the bytes of a file on, with ``UNIT`` in place of each separator, some lines at a
-    time.
+class SeparatorReplacer(io.RawIOBase):
+    """Passes the bytes of a file on, with ``UNIT`` in place of each separator, in blocks of lines.
 
     Args:
-        source: the file's name, for sentences.
-        file: it is closed with this one.
-        separator: two signs or more, or ``SPACES``.
-        longest: bytes of a line; more raise InputError.
+        source: the file's name, for errors.
+        file: closed with this object.
+        separator: two or more characters, or ``SPACES``.
+        longest: maximum bytes of a line; longer ones raise InputError.
     """
 
     def __init__(self, source: str, file: Any, separator: str, longest: int) -> None:
@@ -50,10 +49,10 @@ class OneSign(io.RawIOBase):
         return b"".join(parts)
 
     def readinto(self, buffer: Any) -> int:
-        """Fills a buffer, as far as there are bytes."""
-        found = self.read(len(buffer))
-        buffer[: len(found)] = found
-        return len(found)
+        """Fills a buffer as far as there are bytes."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def close(self) -> None:
         if not self.closed:
@@ -72,9 +71,10 @@ class OneSign(io.RawIOBase):
             pieces.append(data)
             total += len(data)
             if total > self._longest:
-                what = f"line {self._lines + 1:,} has more than {self._longest:,} characters"
                 raise checks.unreadable(
-                    self._source, f"{what}, which no table has; write the file again"
+                    self._source,
+                    f"line {self._lines + 1:,} has more than {self._longest:,} characters. Write "
+                    "the file again, one row a line.",
                 )
         lines = b"".join([*pieces, data[:end]])
         self._rest = data[end:]
@@ -82,8 +82,8 @@ class OneSign(io.RawIOBase):
             place = self._lines + lines.count(b"\n", 0, lines.index(_UNIT)) + 1
             raise checks.unreadable(
                 self._source,
-                f"line {place:,} holds the character U+001F, which stands for data.separator here; "
-                "remove it",
+                f"line {place:,} holds the character U+001F, which stands for data.separator here. "
+                "Remove it.",
             )
         self._lines += lines.count(b"\n")
         self._ready = self._with_units(lines)

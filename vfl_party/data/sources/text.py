@@ -1,4 +1,4 @@
-"""Reads CSV files and their relatives in blocks of rows."""
+"""Reads CSV files and similar ones in blocks of rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vfl_party.data import checks
 from vfl_party.data.sources.packed import BROKEN
 from vfl_party.data.sources.quotes import QuotedBytes
 from vfl_party.data.sources.text_layout import (
-    LONGEST_LINE,
+    MAX_LINE,
     TextLayout,
     find_layout,
     lines_of,
@@ -23,11 +23,11 @@ from vfl_party.data.sources.text_layout import (
     not_text,
     too_long,
 )
-from vfl_party.data.sources.unchanged import state_of, unchanged
+from vfl_party.data.sources.unchanged import require_unchanged, state_of
 from vfl_party.data.stream import Stream
 
-# Of a row, on average.
-_MOST_LINES = 50
+# Maximum lines of a row, on average.
+_MAX_LINES = 50
 BLOCK_BYTES = 1 << 24
 
 
@@ -36,26 +36,26 @@ def open_text(settings: DataSettings) -> Stream:
     source, before = settings.source, state_of(settings.source)
     layout = find_layout(settings)
     places = {name: str(place) for place, name in enumerate(layout.names)}
-    found: list[str] = []
+    late_notes: list[str] = []
     named = tuple(name for name in layout.names if name)
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         chosen = [places[name] for name in wanted]
-        with unchanged(source, before):
-            found.clear()
-            for batch in _text_blocks(source, layout, chosen, found):
+        with require_unchanged(source, before):
+            late_notes.clear()
+            for batch in _text_blocks(source, layout, chosen, late_notes):
                 yield pa.RecordBatch.from_arrays(batch.columns, list(wanted))
 
-    # Who writes a file like this one needs a single sign.
+    # A file written like this one needs a separator of one character.
     separator = "\t" if layout.several else layout.separator
-    return Stream(source, named, True, blocks, separator, layout.notes, found)
+    return Stream(source, named, True, blocks, separator, layout.notes, late_notes)
 
 
 def _text_blocks(
     source: str, layout: TextLayout, chosen: Sequence[str], notes: list[str]
 ) -> Iterator[pa.RecordBatch]:
     ragged: list[Any] = []
-    # Whether quotation marks that stand oddly have been looked at.
+    # Whether misplaced quotation marks have been checked.
     looked = False
 
     def note(row: Any) -> str:
@@ -97,14 +97,14 @@ def _text_blocks(
             for batch in reader:
                 seen += batch.num_rows
                 if data.zero:
-                    raise _zero(source, data.zero)
-                # Before its rows are used: who has a limit reads no further.
+                    raise _zero_byte(source, data.zero)
+                # Checked before the rows are used: a limited read ends here.
                 if not (data.right or looked):
                     looked = True
                     _refuse_wrong_quotes(source, layout)
                 yield batch
             if data.zero:
-                raise _zero(source, data.zero)
+                raise _zero_byte(source, data.zero)
             if not (data.sound or looked):
                 _refuse_wrong_quotes(source, layout)
             before = layout.skip + layout.header
@@ -119,17 +119,17 @@ def _text_blocks(
                 if row.number
                 else f"a row after {seen:,}"
             )
-            named = f"{row.expected_columns} columns are named"
-            if layout.header:
-                named = f"the header has {row.expected_columns}"
-            what = f"{where} has {row.actual_columns} cells, but {named}"
+            names = "the header names" if layout.header else "data.names has"
             raise checks.unreadable(
-                source, f"{what}; correct it, or set data.separator or data.skip_lines"
+                source,
+                f"{where} must have {row.expected_columns} cells, as {names} columns (got "
+                f"{row.actual_columns}). Correct it, or set data.separator or data.skip_lines.",
             ) from None
         if "straddling" in str(error):
-            what = f"a row after {seen:,} has more than {BLOCK_BYTES >> 20} MiB, which no table has"
             raise checks.unreadable(
-                source, f"{what}; write the file again, with a row a line"
+                source,
+                f"a row after {seen:,} has more than {BLOCK_BYTES >> 20} MiB. Write the file "
+                "again, one row a line.",
             ) from None
         if "UTF8" in str(error) or isinstance(error, UnicodeError):
             raise not_in(source, layout.encoding) from None
@@ -137,21 +137,19 @@ def _text_blocks(
 
 
 def _look_at_lines(source: str, line_ends: int, rows: int, notes: list[str]) -> None:
-    """Notes lines that stand within quotation marks. Raises InputError if there are many for each
-    row.
-    """
-    # Blank lines, too.
+    """Notes lines within quotation marks. Raises InputError if there are many for each row."""
+    # Blank lines count too.
     within = line_ends - rows
-    if within > max(100, _MOST_LINES * rows):
-        what = (
-            f"has {line_ends:,} lines after the one that names the columns, and only {rows:,} rows"
-        )
+    if within > max(100, _MAX_LINES * rows):
         raise checks.unreadable(
-            source, f"{what}: most stand within quotation marks; correct the mark that opens there"
+            source,
+            f"has {line_ends:,} lines below the names of the columns but only {rows:,} rows: most "
+            "lines are within quotation marks. Correct the quotation mark that opens there.",
         )
     if within > 100:
         notes.append(
-            f"{within:,} lines are blank or stand within quotation marks: they begin no row"
+            f"{within:,} lines are blank or within quotation marks, so they begin no row. "
+            "Check the quotation marks."
         )
 
 
@@ -159,7 +157,7 @@ def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
     """Raises InputError if a quotation mark is not closed, or if text follows one that closes a
     cell.
     """
-    before = csv.field_size_limit(LONGEST_LINE)
+    before = csv.field_size_limit(MAX_LINE)
     try:
         with (
             layout.open(source) as file,
@@ -175,15 +173,24 @@ def _refuse_wrong_quotes(source: str, layout: TextLayout) -> None:
         if "field larger" in str(error):
             raise too_long(source, start + 1) from None
         if "unexpected end" in str(error):
-            what = f"line {start + 1} opens a quotation mark that nothing closes"
-        else:
-            what = f"in line {start + 1} text follows a quotation mark that closes a cell"
-        remedy = 'a quotation mark within a cell is written twice ("")'
-        raise checks.unreadable(source, f"{what}; correct it: {remedy}") from None
+            raise checks.unreadable(
+                source,
+                f"line {start + 1} opens a quotation mark that is never closed. Correct it: write "
+                'a quotation mark within a cell twice ("").',
+            ) from None
+        raise checks.unreadable(
+            source,
+            f"in line {start + 1} text follows a quotation mark that closes a cell. Correct it: "
+            'write a quotation mark within a cell twice ("").',
+        ) from None
     finally:
         csv.field_size_limit(before)
 
 
-def _zero(source: str, line: int) -> Exception:
-    what = f"line {line:,} holds a zero byte, as in a file that was not written to its end"
-    return checks.unreadable(source, f"{what}; write it again")
+def _zero_byte(source: str, line: int) -> Exception:
+    """Returns the InputError of a line with a zero byte."""
+    return checks.unreadable(
+        source,
+        f"line {line:,} holds a zero byte, as in a file that was not written to its end. Write the "
+        "file again.",
+    )

@@ -1,4 +1,4 @@
-"""Notices that a file is written or replaced while it is read."""
+"""Detects that a file is written or replaced while it is read."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ State = tuple[int, int, int]
 
 
 def state_of(source: str) -> State:
-    """Returns what changes when a file is written or replaced. Raises InputError if it is gone."""
+    """Returns values that change when a file is written or replaced. Raises InputError if it is
+    gone.
+    """
     try:
-        found = Path(divided(source)[0]).stat()
+        state = Path(divided(source)[0]).stat()
     except OSError:
-        raise checks.unreadable(source, "is gone; it must stay while it is read") from None
-    return found.st_ino, found.st_size, found.st_mtime_ns
+        raise checks.unreadable(
+            source, "was deleted while it was read. Restore it, and start again."
+        ) from None
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 @contextmanager
-def unchanged(source: str, before: State) -> Iterator[None]:
-    """Raises InputError if a file is not the one that was opened, before or after it is read."""
+def require_unchanged(source: str, before: State) -> Iterator[None]:
+    """Raises InputError if a file changed since it was opened, before or after it is read."""
     require_same(source, before)
     yield
     require_same(source, before)
 
 
 def require_same(source: str, before: State) -> None:
-    """Raises InputError if a file is not in the state in which it was."""
+    """Raises InputError if a file is not in its former state."""
     if state_of(source) != before:
         raise checks.unreadable(
-            source, "was changed while it was read; start again when nobody writes it"
+            source, "was changed while it was read. Start again when nobody writes to it."
         )

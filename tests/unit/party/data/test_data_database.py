@@ -33,7 +33,7 @@ from vfl_common.config.data import (
 from vfl_common.errors import Code, InputError, InternalError
 from vfl_common.passwords import hidden, secrets
 from vfl_party.data import load_table
-from vfl_party.data.sources.cells_as_text import MarkedError, written
+from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.databases.query import SORTED, UNSORTED, has_order
 from vfl_party.data.sources.databases.reader import open_database
 from vfl_party.data.stream import NUMBER, Stream
@@ -200,7 +200,7 @@ def test_signs_in_a_password_that_break_a_url_are_hinted_at(source: str, hinted:
     text = refused(source, Code.FILE_INVALID)
     assert (
         text.endswith(
-            "; if its password has @, # or /, write %40, %23 or %2F for it in data.source"
+            " If its password has @, # or /, write %40, %23 or %2F for it in data.source."
         )
         == hinted
     )
@@ -273,13 +273,13 @@ def test_cells_of_all_types_are_written_as_text() -> None:
         (uuid.UUID(key), key),
     ]
     for value, text in cells:
-        assert written(value) == text, repr(value)
+        assert write_cell(value) == text, repr(value)
     for other in (b"x", [1], {"a": 1}, object()):
         with raises(TypeError):
-            written(other)
+            write_cell(other)
     for text in (NUMBER, f"{NUMBER}1.5"):
         with raises(MarkedError):
-            written(text)
+            write_cell(text)
 
 
 # --- SQLite

@@ -21,7 +21,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data.sources.excel.reader import open_excel
-from vfl_party.data.sources.excel.sheet import cell_name, column_number, hidden_rows
+from vfl_party.data.sources.excel.sheet import cell_name, column_number, count_hidden_rows
 from vfl_party.data.stream import NUMBER, Stream
 
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
@@ -418,7 +418,7 @@ def test_hidden_rows_are_counted_across_pieces(size: int) -> None:
         def read(self, _size: int | None = -1) -> bytes:
             return super().read(size)
 
-    assert hidden_rows(Pieces(text)) == 39
+    assert count_hidden_rows(Pieces(text)) == 39
 
 
 def test_rows_come_in_blocks_as_often_as_asked(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from vfl_party.data.ids import (
     IdCounts,
     about_zeros,
     in_order,
-    kept_rows,
     normalised,
+    select_rows,
     shapes_of,
 )
 from vfl_party.data.row_arrays import IN_MEMORY, Space
@@ -93,10 +93,10 @@ def test_zeros_that_another_party_may_have_lost(
     ids: list[str], rules: tuple[str, ...], suspect: bool
 ) -> None:
     said = (
-        "numbers in the ids begin with 0: if the table of another party has lost these zeros, "
+        "numbers in the ids begin with 0. If the table of another party has lost these zeros, "
         'add "zeros" to'
     )
-    assert about_zeros(ids, rules) == (f"{said} rows.id_rules" if suspect else "")
+    assert about_zeros(ids, rules) == (f"{said} rows.id_rules." if suspect else "")
 
 
 # -- rules
@@ -199,12 +199,12 @@ def test_an_id_of_several_columns_lacks_none_of_them() -> None:
 @given(ids=st.lists(st.none() | st.sampled_from("abcdef"), max_size=12))
 def test_the_policy_decides_which_rows_stay(ids: list[str | None]) -> None:
     times = Counter(ids)
-    first, drop = kept_rows(ids, "first"), kept_rows(ids, "drop")
+    first, drop = select_rows(ids, "first"), select_rows(ids, "drop")
     assert first == [
         row for row, each in enumerate(ids) if each is not None and each not in ids[:row]
     ]
     assert drop == [row for row, each in enumerate(ids) if each is not None and times[each] == 1]
-    assert kept_rows(ids, "error") == first
+    assert select_rows(ids, "error") == first
     counts = IdCounts.of(pa.array(ids, pa.large_string()), len(drop))
     assert (counts.rows, counts.missing, counts.kept) == (len(ids), times[None], len(drop))
 
@@ -296,8 +296,8 @@ def test_a_table_without_ids_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError) as refused:
         load(str(source), id="who", id_rules=("digits",))
     what = (
-        "2 of 2 rows are left out: 2 without an id; correct data.id, data.id_rules or "
-        "data.duplicates"
+        "2 of 2 rows are left out: 2 without an id. Correct data.id, data.id_rules or "
+        "data.duplicates."
     )
     assert str(refused.value) == f"{source}: {what}"
 

@@ -76,17 +76,19 @@ def test_notes_count_the_values_that_share_a_bucket(tmp_path: Path) -> None:
     source = people(tmp_path)
     settings = DataSettings(source=source, id=("id",), drop=("y",), categorical_buckets=16)
     words = {f"d{each}" for each in range(1, 90)}
-    text = "column 'device': 89 values are hashed into 16 buckets, of which 16 are used; 89 values"
+    text = (
+        "column 'device': 89 values are hashed into 16 buckets, of which 16 are used, and 89 values"
+    )
     assert [note for note in read_rows(settings, False).notes if text in note]
     assert len({bucket(each, 16) for each in words}) == 16
     many = settings.model_copy(update={"categorical_buckets": {"device": 1 << 20}})
-    assert any("0 values share theirs" in note for note in read_rows(many, False).notes)
+    assert any("0 values share a bucket" in note for note in read_rows(many, False).notes)
 
 
 def test_any_number_of_values_fits_into_buckets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocabulary, "MOST_WORDS", 50)
+    monkeypatch.setattr(vocabulary, "MAX_WORDS", 50)
     table = load(people(tmp_path), id="id", drop=["y"], categorical_buckets={"device": 40})
     assert table.categorical is not None
     assert len(table.categorical.words[0]) <= 40

@@ -197,17 +197,17 @@ REFUSED: dict[str, tuple[bytes | str, dict[str, Any], str]] = {
     "day or month": (
         "id,d\n1,01/02/2024\n",
         {},
-        "'d' .* day and month cannot be told apart; set data.dates",
+        "'d' .* day and month cannot be told apart. Set data.dates",
     ),
     "lines before the names": (
         "Export\n\nid;a\n1;2\n",
         {},
-        "named in line 3, .*; set data.skip_lines = 2",
+        "named in line 3, .*. Set data.skip_lines = 2",
     ),
     "one separator more than names": (
         "id;a;b\n" + "1;2;3;\n" * 9,
         {},
-        "row 1 below the header has 4 cells, but the header has 3; correct it",
+        "row 1 below the header must have 3 cells, .* .got 4",
     ),
     "two encodings": (
         "id,a\n1,ö\n".encode() + "2,ü\n".encode("cp1252"),
@@ -217,12 +217,12 @@ REFUSED: dict[str, tuple[bytes | str, dict[str, Any], str]] = {
     "no encoding at all": (
         b"id,a\n1,\x81\n",
         {},
-        "neither UTF-8 nor Windows-1252; set data.encoding",
+        "neither UTF-8 nor Windows-1252. Set data.encoding",
     ),
     "another encoding than said": (
         b"id,a\n1,\xff\n",
         {"encoding": "utf-8"},
-        "not UTF-8 throughout; set data.encoding",
+        "not UTF-8 throughout. Set data.encoding",
     ),
     "an unknown encoding": (
         "id,a\n1,2\n",
@@ -237,17 +237,17 @@ REFUSED: dict[str, tuple[bytes | str, dict[str, Any], str]] = {
     "an open quotation mark": (
         'id,a\n1,x\n2,"y\n3,z\n',
         {},
-        "line 3 opens a quotation mark .*; correct it",
+        "line 3 opens a quotation mark .*. Correct it",
     ),
     "a cell too few": (
         "id,a\n1,2\n2\n",
         {},
-        "row 2 below the header has 1 cells, .* has 2; correct it",
+        "row 2 below the header must have 2 cells, .* .got 1",
     ),
     "a cell too many": (
         "id,a\n1,2\n2,3,4\n",
         {},
-        "row 2 below the header has 3 cells, .* has 2; correct it",
+        "row 2 below the header must have 2 cells, .* .got 3",
     ),
     "a long open cell": (
         'id,a\n1,"x\n' + "2,y\n" * 50_000,
@@ -302,32 +302,32 @@ REFUSED: dict[str, tuple[bytes | str, dict[str, Any], str]] = {
     "a separator of another script": (
         "id,a\n1,2\n",
         {"separator": "€"},
-        "'€' is no sign of ASCII; write",
+        "data.separator .* ASCII character .got '€'",
     ),
-    "two columns of one name": ("id,a,a\n1,2,3\n", {}, "two columns called 'a'; rename one"),
+    "two columns of one name": ("id,a,a\n1,2,3\n", {}, "two columns called 'a'. Rename one"),
     "names in capitals": (
         "ID,a\n1,2\n",
         {},
-        "no column 'id', which data.id names; the nearest: 'ID', 'a'",
+        "no column 'id', which data.id names .the nearest: 'ID', 'a'",
     ),
     "a spreadsheet called CSV": (
         b"PK\x03\x04\x00",
         {},
-        "is a ZIP or Excel file, .*; write it again as CSV",
+        "is a ZIP or Excel file, .*. Write it again as CSV",
     ),
     "a web page called CSV": (
         "<html><td>id</td></html>",
         {},
-        "is HTML or XML, .*; write it again as CSV",
+        "is HTML or XML, .*. Write it again as CSV",
     ),
-    "JSON called CSV": ('{"id": 1}', {}, "is JSON, .*; write it again as CSV"),
-    "no rows": ("id,a\n", {}, "has no rows; give a file with at least one"),
-    "nothing": ("", {}, "is empty; its first line must name the columns"),
-    "empty lines": ("\n\n\n", {}, "is empty; its first line must name the columns"),
+    "JSON called CSV": ('{"id": 1}', {}, "is JSON, .*. Write it again as CSV"),
+    "no rows": ("id,a\n", {}, "has no rows. Give a file with at least one"),
+    "nothing": ("", {}, "is empty. Name the columns in its first line"),
+    "empty lines": ("\n\n\n", {}, "is empty. Name the columns in its first line"),
     "a word among numbers": (
         "id,a\n1,2\n2,x\n",
         {"numeric": ["a"]},
-        "'a' .* text in row 2 below the header; correct",
+        "'a' .* text in row 2 below the header. Correct",
     ),
 }
 
@@ -354,11 +354,11 @@ NOTED: dict[str, tuple[str, str]] = {
     ),
     "two ways of numbers": (
         "id,a\n1,39%\n2,4\n",
-        "'a' is read as .* look like numbers, such as '.+'; data.decimal",
+        "'a' is read as .* look like numbers, such as '.+'. Set data.decimal",
     ),
     "a minus behind": (
         "id,a\n1,3-\n2,4\n",
-        "'a' is read as .* look like numbers, such as '.+'; data.decimal",
+        "'a' is read as .* look like numbers, such as '.+'. Set data.decimal",
     ),
     "a minus of a typesetter": (
         "id,a\n1,\u22123\n2,4\n",
@@ -370,7 +370,7 @@ NOTED: dict[str, tuple[str, str]] = {
     ),
     "years of two digits": (
         "id;a\n1;31.01.24\n2;1.2.24\n",
-        "'a' is read as .* look like dates, such as '31.01.24'; data.dates",
+        "'a' is read as .* look like dates, such as '31.01.24'. Set data.dates",
     ),
     "a category a row": (
         "id,a\n" + "".join(f"{row},name{row}x\n" for row in range(40)),
@@ -382,7 +382,7 @@ NOTED: dict[str, tuple[str, str]] = {
     ),
     "ids of one person": (
         "id,a\nA1,1\na1 ,2\nb,3\n",
-        "1 id differs from another by spaces or capitals alone; add",
+        "1 id differs from another by spaces or capitals alone. Add",
     ),
     "rounded ids": (
         "id,a\n1.2E+05,1\n2,2\n",
@@ -410,36 +410,41 @@ def test_a_table_in_order_smells_of_nothing(tmp_path: Path) -> None:
     assert list(smells(read_rows(settings, False), settings)) == []
 
 
-KEYS, DAYS = "data.decimal, data.thousands", "days since 1970-01-01; data.dates, data.categorical"
-NAMES = (
-    "the names of most columns are numbers: if the file has no line that names them, set data.names"
-)
-CODES = "if they are codes, list the column in data.categorical"
+KEYS = "To change this, set data.decimal and data.thousands."
+DAYS = "days since 1970-01-01. To change this, set data.dates or data.categorical."
+NAMES = "the names of most columns are numbers. If no line of the file names the columns, set data.names."
+CODES = "If they are codes, list the column in data.categorical."
 GUESSED: dict[str, tuple[bytes | str, list[str]]] = {
     "nothing": ("id,a\n1,2\n", []),
-    "a separator": ("id;a\n1;2\n", ["cells are separated by ';'; data.separator"]),
+    "a separator": (
+        "id;a\n1;2\n",
+        ["cells are separated by ';'. To change this, set data.separator."],
+    ),
     "an encoding": (
         "id,a\n1,ö\n".encode("cp1252"),
-        ["it is not UTF-8: read as Windows-1252; data.encoding"],
+        ["is not UTF-8 and is read as Windows-1252. To change this, set data.encoding."],
     ),
     "a decimal comma": (
         'id,a\n1,"2,5"\n',
-        [f"numbers are read with a decimal comma, as in 'a'; {KEYS}"],
+        [f"numbers are read with a decimal comma, as in 'a'. {KEYS}"],
     ),
     "dates": (
         "id,a\n1,2024-01-31\n",
-        [f"column 'a' holds dates: read as {DAYS}"],
+        [f"column 'a' holds dates, read as {DAYS}"],
     ),
     "a code": (
         "id,a\n1,01234\n2,5\n",
-        [f"numbers of 'a' begin with 0, as postcodes and codes do; {CODES}"],
+        [f"numbers of 'a' begin with 0, as postcodes and codes do. {CODES}"],
     ),
     "a sign": ("id,a\n1,5%\n", ["% is dropped from the numbers of 'a'"]),
     "no names": (
         "id,1,2,3\n1,2,3,4\n",
         [NAMES],
     ),
-    "no name": ("id,a,\n1,2,\n", ["columns without a name are left out: number 3"]),
+    "no name": (
+        "id,a,\n1,2,\n",
+        ["columns without a name are left out (number 3). Name them to use them."],
+    ),
 }
 
 

@@ -58,7 +58,7 @@ def test_rounded_ids_that_differ_are_noted_whatever_the_rules(tmp_path: Path) ->
     # Three digits before the point: the engineering format.
     source = csv(tmp_path, "120.0E+05", "121.0E+05")
     assert noted(source) == [
-        "2 ids look like 1.2E+05: a spreadsheet has rounded them; write them as text"
+        "2 ids look like 1.2E+05: a spreadsheet has rounded them. Write ids as text."
     ]
     # People call things so.
     assert noted(csv(tmp_path, "1e5", "2e5")) == []
@@ -69,10 +69,10 @@ def test_rounded_ids_that_differ_are_noted_whatever_the_rules(tmp_path: Path) ->
     [
         (["1001.0", "1002.0", "K3"], "2 ids end in .0"),
         (["1001,0", "K2"], "1 id ends in .0"),
-        (["K1\u200b", "K2", "\ufeffK3"], "2 ids have characters that nobody sees"),
-        (["'0417", "0418"], "1 id begins with a sign of a spreadsheet for text"),
-        (['"=""0417"""', '"=""0418"""'], "2 ids begin with a sign of a spreadsheet for text"),
-        (["nan", "K2", "NULL"], "2 ids are words for nothing, such as NULL or nan"),
+        (["K1\u200b", "K2", "\ufeffK3"], "2 ids have invisible characters"),
+        (["'0417", "0418"], "1 id begins with a spreadsheet's mark for text"),
+        (['"=""0417"""', '"=""0418"""'], "2 ids begin with a spreadsheet's mark for text"),
+        (["nan", "K2", "NULL"], "2 ids are words for a missing value, such as NULL or nan"),
         (
             [*(f"K-{each:04d}" for each in range(100)), "Sum"],
             "the id in the last row does not look like the others",
@@ -184,7 +184,7 @@ def numbers(tmp_path: Path, *cells: object) -> Path:
     [
         (
             [1, 2, 300, -999, -999],
-            "2 cells of 'a' are -999, far from all others; list it in data.na",
+            "2 cells of 'a' are -999, far from all others. List the number in data.na",
         ),
         ([1, 2, "", 999, 999], "2 cells of 'a' are 999, far from all others"),
         # The only one below 0.
@@ -196,7 +196,7 @@ def numbers(tmp_path: Path, *cells: object) -> Path:
         ([1, 999, 999, 800], None),
         ([999, 999], None),
         ([-5, 500, -9, -9], None),
-        (["", "NA", ""], "column 'a' is empty in all rows; list it in data.drop"),
+        (["", "NA", ""], "column 'a' is empty in all rows. List it in data.drop."),
     ],
 )
 def test_numbers_that_stand_for_nothing_are_noted(

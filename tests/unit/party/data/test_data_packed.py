@@ -27,7 +27,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import loading
 from vfl_party.data.sources.packed import open_bytes
-from vfl_party.data.sources.signs import OneSign
+from vfl_party.data.sources.signs import SeparatorReplacer
 
 ROWS = "id,a,town\nc,3,Rom\na,1,Oslo\nb,2.5,\n"
 
@@ -260,7 +260,7 @@ def test_wrong_separators(tmp_path: Path) -> None:
 def test_any_way_of_reading_gives_the_same_bytes(tmp_path: Path, size: int) -> None:
     text = b"".join(b"%d::%d:::x\r\n" % (row, row * row) for row in range(500))
     source = written(tmp_path / "x", text + b"last::line")
-    with OneSign(source, open_bytes(source), "::", 1 << 20) as file:
+    with SeparatorReplacer(source, open_bytes(source), "::", 1 << 20) as file:
         found = b"".join(iter(lambda: file.read(size), b""))
     assert found == text.replace(b"::", b"\x1f") + b"last\x1fline"
 

@@ -72,7 +72,7 @@ def test_packed_libsvm_in_many_blocks_equals_its_matrix(
         ".zip": lambda: member(tmp_path / "x.zip", "x.svm", data),
     }[pack]()
     monkeypatch.setattr(svmlight, "_READ", 1000)
-    monkeypatch.setattr(svmlight, "_MOST_CELLS", 100)
+    monkeypatch.setattr(svmlight, "_MAX_CELLS", 100)
     table = load(source, id="row", label="label", with_label=True, names=30)
     np.testing.assert_array_equal(table.numeric_NF, matrix.toarray().astype(np.float32))
     assert table.labels is not None

@@ -319,7 +319,7 @@ def test_parquet_files_with_other_columns_are_named(tmp_path: Path) -> None:
 def test_a_column_of_text_that_names_every_row_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vocabulary, "MOST_WORDS", 50)
+    monkeypatch.setattr(vocabulary, "MAX_WORDS", 50)
     parquet.write_table(frame().append_column("name", frame()["id"]), tmp_path / "x.parquet")
     refused(settings_of(str(tmp_path / "x.parquet")), Code.DATA_INVALID)
 

@@ -32,7 +32,7 @@ from vfl_party.base import seeds
 from vfl_party.base.seeds import batches, full_batches, permutation, split_rows
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Table
-from vfl_party.data.rows import divide_rows, divided, division_of
+from vfl_party.data.rows import decode_division, divide_rows, division_of
 from vfl_party.models import (
     InputSpec,
     TwoTowers,
@@ -134,7 +134,7 @@ def test_every_stratified_split_has_its_share_of_each_class(
         return
     division = division_of(recipe, divided_table(labels))
     assert division is not None
-    splits = divided(division)
+    splits = decode_division(division)
     assert {name: len(rows) for name, rows in splits.items()} == {
         name: len(rows) for name, rows in drawn.items()
     }
@@ -169,7 +169,7 @@ def test_folds_partition_the_rows_and_a_stratified_one_has_its_share_of_each_cla
         recipe = rows_recipe(split=split, validation=0.1, fold=fold, folds=folds)
         recipe = recipe.model_copy(update={"seed": seed})
         division = division_of(recipe, divided_table(labels))
-        splits = divide_rows(recipe, n) if division is None else divided(division)
+        splits = divide_rows(recipe, n) if division is None else decode_division(division)
         assert len(splits["validation"]) == round(0.1 * n)
         parts = [splits[name].tolist() for name in ("test", "validation", "local")]
         assert sorted(row for rows in parts for row in rows) == list(range(n))
@@ -216,7 +216,7 @@ def test_a_column_divides_the_rows_and_the_seed_orders_the_training_rows() -> No
     recipe = rows_recipe(split="column", labelled=7, aligned=0.5)
     division = division_of(recipe, divided_table([0] * 100, splits))
     assert division is not None
-    found = divided(division)
+    found = decode_division(division)
     want = np.array(splits)
     for name in ("test", "validation"):
         np.testing.assert_array_equal(found[name], np.flatnonzero(want == name))

@@ -82,7 +82,7 @@ def test_what_is_no_leak(tmp_path: Path) -> None:
         )
         == []
     )
-    rare = np.where(np.arange(ROWS) < target_leakage.LEAST_OTHERS - 1, "yes", "no")
+    rare = np.where(np.arange(ROWS) < target_leakage.MIN_OTHERS - 1, "yes", "no")
     assert told(tmp_path, classes=rare, x=rare) == []
     # A regression's label.
     assert told(tmp_path, classes=NOISE_N, x=NOISE_N) == []

@@ -14,7 +14,7 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.assembly.trial import try_parties
 from vfl_party.forecast.count import forecast_of
-from vfl_party.forecast.load import flops, loads
+from vfl_party.forecast.load import encoder_loads, flops
 from vfl_party.models import InputSpec, build_encoder
 
 
@@ -26,7 +26,7 @@ def test_layers_by_hand(tmp_path: Any) -> None:
     party = tried[name].party
     width = party.need_features().spec.shape[0]
     before = {key: value.clone() for key, value in party.models["encoder"].state_dict().items()}
-    (found,) = loads(party)
+    (found,) = encoder_loads(party)
     assert found.party == name
     assert found.rows == len(party.rows("local"))
     assert found.weights == width * 7 + 7 + 7 * 3 + 3

@@ -33,7 +33,7 @@ from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, InterruptedRun, PeerError, VflError
 from vfl_common.psi import PHASE, TAG_BYTES
 from vfl_party.align import digest, exchanges, quota
-from vfl_party.align.state import Kept
+from vfl_party.align.state import AlignmentFiles
 from vfl_party.psi import sealed
 from vfl_party.psi.curve import POINT_BYTES
 
@@ -170,7 +170,7 @@ def test_the_same_points_in_two_batches_of_three_parties(tmp_path: Path) -> None
 
 
 def test_points_that_are_alike_in_part_are_not_the_same(tmp_path: Path) -> None:
-    kept, head = Kept(tmp_path, ["a"], 2), bytes(range(8))
+    kept, head = AlignmentFiles(tmp_path, ["a"], 2), bytes(range(8))
     (tmp_path / "alignment").mkdir()
     different = [head + bytes([each]) * 24 for each in range(5)]
     for batch in range(3):

@@ -96,12 +96,12 @@ def test_advice_about_new_rows_names_no_setting_of_the_program(tmp_path: Path) -
         ),
         (
             {"age": ["1", "2", "", "4"]},
-            "column 'age' has 1 missing value, first in row 3 .*; fill them: training had ",
+            "column 'age' has 1 missing value, first in row 3 .*. Fill the values: training had ",
         ),
-        ({"age": None}, "has no column 'age', but training had it; add it"),
+        ({"age": None}, "has no column 'age', but training had it. Add"),
         (
             {"age": None, "Age": [1, 2, 3, 4]},
-            r"has no column 'age', but training had it \(the nearest: 'Age'\); add it",
+            r"has no column 'age', but training had it \(the nearest: 'Age'\). Add",
         ),
     ):
         new = {name: values for name, values in (rows | changed).items() if values is not None}

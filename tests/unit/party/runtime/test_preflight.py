@@ -18,6 +18,7 @@ from tests.harness.federation import toml
 from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError
 from vfl_party.cli import cli
+from vfl_party.data.ids.looks import ASK
 from vfl_party.data.sources.databases.query import SORTED
 from vfl_party.forecast.count import read_outlook
 from vfl_party.runtime.preflight import Finding, check
@@ -214,8 +215,7 @@ def test_how_ids_look_is_said_before_and_after_the_rules(tmp_path: Path) -> None
     found = [finding.text for finding in checked(path, data={"source": "own.csv", "id": "who"})]
     looks = [
         "shapes as they come: AA-000000; a number begins with 0 in 100 %",
-        "shapes after the rules: AA-000; shapes and shares should be about the same at "
-        "every party: ask the others",
+        f"shapes after the rules: AA-000. {ASK}",
     ]
     assert [text for text in found if text.startswith("shapes")] == looks
 
@@ -238,8 +238,10 @@ def test_zeros_that_another_party_may_have_lost_are_a_note(tmp_path: Path) -> No
     (tmp_path / "bare.csv").write_text(
         "who,x\n" + "".join(f"{number},1\n" for number in range(1, 847))
     )
-    said = "numbers in the ids begin with 0: if the table of another party has lost these zeros"
-    said = f'{said}, add "zeros" to rows.id_rules'
+    said = (
+        "numbers in the ids begin with 0. If the table of another party has lost these zeros, add "
+        '"zeros" to rows.id_rules.'
+    )
     for source, notes in (("own.csv", [said]), ("bare.csv", [])):
         found = checked(path, data={"source": source, "id": "who"})
         assert [
@@ -333,13 +335,13 @@ def test_a_column_that_tells_the_label_is_a_note(tmp_path: Path) -> None:
     )
     (tmp_path / "own.csv").write_text(f"who,x,y,code\n{rows}")
     found = checked(path, data={"source": "own.csv", "id": "who", "label": "y"})
-    (note,) = [finding for finding in found if finding.note and "alone tells" in finding.text]
+    (note,) = [finding for finding in found if finding.note and "alone determines" in finding.text]
     assert (note.about, note.fine) == ("data", True)
     assert_names(note.text, "code", "data.drop")
     task = tomllib.loads((tmp_path / "recipe.toml").read_text()) | {"task": {"kind": "regression"}}
     (tmp_path / "recipe.toml").write_text(toml(task))
     found = checked(path, data={"source": "own.csv", "id": "who", "label": "y"})
-    assert not [finding for finding in found if "alone tells" in finding.text]
+    assert not [finding for finding in found if "alone determines" in finding.text]
 
 
 def test_what_leaves_is_broken_into_short_lines(tmp_path: Path) -> None:

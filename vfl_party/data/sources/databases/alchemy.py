@@ -1,8 +1,7 @@
-"""Reads a table from SQLite, and from every other database that SQLAlchemy knows: cells become
+"""Reads a table from SQLite, and from every other database that SQLAlchemy supports: cells become
 text, as in a CSV file.
 
-A driver says nothing exact about the types of columns, and SQLite's have none: a cell may hold
-anything.
+A driver is not exact about the types of columns, and SQLite's have none: a cell may hold anything.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import InputError
 from vfl_party.data import checks
-from vfl_party.data.sources.cells_as_text import MarkedError, written
+from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.databases.query import (
     UNSORTED,
     Pass,
@@ -61,16 +60,14 @@ def open_alchemy(settings: DataSettings) -> Stream:
     weakref.finalize(reading, _close, connection, engine)
     begin = _BEGIN.get(engine.dialect.name)
     if begin is not None:
-        # An older server cannot: the passes are compared anyway.
+        # An older server cannot do this: the passes are compared anyway.
         with contextlib.suppress(sqlalchemy.exc.DBAPIError):
             connection.exec_driver_sql(begin)
     reading.first = reading.execute()
     reading.names = tuple(reading.first.keys())
     if not all(name.strip() for name in reading.names):
         place = next(place for place, name in enumerate(reading.names, 1) if not name.strip())
-        raise checks.unusable(
-            source, f"column {place} of data.query has no name; give it one with AS"
-        )
+        raise checks.unusable(source, f"column {place} of data.query has no name. Name it with AS.")
     unsorted = "" if has_order(query) else UNSORTED
     return Stream(source, reading.names, True, reading.blocks, ordered=False, unsorted=unsorted)
 
@@ -82,16 +79,20 @@ def connected(engine: Engine, source: str) -> Connection:
     try:
         return engine.connect()
     except DBAPIError as error:
-        what = f"cannot be opened ({words(str(error.orig), source, quoted=False)})"
-        advice = f"correct data.source, or start the server{encoding_hint(source)}"
-        raise checks.unreadable(shown(source), f"{what}; {advice}") from None
+        reason = words(str(error.orig), source, quoted=False)
+        raise checks.unreadable(
+            shown(source),
+            f"cannot be opened ({reason}). Correct data.source, or start the server."
+            f"{encoding_hint(source)}",
+        ) from None
 
 
 @dataclass(eq=False)
 class _Reading:
-    """A query on a connection, which is open as long as this is used.
+    """A query on a connection, which is open as long as this object lives.
 
-    first: the rows of the execution that told the names of the columns: the first pass takes them.
+    ``first``: the rows of the execution that gave the names of the columns; the first pass uses
+    them.
     """
 
     settings: DataSettings
@@ -102,8 +103,8 @@ class _Reading:
     first: CursorResult[Any] | None = None
 
     def execute(self) -> CursorResult[Any]:
-        """Runs the query as it is written: an order is kept, and every dialect may be spoken.
-        Raises InputError.
+        """Runs the query unchanged, so that its order is kept and every dialect works. Raises
+        InputError.
         """
         from sqlalchemy.exc import DBAPIError, ResourceClosedError
 
@@ -115,7 +116,7 @@ class _Reading:
             raise failed(self.settings.source, error, None) from None
         except ResourceClosedError:
             raise checks.unusable(
-                shown(self.settings.source), "data.query gives no rows; write one SELECT"
+                shown(self.settings.source), "data.query gives no rows. Write one SELECT."
             ) from None
         return result
 
@@ -131,7 +132,7 @@ class _Reading:
         result = self.execute() if self.first is None else self.first
         self.first = None
         with contextlib.closing(result):
-            while rows := self._next(result, seen.rows)[: _left(self.settings, seen)]:
+            while rows := self._next(result, seen.rows)[: _rows_left(self.settings, seen)]:
                 texts = {
                     name: pa.array(
                         texts_of(source, name, self.names.index(name), rows, seen.rows), pa.string()
@@ -152,42 +153,42 @@ class _Reading:
             raise failed(self.settings.source, error, before) from None
         except (SQLAlchemyError, sqlite3.Error):
             raise checks.unreadable(
-                shown(self.settings.source), f"was lost after {before:,} rows; start again"
+                shown(self.settings.source),
+                f"the connection was lost after {before:,} rows. Start again.",
             ) from None
 
 
-def _left(settings: DataSettings, seen: Pass) -> int | None:
-    """Returns how many rows are still wanted; None: all."""
+def _rows_left(settings: DataSettings, seen: Pass) -> int | None:
+    """Returns how many rows are still wanted; None for all."""
     return None if settings.first is None else settings.first - seen.rows
 
 
 def texts_of(
     source: str, name: str, place: int, rows: Sequence[Any], before: int = 0
 ) -> list[str | None]:
-    """Returns the cells of a column as text. Raises InputError for what no table has.
+    """Returns the cells of a column as text. Raises InputError for unsupported values.
 
-    ``place``: the column's, in each row. ``before``: how many rows came before these.
+    ``place``: the column's position in each row. ``before``: number of rows before these.
     """
     texts = []
     for number, row in enumerate(rows, before + 1):
         try:
-            texts.append(written(row[place]))
+            texts.append(write_cell(row[place]))
         except MarkedError as error:
             raise checks.unusable(
                 source, f"column {name!r}: the text in row {number} {error}"
             ) from None
         except TypeError as error:
-            what = (
-                f"column {name!r} holds {error} in row {number}, which is neither number, "
-                "text nor date"
-            )
-            advice = "cast it in data.query, or leave it out"
-            raise checks.unusable(source, f"{what}; {advice}") from None
+            raise checks.unusable(
+                source,
+                f"column {name!r} must hold numbers, text or dates (got {error} in row {number}). "
+                "Cast it in data.query, or leave it out.",
+            ) from None
     return texts
 
 
 def engine_of(source: str) -> Engine:
-    """Makes an engine. Raises InputError for a URL that is none, an unknown database, a missing
+    """Makes an engine. Raises InputError for an invalid URL, an unknown database, or a missing
     driver or file.
     """
     from sqlalchemy import create_engine, make_url
@@ -203,27 +204,32 @@ def engine_of(source: str) -> Engine:
         return create_engine(url, poolclass=NullPool)
     except NoSuchModuleError:
         name = source.partition(":")[0]
-        what = f"there is no database {name!r} for SQLAlchemy"
         raise checks.unreadable(
-            shown(source), f"{what}; correct data.source, or install the package for it"
+            shown(source),
+            f"SQLAlchemy has no database {name!r}. Correct data.source, or install the package "
+            "for it.",
         ) from None
     except (ArgumentError, ValueError):
-        what = "is no URL of SQLAlchemy's; write DIALECT+DRIVER://USER@HOST/NAME, or sqlite:///PATH"
-        raise checks.unreadable(shown(source), f"{what}{encoding_hint(source)}") from None
+        raise checks.unreadable(
+            shown(source),
+            "is not a URL of SQLAlchemy. Write DIALECT+DRIVER://USER@HOST/NAME, or sqlite:///PATH."
+            f"{encoding_hint(source)}",
+        ) from None
     except ImportError as error:
         raise missing_package(source, error.name or "the database's driver") from None
 
 
 def _sqlite_file(source: str, url: URL) -> Path:
-    """Returns the file of an SQLite database. Raises InputError if there is none."""
+    """Returns the file of an SQLite database. Raises InputError if it does not exist."""
     if not url.database or url.database == ":memory:" or url.query:
         raise checks.unreadable(
-            source, "names no file of SQLite; write sqlite:///PATH, and nothing after the path"
+            source,
+            "does not name an SQLite file. Write sqlite:///PATH, and nothing after the path.",
         )
     path = Path(url.database).absolute()
     if not path.is_file():
         raise checks.unreadable(
-            source, "no such file; correct data.source, or mount the volume that holds it"
+            source, "no such file. Correct data.source, or mount the volume that holds it."
         )
     return path
 
@@ -237,30 +243,35 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def failed(source: str, error: Any, rows: int | None) -> InputError:
-    """Says why a query has failed: before its first row (None), or after how many. Values are not
-    shown.
+    """Returns the error for a query that failed before its first row (None) or after ``rows`` rows.
+    It shows no values.
     """
     text = str(error.orig)
     if "decode" in text:
-        advice = "cast the column in data.query, for example as BLOB and to text, or correct it"
-        return checks.unusable(shown(source), f"holds text that is not UTF-8; {advice}")
+        return checks.unusable(
+            shown(source),
+            "holds text that is not UTF-8. Correct it, or cast the column in data.query, for "
+            "example as BLOB and then to text.",
+        )
     if "not a database" in text or "malformed" in text:
         return checks.unreadable(
-            shown(source), "is not a file of SQLite that can be read; correct data.source"
+            shown(source), "is not a readable SQLite file. Correct data.source."
         )
     if "is locked" in text:
-        what = "is locked by another program, which writes into it"
-        return checks.unreadable(shown(source), f"{what}; start again when that has ended")
+        return checks.unreadable(
+            shown(source),
+            "is locked by another program, which writes to it. Start again when it has ended.",
+        )
     names = type(error).__name__
-    said = words(
+    reason = words(
         text, source, quoted=rows is None and names in ("ProgrammingError", "OperationalError")
     )
     if rows is None:
         return checks.unusable(
-            shown(source), f"the database refuses data.query ({said}); correct it"
+            shown(source), f"the database refuses data.query ({reason}). Correct data.query."
         )
     return checks.unreadable(
-        shown(source), f"data.query has failed after {rows:,} rows ({said}); start again"
+        shown(source), f"data.query failed after {rows:,} rows ({reason}). Start again."
     )
 
 

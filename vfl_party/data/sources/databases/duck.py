@@ -1,8 +1,8 @@
 """Reads a table that DuckDB makes of files: ``duckdb:SELECT …``. The files may be larger than
-memory, and sorting, joining and grouping use the disk.
+memory; sorting, joining and grouping use the disk.
 
-DuckDB runs in this process. Its settings are locked before the query runs: nothing is fetched,
-nothing is installed, and one SELECT cannot write.
+DuckDB runs in this process. Its settings are locked before the query runs: it neither downloads nor
+installs anything, and a SELECT cannot write.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BLOCK_ROWS = 1 << 16
-# DuckDB's share of ``memory_mib``, and the least with which it sorts. 5 million rows of 80 bytes
-# failed with 128 MiB for each thread.
-_SHARE, _LEAST_MIB, _THREAD_MIB = 4, 512, 512
+# Multiple of ``memory_mib`` for DuckDB, its minimum to sort, and MiB a thread: 5 million rows
+# of 80 bytes failed with 128 MiB for each thread.
+_SHARE, _MIN_MIB, _THREAD_MIB = 4, 512, 512
 _KEEPS = re.compile(
     r"BOOLEAN|U?(TINYINT|SMALLINT|INTEGER|BIGINT)|FLOAT|DOUBLE|VARCHAR|DATE"
     r"|TIMESTAMP( WITH TIME ZONE)?|\"NULL\""
@@ -59,12 +59,12 @@ _CASTS = (
 _SET = ("TimeZone = 'UTC'", "enable_progress_bar = false", "lock_configuration = true")
 _NO_PARQUET = re.compile("too small to be a Parquet file|No magic bytes found")
 _NO_SPACE = re.compile("max_temp_directory_size|No space left on device")
-# In a CSV file.
+# The place of an error in a CSV file.
 _LINE = re.compile(r"Error on Line: \d+")
-# A value, but not in the name of a type.
+# A number that is a value, not part of a type's name.
 _NUMBER = re.compile(r"(?<![A-Za-z0-9])-?\d[\d.,:e+-]*")
 _EXTENSION = re.compile(r"INSTALL (\w+);")
-# In the name of a folder: file_search_path and patterns of files have meanings for them.
+# Characters with a meaning in file_search_path and in file patterns.
 _SIGNS = ",*?["
 
 
@@ -76,7 +76,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
         raise missing_package(settings.source, "duckdb") from None
     source = shown(settings.source)
     folder, query = folder_and_query(settings.source)
-    memory = max(_SHARE * settings.memory_mib, _LEAST_MIB)
+    memory = max(_SHARE * settings.memory_mib, _MIN_MIB)
     config = _config(memory, source, folder)
     spill = Spill(settings.scratch or tempfile.gettempdir())
     config |= {"temp_directory": str(spill.folder)}
@@ -87,38 +87,44 @@ def open_duckdb(settings: DataSettings) -> Stream:
     def look() -> tuple[bool, list[tuple[str, ...]]]:
         for setting in _SET:
             connection.execute(f"SET {setting}")
-        ordered, reading.files = _parsed(connection, source, folder, query)
+        ordered, reading.files = _parse(connection, source, folder, query)
         return ordered, connection.execute(f"DESCRIBE {query}").fetchall()
 
     try:
-        ordered, described = reading.awaited(look)
+        ordered, described = reading.wait(look)
     except duckdb.Error as error:
-        raise reading.refused(error, None) from None
-    # Of names in any case: to DuckDB they are one.
+        raise reading.refuse(error, None) from None
+    # Column names by their lower case: DuckDB does not distinguish case.
     before: dict[str, str] = {}
     for name, kind, *_ in described:
         other = before.setdefault(name.lower(), name)
-        if name in reading.types or other != name:
-            both = f"two columns {name!r}" if name == other else f"columns {other!r} and {name!r}"
-            raise checks.unusable(source, f"has {both}; rename one with AS")
+        if name == other and name in reading.types:
+            raise checks.unusable(source, f"has two columns {name!r}. Rename one with AS.")
+        if other != name:
+            raise checks.unusable(
+                source, f"has columns {other!r} and {name!r}. Rename one with AS."
+            )
         reading.types[name] = kind
-    # Else the order does not matter: a table is put in order of its ids.
+    # Otherwise the order does not matter: a table is sorted by its ids.
     reading.sorts = takes_first(settings) and not ordered
     names, unsorted = tuple(reading.types), "" if ordered else SORTED
     return Stream(source, names, False, reading.blocks, ordered=False, unsorted=unsorted)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass
 
 
 @dataclass(eq=False)
 class _Reading:
-    """A query on a connection, which is open as long as this is used; ``types``: of its columns.
+    """A query on a connection, which is open as long as this object lives.
 
-    ``files``: their states when it was opened; ``memory``: of DuckDB, in MiB; ``sorts``: whether
-    its rows are put in the order of the id's columns, and then of the others; ``close``: closes it
-    before its end.
+    Args:
+        types: of its columns.
+        files: their states when it was opened.
+        memory: of DuckDB, in MiB.
+        sorts: whether its rows are sorted by the id columns, then by the others.
+        close: closes it early.
     """
 
     settings: DataSettings
@@ -129,12 +135,10 @@ class _Reading:
     types: dict[str, str] = field(default_factory=dict)
     files: dict[str, State] = field(default_factory=dict)
     sorts: bool = False
-    close: Callable[[], Any] = _nothing
+    close: Callable[[], Any] = _do_nothing
 
-    def awaited(self, call: Callable[[], T]) -> T:
-        """Has a thread wait for DuckDB, which leaves nothing behind if that fails, or a signal
-        ends it.
-        """
+    def wait(self, call: Callable[[], T]) -> T:
+        """Has a thread wait for DuckDB, and cleans up if that fails or a signal ends it."""
         try:
             return awaited(call, self.connection.interrupt)
         except BaseException:
@@ -168,20 +172,18 @@ class _Reading:
 
         rows, select = 0, self._select(names)
         try:
-            reader = self.awaited(lambda: self.connection.sql(select).to_arrow_reader(_BLOCK_ROWS))
+            reader = self.wait(lambda: self.connection.sql(select).to_arrow_reader(_BLOCK_ROWS))
             # Two passes at once would take turns.
             with contextlib.closing(reader):
-                while (batch := self.awaited(lambda: next(reader, None))) is not None:
+                while (batch := self.wait(lambda: next(reader, None))) is not None:
                     rows += batch.num_rows
                     yield batch
         except (duckdb.Error, pa.ArrowException, OSError) as error:
             self._require_same()
-            raise self.refused(error, rows) from None
+            raise self.refuse(error, rows) from None
 
     def _select(self, names: Sequence[str]) -> str:
-        """Writes the query for some of its columns, in types that a table has. Raises
-        InputError.
-        """
+        """Returns the query for some of its columns, cast to supported types. Raises InputError."""
         columns = ", ".join(self._column(name) for name in names)
         first = self.settings.first
         order = "\nORDER BY ALL" if self.sorts else ""
@@ -192,52 +194,65 @@ class _Reading:
         quoted, kind = '"' + name.replace('"', '""') + '"', self.types[name]
         if _KEEPS.fullmatch(kind):
             return quoted
-        cast = next((each for pattern, each in _CASTS if pattern.fullmatch(kind)), None)
+        cast = next((type_ for pattern, type_ in _CASTS if pattern.fullmatch(kind)), None)
         if cast is None:
-            what = f"column {name!r} is of type {kind.partition('(')[0]}, which no table has"
-            advice = "cast it in the query, for example with ::VARCHAR or ::DOUBLE, or leave it out"
-            raise checks.unusable(shown(self.settings.source), f"{what}; {advice}")
-        # An id of digits keeps them all.
+            raise checks.unusable(
+                shown(self.settings.source),
+                f"column {name!r} is of type {kind.partition('(')[0]}, which is not supported. "
+                "Cast it in the query, for example with ::VARCHAR or ::DOUBLE, or leave it out.",
+            )
+        # An id keeps all its digits as text.
         cast = "VARCHAR" if cast == "DOUBLE" and name in self.settings.id else cast
         return f"{quoted}::{cast} AS {quoted}"
 
-    def refused(self, error: Exception, rows: int | None) -> InputError:
-        """Says why a query has failed: before it has run (None), or after how many rows. Values are
-        not shown.
+    def refuse(self, error: Exception, rows: int | None) -> InputError:
+        """Returns the error for a query that failed before it ran (None) or after ``rows`` rows. It
+        shows no values.
         """
         source, text = shown(self.settings.source), str(error)
-        said = text.partition("Error: ")[2] or text
+        message = text.partition("Error: ")[2] or text
         unread = text.startswith("IO Error") and rows in (None, 0)
         extension = _EXTENSION.search(text)
         if extension is not None:
-            what = f"needs the extension {extension[1]} of DuckDB, and none is loaded"
-            return checks.unusable(source, f"{what}; copy the files here, and read them as Parquet")
-        if _NO_SPACE.search(text):
-            what = "the query writes more to data.scratch than there is room"
-            return checks.unreadable(source, f"{what}; make room, or set it to another folder")
-        if "Out of Memory Error" in text:
-            what = f"the query needs more memory than the {self.memory} MiB that DuckDB may take"
-            more = 2 * self.memory // _SHARE
-            return checks.unreadable(source, f"{what}; set data.memory_mib to {more} or more")
-        # Its words name files, and no values.
-        if unread or _NO_PARQUET.search(text):
-            said = words(said, self.settings.source, quoted=True)
-            return checks.unreadable(source, f"DuckDB cannot read ({said}); correct data.source")
-        if rows is None:
-            said = words(said, self.settings.source, quoted=True)
             return checks.unusable(
-                source, f"DuckDB refuses the query ({said}); correct data.source"
+                source,
+                f"needs the extension {extension[1]} of DuckDB, but extensions are not loaded. "
+                "Copy the files to this machine, and read them as Parquet.",
+            )
+        if _NO_SPACE.search(text):
+            return checks.unreadable(
+                source,
+                "the query writes more to data.scratch than there is room. Make room, or set "
+                "data.scratch to another folder.",
+            )
+        if "Out of Memory Error" in text:
+            return checks.unreadable(
+                source,
+                f"the query needs more memory than the {self.memory} MiB that DuckDB may take. Set "
+                f"data.memory_mib to {2 * self.memory // _SHARE} or more.",
+            )
+        # This message names files, and no values.
+        if unread or _NO_PARQUET.search(text):
+            reason = words(message, self.settings.source, quoted=True)
+            return checks.unreadable(source, f"DuckDB cannot read ({reason}). Correct data.source.")
+        if rows is None:
+            reason = words(message, self.settings.source, quoted=True)
+            return checks.unusable(
+                source, f"DuckDB refuses the query ({reason}). Correct data.source."
             )
         line = _LINE.search(text)
-        said = line[0] if line else _NUMBER.sub("…", said)
-        said = words(said, self.settings.source, quoted=False)
-        what = f"the query has failed after {rows:,} rows ({said})"
-        return checks.unusable(source, f"{what}; run it in DuckDB to see the value, and correct it")
+        message = line[0] if line else _NUMBER.sub("…", message)
+        reason = words(message, self.settings.source, quoted=False)
+        return checks.unusable(
+            source,
+            f"the query failed after {rows:,} rows ({reason}). Run it in DuckDB to see the value, "
+            "and correct it.",
+        )
 
 
 def _config(memory: int, source: str, folder: str | None) -> dict[str, Any]:
-    """Returns the settings of DuckDB, with ``memory`` in MiB. Raises InputError for a folder that
-    it would misread.
+    """Returns the settings of DuckDB, with ``memory`` in MiB. Raises InputError for a folder name
+    that it misreads.
     """
     config = {
         "memory_limit": f"{memory}MiB",
@@ -250,14 +265,17 @@ def _config(memory: int, source: str, folder: str | None) -> dict[str, Any]:
     }
     if folder is None:
         return config
-    sign = next((each for each in _SIGNS if each in folder), None)
+    sign = next((character for character in _SIGNS if character in folder), None)
     if sign is not None:
-        what = f"DuckDB cannot look for files in {folder}, because its name has a {sign!r}"
-        raise checks.unreadable(source, f"{what}; move the party file to another folder")
+        raise checks.unreadable(
+            source,
+            f"DuckDB cannot look for files in {folder}, because its name has a {sign!r}. Move the "
+            "party file to another folder.",
+        )
     return config | {"file_search_path": folder}
 
 
-def _parsed(
+def _parse(
     connection: DuckDBPyConnection, source: str, folder: str | None, query: str
 ) -> tuple[bool, dict[str, State]]:
     """Returns whether the query has an order, and its files. Raises InputError if it is not one
@@ -266,18 +284,18 @@ def _parsed(
     row = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchone()
     parsed: dict[str, Any] = json.loads(row[0] if row else "{}")
     if parsed.get("error_type") == "parser":
-        said = words(str(parsed.get("error_message")), source, quoted=True)
-        raise checks.unusable(source, f"DuckDB refuses the query ({said}); correct data.source")
+        reason = words(str(parsed.get("error_message")), source, quoted=True)
+        raise checks.unusable(source, f"DuckDB refuses the query ({reason}). Correct data.source.")
     statements = parsed.get("statements", [])
     if len(statements) != 1:
-        raise checks.unusable(source, "must read and nothing else; write one SELECT")
+        raise checks.unusable(source, "must only read. Write one SELECT.")
     files = check_files(connection, source, folder, statements)
     modifiers = statements[0]["node"].get("modifiers", [])
-    return any(each["type"] == "ORDER_MODIFIER" for each in modifiers), files
+    return any(modifier["type"] == "ORDER_MODIFIER" for modifier in modifiers), files
 
 
 def _close(connection: DuckDBPyConnection, spill: Spill) -> None:
-    # One that a second signal has not let end its query.
+    # A second signal may have stopped the query before it ended.
     with contextlib.suppress(Exception):
         connection.close()
     spill.close()

@@ -1,6 +1,4 @@
-"""The files that a query of DuckDB names: what DuckDB would take, leave out or round without a
-word.
-"""
+"""Checks the files of a DuckDB query: what DuckDB silently includes, leaves out or rounds."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 
 _READS_FILES = re.compile(r"read_\w+|\w+_scan|glob")
 _PARQUET = ("read_parquet", "parquet_scan")
-# Of a call that reads files: by its own schema, and not by that of the first one.
+# Arguments of a call that reads files by a given schema, not by that of the first file.
 _OWN_SCHEMA = ("union_by_name", "schema")
 _PATTERN = re.compile(r"[*?\[]")
 _GLOB = "SELECT file FROM glob(?)"
@@ -32,8 +30,8 @@ FROM parquet_schema(?) WHERE duckdb_type IS NOT NULL GROUP BY file_name ORDER BY
 
 @dataclass(frozen=True)
 class _Files:
-    """Names and patterns of files in one place of a query; ``alike``: Parquet files, of which the
-    first one says what columns all have.
+    """Names and patterns of files in one place of a query; ``alike``: whether they are Parquet
+    files that all get the columns of the first one.
     """
 
     names: tuple[str, ...]
@@ -43,19 +41,22 @@ class _Files:
 def check_files(
     connection: DuckDBPyConnection, source: str, folder: str | None, statements: Any
 ) -> dict[str, State]:
-    """Returns the states of the files that a query names. Raises InputError if it names one that
-    DuckDB would take from the working folder, a pattern takes files that are hidden or temporary,
-    or Parquet files differ in their columns.
+    """Returns the states of the files of a query.
 
-    ``folder``: in which DuckDB looks; ``statements``: the query, as DuckDB has parsed it.
+    Raises InputError if DuckDB takes a file from the working folder, a pattern includes hidden or
+    temporary files, or Parquet files have different columns. ``folder``: where DuckDB searches;
+    ``statements``: the query, as parsed by DuckDB.
     """
     # DuckDB looks in the working folder, too, if a file is not in the one that it was given.
     base = Path(folder or ".")
     for text in set(_texts(statements)):
         if re.search(r"[./]", text) and not (base / text).exists() and Path(text).is_file():
-            what = f"{text} is in the folder where this program runs, and not in {base}"
-            raise checks.unreadable(source, f"{what}; move it, or write its full path")
-    found: dict[str, State] = {}
+            raise checks.unreadable(
+                source,
+                f"{text} is in the folder where this program runs, not in {base}. Move it, or "
+                "write its full path.",
+            )
+    states: dict[str, State] = {}
     for files in _files(statements):
         for name in filter(_PATTERN.search, files.names):
             _refuse_hidden(connection, source, base, name)
@@ -63,12 +64,14 @@ def check_files(
             _require_alike(connection, source, files.names)
         for name in files.names:
             taken = connection.execute(_GLOB, [name]).fetchall()
-            found |= {file: state_of(file) for (file,) in taken if Path(file).is_file()}
-    return found
+            states |= {file: state_of(file) for (file,) in taken if Path(file).is_file()}
+    return states
 
 
 def _refuse_hidden(connection: DuckDBPyConnection, source: str, base: Path, pattern: str) -> None:
-    """Spark keeps what it has not finished in folders such as ``_temporary``."""
+    """Raises InputError if a pattern includes hidden or temporary files: Spark keeps unfinished
+    ones in folders such as ``_temporary``.
+    """
     parts = Path(pattern).parts
     fixed = next(place for place, part in enumerate(parts) if _PATTERN.search(part))
     if is_hidden(parts[fixed:]):
@@ -79,15 +82,19 @@ def _refuse_hidden(connection: DuckDBPyConnection, source: str, base: Path, patt
         file = Path(name)
         below = file.relative_to(above) if file.is_relative_to(above) else Path(file.name)
         if is_hidden(below.parts):
-            what = f"{pattern} takes {below}, too, which is hidden or temporary by its name"
-            advice = "delete it, or write a pattern that does not take it"
-            raise checks.unreadable(source, f"{what}; {advice}")
+            raise checks.unreadable(
+                source,
+                f"{pattern} also takes {below}, which is hidden or temporary by its name. Delete "
+                "it, or write a pattern that does not take it.",
+            )
 
 
 def _require_alike(connection: DuckDBPyConnection, source: str, names: tuple[str, ...]) -> None:
-    """DuckDB leaves out columns that the first file does not have, and rounds to its types."""
+    """Raises InputError if Parquet files differ: DuckDB leaves out columns that the first file
+    lacks, and rounds to its types.
+    """
     schemas = [
-        (name, {each["name"]: each["type"] for each in columns})
+        (name, {column["name"]: column["type"] for column in columns})
         for name, columns in connection.execute(_SCHEMAS, [list(names)]).fetchall()
     ]
     for name, schema in schemas[1:]:
@@ -95,10 +102,13 @@ def _require_alike(connection: DuckDBPyConnection, source: str, names: tuple[str
         if schema != other:
             # In folders of partitions, files may have the same name.
             above = commonpath([first, name])
-            what = difference(other, schema, relpath(first, above), relpath(name, above))
-            listed = f"'{names[0]}'" if len(names) == 1 else "[…]"
-            advice = f"or read them with read_parquet({listed}, union_by_name = true)"
-            raise checks.unreadable(source, f"{what}, {advice}")
+            problem = difference(other, schema, relpath(first, above), relpath(name, above))
+            files = f"'{names[0]}'" if len(names) == 1 else "[…]"
+            raise checks.unreadable(
+                source,
+                f"{problem}. Write the files with the same columns, or read them with "
+                f"read_parquet({files}, union_by_name = true).",
+            )
 
 
 def _files(node: Any) -> Iterator[_Files]:
@@ -108,10 +118,10 @@ def _files(node: Any) -> Iterator[_Files]:
         yield _Files((name,), name.lower().endswith(PARQUET))
     if isinstance(node, dict) and node.get("type") == "TABLE_FUNCTION":
         call = node.get("function", {})
-        kind, given = str(call.get("function_name")), call.get("arguments", [])
-        if _READS_FILES.fullmatch(kind) and given:
-            own = not {*_texts(given[1:])}.isdisjoint(_OWN_SCHEMA)
-            yield _Files(tuple(_literals(given[0])), kind in _PARQUET and not own)
+        kind, arguments = str(call.get("function_name")), call.get("arguments", [])
+        if _READS_FILES.fullmatch(kind) and arguments:
+            own = not {*_texts(arguments[1:])}.isdisjoint(_OWN_SCHEMA)
+            yield _Files(tuple(_literals(arguments[0])), kind in _PARQUET and not own)
     for child in _children(node):
         yield from _files(child)
 

@@ -32,7 +32,7 @@ from vfl_party.data.stream import Stream
 
 T = TypeVar("T")
 
-# To wait for a server that does not answer, unless the URL or PGCONNECT_TIMEOUT says otherwise.
+# Seconds to wait for a server, unless the URL or PGCONNECT_TIMEOUT sets it.
 _CONNECT_S = 20
 _BEGIN = (
     # All passes see one state of the tables.
@@ -48,36 +48,36 @@ _CASTS = {
     "uuid": "text",
     "bpchar": "text",
 }
-# An id of digits keeps them all.
+# An id keeps all its digits as text.
 _ID_CASTS = _CASTS | {"numeric": "text"}
-# What the server or its client says, what that means, what to do.
+# (pattern of the server's or client's words, the problem, the fix)
 _REFUSALS = (
     (
         r"password authentication failed|no password supplied",
         "refuses the user or the password",
-        "set PGPASSWORD or ~/.pgpass, or correct the user in data.source",
+        "Set PGPASSWORD or ~/.pgpass, or correct the user in data.source.",
     ),
     (
         r'database ".*" does not exist',
         "has no such database",
-        "correct the name after the last slash of data.source",
+        "Correct the name after the last slash of data.source.",
     ),
-    (r'role ".*" does not exist', "knows no such user", "correct data.source"),
+    (r'role ".*" does not exist', "does not know this user", "Correct data.source."),
     (
         r"no pg_hba.conf entry|peer authentication failed",
-        "lets this user in from elsewhere only",
-        "ask who runs it",
+        "does not let this user in from this machine",
+        "Ask its administrator.",
     ),
-    (r"too many clients|remaining connection slots", "has no connection left", "try again later"),
+    (r"too many clients|remaining connection slots", "has no connection left", "Try again later."),
     (
         r"SSL|certificate",
-        "cannot be trusted, or does not speak TLS",
-        "correct sslmode and sslrootcert in data.source",
+        "cannot be trusted, or does not support TLS",
+        "Correct sslmode and sslrootcert in data.source.",
     ),
     (
         r"connection refused|no such file|timeout expired|could not translate|no route|unreachable|timed out",  # noqa: E501
         "cannot be reached",
-        "correct host and port in data.source, or start the server",
+        "Correct host and port in data.source, or start the server.",
     ),
 )
 _TIMEOUT = re.compile(r"canceling statement due to .*timeout")
@@ -105,7 +105,7 @@ def open_postgres(settings: DataSettings) -> Stream:
         with connection.cursor() as cursor:
             for statement in _BEGIN:
                 cursor.execute(statement)
-            schema = _awaited(cursor, lambda: cursor.adbc_execute_schema(_select("*", query)))
+            schema = _wait_for(cursor, lambda: cursor.adbc_execute_schema(_select("*", query)))
     except KeyboardInterrupt:
         if connection is not None:
             connection.close()
@@ -125,10 +125,10 @@ def open_postgres(settings: DataSettings) -> Stream:
 
 @dataclass(eq=False)
 class _Reading:
-    """A query in a transaction, which lasts as long as this is used.
+    """A query in a transaction, which lasts as long as this object lives.
 
-    ``sorts``: whether its rows are put in the order of the id's columns, and then of the others;
-    ``turn``: of the pass that has the connection.
+    ``sorts``: whether its rows are sorted by the id columns, then by the others; ``turn``: of the
+    pass that has the connection.
     """
 
     settings: DataSettings
@@ -169,7 +169,7 @@ class _Reading:
         rows = 0
         cursor = self.connection.cursor()
         try:
-            _awaited(cursor, lambda: cursor.execute(select))
+            _wait_for(cursor, lambda: cursor.execute(select))
             with cursor.fetch_record_batch() as reader:
                 for batch in reader:
                     rows += batch.num_rows
@@ -177,25 +177,23 @@ class _Reading:
         except adbc_driver_manager.Error as error:
             raise refused_query(self.settings.source, error) from None
         except (pa.ArrowException, OSError) as error:
-            # What comes after the first rows has lost its code.
-            raise _broken_off(self.settings.source, str(error), rows) from None
+            # An error after the first rows has lost its code.
+            raise _interruption(self.settings.source, str(error), rows) from None
         finally:
             with contextlib.suppress(adbc_driver_manager.Error):
                 cursor.close()
 
     def _select(self, names: Sequence[str]) -> str:
-        """Writes the query for some of its columns, cast to types that a table has. Raises
-        InputError.
-        """
+        """Returns the query for some of its columns, cast to supported types. Raises InputError."""
         order = f"\nORDER BY {', '.join(map(str, range(1, len(names) + 1)))}" if self.sorts else ""
         limit = "" if self.settings.first is None else f"\nLIMIT {self.settings.first}"
         return select_of(self.query, self.schema, names, self.settings) + order + limit
 
 
 def select_of(query: str, schema: pa.Schema, names: Sequence[str], settings: DataSettings) -> str:
-    """Writes a query for some of its columns, cast to types that a table has. Raises InputError.
+    """Returns a query for some columns of a query, cast to supported types. Raises InputError.
 
-    ``schema``: of all its columns, as the driver tells it.
+    ``schema``: of all its columns, from the driver.
     """
     return _select(", ".join(_column(schema.field(name), settings) for name in names), query)
 
@@ -215,77 +213,91 @@ def _column(field: pa.Field, settings: DataSettings) -> str:
         types.is_string,
         types.is_temporal,
     )
-    if not any(each(field.type) for each in known) or types.is_interval(field.type):
-        what = (
-            f"column {name!r} is of type {kind if kind.isidentifier() else 'unknown'}, "
-            "which no table has"
+    if not any(is_known(field.type) for is_known in known) or types.is_interval(field.type):
+        kind = kind if kind.isidentifier() else "unknown"
+        raise checks.unusable(
+            shown(settings.source),
+            f"column {name!r} is of type {kind}, which is not supported. Cast it in data.query, "
+            "for example with ::text or ::float8, or leave it out.",
         )
-        advice = "cast it in data.query, for example with ::text or ::float8, or leave it out"
-        raise checks.unusable(shown(settings.source), f"{what}; {advice}")
     return quoted
 
 
-def _awaited(cursor: Any, call: Callable[[], T]) -> T:
+def _wait_for(cursor: Any, call: Callable[[], T]) -> T:
     # In the main thread ADBC takes Ctrl-C for itself, and leaves the error of an ended query.
     return awaited(call, cursor.adbc_cancel)
 
 
 def _select(columns: str, query: str) -> str:
-    """Writes a query of a query. An ORDER BY in it is kept, because nothing else sorts, joins or
-    splits its rows.
+    """Returns a query of a query. Its ORDER BY is effective, because the outer query does not sort,
+    join or split its rows.
     """
     return f"SELECT {columns} FROM (\n{query}\n) AS vfl_rows"  # noqa: S608 - the person's own, in their party file
 
 
 def with_timeout(source: str) -> str:
+    """Adds ``connect_timeout`` to a URL that does not set one."""
     if "connect_timeout=" in source or "PGCONNECT_TIMEOUT" in os.environ:
         return source
     return f"{source}{'&' if '?' in source else '?'}connect_timeout={_CONNECT_S}"
 
 
 def refused_connection(source: str, text: str) -> InputError:
-    for pattern, what, advice in _REFUSALS:
+    """Returns the error for a connection that failed with the server's words ``text``."""
+    for pattern, problem, fix in _REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
             return checks.unreadable(
-                shown(source), f"the server {what}; {advice}{encoding_hint(source)}"
+                shown(source), f"the server {problem}. {fix}{encoding_hint(source)}"
             )
-    what = f"the server cannot be asked ({words(_said(text), source, quoted=False)})"
-    return checks.unreadable(shown(source), f"{what}; correct data.source{encoding_hint(source)}")
-
-
-def refused_query(source: str, error: Any) -> InputError:
-    """Says why a query was refused. Its own names may be shown, values may not."""
-    text, code = str(error), error.sqlstate or ""
-    if not code or code == "25006" or code.startswith("57"):
-        return _broken_off(source, text, 0)
-    said = words(_said(text), source, quoted=code.startswith("42"))
-    advice = "ask for the right to read it" if code == "42501" else "correct data.query"
-    return checks.unusable(shown(source), f"the server refuses data.query ({said}); {advice}")
-
-
-def _broken_off(source: str, text: str, rows: int) -> InputError:
-    """Says why a query has ended, and after how many rows."""
-    after = f"after {rows:,} rows"
-    if _WRITES.search(text):
-        return checks.unusable(
-            shown(source), "data.query must read and nothing else; write one SELECT"
-        )
-    if _TIMEOUT.search(text):
-        what = f"the server has ended data.query {after}, because it took too long"
-        return checks.unreadable(
-            shown(source), f"{what}; ask for fewer rows, or for a longer statement_timeout"
-        )
-    if _LOST.search(text):
-        return checks.unreadable(shown(source), f"the connection was lost {after}; start again")
-    what = f"data.query has failed {after} ({words(_said(text), source, quoted=False)})"
-    return checks.unusable(
-        shown(source), f"{what}; run it in psql to see the value, and correct it"
+    reason = words(_strip_prefix(text), source, quoted=False)
+    return checks.unreadable(
+        shown(source),
+        f"the server cannot be queried ({reason}). Correct data.source.{encoding_hint(source)}",
     )
 
 
-def _said(text: str) -> str:
-    found = _SEVERITY.search(text) or _CLIENT.match(text)
-    return text[found.end() :] if found else text
+def refused_query(source: str, error: Any) -> InputError:
+    """Returns the error for a query that failed. It may show names of the query, but no values."""
+    text, code = str(error), error.sqlstate or ""
+    if not code or code == "25006" or code.startswith("57"):
+        return _interruption(source, text, 0)
+    reason = words(_strip_prefix(text), source, quoted=code.startswith("42"))
+    if code == "42501":
+        return checks.unusable(
+            shown(source),
+            f"the server refuses data.query ({reason}). Ask for the right to read it.",
+        )
+    return checks.unusable(
+        shown(source), f"the server refuses data.query ({reason}). Correct data.query."
+    )
+
+
+def _interruption(source: str, text: str, rows: int) -> InputError:
+    """Returns the error for a query that ended early, after ``rows`` rows."""
+    if _WRITES.search(text):
+        return checks.unusable(shown(source), "data.query must only read. Write one SELECT.")
+    if _TIMEOUT.search(text):
+        return checks.unreadable(
+            shown(source),
+            f"the server ended data.query after {rows:,} rows because it took too long. Select "
+            "fewer rows, or raise statement_timeout.",
+        )
+    if _LOST.search(text):
+        return checks.unreadable(
+            shown(source), f"the connection was lost after {rows:,} rows. Start again."
+        )
+    reason = words(_strip_prefix(text), source, quoted=False)
+    return checks.unusable(
+        shown(source),
+        f"data.query failed after {rows:,} rows ({reason}). Run it in psql to see the value, and "
+        "correct it.",
+    )
+
+
+def _strip_prefix(text: str) -> str:
+    """Returns a message without its severity or the client's prefix."""
+    prefix = _SEVERITY.search(text) or _CLIENT.match(text)
+    return text[prefix.end() :] if prefix else text
 
 
 def _close(connection: Any) -> None:

@@ -1,6 +1,4 @@
-"""What tables of all databases have in common: the query, sentences about errors, passes that are
-compared.
-"""
+"""What tables of all databases share: the query, texts of errors, and the comparison of passes."""
 
 from __future__ import annotations
 
@@ -31,50 +29,50 @@ _READS = re.compile(
 _TEXTS = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`|--[^\n]*|/\*.*?\*/|\$(\w*)\$.*?\$\1\$", re.DOTALL)
 _INNER = re.compile(r"\([^()]*\)")
 _ORDER = re.compile(r"\border\s+by\b", re.IGNORECASE)
-# What is said if settings take the first rows of a query without an order.
+# Notes for settings that take the first rows of a query without an order.
 SORTED = (
-    "the query has no ORDER BY at its end, so the first rows are those in the order of the id's "
-    "columns, and then of the others; end the query with ORDER BY to choose"
+    "the query has no ORDER BY at its end, so the first rows are those in the order of the id "
+    "columns, then of the other columns. To choose the order, end the query with ORDER BY."
 )
 UNSORTED = (
     "the query has no ORDER BY at its end, so the database chooses which rows are the first, and "
-    "may choose others next time; end the query with ORDER BY"
+    "may choose others next time. End the query with ORDER BY."
 )
 # A value may hold quotes and ends of lines: from the first quote, which is no apostrophe, to the
 # last one, or to the end.
 _QUOTED = re.compile("(?<!\\w)[\"'`»«„](?:.*[\"'`»«“]|.*)")
-# And password, to the last @.
+# User and password, up to the last @.
 _USER = re.compile(r"[^:]+://([^?]*)@", re.DOTALL)
-# Days of the years 1 and 9999, from 1970.
+# First day of the year 1 and last day of 9999, from 1970-01-01.
 _FIRST, _LAST = -719_162, 2_932_896
-# Characters of a server's words.
+# Maximum characters of a server's message.
 _LONGEST = 300
 
 
 def query_of(settings: DataSettings) -> str:
-    """Returns ``data.query`` without a semicolon at its end. Raises InputError if it is missing, or
-    does not read.
+    """Returns ``data.query`` without a final semicolon. Raises InputError if it is missing or
+    writes.
     """
     source, query = (
         shown(settings.source),
         (settings.query or "").rstrip().removesuffix(";").rstrip(),
     )
     if not query:
-        raise checks.unusable(source, "needs data.query, a SELECT whose rows are the table")
+        raise checks.unusable(source, "needs data.query. Give a SELECT whose rows are the table.")
     if not _READS.match(query):
-        raise checks.unusable(source, "data.query must read and nothing else; write one SELECT")
+        raise checks.unusable(source, "data.query must only read. Write one SELECT.")
     return query
 
 
 def takes_first(settings: DataSettings) -> bool:
-    """Returns whether settings take some rows by their place."""
+    """Returns whether settings take some rows by their position."""
     return settings.first is not None or settings.duplicates == "first"
 
 
 def has_order(query: str) -> bool:
-    """Returns whether a query ends with an order: an ORDER BY that stands in no parentheses.
+    """Returns whether a query ends with an ORDER BY outside parentheses.
 
-    It reads no dialect: this is for a note to a person, and for sorting what is not sorted.
+    It does not parse a dialect: it serves for a note, and to sort unsorted rows.
     """
     left, n = _TEXTS.sub(" ", query), 1
     while n:
@@ -84,23 +82,25 @@ def has_order(query: str) -> bool:
 
 def missing_package(source: str, package: str) -> InputError:
     """Returns the error for a package that a database needs and that is not installed."""
-    text = f"{shown(source)}: needs {package}, which is not installed: pip install {package}"
-    return InputError(Code.CONFIG_INVALID, text)
+    return InputError(
+        Code.CONFIG_INVALID,
+        f"{shown(source)}: needs {package}, which is not installed. Run pip install {package}.",
+    )
 
 
 def encoding_hint(source: str) -> str:
-    """Returns advice about signs in a password that have a meaning in a URL; '' if there seem to be
-    none.
+    """Returns advice, as a further sentence, about characters of a password that have a meaning in
+    a URL; '' if there seem to be none.
     """
     user = _USER.match(source)
     if user is None or not set(user[1]) & set("@#/"):
         return ""
-    return "; if its password has @, # or /, write %40, %23 or %2F for it in data.source"
+    return " If its password has @, # or /, write %40, %23 or %2F for it in data.source."
 
 
 def words(text: str, source: str, *, quoted: bool) -> str:
-    """Returns the first line of a server's words, without passwords; without what it quotes if that
-    may be a value.
+    """Returns the first line of a server's message without passwords; unless ``quoted``, without
+    what it quotes, which may be a value.
     """
     line = text.strip().partition("\n")[0]
     line = hidden(line, source)
@@ -109,10 +109,10 @@ def words(text: str, source: str, *, quoted: bool) -> str:
 
 def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
     """Has a thread wait for a database. After SIGINT or SIGTERM it cancels the query, and raises
-    KeyboardInterrupt or Stopped when that has ended.
+    KeyboardInterrupt or Stopped once the query has ended.
     """
     begun, stopped, ended = (threading.Event() for _ in range(3))
-    found: list[T] = []
+    results: list[T] = []
     failed: list[BaseException] = []
 
     def ask() -> None:
@@ -120,7 +120,7 @@ def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
         # A signal may come before the thread runs.
         if not stopped.is_set():
             try:
-                found.append(call())
+                results.append(call())
             except BaseException as error:  # noqa: BLE001 - it is raised in the other thread
                 failed.append(error)
         ended.set()
@@ -132,7 +132,7 @@ def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
             pass
     except BaseException:
         stopped.set()
-        # To cancel what has not quite begun is in vain.
+        # Cancelling a query that has just begun has no effect, so this repeats.
         while begun.is_set() and not ended.wait(_TICK_S):
             with contextlib.suppress(Exception):
                 cancel()
@@ -140,11 +140,11 @@ def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
     if failed:
         # An error keeps this frame, which must not keep the error.
         raise failed.pop()
-    return found.pop()
+    return results.pop()
 
 
 def require_dates(source: str, name: str, column: pa.Array) -> None:
-    """Raises InputError for a database's infinite dates, and others that are no date elsewhere."""
+    """Raises InputError for a database's infinite dates, and others outside the years 1 to 9999."""
     kind = column.type
     if pa.types.is_date32(kind) or pa.types.is_timestamp(kind):
         day = 1 if pa.types.is_date32(kind) else 86_400_000_000
@@ -152,60 +152,59 @@ def require_dates(source: str, name: str, column: pa.Array) -> None:
         if ends["min"] is not None and (
             ends["min"] < _FIRST * day or ends["max"] >= (_LAST + 1) * day
         ):
-            what = f"column {name!r} holds a date before the year 1 or after 9999, such as infinity"
             raise checks.unusable(
-                source, f"{what}; replace it in the query, for example with nullif"
+                source,
+                f"column {name!r} holds a date before the year 1 or after 9999, such as infinity. "
+                "Replace it in the query, for example with nullif.",
             )
 
 
 class Passes:
-    """Compares the passes over a query's rows by their number and ids, in order, as far as they
-    reach the end.
+    """Compares the complete passes over a query's rows by their number and ids, in order.
 
-    Not every database can hold a state of its tables for several queries, and none has an order
+    Not every database can hold a snapshot of its tables for several queries, and none has an order
     without ORDER BY.
     """
 
     def __init__(self, settings: DataSettings) -> None:
-        self._source, self._most = shown(settings.source), settings.first
+        self._source, self._limit = shown(settings.source), settings.first
         self._first: tuple[int, bytes] | None = None
 
-    def compare_full(self, found: Pass) -> None:
-        """Takes a pass of which nobody reads more, if it has the first rows that are wanted. Raises
-        InputError.
+    def compare_full(self, pass_: Pass) -> None:
+        """Compares a pass that has the first rows that are wanted, after which no more are read.
+        Raises InputError.
         """
-        if found.rows == self._most:
-            self.compare(found)
+        if pass_.rows == self._limit:
+            self.compare(pass_)
 
-    def compare(self, found: Pass) -> None:
-        """Takes a pass that has reached its end. Raises InputError if it differs from the first
+    def compare(self, pass_: Pass) -> None:
+        """Compares a pass that has reached its end. Raises InputError if it differs from the first
         one.
         """
-        seen = found.rows, b"".join(column.digest() for column in found.digests)
+        seen = pass_.rows, b"".join(column.digest() for column in pass_.digests)
         if self._first is None:
             self._first = seen
-        before, now = self._first[0], found.rows
         if seen != self._first:
-            what = (
-                f"{before:,} rows and then {now:,}"
+            before, now = self._first[0], pass_.rows
+            raise checks.unreadable(
+                self._source,
+                f"the query gave {before:,} rows and then {now:,}. Add ORDER BY with the id "
+                "columns, and read while nobody writes to the tables."
                 if before != now
-                else "other rows, or the same in another order"
+                else "the query gave other rows when it was read again, or another order. Add "
+                "ORDER BY with the id columns, and read while nobody writes to the tables.",
             )
-            advice = (
-                "write ORDER BY with the id's columns, and read while nobody writes into the tables"
-            )
-            raise checks.unreadable(self._source, f"the query gives {what}, read again; {advice}")
 
 
 class Pass:
-    """What is noted of one pass: how many rows, and digests of the columns of the id."""
+    """The summary of one pass: number of rows, and digests of the id columns."""
 
     def __init__(self, ids: int) -> None:
         self.rows = 0
         self.digests = [blake2b(digest_size=16) for _ in range(ids)]
 
     def add(self, n: int, ids: Iterable[pa.Array]) -> None:
-        """Takes the next ``n`` rows and the values of each column of their ids."""
+        """Adds the next ``n`` rows, with the values of each id column."""
         self.rows += n
         for digest, values in zip(self.digests, ids, strict=True):
             if pa.types.is_integer(values.type):

@@ -1,5 +1,5 @@
-"""A folder for another program's temporary files, which is deleted at the end of this process; if
-it is killed, the next one deletes it.
+"""A folder for another program's temporary files, deleted at the end of this process, or else by
+the next one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ _PREFIX = "vfl-spill-"
 
 
 class Spill:
-    """A new folder below ``scratch``. Its maker holds a lock on it, so that another process can
-    tell that it is in use. Raises InputError if it cannot be made.
+    """A new folder below ``scratch``. Its maker locks it, so that other processes see that it is in
+    use.
+
+    Raises InputError if it cannot be made.
     """
 
     def __init__(self, scratch: str) -> None:
@@ -30,12 +32,13 @@ class Spill:
             # None if another process has found it before it was locked.
             while lock is None:
                 self.folder = Path(tempfile.mkdtemp(dir=scratch, prefix=_PREFIX))
-                lock = _locked(self.folder)
+                lock = _lock(self.folder)
             self._lock = lock
         except OSError as error:
-            text = f"{scratch}: cannot hold temporary files ({error.strerror})"
             raise InputError(
-                Code.FILE_INVALID, f"{text}; set data.scratch to another folder"
+                Code.FILE_INVALID,
+                f"{scratch}: cannot hold temporary files ({error.strerror}). Set data.scratch to "
+                "another folder.",
             ) from None
 
     def close(self) -> None:
@@ -45,15 +48,15 @@ class Spill:
 
 
 def _delete_unused(folder: Path) -> None:
-    lock = _locked(folder)
+    lock = _lock(folder)
     if lock is not None:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
 
 
-def _locked(folder: Path) -> int | None:
-    """Returns the descriptor of a folder that is locked for this process; None if another process
-    has it, or it is gone.
+def _lock(folder: Path) -> int | None:
+    """Returns the descriptor of a folder locked for this process; None if another process holds it,
+    or it is gone.
     """
     with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -17,25 +17,30 @@ from vfl_party.data.sources.excel.sheet import Cell, Range, Row, cell_name
 from vfl_party.data.sources.excel.workbook import Book, require_workbook
 from vfl_party.data.stream import NUMBER, Stream
 
-# The most in a block.
+# Maximum rows and cells of a block.
 _BLOCK_ROWS, _BLOCK_CELLS = 4096, 1 << 18
-# Rows in which the names of the columns are looked for.
-_MOST_ABOVE = 100
+# Number of rows searched for the names of the columns.
+_MAX_ABOVE = 100
 
 
 def open_excel(settings: DataSettings) -> Stream:
-    """Opens the sheet that ``data.sheet`` names, or else the only visible one that is not empty.
+    """Opens the sheet that ``data.sheet`` names, or the only visible sheet that is not empty.
     Raises InputError.
     """
     source = settings.source
     require_workbook(source)
     book = Book.open(source)
-    sheet, notes = _chosen(book, settings)
+    sheet, notes = _choose_sheet(book, settings)
     reading = _Sheet.of(book, sheet, settings)
-    hidden = book.hidden(sheet)
+    hidden = book.count_hidden(sheet)
     if hidden:
-        what = "1 row of the sheet is" if hidden == 1 else f"{hidden:,} rows of the sheet are"
-        notes += (f"{what} hidden, as by a filter, and read like the others",)
+        notes += (
+            "1 row of the sheet is hidden, as by a filter, and read like the others. Delete it if "
+            "it is not a row of the table."
+            if hidden == 1
+            else f"{hidden:,} rows of the sheet are hidden, as by a filter, and read like the "
+            "others. Delete them if they are not rows of the table.",
+        )
     return Stream(source, tuple(reading.columns), True, reading.blocks, notes=notes)
 
 
@@ -43,9 +48,12 @@ def open_excel(settings: DataSettings) -> Stream:
 class _Sheet:
     """A sheet whose header has been read.
 
-    header: its row. columns, numbers: the names of the columns, and the columns themselves, from 1.
-    merged: the first range of merged cells that lies in one of them at the header or below it. ids:
-    the columns of the id, by number.
+    Args:
+        header: its row.
+        columns: the names of the columns.
+        numbers: the columns themselves, from 1.
+        merged: the first range of merged cells in one of them, at the header or below it.
+        ids: the columns of the id, by number.
     """
 
     book: Book
@@ -58,28 +66,29 @@ class _Sheet:
 
     @classmethod
     def of(cls, book: Book, sheet: Any, settings: DataSettings) -> _Sheet:
-        """Reads the header: the first row that is not empty, behind those that are skipped. Raises
+        """Reads the header: the first row that is not empty, after the skipped ones. Raises
         InputError.
         """
-        rows, skipped = book.rows(sheet), _skipped(book, sheet, settings)
+        rows, skipped = book.rows(sheet), _count_skipped(book, sheet, settings)
         for row, cells in rows:
             columns = {} if row <= skipped else _names(book, sheet, row, cells)
             if columns:
-                _refuse_other_header(book, sheet, settings, row, columns, islice(rows, _MOST_ABOVE))
+                _refuse_other_header(book, sheet, settings, row, columns, islice(rows, _MAX_ABOVE))
                 touching = (
-                    each
-                    for each in book.merged(sheet)
-                    if each.bottom >= row
-                    and any(each.left <= number <= each.right for number in columns)
+                    range_
+                    for range_ in book.find_merged(sheet)
+                    if range_.bottom >= row
+                    and any(range_.left <= number <= range_.right for number in columns)
                 )
                 merged = next(touching, None)
                 ids = frozenset(number for number, name in columns.items() if name in settings.id)
-                found = cls(book, sheet, row, tuple(columns.values()), tuple(columns), merged, ids)
-                found._require_unmerged(row)
-                return found
-        what = f"the sheet {sheet.title!r} is empty"
+                opened = cls(book, sheet, row, tuple(columns.values()), tuple(columns), merged, ids)
+                opened._require_unmerged(row)
+                return opened
         raise checks.unreadable(
-            book.source, f"{what}; its first row must name the columns, or name another data.sheet"
+            book.source,
+            f"the sheet {sheet.title!r} is empty. Name the columns in its first row, or name "
+            "another sheet in data.sheet.",
         )
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -96,8 +105,8 @@ class _Sheet:
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _texts(self, places: dict[int, int]) -> Iterator[list[str | None]]:
-        """Reads rows of the columns with these numbers, each at its place; empty rows at the end
-        are left out.
+        """Yields rows of the columns with these numbers, each cell at its position; empty rows at
+        the end are left out.
         """
         book, sheet, known = self.book, self.sheet, set(self.numbers)
         last = self.header
@@ -109,12 +118,10 @@ class _Sheet:
             for cell in cells:
                 if not book.is_empty(sheet, cell):
                     if cell.column not in known:
-                        what = (
-                            f"cell {cell_name(cell.column, row)} has a value, and its column "
-                            "has no name in row"
-                        )
                         raise checks.unusable(
-                            book.source, f"{what} {self.header}; name the column, or clear the cell"
+                            book.source,
+                            f"cell {cell_name(cell.column, row)} has a value, but its column has "
+                            f"no name in row {self.header}. Name the column, or clear the cell.",
                         )
                     filled = True
                 elif not cell.is_formula:
@@ -122,53 +129,49 @@ class _Sheet:
                 if cell.column in places:
                     text = texts[places[cell.column]] = book.text(sheet, cell, row)
                     if cell.column in self.ids and text is not None and _is_long(text):
-                        what = (
-                            f"cell {cell_name(cell.column, row)} holds an id as a number of "
-                            "more than 15 digits"
-                        )
                         raise checks.unusable(
                             book.source,
-                            f"{what}, of which Excel keeps 15; write the ids as text, from "
-                            "their origin",
+                            f"cell {cell_name(cell.column, row)} holds an id as a number of more "
+                            "than 15 digits, of which Excel keeps 15. Write the ids as text, "
+                            "from their origin.",
                         )
             if filled:
                 if row > last + 1:
-                    what = (
+                    raise checks.unusable(
+                        book.source,
                         f"row {last + 1} of the sheet {sheet.title!r} is empty, and other rows "
-                        "follow"
+                        "follow. Delete it, or delete what follows if that is not part of the "
+                        "table, such as a total.",
                     )
-                    advice = (
-                        "delete it, or what follows if that is no part of the table, such as a sum"
-                    )
-                    raise checks.unusable(book.source, f"{what}; {advice}")
                 self._require_unmerged(row)
                 last = row
                 yield texts
 
     def _require_unmerged(self, row: int) -> None:
         if self.merged is not None and row >= self.merged.top:
-            ends = (
-                cell_name(self.merged.left, self.merged.top),
-                cell_name(self.merged.right, self.merged.bottom),
+            first = cell_name(self.merged.left, self.merged.top)
+            last = cell_name(self.merged.right, self.merged.bottom)
+            raise checks.unusable(
+                self.book.source,
+                f"the cells {first}:{last} are merged, so only the first of them has a value. "
+                "Unmerge them, and fill each cell.",
             )
-            what = f"the cells {':'.join(ends)} are merged, so only the first of them has a value"
-            raise checks.unusable(self.book.source, f"{what}; unmerge them, and fill each")
 
 
-def _skipped(book: Book, sheet: Any, settings: DataSettings) -> int:
+def _count_skipped(book: Book, sheet: Any, settings: DataSettings) -> int:
     """Returns how many rows are skipped: new rows for a trained model may have other titles above
     the names.
     """
     if settings.skip_lines and settings.as_trained:
-        for row, cells in islice(book.rows(sheet), settings.skip_lines + _MOST_ABOVE):
+        for row, cells in islice(book.rows(sheet), settings.skip_lines + _MAX_ABOVE):
             if set(settings.id) <= set(_names(book, sheet, row, cells).values()):
                 return row - 1
     return settings.skip_lines
 
 
 def _names(book: Book, sheet: Any, row: int, cells: Sequence[Cell]) -> dict[int, str]:
-    """Returns the cells of a row that are not empty as names of columns. Raises InputError for an
-    error in one.
+    """Returns the cells of a row that are not empty as names of columns, by number. Raises
+    InputError for an error cell.
     """
     filled = [cell for cell in cells if cell.is_formula or not book.is_empty(sheet, cell)]
     named = {cell.column: book.text(sheet, cell, row) for cell in filled}
@@ -188,10 +191,10 @@ def _refuse_other_header(
     columns: dict[int, str],
     below: Iterator[Row],
 ) -> None:
-    """Raises InputError if a later row names the columns: it has those of the id, or it is the
-    first of several cells.
+    """Raises InputError if a later row names the columns: it has those of the id, or is the first
+    of several cells.
 
-    A table has two columns at least, so a single cell above it is a title.
+    A table has at least two columns, so a single cell above it is a title.
     """
     wanted = {name for name in (*settings.id, settings.label) if name is not None}
     if wanted <= set(columns.values()) and (wanted or len(columns) > 1):
@@ -204,31 +207,37 @@ def _refuse_other_header(
             if cell.kind != "e" and (text := book.text(sheet, cell, row))
         }
         if wanted and wanted <= texts:
-            what = f"its columns are named in row {row}, and not in row {header}"
-            raise checks.unusable(book.source, f"{what}; set data.skip_lines = {row - 1}")
+            raise checks.unusable(
+                book.source,
+                f"the columns are named in row {row}, not in row {header}. Set "
+                f"data.skip_lines = {row - 1}.",
+            )
         if len(columns) == 1 and len(filled) > 1 and not wanted:
-            what = f"row {header} has one cell, and row {row} has {len(filled)}"
-            advice = f"if this one names the columns, set data.skip_lines = {row - 1}"
-            raise checks.unusable(book.source, f"{what}; {advice}")
+            raise checks.unusable(
+                book.source,
+                f"row {header} has one cell, and row {row} has {len(filled)}. If row {row} names "
+                f"the columns, set data.skip_lines = {row - 1}.",
+            )
 
 
 def _is_long(text: str) -> bool:
-    """Whether a cell as ``written`` is a number that has more digits than Excel keeps."""
+    """Returns whether a cell is a number with more digits than Excel keeps."""
     return text.startswith(NUMBER) and abs(float(text.removeprefix(NUMBER))) >= 1e15
 
 
-def _chosen(book: Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
-    """Returns the sheet to read, and what was guessed. Raises InputError if there is none, or more
-    than one.
+def _choose_sheet(book: Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
+    """Returns the sheet to read, and what was guessed. Raises InputError if no sheet or several
+    fit.
 
-    New rows for a trained model are in a workbook of their own, whose sheet may have another name.
+    New rows for a trained model are in another workbook, whose sheet may have another name.
     """
     sheets, name = {sheet.title: sheet for sheet in book.workbook.worksheets}, settings.sheet
     if name is not None and (name in sheets or not settings.as_trained):
         if name not in sheets:
-            what = f"has no sheet {name!r}, which data.sheet names"
             raise checks.unusable(
-                book.source, f"{what}; the nearest: {checks.nearest(name, list(sheets))}"
+                book.source,
+                f"has no sheet {name!r} (the nearest: {checks.nearest(name, list(sheets))}). "
+                "Correct data.sheet.",
             )
         return sheets[name], ()
     if len(sheets) == 1:
@@ -236,18 +245,22 @@ def _chosen(book: Book, settings: DataSettings) -> tuple[Any, tuple[str, ...]]:
     filled = [sheet for sheet in sheets.values() if _has_rows(book, sheet)]
     visible = [sheet for sheet in filled if sheet.sheet_state == "visible"]
     if len(visible) == 1:
-        title = visible[0].title
         return visible[0], (
-            f"the sheet {title!r} is read, as the others are empty or hidden; data.sheet "
-            "names another",
+            f"the sheet {visible[0].title!r} is read, because the others are empty or hidden. To "
+            "read another, set data.sheet.",
         )
     if not filled:
         raise checks.unreadable(
-            book.source, "has no sheet with rows; give one whose first row names the columns"
+            book.source, "has no sheet with rows. Give one whose first row names the columns."
         )
-    what = "has several sheets" if visible else "has only hidden sheets"
     names = checks.listed([sheet.title for sheet in visible or filled])
-    raise checks.unusable(book.source, f"{what} with rows, {names}; name one in data.sheet")
+    if visible:
+        raise checks.unusable(
+            book.source, f"has several sheets with rows, {names}. Name one in data.sheet."
+        )
+    raise checks.unusable(
+        book.source, f"has rows only in hidden sheets, {names}. Name one in data.sheet."
+    )
 
 
 def _has_rows(book: Book, sheet: Any) -> bool:

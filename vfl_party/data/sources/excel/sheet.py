@@ -1,7 +1,7 @@
 """Reads the rows of an Excel sheet from its XML, as a stream.
 
-openpyxl's own reader keeps something of every row, says nothing of merged cells, and cannot tell an
-empty cell from a formula whose value is not in the file. All else of a workbook is openpyxl's.
+openpyxl's own reader keeps something of every row, ignores merged cells, and cannot distinguish an
+empty cell from a formula without a stored value. openpyxl reads the rest of a workbook.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 from xml.parsers import expat
 
-# Of a sheet, by Excel's limits.
+# Excel's limits of a sheet.
 LAST_ROW, LAST_COLUMN = 1 << 20, 1 << 14
-# Characters of a cell; Excel has at most 32,767.
+# Maximum characters of a cell; Excel has at most 32,767.
 _LONGEST_TEXT = 1 << 20
-# Bytes of a tag.
+# Maximum bytes of a tag.
 _LONGEST_TOKEN = 1 << 20
 _CHUNK = 1 << 16
 _MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main "
 _DATA, _ROW, _CELL, _FORMULA = (f"{_MAIN}{name}" for name in ("sheetData", "row", "c", "f"))
 _TEXTS = {f"{_MAIN}{name}" for name in ("v", "t")}
-# How a word is spoken; its text is no part of the cell's.
+# Phonetic text, which is not part of the cell's text.
 _PHONETIC = f"{_MAIN}rPh"
 _MERGED = re.compile(
     rb"<(?:[\w.-]+:)?mergeCell\s[^<>]*?ref=[\"']([A-Z]+)([0-9]+):([A-Z]+)([0-9]+)[\"']"
 )
 _HIDDEN = re.compile(rb"<(?:[\w.-]+:)?row\s[^<>]*?hidden=[\"'](?:1|true)[\"']")
-# Bytes: longer than such a tag.
+# Bytes kept between chunks, more than such a tag has.
 _OVERLAP = 1 << 10
 
 
@@ -60,8 +60,8 @@ Row = tuple[int, list[Cell]]
 
 
 def sheet_rows(file: BinaryIO) -> Iterator[Row]:
-    """Reads rows from a sheet's XML, also empty ones that the file has. Raises ValueError or
-    ExpatError if damaged.
+    """Yields rows of a sheet's XML, also its empty ones. Raises ValueError or ExpatError if it is
+    damaged.
     """
     parser = _Parser()
     while not parser.done and (chunk := file.read(_CHUNK)):
@@ -70,35 +70,35 @@ def sheet_rows(file: BinaryIO) -> Iterator[Row]:
         raise ValueError("the sheet has no end")
 
 
-def merged_ranges(file: BinaryIO) -> Iterator[Range]:
+def find_merged_ranges(file: BinaryIO) -> Iterator[Range]:
     """Finds the ranges of merged cells, which follow the rows in a sheet's XML."""
     rest = b""
     while chunk := file.read(1 << 20):
         text = rest + chunk
         end = 0
         # The search of each tag is slow.
-        for found in _MERGED.finditer(text) if b"mergeCell" in text else ():
-            end = found.end()
-            left, top, right, bottom = found.groups()
+        for match in _MERGED.finditer(text) if b"mergeCell" in text else ():
+            end = match.end()
+            left, top, right, bottom = match.groups()
             yield Range(
                 int(top), column_number(left.decode()), int(bottom), column_number(right.decode())
             )
         rest = text[max(end, len(text) - _OVERLAP) :]
 
 
-def hidden_rows(file: BinaryIO) -> int:
+def count_hidden_rows(file: BinaryIO) -> int:
     """Counts the rows of a sheet's XML that are hidden, as by a filter."""
     count, rest = 0, b""
     while chunk := file.read(1 << 20):
         text = rest + chunk
-        ends = [found.end() for found in _HIDDEN.finditer(text)] if b"hidden" in text else []
+        ends = [match.end() for match in _HIDDEN.finditer(text)] if b"hidden" in text else []
         count += len(ends)
         rest = text[max(ends[-1] if ends else 0, len(text) - _OVERLAP) :]
     return count
 
 
 def column_number(letters: str) -> int:
-    """Returns the number of a column: 28 of AB. Raises ValueError if there is no such column."""
+    """Returns the number of a column: 28 for AB. Raises ValueError for an invalid column."""
     number = 0
     for letter in letters:
         number = number * 26 + ord(letter) - 64
@@ -117,13 +117,13 @@ def cell_name(column: int, row: int) -> str:
 
 
 class _Parser:
-    """Takes a sheet's XML in pieces, and gives the rows that are complete."""
+    """Parses a sheet's XML in pieces, and returns the complete rows."""
 
     def __init__(self) -> None:
         self.done = False
         self._rows: list[Row] = []
         self._cells: list[Cell] = []
-        # Of columns, by their letters.
+        # Numbers of columns by their letters.
         self._numbers: dict[str, int] = {}
         self._row = self._column = self._style = self._fed = 0
         self._kind, self._is_formula = "n", False
@@ -137,7 +137,7 @@ class _Parser:
         self._expat.StartDoctypeDeclHandler = self._refuse
 
     def feed(self, chunk: bytes) -> list[Row]:
-        """Takes the next piece; returns the rows that it completes."""
+        """Parses the next piece; returns the rows that it completes."""
         self._fed += len(chunk)
         self._expat.Parse(chunk)
         if self._fed - self._expat.CurrentByteIndex > _LONGEST_TOKEN:

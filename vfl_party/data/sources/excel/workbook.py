@@ -1,4 +1,4 @@
-"""An open workbook of Excel: its sheets, rows, and cells as text."""
+"""An open Excel workbook: its sheets, rows, and cells as text."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from warnings import catch_warnings, simplefilter
 
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.data import checks
-from vfl_party.data.sources.cells_as_text import MarkedError, written
+from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.excel.sheet import (
     Cell,
     Range,
     Row,
     cell_name,
-    hidden_rows,
-    merged_ranges,
+    count_hidden_rows,
+    find_merged_ranges,
     sheet_rows,
 )
 from vfl_party.data.sources.unchanged import require_same, state_of
 
 INSTALL = "pip install openpyxl"
-# Before a file of Excel 97, and before one with a password.
+# First bytes of an Excel 97 file, and of a file with a password.
 _OLD = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-# In the second kind.
+# Found only in a file with a password.
 _PASSWORD = "EncryptedPackage".encode("utf-16-le")
-# Bytes; a larger part is suspicious if it is many times as large as its compressed bytes.
+# Bytes above which a part must not be many times larger than its compressed bytes.
 _SMALL = 64 << 20
-# Equal rows without their numbers make 260.
+# Maximum ratios of part and sheet to their compressed bytes; equal rows reach 260.
 _RATIO, _SHEETS_RATIO = 200, 500
-# Bytes of a part that is no sheet: it is read whole.
+# Maximum bytes of a part other than a sheet, which is read whole.
 _LARGEST = 1 << 30
 _ERRORS = (
     "#NULL!",
@@ -51,12 +51,12 @@ _ERRORS = (
     "#CALC!",
     "#GETTING_DATA",
 )
-_SAVE = 'open it in Excel or LibreOffice, and save it as "Excel workbook" (.xlsx)'
+_SAVE = 'Open it in Excel or LibreOffice, and save it as "Excel workbook" (.xlsx).'
 
 
 @dataclass(frozen=True)
 class _Format:
-    """How Excel shows a number: as a date, with its time, as a duration, with a least number of
+    """How Excel shows a number: as a date, with its time, as a duration, with a minimum number of
     digits.
     """
 
@@ -78,22 +78,25 @@ class Book:
 
     @classmethod
     def open(cls, source: str) -> Book:
-        """Opens a file. Raises InputError if openpyxl cannot."""
+        """Opens a file. Raises InputError if openpyxl cannot read it."""
         try:
             import openpyxl
         except ImportError:
-            text = (
-                f"{source}: a workbook of Excel needs openpyxl, which is not installed: {INSTALL}"
-            )
-            raise InputError(Code.CONFIG_INVALID, text) from None
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{source}: an Excel workbook needs openpyxl, which is not installed. Run "
+                f"{INSTALL}.",
+            ) from None
         try:
             stamp = state_of(source)
             file = Path(source).open("rb")  # noqa: SIM115 - open as long as the book
         except OSError as error:
-            raise checks.unreadable(source, f"cannot be read ({error.strerror})") from None
+            raise checks.unreadable(
+                source, f"cannot be read ({error.strerror}). Correct data.source."
+            ) from None
         try:
             with catch_warnings():
-                # Of what openpyxl leaves out: styles, validation, conditional formats.
+                # openpyxl warns of what it leaves out: styles, validation, conditional formats.
                 simplefilter("ignore")
                 workbook = openpyxl.load_workbook(
                     file, read_only=True, data_only=True, keep_links=False
@@ -101,14 +104,14 @@ class Book:
         except Exception as error:
             # It raises whatever a damaged file leads to.
             file.close()
-            raise _damaged(source) from error
+            raise _unreadable(source) from error
         book = cls(source, workbook, stamp)
         weakref.finalize(book, file.close)
         return book
 
     def rows(self, sheet: Any) -> Iterator[Row]:
-        """Reads the rows of a sheet. Raises InputError if the file is damaged, or has changed since
-        it was opened.
+        """Yields the rows of a sheet. Raises InputError if the file is damaged, or has changed
+        since it was opened.
         """
         require_same(self.source, self.stamp)
         try:
@@ -116,57 +119,58 @@ class Book:
             with sheet._get_source() as file:
                 yield from sheet_rows(file)
         except Exception as error:
-            raise error if isinstance(error, VflError) else _damaged(self.source) from error
+            raise error if isinstance(error, VflError) else _unreadable(self.source) from error
 
-    def merged(self, sheet: Any) -> list[Range]:
+    def find_merged(self, sheet: Any) -> list[Range]:
         """Returns the ranges of merged cells. Raises InputError if the file is damaged."""
         try:
             with sheet._get_source() as file:
-                return sorted(islice(merged_ranges(file), 1 << 20))
+                return sorted(islice(find_merged_ranges(file), 1 << 20))
         except Exception as error:
-            raise _damaged(self.source) from error
+            raise _unreadable(self.source) from error
 
-    def hidden(self, sheet: Any) -> int:
+    def count_hidden(self, sheet: Any) -> int:
         """Returns how many rows are hidden. Raises InputError if the file is damaged."""
         try:
             with sheet._get_source() as file:
-                return hidden_rows(file)
+                return count_hidden_rows(file)
         except Exception as error:
-            raise _damaged(self.source) from error
+            raise _unreadable(self.source) from error
 
     def is_empty(self, sheet: Any, cell: Cell) -> bool:
         """Returns whether a cell has no value, or an empty text."""
         return not cell.text or (cell.kind == "s" and cell.text in self._blanks(sheet))
 
     def text(self, sheet: Any, cell: Cell, row: int) -> str | None:
-        """Returns a cell as ``written``. Raises InputError for an error, a formula without a value,
-        a damaged cell.
+        """Returns a cell as ``write_cell`` does. Raises InputError for an error, a formula without
+        a value, or a damaged cell.
         """
         if not cell.text:
             # A formula that gives an empty text has this kind.
             if cell.is_formula and cell.kind != "str":
-                raise self._refused(cell, row, "is a formula whose value is not in the file", _SAVE)
+                raise self._refusal(cell, row, "is a formula whose value is not in the file", _SAVE)
             return None
         if cell.kind == "e":
             name = f" ({cell.text})" if cell.text in _ERRORS else ""
-            raise self._refused(
-                cell, row, f"holds an error{name}", "correct its formula, or clear it"
+            raise self._refusal(
+                cell, row, f"holds an error{name}", "Correct its formula, or clear it."
             )
         try:
-            return written(self._value(sheet, cell))
+            return write_cell(self._value(sheet, cell))
         except OverflowError:
-            raise self._refused(
-                cell, row, "has the format of a date and holds none", "correct it"
+            raise self._refusal(
+                cell, row, "has the format of a date but does not hold one", "Correct it."
             ) from None
         except MarkedError as error:
             raise checks.unusable(
                 self.source, f"cell {cell_name(cell.column, row)} {error}"
             ) from None
         except (ValueError, IndexError, TypeError) as error:
-            raise self._refused(cell, row, "cannot be read", _SAVE) from error
+            raise self._refusal(cell, row, "cannot be read", _SAVE) from error
 
-    def _refused(self, cell: Cell, row: int, what: str, advice: str) -> InputError:
-        return checks.unusable(self.source, f"cell {cell_name(cell.column, row)} {what}; {advice}")
+    def _refusal(self, cell: Cell, row: int, problem: str, fix: str) -> InputError:
+        """Returns the error about a cell; ``fix`` is a sentence."""
+        return checks.unusable(self.source, f"cell {cell_name(cell.column, row)} {problem}. {fix}")
 
     def _value(self, sheet: Any, cell: Cell) -> object:
         kind, text = cell.kind, cell.text
@@ -191,9 +195,7 @@ class Book:
         )
 
     def _date(self, number: float, format_: _Format) -> object:
-        """Returns the date, date with time, time or duration that a number stands for. Raises
-        OverflowError.
-        """
+        """Returns the date, date with time, time or duration of a number. Raises OverflowError."""
         from openpyxl.utils.datetime import from_excel
 
         try:
@@ -208,7 +210,7 @@ class Book:
         return value.date() if day else value
 
     def _blanks(self, sheet: Any) -> frozenset[str]:
-        """Returns the indices of empty texts among those that all sheets share."""
+        """Returns the indices of empty texts among the shared texts."""
         if self.blanks is None:
             self.blanks = frozenset(
                 str(index) for index, text in enumerate(sheet._shared_strings) if not text
@@ -220,21 +222,21 @@ class Book:
             from openpyxl.cell.read_only import ReadOnlyCell
             from openpyxl.styles.numbers import is_date_format, is_timedelta_format
 
-            shown = ReadOnlyCell(sheet, 1, 1, None, "n", style).number_format
-            # Without colours, countries and literal text.
-            plain = re.sub(r'\[[^\]]*\]|"[^"]*"|\\.', "", shown).lower()
+            number_format = ReadOnlyCell(sheet, 1, 1, None, "n", style).number_format
+            # The format without colours, countries and literal text.
+            plain = re.sub(r'\[[^\]]*\]|"[^"]*"|\\.', "", number_format).lower()
             has_time = any(letter in plain for letter in "hs")
-            # Such as 00000 for a postcode.
-            digits = len(shown) if re.fullmatch("00+", shown) else 0
+            # A format such as 00000, for a postcode.
+            digits = len(number_format) if re.fullmatch("00+", number_format) else 0
             self.formats[style] = _Format(
-                is_date_format(shown), has_time, is_timedelta_format(shown), digits
+                is_date_format(number_format), has_time, is_timedelta_format(number_format), digits
             )
         return self.formats[style]
 
 
 def require_workbook(source: str) -> None:
-    """Raises InputError if a file is no workbook in today's format, or if it would fill the
-    memory.
+    """Raises InputError if a file is not a workbook in today's format, or is too large when
+    unpacked.
     """
     old = source.lower().endswith((".xls", ".xlsb"))
     try:
@@ -243,29 +245,29 @@ def require_workbook(source: str) -> None:
                 with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as whole:
                     if whole.find(_PASSWORD) >= 0:
                         raise checks.unreadable(
-                            source, "is protected by a password; save it without one"
+                            source, "is protected by a password. Save it without one."
                         )
                 old = True
         if old:
-            raise checks.unreadable(source, f"is in a format of Excel that is not read; {_SAVE}")
+            raise checks.unreadable(source, f"is in a format of Excel that is not read. {_SAVE}")
         with zipfile.ZipFile(source) as parts:
             for part in parts.infolist():
                 # These are read as streams.
                 is_sheet = part.filename.startswith("xl/worksheets/")
                 ratio, largest = (_SHEETS_RATIO, part.file_size) if is_sheet else (_RATIO, _LARGEST)
                 if part.file_size > min(largest, max(_SMALL, ratio * part.compress_size)):
-                    what = (
-                        f"unpacks to {part.file_size / 2**20:,.0f} MiB in {part.filename!r}, "
-                        "which no workbook has"
+                    raise checks.unreadable(
+                        source,
+                        f"unpacks to {part.file_size / 2**20:,.0f} MiB in {part.filename!r}, more "
+                        f"than a workbook has. {_SAVE}",
                     )
-                    raise checks.unreadable(source, f"{what}; {_SAVE}")
     except OSError as error:
-        raise checks.unreadable(source, f"cannot be read ({error.strerror})") from None
+        raise checks.unreadable(
+            source, f"cannot be read ({error.strerror}). Correct data.source."
+        ) from None
     except zipfile.BadZipFile:
-        raise _damaged(source) from None
+        raise _unreadable(source) from None
 
 
-def _damaged(source: str) -> InputError:
-    return checks.unreadable(
-        source, f"is not a workbook of Excel that can be read to its end; {_SAVE}"
-    )
+def _unreadable(source: str) -> InputError:
+    return checks.unreadable(source, f"is not a readable workbook of Excel. {_SAVE}")

@@ -14,24 +14,24 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.sources import divided
 from vfl_party.data import checks
 from vfl_party.data.columns import Rows
-from vfl_party.data.row_arrays import Space, at_once
-from vfl_party.data.sources.arrays import array_rows, named_arrays
+from vfl_party.data.row_arrays import Space, rows_at_once
+from vfl_party.data.sources.arrays import array_rows, load_arrays
 from vfl_party.data.sources.packed import BROKEN, open_bytes
 
 IMAGES, LABELS, VALUES = "images", "labels", "values"
 _TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _READ = 1 << 20
-# More are no table: NumPy has 64 dimensions at most, and a row is worked on as a whole.
-_MOST_DIMENSIONS, _MOST_ROW_BYTES = 32, 1 << 30
-# In the name of a file of images, and in that of its labels.
+# Limits of a table: NumPy has at most 64 dimensions, and a row is processed as a whole.
+_MAX_DIMENSIONS, _MAX_ROW_BYTES = 32, 1 << 30
+# Pattern in the name of a file of images, and its replacement in the name of the labels.
 _PAIR = (re.compile("images(.)idx3"), r"labels\1idx1")
 
 
 def read_idx(settings: DataSettings, with_label: bool) -> Rows:
-    """Reads a file: three dimensions or more are the array ``images``, fewer are ``values``.
+    """Reads a file: an array of three dimensions or more is called ``images``, others ``values``.
 
-    Beside ``…images-idx3-ubyte`` the file ``…labels-idx1-ubyte`` is the array ``labels``. Raises
-    InputError.
+    For ``…images-idx3-ubyte`` the file ``…labels-idx1-ubyte`` in the same folder is the array
+    ``labels``. Raises InputError.
     """
     source, space = settings.source, Space.of(settings)
     values = read_array(source, space)
@@ -40,12 +40,12 @@ def read_idx(settings: DataSettings, with_label: bool) -> Rows:
     if beside is not None:
         arrays[LABELS] = read_array(beside, space)
     return array_rows(
-        named_arrays(settings, with_label, list(arrays), arrays.__getitem__), settings, with_label
+        load_arrays(settings, with_label, list(arrays), arrays.__getitem__), settings, with_label
     )
 
 
 def read_array(source: str, space: Space) -> npt.NDArray[Any]:
-    """Returns the array of a file, unpacked into ``space``, in this machine's order of bytes.
+    """Returns the array of a file, decompressed into ``space``, in this machine's byte order.
     Raises InputError.
     """
     try:
@@ -53,64 +53,69 @@ def read_array(source: str, space: Space) -> npt.NDArray[Any]:
             kind, shape = _head(source, file)
             return _values(source, file, kind, shape, space)
     except BROKEN:
-        raise _damaged(source) from None
+        raise _unreadable(source) from None
 
 
 def _head(source: str, file: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Returns the type of the values and the length of each dimension. Raises InputError."""
     head = file.read(4)
     right = len(head) == 4 and head[:2] == b"\0\0" and head[2] in _TYPES
-    if not right or not 1 <= head[3] <= _MOST_DIMENSIONS:
+    if not right or not 1 <= head[3] <= _MAX_DIMENSIONS:
         raise checks.unreadable(
-            source, "does not begin as an IDX file does; correct data.source or data.format"
+            source, "does not begin as an IDX file does. Correct data.source or data.format."
         )
     lengths = file.read(4 * head[3])
     if len(lengths) < 4 * head[3]:
-        raise _damaged(source)
+        raise _unreadable(source)
     return np.dtype(_TYPES[head[2]]), tuple(np.frombuffer(lengths, ">u4").tolist())
 
 
 def _values(
     source: str, file: Any, kind: np.dtype[Any], shape: tuple[int, ...], space: Space
 ) -> npt.NDArray[Any]:
-    """Returns the values, some rows at a time: no more than there are, whatever the file says.
-    Raises InputError.
+    """Returns the values, read in blocks of rows: never more than the file holds. Raises
+    InputError.
     """
-    said = f"says that it holds {' x '.join(map(str, shape))} values"
+    lengths = " x ".join(map(str, shape))
     row_bytes = math.prod(shape[1:]) * kind.itemsize
-    if shape[0] and not 0 < row_bytes <= _MOST_ROW_BYTES:
-        raise checks.unreadable(source, f"{said}, which are no rows of a table; write it again")
-    rows, step = space.growing(shape[1:], kind.newbyteorder("=")), at_once(row_bytes)
+    if shape[0] and not 0 < row_bytes <= _MAX_ROW_BYTES:
+        raise checks.unreadable(
+            source,
+            f"declares {lengths} values, which cannot be rows of a table. Write the file again.",
+        )
+    rows, step = space.growing(shape[1:], kind.newbyteorder("=")), rows_at_once(row_bytes)
     for start in range(0, shape[0], step):
         count = min(step, shape[0] - start)
-        data = _some(file, count * row_bytes)
+        data = _read_some(file, count * row_bytes)
         if len(data) < count * row_bytes:
-            raise checks.unreadable(source, f"{said}, and holds less; write it again")
+            raise checks.unreadable(
+                source, f"declares {lengths} values but holds fewer. Write the file again."
+            )
         block = np.frombuffer(data, kind).reshape(count, *shape[1:])
         rows.append(block.astype(kind.newbyteorder("="), copy=False))
     if file.read(1):
-        raise checks.unreadable(source, f"{said}, and holds more; write it again")
+        raise checks.unreadable(
+            source, f"declares {lengths} values but holds more. Write the file again."
+        )
     return rows.finish()
 
 
-def _some(file: Any, size: int) -> bytearray:
-    """Returns that many bytes, or fewer at the end."""
+def _read_some(file: Any, size: int) -> bytearray:
+    """Returns ``size`` bytes, or fewer at the end."""
     data = bytearray()
     while len(data) < size and (more := file.read(min(_READ, size - len(data)))):
         data += more
     return data
 
 
-def _damaged(source: str) -> Exception:
-    return checks.unreadable(
-        source, "is not an IDX file that can be read to its end; write it again"
-    )
+def _unreadable(source: str) -> Exception:
+    return checks.unreadable(source, "is not a readable IDX file. Write the file again.")
 
 
 def _labels_of(source: str) -> str | None:
-    """Returns the file of labels beside one of images; None if there is none."""
+    """Returns the file of labels that belongs to a file of images; None if it does not exist."""
     folder, _, name = source.rpartition("/")
     pattern, replacement = _PAIR
-    beside, found = pattern.subn(replacement, name)
+    beside, replaced = pattern.subn(replacement, name)
     path = f"{folder}/{beside}" if folder else beside
-    return path if found and Path(divided(path)[0]).is_file() else None
+    return path if replaced and Path(divided(path)[0]).is_file() else None

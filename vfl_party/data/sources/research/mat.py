@@ -1,4 +1,4 @@
-"""Reads MAT files, MATLAB's, to version 7."""
+"""Reads MATLAB's MAT files up to version 7."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ import numpy.typing as npt
 from vfl_common.config.data import DataSettings
 from vfl_party.data import checks
 from vfl_party.data.columns import Rows
-from vfl_party.data.sources.arrays import array_rows, named_arrays
+from vfl_party.data.sources.arrays import array_rows, load_arrays
 from vfl_party.data.sources.research.mat_types import require_known_types
 
-# Of version 7.3, which is an HDF5 file.
+# First bytes of a file of version 7.3, which is HDF5.
 _HDF5 = b"MATLAB 7.3"
 _BYTES = {"double": 8, "single": 4, "int64": 8, "uint64": 8, "int32": 4, "uint32": 4}
 _BYTES |= {"int16": 2, "uint16": 2, "int8": 1, "uint8": 1, "logical": 1, "char": 1}
-# No byte of zlib becomes more.
-_MOST_UNPACKED = 1032
+# Maximum bytes that a byte of zlib stands for.
+_MAX_UNPACKED = 1032
 
 
 def read_mat(settings: DataSettings, with_label: bool) -> Rows:
-    """Reads variables of a file as ``array_rows`` does; a column of one value a row is flat.
+    """Reads variables of a file as ``array_rows`` does; a matrix with one row or column becomes
+    flat.
 
-    The rows of images may be their last dimension, as in SVHN: they are then brought to the front.
-    What it reads lies in memory. Raises InputError.
+    The rows of images may be their last dimension, as in SVHN, and are moved to the front. All data
+    are in memory. Raises InputError.
     """
     variables = _variables(settings.source)
 
     def read(name: str) -> npt.NDArray[Any]:
         return _read(settings.source, name, variables[name])
 
-    arrays = _rows_first(named_arrays(settings, with_label, list(variables), read))
+    arrays = _rows_first(load_arrays(settings, with_label, list(variables), read))
     return array_rows(arrays, settings, with_label)
 
 
@@ -45,12 +46,14 @@ def _variables(source: str) -> dict[str, tuple[tuple[int, ...], str]]:
 
     with Path(source).open("rb") as file:
         if file.read(len(_HDF5)) == _HDF5:
-            raise checks.unreadable(source, 'is of version 7.3; write it again with save(…, "-v7")')
+            raise checks.unreadable(
+                source, 'is of version 7.3, which is not read. Write it again with save(…, "-v7").'
+            )
     try:
-        found = scipy.io.whosmat(source)
+        declared = scipy.io.whosmat(source)
     except Exception:  # noqa: BLE001 - each kind of damage raises another error
-        raise _damaged(source) from None
-    return {name: (tuple(shape), kind) for name, shape, kind in found}
+        raise _unreadable(source) from None
+    return {name: (tuple(shape), kind) for name, shape, kind in declared}
 
 
 def _read(source: str, name: str, declared: tuple[tuple[int, ...], str]) -> npt.NDArray[Any]:
@@ -60,36 +63,38 @@ def _read(source: str, name: str, declared: tuple[tuple[int, ...], str]) -> npt.
     if kind not in _BYTES:
         raise checks.unusable(
             source,
-            f"array {name!r} is of class {kind}; give numbers or text, and full(…) of sparse",
+            f"array {name!r} must hold numbers or text (got class {kind}). Convert it, a sparse "
+            "array with full(…).",
         )
-    most = Path(source).stat().st_size * _MOST_UNPACKED
-    if math.prod(shape) * _BYTES[kind] > most:
+    max_bytes = Path(source).stat().st_size * _MAX_UNPACKED
+    if math.prod(shape) * _BYTES[kind] > max_bytes:
         raise checks.unreadable(
-            source, f"array {name!r} says that it has more values than the file; write it again"
+            source,
+            f"array {name!r} declares more values than the file holds. Write the file again.",
         )
     try:
         require_known_types(source)
         array: npt.NDArray[Any] = scipy.io.loadmat(source, variable_names=[name])[name]
     except Exception:  # noqa: BLE001 - each kind of damage raises another error
-        raise _damaged(source) from None
+        raise _unreadable(source) from None
     if kind == "char":
         return np.char.rstrip(array)
     return array.reshape(-1) if array.ndim == 2 and 1 in array.shape else array
 
 
 def read_variables(source: str, names: Sequence[str]) -> list[npt.NDArray[Any]]:
-    """Returns the variables of these names, with the rows of images in front, as ``read_mat`` has
-    them. Raises InputError.
+    """Returns the variables of these names, with the rows of images in front, as in ``read_mat``.
+    Raises InputError.
     """
     variables = _variables(source)
     checks.require_names(source, "columns", names, list(variables), noun="array")
-    found = {name: _read(source, name, variables[name]) for name in names}
-    return list(_rows_first(found).values())
+    arrays = {name: _read(source, name, variables[name]) for name in names}
+    return list(_rows_first(arrays).values())
 
 
 def _rows_first(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-    """Returns the arrays with rows as their first dimension, where images have them last and the
-    others say how many there are.
+    """Returns the arrays with rows as first dimension, where images have them last and other arrays
+    give their number.
     """
     counts = {len(array) for array in arrays.values() if array.ndim in (1, 2)}
     return {
@@ -100,7 +105,7 @@ def _rows_first(arrays: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[An
     }
 
 
-def _damaged(source: str) -> Exception:
+def _unreadable(source: str) -> Exception:
     return checks.unreadable(
-        source, 'is not a MAT file that can be read to its end; write it again with save(…, "-v7")'
+        source, 'is not a readable MAT file. Write it again with save(…, "-v7").'
     )

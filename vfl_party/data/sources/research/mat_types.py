@@ -1,5 +1,5 @@
-"""Looks at the types that a MAT file of version 5 to 7 names for its values: SciPy looks a type up
-without asking whether there is one, and the process may end.
+"""Checks the types that a MAT file of version 5 to 7 declares: SciPy looks a type up unchecked,
+which may crash the process.
 
 Source: MATLAB's "MAT-File Format", Level 5: elements of a tag (type and bytes) and data.
 """
@@ -15,17 +15,17 @@ from typing import IO
 from scipy.io.matlab import matfile_version
 
 _COMPRESSED, _MATRIX = 15, 14
-# Of numbers and of text.
+# Types of numbers and of text.
 _KNOWN = frozenset((*range(1, 8), 9, 12, 13, 16, 17, 18))
 # Classes of arrays whose values follow their name: text and numbers.
 _PLAIN = frozenset((4, *range(6, 16)))
-# Bytes that hold an array's flags, dimensions and name.
+# Maximum bytes of an array's flags, dimensions and name.
 _HEAD = 1 << 14
 
 
 def require_known_types(source: str) -> None:
-    """Raises ValueError if an array of numbers or text says that its values have a type that the
-    format does not have; struct.error or zlib.error if its beginning is cut off or damaged.
+    """Raises ValueError if an array of numbers or text declares an unknown type; struct.error or
+    zlib.error if its beginning is cut off or damaged.
     """
     if matfile_version(source)[0] != 1:
         return

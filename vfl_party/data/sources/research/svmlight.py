@@ -1,7 +1,6 @@
 """Reads libsvm and svmlight files in blocks of rows: ``LABEL INDEX:VALUE INDEX:VALUE …`` a line.
 
-A value that a line does not write is 0. Indices ascend within a line; what follows ``#`` is no part
-of a row.
+A value that a line omits is 0. Indices ascend within a line; text after ``#`` is a comment.
 """
 
 from __future__ import annotations
@@ -18,35 +17,35 @@ import pyarrow as pa
 from vfl_common.config.data import MOST_COLUMNS, DataSettings
 from vfl_party.data import checks
 from vfl_party.data.sources.packed import BROKEN, open_bytes
-from vfl_party.data.sources.text_layout import LONGEST_LINE, numbered_names, too_long
-from vfl_party.data.sources.unchanged import state_of, unchanged
+from vfl_party.data.sources.text_layout import MAX_LINE, make_names, too_long
+from vfl_party.data.sources.unchanged import require_unchanged, state_of
 from vfl_party.data.stream import Stream
 
 LABEL = "label"
-# A query that is no part of a comment.
+# A query that is not in a comment.
 _QUERY = re.compile(rb"(?m)^[^#\n]*qid:")
-# Bytes that are parsed at once, and cells of a block.
-_READ, _MOST_CELLS = 1 << 22, 1 << 22
+# Bytes that are parsed at once, and maximum cells of a block.
+_READ, _MAX_CELLS = 1 << 22, 1 << 22
 
 
 def open_svmlight(settings: DataSettings) -> Stream:
     """Opens a file: its columns are ``label``, then ``f1``, ``f2`` and so on, by their indices.
 
-    ``f0`` comes first if some line has the index 0. Without ``data.names`` the file is read once
-    more, for the largest index. Raises InputError.
+    ``f0`` comes first if a line has the index 0. Without ``data.names`` the file is read once more,
+    for the largest index. Raises InputError.
     """
     source, before = settings.source, state_of(settings.source)
     if settings.names is None:
         first, last = _extent(source)
         names = tuple(f"f{at}" for at in range(first, last + 1))
     else:
-        first, names = 1, numbered_names(settings.names)
+        first, names = 1, make_names(settings.names)
 
     def blocks(wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         place = {name: at for at, name in enumerate(names)}
         columns = np.array([place[name] for name in wanted if name != LABEL], np.int64)
-        with unchanged(source, before):
-            for number, labels, cells in _parsed(source):
+        with require_unchanged(source, before):
+            for number, labels, cells in _parse(source):
                 if (
                     cells.nnz
                     and not first <= cells.indices.min() <= cells.indices.max() < first + len(names)
@@ -60,20 +59,22 @@ def open_svmlight(settings: DataSettings) -> Stream:
 def _extent(source: str) -> tuple[int, int]:
     """Returns the first and the last index of the columns. Raises InputError."""
     first, last = 1, 0
-    for _, _, cells in _parsed(source):
+    for _, _, cells in _parse(source):
         if cells.nnz:
             first, last = min(first, int(cells.indices.min())), max(last, int(cells.indices.max()))
         if last > MOST_COLUMNS:
             raise checks.unusable(
                 source,
-                f"has the index {last:,}, and a party has at most {MOST_COLUMNS:,} columns; write "
-                "fewer",
+                f"must have at most {MOST_COLUMNS:,} columns (got the index {last:,}). Write "
+                "fewer.",
             )
     return first, last
 
 
-def _parsed(source: str) -> Iterator[tuple[int, npt.NDArray[np.float64], Any]]:
-    """Yields rows: the number of their first line, labels [B], cells [B, F] in compressed rows."""
+def _parse(source: str) -> Iterator[tuple[int, npt.NDArray[np.float64], Any]]:
+    """Yields rows: the number of their first line, labels, float64 [B], and cells, sparse rows [B,
+    F].
+    """
     from sklearn.datasets import load_svmlight_file
 
     number = 1
@@ -85,8 +86,8 @@ def _parsed(source: str) -> Iterator[tuple[int, npt.NDArray[np.float64], Any]]:
         if _QUERY.search(lines):
             raise checks.unusable(
                 source,
-                "holds qid, the queries of a ranking, which are not read from libsvm files; remove "
-                "them, or write a CSV with a column for data.group",
+                "holds qid, the queries of a ranking, which are not read from libsvm files. Remove "
+                "them, or write a CSV file with a column for data.group.",
             )
         if not np.isfinite(labels).all():
             raise _wrong_line(source, lines, number)
@@ -103,7 +104,7 @@ def _whole_lines(source: str) -> Iterator[bytes]:
                 data = rest + data
                 end = data.rfind(b"\n") + 1
                 rest = data[end:]
-                if len(rest) > LONGEST_LINE:
+                if len(rest) > MAX_LINE:
                     raise too_long(source, number + data.count(b"\n"))
                 if end:
                     yield data[:end]
@@ -112,12 +113,12 @@ def _whole_lines(source: str) -> Iterator[bytes]:
             yield rest
     except BROKEN:
         raise checks.unreadable(
-            source, "is not a libsvm file that can be read to its end; write it again"
+            source, "is not a readable libsvm file. Write the file again."
         ) from None
 
 
 def _wrong_line(source: str, lines: bytes, number: int) -> Exception:
-    """Returns the InputError of the first line that is none of the format."""
+    """Returns the InputError of the first invalid line."""
     from sklearn.datasets import load_svmlight_file
 
     at = number
@@ -129,16 +130,21 @@ def _wrong_line(source: str, lines: bytes, number: int) -> Exception:
         if not np.isfinite(labels).all():
             break
         at += 1
-    what = f"line {at:,} is not LABEL INDEX:VALUE INDEX:VALUE, with indices that ascend"
-    return checks.unreadable(source, f"{what}; correct it")
+    return checks.unreadable(
+        source,
+        f"line {at:,} is not LABEL INDEX:VALUE INDEX:VALUE with ascending indices. Correct it.",
+    )
 
 
 def _outside(source: str, number: int, cells: Any, first: int, count: int) -> Exception:
-    """Returns the InputError of an index that is none of the columns."""
+    """Returns the InputError of an index without a column."""
     wrong = (cells.indices < first) | (cells.indices >= first + count)
     index = int(cells.indices[wrong.argmax()])
-    what = f"a line after {number - 1:,} has the index {index:,}, and there are {count:,}"
-    return checks.unusable(source, f"{what} columns, from 1; correct data.names, or remove it")
+    return checks.unusable(
+        source,
+        f"a line after {number - 1:,} has the index {index:,}, but there are {count:,} columns, "
+        "counted from 1. Correct data.names, or remove it.",
+    )
 
 
 def _dense(
@@ -148,16 +154,16 @@ def _dense(
     columns: npt.NDArray[np.int64],
     wanted: Sequence[str],
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the wanted columns of parsed rows, of at most ``_MOST_CELLS`` cells a block."""
-    step = max(1, _MOST_CELLS // max(1, cells.shape[1]))
+    """Yields the wanted columns of parsed rows, of at most ``_MAX_CELLS`` cells a block."""
+    step = max(1, _MAX_CELLS // max(1, cells.shape[1]))
     for start in range(0, len(labels), step):
         dense = cells[start : start + step].toarray()
         values = np.zeros((len(dense), len(columns)))
         there = columns + first < dense.shape[1]
         values[:, there] = dense[:, columns[there] + first]
-        found = iter(np.ascontiguousarray(values.T))
+        remaining = iter(np.ascontiguousarray(values.T))
         arrays = [
-            pa.array(labels[start : start + step] if name == LABEL else next(found))
+            pa.array(labels[start : start + step] if name == LABEL else next(remaining))
             for name in wanted
         ]
         yield pa.RecordBatch.from_arrays(arrays, list(wanted))
