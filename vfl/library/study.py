@@ -22,7 +22,7 @@ from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import carry_out, ours, simulate
-from vfl.studies.kept import Kept, Prints, inputs_of
+from vfl.studies.kept import Fingerprints, FinishedRuns, inputs_of
 from vfl.studies.lines import named
 from vfl.studies.paired import Difference, difference, overlap_of
 from vfl_common.config.base import parse
@@ -331,8 +331,8 @@ class _Memory:
     """The runs that a study has finished in a folder; without a folder, none."""
 
     def __init__(self, out: Path | None, data: Mapping[str, Any] | None) -> None:
-        self._kept = Kept(out) if out is not None else None
-        self._data, self._prints = data or {}, Prints()
+        self._kept = FinishedRuns(out) if out is not None else None
+        self._data, self._prints = data or {}, Fingerprints()
 
     def find(self, planned: _Planned) -> Run | None:
         """Returns the finished run of a plan."""

@@ -20,7 +20,7 @@ from vfl.searching.found import Search, read_result
 from vfl.searching.progress import Progress, Tell, sentence
 from vfl.searching.spaces import Between, points, spaces_of, written
 from vfl.searching.trying import Plan, drive
-from vfl.studies.kept import Prints, inputs_of
+from vfl.studies.kept import Fingerprints, inputs_of
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
@@ -199,5 +199,5 @@ def _digest(
     if cells.only_here(settings) is not None:
         inputs = settings.canonical_json()
     else:
-        inputs = inputs_of(settings, divide(settings, recipe.base), None, Prints(), frames)
+        inputs = inputs_of(settings, divide(settings, recipe.base), None, Fingerprints(), frames)
     return sha256(json.dumps([inputs, spaces, other], default=str).encode()).hexdigest()
