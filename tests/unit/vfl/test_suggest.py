@@ -99,7 +99,7 @@ def test_a_link_that_holds_nothing_up_needs_nothing(
     found = suggestions(party, rows, Network(1e12, 0.0, any_work=BatchWork(0.01, 0.01)))
     assert (found.best.bits, found.best.in_flight, found.toml) == (32, 1, "")
     wide_console().print(found.render())
-    assert "The recipe is best as it is" in capsys.readouterr().out
+    assert "The recipe is best unchanged" in capsys.readouterr().out
 
 
 def test_a_round_of_few_steps_gets_few_in_flight(

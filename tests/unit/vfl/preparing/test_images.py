@@ -222,7 +222,7 @@ def test_bhi_pairs_images_of_a_patient_with_the_same_label(tmp_path: Path) -> No
     testing = set(patients[first["split"] == b"test"])
     assert len(testing) == 1
     assert not testing & set(patients[first["split"] == b"train"])
-    assert "45 images were found, and 277,524 are published." in found.notes
+    assert "The folder has 45 images (published: 277,524)." in found.notes
     assert (
         "5 images had no partner of the same patient and label, and were left out." in found.notes
     )

@@ -59,7 +59,7 @@ def test_libsvm_columns_are_divided_and_labels_are_classes(
     whole = np.concatenate([np.stack(features(each).columns, 1) for each in parts], 1)
     np.testing.assert_array_equal(whole, made.numbers(made.N, 68) > 0)
     assert parts[0]["label"].to_pylist() == [row % 2 for row in range(made.N)]
-    assert "60 rows were found, and 11,055 are published." in found.notes
+    assert "The files have 60 rows (published: 11,055)." in found.notes
 
 
 def important(folder: Path, **given: Any) -> dict[str, set[str]]:
