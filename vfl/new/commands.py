@@ -149,6 +149,13 @@ def recipe(
     that; columns: narrow, randomised embeddings; both: a narrow upload. The recipe states the cost.
     --method secureboost accepts missing cells.
 
+    A table is a CSV or text file (.csv, .tsv, .txt, each also .gz), Excel (.xlsx, .xlsm), Parquet
+    (.parquet), a folder of such files, the URL of a database with --set query="SELECT …", or
+    duckdb:SELECT …. --set takes a key of [data] that says how the table is read, once for each key:
+    sheet, query, format, names, separator, encoding, skip_lines, decimal, thousands, dates, na,
+    categorical, categorical_buckets, numeric, limit, limit_by, memory_mib or scratch. A value is
+    TOML or plain text.
+
     \b
     Examples:
       vfl new recipe --data bank.csv --active bank --passive shop --label default
@@ -183,6 +190,13 @@ def party(
     """Write a party's file for an existing recipe.
 
     It prints the recipe's digest, which is the same at every party: compare it by telephone.
+
+    A table is a CSV or text file (.csv, .tsv, .txt, each also .gz), Excel (.xlsx, .xlsm), Parquet
+    (.parquet), a folder of such files, the URL of a database with --set query="SELECT …", or
+    duckdb:SELECT …. --set takes a key of [data] that says how the table is read, once for each key:
+    sheet, query, format, names, separator, encoding, skip_lines, decimal, thousands, dates, na,
+    categorical, categorical_buckets, numeric, limit, limit_by, memory_mib or scratch. A value is
+    TOML or plain text.
 
     \b
     Example:

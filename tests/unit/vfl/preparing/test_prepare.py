@@ -271,7 +271,7 @@ def test_strata_with_few_rows_are_drawn_by_their_share() -> None:
     ("need", "told"),
     [
         (Need("a.bin", bytes=3, md5="900150983cd24fb0d6963f7d28e17f72"), []),
-        (Need("a.bin", bytes=4), ["a.bin has 3 bytes, and 4 are published."]),
+        (Need("a.bin", bytes=4), ["a.bin has 3 bytes (published: 4)."]),
         (
             Need("a.bin", bytes=3, md5="0" * 32),
             ["a.bin differs from the published file (its MD5 differs)."],
