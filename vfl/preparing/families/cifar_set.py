@@ -80,6 +80,6 @@ def _some(read: Read, version: Version, names: Sequence[str]) -> tuple[Array, Ar
 def contents(parts: Sequence[tuple[Array, Array]], classes: tuple[str, ...]) -> Content:
     """Returns images and labels of training and of testing as one."""
     labels = [own for _, own in parts]
-    splits = np.repeat(np.array([TRAIN, TEST], object), [len(each) for each in labels])
+    splits = np.repeat(np.array([TRAIN, TEST], object), [len(part) for part in labels])
     images = np.concatenate([own for own, _ in parts])
     return Content(np.concatenate(labels), splits, blocks_of(images), classes=classes)
