@@ -33,7 +33,7 @@ from sklearn.metrics import roc_auc_score
 import vfl
 from benchmarks.defaults_read import GAPS, Tables, gap, spread
 from benchmarks.defaults_tables import LABEL, TABLES, Shared
-from vfl.new.flow import Given, Wishes, new_party, new_recipe
+from vfl.new.flow import Flags, Wishes, new_party, new_recipe
 
 METRICS = {"binary": "auc", "multiclass": "accuracy", "regression": "rmse"}
 
@@ -61,8 +61,8 @@ def vfl_party_data(path: Path, folder: Path) -> Tables:
     return data | {"source": str(folder / data["source"])}
 
 
-def _given(path: Path, label: str | None) -> Given:
-    return Given(path.name, ("id",), label, (), None, None, Path(), force=True)
+def _given(path: Path, label: str | None) -> Flags:
+    return Flags(path.name, ("id",), label, (), None, None, Path(), force=True)
 
 
 def ours(recipe: vfl.Recipe, task: str, seed: int) -> tuple[Tables, dict[str, list[Any]]]:

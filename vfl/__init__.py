@@ -16,11 +16,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-# It sets MKL's variable, which MKL reads once; a notebook may use torch before a run needs it.
+# The import sets MKL's variable, which MKL reads once, before a notebook may use torch.
 import vfl_party  # noqa: F401
 
 if TYPE_CHECKING:
-    # Re-exported, and no part of __all__: these names go if the leak meter is removed.
+    # These re-exports are not in __all__: they go if the leak meter is removed.
     from vfl.leak_meter.api import Leaks as Leaks
     from vfl.leak_meter.api import leaks as leaks
     from vfl.library.data import Data
@@ -90,11 +90,11 @@ for _name in ("vfl", "vfl_common", "vfl_party", "vfl_server"):
 def __getattr__(name: str) -> Any:
     if name in _FROM:
         return getattr(import_module(_FROM[name]), name)
-    # What research adds stands in no module of ours: the entry points ``vfl.library`` name it.
+    # Research packages add names by the entry points ``vfl.library``.
     for added in entry_points(group="vfl.library", name=name):
         return added.load()
     raise AttributeError(f"module 'vfl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(each.name for each in entry_points(group="vfl.library"))})
+    return sorted({*__all__, *(entry.name for entry in entry_points(group="vfl.library"))})

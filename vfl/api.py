@@ -1,12 +1,11 @@
 """The names that plug-ins may rely on.
 
-A plug-in, in a package or in a notebook, imports what it needs of us from here and from nowhere
-else::
+A plug-in, in a package or in a notebook, imports our names only from here::
 
     from vfl.api import Filter, Section, Transform
 
-``docs/reference/api-for-plugins.md`` lists the names, and says what is promised of them. Each is
-imported when it is asked for, so that a party that does not need torch does not load it.
+``docs/reference/api-for-plugins.md`` lists the names and their guarantees. Each is
+imported on first use, so that a party without torch does not load it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    # Of attacks, and no part of __all__: these names go if the leak meter is removed.
+    # These names of attacks are not in __all__: they go if the leak meter is removed.
     from vfl.leak_meter.scene.scene import Attack as Attack
     from vfl.leak_meter.scene.scene import Figure as Figure
     from vfl.leak_meter.scene.scene import Scene as Scene
@@ -135,7 +134,7 @@ __all__ = [
     "u8",
 ]
 
-# The room of each name.
+# {name: the module that defines it}
 FROM = {
     name: module
     for module, names in {
@@ -174,11 +173,11 @@ FROM = {
 def __getattr__(name: str) -> Any:
     if name in FROM:
         return getattr(import_module(FROM[name]), name)
-    # What research adds stands in no module of ours: the entry points ``vfl.api`` name it.
+    # Research packages add names by the entry points ``vfl.api``.
     for added in entry_points(group="vfl.api", name=name):
         return added.load()
     raise AttributeError(f"module 'vfl.api' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *(each.name for each in entry_points(group="vfl.api"))})
+    return sorted({*__all__, *(entry.name for entry in entry_points(group="vfl.api"))})

@@ -10,7 +10,7 @@ import click
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES, NAMES, run_program
 
-# {command: where it is}. Each is imported when it is listed or called.
+# {command: its function}, each imported when it is listed or called.
 _OURS = {
     "card": "vfl.card.commands:card",
     "certs": "vfl.certs.commands:certs",
@@ -33,49 +33,48 @@ _OURS = {
 
 
 class _Commands(click.Group):
-    """Has our commands, and those of the entry points ``vfl.commands``."""
+    """Our commands, and those of the entry points ``vfl.commands``."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return sorted({*_OURS, *(each.name for each in _added())})
+        return sorted({*_OURS, *(entry.name for entry in _entry_points())})
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _OURS:
             module, _, name = _OURS[cmd_name].partition(":")
             own: click.Command = getattr(import_module(module), name)
             return own
-        found = next((each for each in _added() if each.name == cmd_name), None)
-        if found is None:
+        added = next((entry for entry in _entry_points() if entry.name == cmd_name), None)
+        if added is None:
             return None
         try:
-            command = found.load()
+            command = added.load()
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            text = (
-                f"the command {cmd_name!r} of {found.value} cannot be loaded: {why}; reinstall "
-                "or remove it"
-            )
-            raise InputError(Code.CONFIG_INVALID, text) from error
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"the command {cmd_name!r} of {added.value} cannot be loaded "
+                f"({type(error).__name__}: {error}). Reinstall or remove it.",
+            ) from error
         if not isinstance(command, click.Command):
-            text = (
-                f"{found.value} is a {type(command).__name__}, and the entry point "
-                "vfl.commands wants a click command"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{added.value}: must be a click command (got {type(command).__name__}). Correct "
+                "its entry point vfl.commands.",
             )
-            raise InputError(Code.CONFIG_INVALID, text)
         return command
 
 
-def _added() -> list[EntryPoint]:
+def _entry_points() -> list[EntryPoint]:
     return list(entry_points(group="vfl.commands"))
 
 
 @click.group(cls=_Commands, epilog=EXIT_CODES, context_settings=NAMES)
 @click.version_option(package_name="vfl")
 def cli() -> None:
-    """Vertical federated learning: parties hold different columns about the same people and train
-    together.
+    """Run vertical federated learning on one machine.
 
-    This program runs whole federations on one machine, to try things out, and makes the files of a
-    new one, its certificates and reports. Parties on separate machines use `vfl-server serve` and
+    Parties hold different columns about the same people and train together. This program runs
+    whole federations on one machine, to try things out, and makes the files of a new one, its
+    certificates and reports. Parties on separate machines use `vfl-server serve` and
     `vfl-party run`.
 
     \b
@@ -86,7 +85,7 @@ def cli() -> None:
       vfl prepare --list                    data sets of the papers, from their official files
       vfl study examples/study/digits.toml  compare methods, seeds and label counts in a table
       vfl forecast examples/digits.toml     bytes and time, before anything runs
-      vfl leaks examples/breast-cancer.toml what the others could read from what was sent
+      vfl leaks examples/breast-cancer.toml what the others can infer from the messages
       vfl runs                              a table of your runs
       vfl report                            the newest run again, with charts
       vfl watch                             a page that shows a run while it goes on
@@ -98,6 +97,7 @@ def cli() -> None:
 
 
 def main() -> None:
+    """Runs the program."""
     run_program(cli, "vfl")
 
 

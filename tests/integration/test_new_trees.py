@@ -16,7 +16,7 @@ from tests.harness.errors import assert_names
 from tests.unit.vfl.test_new import BANK, SHOP, run, table, tables
 from vfl.library.predicting import predict_rows
 from vfl.new.rules import Task
-from vfl.new.trees import DEEPER, MOST_CATEGORIES, training_for
+from vfl.new.trees import DEEPER, MAX_CATEGORIES, training_for
 from vfl.simulation.own_files import of_party_files
 from vfl_common.config.recipe import load_recipe
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
@@ -111,19 +111,16 @@ def test_trees_of_many_rows_are_deeper() -> None:
 
 def test_a_column_with_more_categories_than_trees_tell_apart_is_left_out() -> None:
     """Networks take it: they have no such limit."""
-    texts = [f"t{n % (MOST_CATEGORIES + 1)}" for n in range(1300)]
+    texts = [f"t{n % (MAX_CATEGORIES + 1)}" for n in range(1300)]
     table(
         "bank.csv", "customer,age,town,default", lambda n: f"K{n},{n % 50},{texts[n]},{n % 2}", 1300
     )
-    told = (
-        f"left out    town: more than {MOST_CATEGORIES} different texts, the most that trees "
-        "tell apart  "
-    )
+    told = f"left out    town: more than {MAX_CATEGORIES} different texts, the maximum for trees  "
     assert told in run(*TREES)
     assert tables("bank.toml")["data"]["drop"] == ["town"]
     assert "left out" not in run(*BANK, "--force")
     # An empty cell is one more category.
-    texts = ["" if n == 3 else f"t{n % MOST_CATEGORIES}" for n in range(1300)]
+    texts = ["" if n == 3 else f"t{n % MAX_CATEGORIES}" for n in range(1300)]
     table(
         "bank.csv", "customer,age,town,default", lambda n: f"K{n},{n % 50},{texts[n]},{n % 2}", 1300
     )

@@ -144,7 +144,7 @@ def test_a_run_may_vanish_come_back_and_be_another(tmp_path: Path) -> None:
         viewer.until(lambda seen: seen.curves)
         shutil.rmtree(run)
         viewer.until(lambda seen: seen.state["state"] == "none")
-        assert viewer.state["why"] == "the folder is not there; this page waits for one"
+        assert viewer.state["why"] == "the folder does not exist; this page waits for one"
         assert viewer.curves == {}
         add(make(run, digest="2") / "metrics.jsonl", metrics(1, auc=0.25))
         viewer.until(lambda seen: seen.curves)

@@ -2,6 +2,6 @@
 
 CA_DAYS = 3650
 PARTY_DAYS = 365
-# Of a signed list of revoked certificates.
+# The validity of a signed list of revoked certificates.
 LIST_DAYS = PARTY_DAYS
 MAX_DAYS = 36500

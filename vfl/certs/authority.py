@@ -63,7 +63,9 @@ def create_authority(
     """
     if not (1 <= len(federation) <= 64 and federation.isprintable()):
         raise InputError(
-            Code.CONFIG_INVALID, "the federation's name must have 1 to 64 printable characters"
+            Code.CONFIG_INVALID,
+            f"federation: must have 1 to 64 printable characters (got {federation!r}). Choose "
+            "another name.",
         )
     key = _new_key()
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, federation)])
@@ -78,7 +80,7 @@ def create_authority(
         folder / "ca.pem": certificate.public_bytes(Encoding.PEM),
     }
     pem.write_new(files, force=force)
-    # The old authority's.
+    # This list is signed by the old authority.
     (folder / SIGNED).unlink(missing_ok=True)
     return folder / "ca.pem"
 
@@ -122,8 +124,8 @@ def issue(
 
 
 def give_ca(folder: Path, out: Path | None) -> Path:
-    """Copies ``ca.pem`` beside the certificates in ``out``, unless one is there. Returns the one to
-    use, there or here.
+    """Copies ``ca.pem`` to the certificates in ``out``, unless it has one. Returns the path of the
+    one to use.
 
     Raises InputError.
     """
@@ -179,15 +181,19 @@ def sign_request(
     check_name(name)
     _check_alike(name, folder, out or csr.parent)
     request = pem.parse_request(pem.read(csr), csr)
-    asked = pem.names(request)
-    if asked != (name,):
+    requested = pem.names(request)
+    if requested != (name,):
         raise InputError(
             Code.IDENTITY_MISMATCH,
-            f"the request {csr} is for {pem.quoted(asked)}, expected {name!r} alone",
+            f"{csr}: must be for {name!r} alone (got {pem.quoted(requested)}). Check who sent "
+            "the request.",
         )
     key = request.public_key()
     if problem := pem.unusable(key):
-        raise InputError(Code.CERTIFICATE_INVALID, f"the key in {csr} {problem}")
+        raise InputError(
+            Code.CERTIFICATE_INVALID,
+            f"{csr}: its key {problem}. Make a new request with `vfl certs request`.",
+        )
     assert isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey)  # noqa: S101 - others are unusable
     path = (out or csr.parent) / f"{name}.pem"
     pem.write_new({path: _sign(_load_authority(folder), name, key, days, now)}, force=force)
@@ -209,15 +215,16 @@ def revoke(folder: Path, who: str) -> tuple[Path, bool]:
     if not path.exists():
         raise InputError(
             Code.CERTIFICATE_INVALID,
-            f"{path}: there is no such file; name the file of the certificate, as in "
-            f"vfl certs revoke PATH/{path.name}, or put its serial number into {folder / FILE}",
+            f"{path}: no such file. Name the certificate's file, as in vfl certs revoke "
+            f"PATH/{path.name}, or put its serial number into {folder / FILE}.",
         )
     certificate = pem.parse_certificates(pem.read(path), path)[0]
     authority = pem.parse_certificates(pem.read(ca_path), ca_path)
     if pem.issuer_of(certificate, authority) is None or certificate in authority:
         raise InputError(
             Code.CERTIFICATE_INVALID,
-            f"{path} is not a party's certificate from the CA in {ca_path}",
+            f"{path}: is not a party's certificate from the CA in {ca_path}. Name a certificate "
+            "that this authority signed.",
         )
     listed = folder / FILE
     before = pem.read(listed) if listed.exists() else _LIST.encode()
@@ -230,19 +237,20 @@ def revoke(folder: Path, who: str) -> tuple[Path, bool]:
 
 
 def sign_list(folder: Path, days: int = LIST_DAYS, *, now: datetime | None = None) -> Path | None:
-    """Writes the list of revoked certificates anew as ``revoked.crl``, signed; None if ``ca.key``
-    is not here.
+    """Writes the list of revoked certificates as ``revoked.crl``, signed. Returns None if
+    ``ca.key`` is not here.
 
     Args:
         folder: the authority's; the serial numbers are those of ``revoked.txt`` there.
-        days: for how long the list is good; whoever has it needs the next one by then.
+        days: the validity of the list in days; afterwards every holder needs a new one.
         now: when it is made, in UTC; default: the clock's time.
 
     Raises InputError.
     """
     if not 1 <= days <= MAX_DAYS:
         raise InputError(
-            Code.CONFIG_INVALID, f"a list is valid for 1 to {MAX_DAYS} days, not {days}"
+            Code.CONFIG_INVALID,
+            f"--days: must be from 1 to {MAX_DAYS} (got {days}). Choose a number in this range.",
         )
     if not (folder / "ca.key").exists():
         return None
@@ -270,18 +278,16 @@ def sign_list(folder: Path, days: int = LIST_DAYS, *, now: datetime | None = Non
 
 
 def _check_alike(name: str, *folders: Path) -> None:
-    """Raises InputError if a certificate lies there for a name that differs from ``name`` by
-    capitals alone.
+    """Raises InputError if a certificate lies there for a name that differs from ``name`` only by
+    case.
     """
     for folder in folders:
         for path in sorted(folder.glob("*.pem")):
             if path.stem != name and path.stem.lower() == name.lower():
-                text = (
-                    f"{name!r} differs from {path.stem!r}, whose certificate is {path}, by "
-                    "capitals alone"
-                )
                 raise InputError(
-                    Code.CONFIG_INVALID, f"{text}, which TLS takes for the same; take another name"
+                    Code.CONFIG_INVALID,
+                    f"{name!r}: differs from {path.stem!r} ({path}) only by case, which TLS "
+                    "ignores. Choose another name.",
                 )
 
 
@@ -294,13 +300,13 @@ def check_name(name: str) -> None:
     except ValidationError as error:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{name!r} is not a party's name: 1 to 64 letters, digits, '.', '_', '-', at "
-            "both ends a letter or digit",
+            f"{name!r}: is not a party's name. Use 1 to 64 letters, digits, '.', '_' and '-', "
+            "with a letter or digit at both ends.",
         ) from error
     if name.lower() == "ca":
         raise InputError(
             Code.CONFIG_INVALID,
-            f"a party cannot be named {name!r}: its files would be the authority's",
+            f"{name!r}: is the name of the authority's files. Choose another name for the party.",
         )
     try:
         ipaddress.ip_address(name)
@@ -308,7 +314,8 @@ def check_name(name: str) -> None:
         return
     raise InputError(
         Code.CONFIG_INVALID,
-        f"{name!r} is an IP address: TLS would not compare it with a party's name",
+        f"{name!r}: is an IP address, which TLS does not compare with a party's name. Choose "
+        "another name.",
     )
 
 
@@ -318,11 +325,14 @@ def _load_authority(folder: Path) -> _Authority:
     key, _ = pem.parse_key(pem.read_secret(key_path, "the key"), key_path)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise InputError(
-            Code.CERTIFICATE_INVALID, f"{key_path} is not an ECDSA key; `vfl certs ca` makes one"
+            Code.CERTIFICATE_INVALID,
+            f"{key_path}: is not an ECDSA key. Make one with `vfl certs ca`.",
         )
     if key.public_key() != certificate.public_key():
         raise InputError(
-            Code.CERTIFICATE_INVALID, f"the key {key_path} does not belong to {certificate_path}"
+            Code.CERTIFICATE_INVALID,
+            f"{key_path}: does not belong to {certificate_path}. Put the authority's two files "
+            "together.",
         )
     return _Authority(certificate, key)
 
@@ -340,7 +350,8 @@ def _sign(
     if now >= latest:
         raise InputError(
             Code.CERTIFICATE_INVALID,
-            f"the authority's certificate expired at {pem.utc(latest)}; make a new authority",
+            f"the authority's certificate expired at {pem.utc(latest)}. Make a new authority "
+            "with `vfl certs ca`.",
         )
     certificate = (
         _builder(
@@ -381,7 +392,8 @@ def _builder(
     """Builds the part that the authority's and a party's certificates have in common."""
     if not 1 <= days <= MAX_DAYS:
         raise InputError(
-            Code.CONFIG_INVALID, f"a certificate is valid for 1 to {MAX_DAYS} days, not {days}"
+            Code.CONFIG_INVALID,
+            f"--days: must be from 1 to {MAX_DAYS} (got {days}). Choose a number in this range.",
         )
     end = now + timedelta(days=days)
     return (

@@ -14,21 +14,25 @@ _DAYS = click.IntRange(1, MAX_DAYS)
 _DEFAULT = Path("certs")
 
 _ca = click.option(
-    "--ca", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder with ca.pem and ca.key."
+    "--ca",
+    type=_FOLDER,
+    default=_DEFAULT,
+    show_default=True,
+    help="Read the folder with ca.pem and ca.key.",
 )
 _days = click.option(
     "--days",
     type=_DAYS,
     default=PARTY_DAYS,
     show_default=True,
-    help="Validity in days; at most the CA's.",
+    help="Set the validity in days, up to the CA's.",
 )
 _force = click.option("--force", is_flag=True, help="Replace existing files.")
 
 
 @click.group()
 def certs() -> None:
-    """Make and show the certificates by which parties recognise each other.
+    """Make and show the certificates of a federation.
 
     \b
     One administrator makes all keys in one place:
@@ -43,20 +47,24 @@ def certs() -> None:
 
 @certs.command()
 @click.option(
-    "--out", type=_FOLDER, default=_DEFAULT, show_default=True, help="Folder for ca.pem and ca.key."
+    "--out", type=_FOLDER, default=_DEFAULT, show_default=True, help="Write to this folder."
 )
 @click.option(
     "--federation",
     default="vfl",
     show_default=True,
-    help="The authority's name, for people to read.",
+    help="Set the authority's name, for people to read.",
 )
-@click.option("--days", type=_DAYS, default=CA_DAYS, show_default=True, help="Validity in days.")
 @click.option(
-    "--force", is_flag=True, help="Replace the authority: all of its certificates become worthless."
+    "--days", type=_DAYS, default=CA_DAYS, show_default=True, help="Set the validity in days."
+)
+@click.option(
+    "--force", is_flag=True, help="Replace the authority and invalidate all of its certificates."
 )
 def ca(out: Path, federation: str, days: int, force: bool) -> None:
-    """Make the federation's authority: ca.pem goes to every party, ca.key to nobody.
+    """Make the authority of a federation.
+
+    Give ca.pem to every party, and ca.key to nobody.
 
     \b
     Example:
@@ -66,20 +74,22 @@ def ca(out: Path, federation: str, days: int, force: bool) -> None:
 
     path = authority.create_authority(out, federation, days, force=force)
     click.echo(f"{path}: for every party")
-    click.echo(f"{out / 'ca.key'}: keep it secret; whoever has it can act as any party")
+    click.echo(f"{out / 'ca.key'}: keep it secret; it can sign a certificate for any party")
 
 
 @certs.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @_ca
-@click.option("--out", type=_FOLDER, help="Folder for the files; default: the authority's.")
+@click.option(
+    "--out", type=_FOLDER, help="Write the files to this folder [default: the authority's]."
+)
 @_days
 @_force
 def issue(names: tuple[str, ...], ca: Path, out: Path | None, days: int, force: bool) -> None:
-    """Make a key and a certificate for each NAME: the server and the parties, as the recipe names
-    them.
+    """Make a key and a certificate for each NAME.
 
-    A folder of their own, --out, gets ca.pem too, unless it has one.
+    NAME is the server or a party, as the recipe names it. The folder --out gets ca.pem too, unless
+    it has one.
 
     \b
     Examples:
@@ -104,11 +114,13 @@ def issue(names: tuple[str, ...], ca: Path, out: Path | None, days: int, force: 
     type=_FOLDER,
     default=_DEFAULT,
     show_default=True,
-    help="Folder for NAME.key and NAME.csr.",
+    help="Write NAME.key and NAME.csr to this folder.",
 )
 @_force
 def request(name: str, out: Path, force: bool) -> None:
-    """Make a key, which stays here, and a request, which goes to the authority.
+    """Make a key and a request for the authority.
+
+    The key stays here; the request goes to the authority.
 
     \b
     Example:
@@ -128,13 +140,15 @@ def request(name: str, out: Path, force: bool) -> None:
 
 @certs.command()
 @click.argument("csr", type=_FILE)
-@click.option("--name", help="Who sent the request; default: the file's name without .csr.")
+@click.option("--name", help="Name the sender [default: the file's name without .csr].")
 @_ca
-@click.option("--out", type=_FOLDER, help="Folder for the certificate; default: the request's.")
+@click.option(
+    "--out", type=_FOLDER, help="Write the certificate to this folder [default: the request's]."
+)
 @_days
 @_force
 def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, force: bool) -> None:
-    """Sign a request after checking that it comes from the party that it names.
+    """Sign a request of the party that it names.
 
     Compare the fingerprint with the one that the party sees before you send the certificate back.
 
@@ -161,16 +175,16 @@ def sign(csr: Path, name: str | None, ca: Path, out: Path | None, days: int, for
     type=_DAYS,
     default=LIST_DAYS,
     show_default=True,
-    help="Validity of the signed list, in days.",
+    help="Set the validity of the signed list in days.",
 )
 def revoke(names: tuple[str, ...], ca: Path, days: int) -> None:
-    """Revoke the certificate of each NAME (or of a file NAME.pem): add its serial number to the
-    list revoked.txt.
+    """Add the certificate of each NAME to revoked.txt.
 
-    If ca.key is in the folder, the list is also written as revoked.crl, signed; without a NAME it
-    is only signed anew, which must be done before --days have passed.
+    NAME is a party, or a file NAME.pem. If ca.key is in the folder, the list is also written as
+    revoked.crl, signed; without a NAME it is only signed again, which is needed before --days have
+    passed.
 
-    The server and every party need the new list beside their ca.pem; they read it at each
+    The server and every party need the new list next to their ca.pem; they read it at each
     connection. Revoke a certificate before you replace it: afterwards only its file, or a line with
     its serial number, can name it.
 
@@ -186,16 +200,18 @@ def revoke(names: tuple[str, ...], ca: Path, days: int) -> None:
         click.echo(f"{name}: {'added to' if changed else 'was already in'} {path}")
     signed = authority.sign_list(ca, days)
     if signed is None and not names:
-        raise click.UsageError(f"{ca} has no ca.key to sign a list; name whom to revoke")
-    for each in ([ca / FILE] if names else []) + ([signed] if signed is not None else []):
-        until = f", valid for {days} days" if each == signed else ""
-        click.echo(f"{each}: for the server and every party, beside ca.pem{until}")
+        raise click.UsageError(f"{ca}: has no ca.key to sign a list. Name a certificate to revoke.")
+    for path in ([ca / FILE] if names else []) + ([signed] if signed is not None else []):
+        until = f", valid for {days} days" if path == signed else ""
+        click.echo(f"{path}: copy it next to ca.pem at the server and every party{until}")
 
 
 @certs.command()
 @click.argument("file", type=_FILE)
 def show(file: Path) -> None:
-    """Show what a certificate or a request is for, and until when it is valid.
+    """Show the name, issuer and validity of a certificate.
+
+    FILE is a certificate or a request.
 
     \b
     Example:

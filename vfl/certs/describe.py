@@ -32,14 +32,17 @@ def describe(path: Path) -> list[tuple[str, str]]:
         x509.UnsupportedGeneralNameType,
         UnsupportedAlgorithm,
     ) as error:
-        raise InputError(Code.CERTIFICATE_INVALID, f"{path} cannot be shown: {error}") from error
+        raise InputError(
+            Code.CERTIFICATE_INVALID,
+            f"{path}: cannot be shown ({error}). Make the certificate or request again.",
+        ) from error
 
 
 def _describe(path: Path, content: bytes) -> list[tuple[str, str]]:
     if b"PRIVATE KEY-----" in content:
         raise InputError(
             Code.CERTIFICATE_INVALID,
-            f"{path} is a private key; give the certificate or the request",
+            f"{path}: is a private key. Give the certificate or the request.",
         )
     if b"-----BEGIN CERTIFICATE REQUEST-----" in content:
         request = pem.parse_request(content, path)
@@ -60,9 +63,7 @@ def _describe(path: Path, content: bytes) -> list[tuple[str, str]]:
 
 
 def fingerprint(document: x509.Certificate | x509.CertificateSigningRequest) -> str:
-    """Returns the SHA-256 of the DER form, ``AB:CD:…``, which two people can compare on the
-    telephone.
-    """
+    """Returns the SHA-256 of the DER form, ``AB:CD:…``, for people to compare."""
     digest = hashes.Hash(hashes.SHA256())
     digest.update(document.public_bytes(Encoding.DER))
     return digest.finalize().hex(":").upper()
@@ -81,8 +82,8 @@ def _identity(document: x509.Certificate | x509.CertificateSigningRequest) -> li
 
 
 def _common_name(name: x509.Name) -> str:
-    found = name.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return str(found[0].value) if found else name.rfc4514_string()
+    names = name.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else name.rfc4514_string()
 
 
 def _key_type(document: x509.Certificate | x509.CertificateSigningRequest) -> str:
@@ -101,12 +102,12 @@ def _validity(certificate: x509.Certificate, now: datetime) -> str:
 
 
 def _abilities(certificate: x509.Certificate) -> list[str]:
-    found = []
+    abilities = []
     for extension in certificate.extensions:
         value = extension.value
         if isinstance(value, x509.BasicConstraints) and value.ca:
-            found.append("sign the certificates of parties")
+            abilities.append("sign the certificates of parties")
         if isinstance(value, x509.ExtendedKeyUsage):
-            found += ["dial a peer"] * (ExtendedKeyUsageOID.CLIENT_AUTH in value)
-            found += ["answer a peer"] * (ExtendedKeyUsageOID.SERVER_AUTH in value)
-    return found
+            abilities += ["dial a peer"] * (ExtendedKeyUsageOID.CLIENT_AUTH in value)
+            abilities += ["answer a peer"] * (ExtendedKeyUsageOID.SERVER_AUTH in value)
+    return abilities

@@ -1,1 +1,1 @@
-"""``vfl forecast``: the bytes and the time of a run, before anything runs."""
+"""``vfl forecast``: the bytes and the time of a run, before it runs."""

@@ -22,19 +22,18 @@ from vfl_common.process.program import EXIT_CODES
     "--bandwidth",
     default="100Mbit/s",
     show_default=True,
-    help="Of each link: 10Mbit, 1Gbit/s, 100MB, …",
+    help="Set the bandwidth of each link: 10Mbit, 1Gbit/s, 100MB, …",
 )
 @click.option(
     "--latency",
     default="20ms",
     show_default=True,
-    help="One way (half of ping's time): 20ms, 0.1s, …",
+    help="Set the one-way latency (half of ping's time): 20ms, 0.1s, …",
 )
 @click.option(
     "--rows",
     type=click.IntRange(1, 100_000_000),
-    help="Rows that all parties hold, or each passive one if rows.align is none; if given, data "
-    "are not read.",
+    help="Assume this number of common rows instead of reading data.",
 )
 @click.option(
     "--rounds",
@@ -43,21 +42,20 @@ from vfl_common.process.program import EXIT_CODES
     help="Count N rounds for a phase with early stopping.",
 )
 @click.option(
-    "--step-time", default="0", show_default=True, help="What a step of training computes: 1.5ms, …"
+    "--step-time", default="0", show_default=True, help="Set the computing time of a step: 1.5ms, …"
 )
 @click.option(
-    "--measure", is_flag=True, help="Find out what a step computes: run a few in this process."
+    "--measure", is_flag=True, help="Measure the computing time of a step in this process."
 )
 @click.option(
     "--cores",
     type=click.IntRange(1),
-    help="Of the one machine that all parties share, as under vfl simulate.",
+    help="Set the cores of the machine that all parties share.",
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, 1024),
-    help="With rows.align = psi: count how long that many processes of a party, each on a core of "
-    "its own, mask ids. Measures one batch here.",
+    help="Count the masking of ids by this many processes of a party.",
 )
 @click.option(
     "--suggest",
@@ -78,13 +76,14 @@ def forecast(
     suggest: bool,
     as_json: bool,
 ) -> None:
-    """Count, before anything runs, the bytes that RECIPE will send by party, phase and direction,
-    and their time.
+    """Count the bytes and the time of RECIPE before it runs.
 
-    RECIPE may also be a party file: its data then give the number of rows. The party files of all
-    parties are one recipe together, as for vfl simulate. Every message counts
-    with its exact size. The sessions with the server are not counted because they grow with time.
-    The time covers communication, and what --step-time or --measure say of computation.
+    The bytes are by party, phase and direction. RECIPE may also be a party file: its data then give
+    the number of rows. The party files of all parties are one recipe together, as for vfl simulate.
+    --rows counts the rows that all parties hold, or each passive one if rows.align is none. Every
+    message counts with its exact size, but the sessions with the server are left out because they
+    grow with time. The time covers communication, and computation by --step-time or --measure;
+    --workers measures the masking of one batch, with a core for each process.
 
     \b
     Examples:
@@ -99,11 +98,12 @@ def forecast(
 
     if measure and step_time != "0":
         raise InputError(
-            Code.CONFIG_INVALID, "--step-time and --measure say the same thing; give one of them"
+            Code.CONFIG_INVALID, "--step-time: cannot be combined with --measure. Give one of them."
         )
     if cores is not None and not measure:
         raise InputError(
-            Code.CONFIG_INVALID, "--cores needs --measure, which finds out what all parties compute"
+            Code.CONFIG_INVALID,
+            "--cores: needs --measure, which measures all parties. Add --measure.",
         )
     network = Network.read(bandwidth, latency, step_time, cores)
     show_forecast(

@@ -1,4 +1,4 @@
-"""Measures what a step computes: a few rounds of the recipe in this process, without a network."""
+"""Measures the computing time of a step with a few rounds in this process, without a network."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ _STEPS = 40
 _SHORT = {"epochs": _ROUNDS, "rounds": _ROUNDS, "trees": _ROUNDS, "steps": _STEPS}
 
 
-def measured(outlook: Outlook, network: Network) -> Network:
-    """Returns ``network`` with what a step of each phase computes. Raises InputError if there are
-    no data here.
+def measure(outlook: Outlook, network: Network) -> Network:
+    """Returns ``network`` with the computing time of a step of each phase. Raises InputError
+    without data.
     """
     from vfl.simulation.inprocess import run_in_process
     from vfl_party.forecast.count import forecast, outlook_of
 
     if outlook.recipe.simulate is None or outlook.folder is None:
-        text = (
-            "--measure runs a few steps of all parties, so it needs a recipe with "
-            "[simulate.parties.NAME], the data of"
-            " each (docs/how-to/recipes/simulate.md); give --step-time instead"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "--measure: needs a recipe with [simulate.parties.NAME], the data of each party "
+            "(docs/how-to/recipes/simulate.md). Add it, or give --step-time instead.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
     recipe = shortened(outlook.recipe)
     trips = {
         phase.name: sum(run.times * run.steps // run.parts for run in phase.runs if run.trains)
@@ -43,49 +42,51 @@ def measured(outlook: Outlook, network: Network) -> Network:
     }
     data = divide(recipe, outlook.folder)
     with tempfile.TemporaryDirectory(prefix="vfl-measure-") as place:
-        # What torch does once is not what a step takes.
+        # The first run includes torch's one-time initialisation.
         for turn in ("warm", "measured"):
             summary = run_in_process(recipe, data, Path(place) / turn, modules=outlook.folder)
     work = {
-        name: found
+        name: batch_work
         for name, steps in trips.items()
-        if (found := work_of(summary, name, steps)) is not None
+        if (batch_work := work_of(summary, name, steps)) is not None
     }
     return replace(network, work=work)
 
 
 def with_masking(recipe: Recipe, network: Network, workers: int) -> Network:
-    """Returns ``network`` with what ``workers`` processes of each party take to mask a batch.
-    Raises InputError if no ids are masked.
+    """Returns ``network`` with the time that ``workers`` processes of each party take to mask a
+    batch. Raises InputError if no ids are masked.
     """
     from vfl_party.align import masking_time
 
     if recipe.rows.align != "psi" or not recipe.passives:
-        text = '--workers counts how long ids are masked: it needs rows.align = "psi"'
-        raise InputError(Code.CONFIG_INVALID, f"{text}, and a passive party; leave it out")
-    # In the first round a party masks its own rows, too.
+        raise InputError(
+            Code.CONFIG_INVALID,
+            '--workers: needs rows.align = "psi" and a passive party. Leave --workers out.',
+        )
+    # In the first round a party masks its own rows as well.
     rounds = len(recipe.passives)
     return replace(network, masking_s=masking_time.measured().batch_s(workers, rounds))
 
 
 def shortened(recipe: Recipe) -> Recipe:
-    """Returns a recipe whose phases make a few rounds, and do not end early."""
+    """Returns a recipe whose phases have a few rounds, and no early stopping."""
     tables = recipe.model_dump(mode="json", exclude_unset=True)
     for phase in tables["phases"]:
         settings: dict[str, Any] = phase.pop("settings", {})
         settings.pop("early_stopping", None)
         phase |= settings | {
-            key: min(most, settings[key]) for key, most in _SHORT.items() if settings.get(key)
+            key: min(limit, settings[key]) for key, limit in _SHORT.items() if settings.get(key)
         }
     return parse(Recipe, tables, "recipe")
 
 
 def work_of(summary: Summary, phase: str, steps: int) -> BatchWork | None:
-    """Returns what a step of ``phase`` has computed; ``steps``: those of the run. None if the
+    """Returns the computing time of a step of ``phase``; ``steps``: those of the run. None if the
     parties made none.
 
     The passive parties compute at the same time, and the active party when all have sent. The
-    processor time is that of all; of a run in one process it lacks what gRPC and TLS take.
+    processor time is that of all parties, without gRPC and TLS for a run in one process.
     """
     own: dict[str, list[float]] = {"active": [], "passive": []}
     cpu_s = 0.0

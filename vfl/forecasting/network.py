@@ -1,4 +1,4 @@
-"""Reads bandwidth and latency as people write them, and times a forecast's exchanges with them."""
+"""Reads bandwidth and latency from text, and times a forecast's exchanges with them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from vfl_common.psi import MASKED_IDS
 from vfl_party.forecast.result import StepRun
 
 # Measured on Linux with grpcio 1.85 and TLS 1.3, on the TCP streams of runs with messages of 8 to
-# 550 kB: frames of HTTP/2, records of TLS, and the other direction's window updates. Headers of TCP
-# and IP are not among them.
+# 550 kB: frames of HTTP/2, records of TLS, and the other direction's window updates, without the
+# headers of TCP and IP.
 AROUND_MESSAGE_BYTES = 60
 AROUND_BYTES_SHARE = 0.0018
 
@@ -23,16 +23,16 @@ _BANDWIDTH = re.compile(
 _LATENCY = re.compile(r"(\d+\.?\d*|\.\d+)\s*(us|µs|ms|s)", re.IGNORECASE)
 _FACTOR = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _SECONDS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
-_LONGEST_S = 3600.0
+_MAX_S = 3600.0
 
 
 @dataclass(frozen=True)
 class BatchWork:
-    """What a batch computes. ``loop_s``: one after the other, until its answer is used;
-    ``slowest_s``: at one party.
+    """The computing time of a batch.
 
-    With several steps in flight the parties compute at the same time, so the slowest sets the pace;
-    if they share a machine, also ``total_s``: the processor time of all parties; 0: unknown.
+    ``loop_s``: in sequence, until its answer is used; ``slowest_s``: at the slowest party. With
+    several steps in flight the parties compute at the same time, so the slowest sets the pace; if
+    they share a machine, so does ``total_s``: the processor time of all parties; 0: unknown.
     """
 
     loop_s: float = 0.0
@@ -42,12 +42,12 @@ class BatchWork:
 
 @dataclass(frozen=True)
 class Network:
-    """All links are alike. ``bandwidth``: bits a second, in each direction; ``latency_s``: one way.
+    """Equal links. ``bandwidth``: bits a second, in each direction; ``latency_s``: one way.
 
-    ``work``: {phase: what a step that trains computes}; ``any_work``: that of every other phase.
-    ``masking_s``: what the masking of a private alignment takes a party a step, while the step
+    ``work``: {phase: computing time of a training step}; ``any_work``: that of all other phases.
+    ``masking_s``: the masking time of a party for a step of a private alignment, while the step
     before travels.
-    ``cores``: of the machine on which all parties are; None: each has a machine of its own.
+    ``cores``: those of the machine that all parties share; None: each has its own machine.
     """
 
     bandwidth: float
@@ -71,12 +71,11 @@ class Network:
         )
 
     def over_s(self, message_bytes: int, messages: int) -> float:
-        """Returns how long messages take through the narrowest point, with what gRPC and TLS put
-        around them.
+        """Returns the time of messages through the bottleneck, with the overhead of gRPC and TLS.
 
-        That is the link of the answering party, because all parties share it: all that they send
-        comes in over it, and the answers go out over it. Its two directions do not disturb each
-        other.
+        The bottleneck is the link of the answering party, which all parties share: all messages to
+        it come in over this link, and the answers go out over it. Its two directions are
+        independent.
         """
         return (
             (message_bytes * (1 + AROUND_BYTES_SHARE) + messages * AROUND_MESSAGE_BYTES)
@@ -85,18 +84,19 @@ class Network:
         )
 
     def seconds(self, phase: str, runs: Iterable[StepRun]) -> float:
-        """Times the steps of a phase."""
+        """Returns the time of the steps of a phase."""
         return sum(run.times * self.run_s(phase, run) for run in runs)
 
     def run_s(self, phase: str, run: StepRun) -> float:
-        """Times the steps of one round, from the first message to the use of the last answer.
+        """Returns the time of the steps of one round, from the first message to the use of the last
+        answer.
 
         One step alone takes ``loop``: the latency of both ways, the bytes of all parties up, and
-        down, and what it computes. With D in flight, D steps share that time; but none is sooner
-        than the bytes of one direction, the slowest party, or the cores that all share, allow:
-        ``least``. The first step of the round takes ``loop``; then each block of D steps takes the
-        longer of ``loop`` and D times ``least``. If a batch is exchanged in parts, the same holds
-        of whole batches: its ``loop`` ends with the answer of its last part.
+        down, and its computing time. With D in flight, D steps share that time; but no step is
+        faster than ``min_s``: the bytes of one direction, the slowest party, or the shared cores.
+        The first step of the round takes ``loop``; then each block of D steps takes the longer of
+        ``loop`` and D times ``min_s``. If a batch is exchanged in parts, the same holds for whole
+        batches: its ``loop`` ends with the answer of its last part.
         """
         up_s = self.over_s(run.up_bytes, run.up_messages) / run.steps
         down_s = self.over_s(run.down_bytes, run.down_messages) / run.steps
@@ -105,31 +105,32 @@ class Network:
             work = BatchWork(slowest_s=self.masking_s)
         loop_s = 2 * self.latency_s + up_s + down_s + work.loop_s / run.parts
         shared_s = work.total_s / self.cores if self.cores is not None else 0.0
-        least_s = max(up_s, down_s, max(work.slowest_s, shared_s) / run.parts)
-        loop_s = max(loop_s, least_s)
-        loop_s, least_s = loop_s + (run.parts - 1) * least_s, run.parts * least_s
+        min_s = max(up_s, down_s, max(work.slowest_s, shared_s) / run.parts)
+        loop_s = max(loop_s, min_s)
+        loop_s, min_s = loop_s + (run.parts - 1) * min_s, run.parts * min_s
         batches, in_flight = -(-run.steps // run.parts), max(1, run.in_flight // run.parts)
         blocks, rest = divmod(batches - 1, in_flight)
-        return loop_s + blocks * max(loop_s, in_flight * least_s) + rest * least_s
+        return loop_s + blocks * max(loop_s, in_flight * min_s) + rest * min_s
 
 
 def read_bandwidth(text: str) -> float:
     """Reads bits a second: ``10Mbit``, ``1Gbit/s``, ``100 Mbps``, ``12.5MB/s``; B is bytes. Raises
     InputError.
     """
-    found = _BANDWIDTH.fullmatch(text.strip())
+    match = _BANDWIDTH.fullmatch(text.strip())
     value = 0.0
-    if found is not None:
-        unit = found[3]
+    if match is not None:
+        unit = match[3]
         is_bytes = unit.lower().startswith("byte") or (
             unit[0] == "B" and not unit.lower().startswith("bit")
         )
-        value = float(found[1]) * _FACTOR[found[2].lower()] * (8 if is_bytes else 1)
+        value = float(match[1]) * _FACTOR[match[2].lower()] * (8 if is_bytes else 1)
     if not 0 < value < math.inf:
-        text = (
-            f"--bandwidth {text}: give a number above 0 with a unit, as in 10Mbit/s, 1Gbit, 100MB/s"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"--bandwidth {text}: must be greater than 0 and have a unit. Give one as in "
+            "10Mbit/s, 1Gbit or 100MB/s.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
     return value
 
 
@@ -142,15 +143,18 @@ def read_time(text: str, option: str) -> float:
     """Reads seconds: ``20ms``, ``0.1s``, ``500us``, ``0``. Raises InputError, which names
     ``option``.
     """
-    found = _LATENCY.fullmatch(text.strip())
+    match = _LATENCY.fullmatch(text.strip())
     value = (
-        float(found[1]) * _SECONDS[found[2].lower()]
-        if found is not None
+        float(match[1]) * _SECONDS[match[2].lower()]
+        if match is not None
         else 0.0
         if text.strip() == "0"
         else None
     )
-    if value is None or value > _LONGEST_S:
-        text = f"{option} {text}: give a number with a unit, as in 20ms or 0.1s, at most an hour"
-        raise InputError(Code.CONFIG_INVALID, text)
+    if value is None or value > _MAX_S:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{option} {text}: must be at most an hour and have a unit. Give a time as in 20ms "
+            "or 0.1s.",
+        )
     return value

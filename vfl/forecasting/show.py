@@ -14,7 +14,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from vfl.forecasting.measure import measured, with_masking
+from vfl.forecasting.measure import measure as measure_steps
+from vfl.forecasting.measure import with_masking
 from vfl.forecasting.network import AROUND_BYTES_SHARE, AROUND_MESSAGE_BYTES, Network
 from vfl.forecasting.suggest import suggestions
 from vfl.forecasting.words import duration, number, rate
@@ -40,11 +41,13 @@ def show_forecast(
     suggest: bool = False,
     workers: int | None = None,
 ) -> None:
-    """Runs the command. ``plan``: a recipe, a party file, or all parties' files. ``measure``: finds
-    out what a step computes. ``suggest``: tries settings. ``workers``: processes of a party that
-    mask ids; None: their time is not counted. Raises InputError.
+    """Runs the command.
+
+    ``plan``: a recipe, a party file, or all parties' files. ``measure``: whether to measure the
+    computing time of a step. ``suggest``: whether to try settings. ``workers``: processes of a
+    party that mask ids; None: their time is not counted. Raises InputError.
     """
-    # Imports torch.
+    # Imported late: it imports torch.
     from vfl_party.forecast.count import forecast_of, lone_party, read_outlook, read_rounds
 
     outlook = read_outlook(plan[0]) if len(plan) == 1 else _of_files(plan)
@@ -53,15 +56,15 @@ def show_forecast(
         party, known = lone_party(outlook, rows)
         forecast = forecast_of(party, known, ended)
         if measure:
-            network = measured(outlook, network)
+            network = measure_steps(outlook, network)
         if workers is not None:
             network = with_masking(outlook.recipe, network, workers)
         tried = suggestions(party, known, network, ended) if suggest else None
     if as_json:
-        found = as_tables(forecast, network) | (
+        tables = as_tables(forecast, network) | (
             {"suggestions": tried.as_json()} if tried is not None else {}
         )
-        click.echo(json.dumps(found, separators=(",", ":")))
+        click.echo(json.dumps(tables, separators=(",", ":")))
         return
     wide_console().print(render(forecast, network))
     if tried is not None:
@@ -73,7 +76,7 @@ def _of_files(paths: Sequence[Path]) -> Outlook:
     from vfl_party.forecast.count import outlook_of
 
     tables, base = of_party_files(paths)
-    # For the user's own encoder.
+    # The user's own encoder may be there.
     sys.path.append(str(base))
     return replace(outlook_of(parse(Recipe, tables, "recipe"), base), file=paths[0])
 
@@ -88,7 +91,7 @@ def counted(plan: Path, rows: int | None = None, rounds: Sequence[str] = ()) -> 
 
     Raises InputError.
     """
-    # Imports torch.
+    # Imported late: it imports torch.
     from vfl_party.forecast.count import forecast, read_outlook, read_rounds
 
     outlook = read_outlook(plan)
@@ -107,12 +110,12 @@ def total(links: Iterable[LinkBytes]) -> ByteCount:
 
 
 def seconds(network: Network, phase: PhaseForecast) -> float:
-    """Returns how long a phase's steps take."""
+    """Returns the time of a phase's steps."""
     return network.seconds(phase.name, phase.runs)
 
 
 def as_tables(forecast: CountedForecast, network: Network) -> dict[str, Any]:
-    """Returns the whole forecast, for a program to read."""
+    """Returns the whole forecast as JSON values."""
     phases = [
         phase.model_dump()
         | total(link for link in forecast.links if link.phase == phase.name).model_dump()
@@ -135,7 +138,7 @@ def as_tables(forecast: CountedForecast, network: Network) -> dict[str, Any]:
 
 
 def render(forecast: CountedForecast, network: Network) -> Group:
-    """Returns the tables, one above the other, and the notes below them."""
+    """Returns the tables and the notes below them."""
     parts: list[Text | Table] = [
         Text.assemble("\n", (forecast.recipe, "bold"), f" · {forecast.rows:,} rows\n")
     ]
@@ -153,67 +156,69 @@ def render(forecast: CountedForecast, network: Network) -> Group:
 
 
 def notes(forecast: CountedForecast, network: Network) -> list[str]:
-    """Returns the sentences that a reader needs beside the tables."""
-    found = []
+    """Returns the notes below the tables."""
+    lines = []
     for phase in forecast.phases:
         if phase.unknown:
-            found.append(
+            lines.append(
                 f"{phase.name}: the method {phase.kind} does not declare its exchanges: "
                 "they are not counted."
             )
         if phase.at_most:
-            text = f"{phase.name} may end early, so its numbers are upper bounds"
-            found.append(f"{text}; --rounds {phase.name}=N counts N rounds.")
+            lines.append(
+                f"{phase.name} may end early, so its numbers are upper bounds; --rounds "
+                f"{phase.name}=N counts N rounds."
+            )
         if phase.bound:
-            found.append(f"{phase.name}: {phase.bound}.")
+            lines.append(f"{phase.name}: {phase.bound}.")
     if forecast.encoders:
-        text = (
-            "FLOPs are of a forward pass, a multiplication and an addition two of them; training "
-            "takes about three times as many"
+        lines.append(
+            "FLOPs are those of a forward pass, with two for a multiplication and an addition; "
+            "training takes about three times as many. Kept is the memory of the backward pass "
+            "for each row of a batch."
         )
-        found.append(f"{text}. Kept is what the backward pass needs of each row of a batch.")
-    found += _of_time(forecast, network)
+    lines += _of_time(forecast, network)
     if not any(phase.unknown for phase in forecast.phases):
-        found += filter(None, [label_statement(forecast.exchanges)])
-    found.append("Not counted: the sessions with the server (control), which grow with time.")
-    found.append(WORDS)
-    return found
+        lines += filter(None, [label_statement(forecast.exchanges)])
+    lines.append("Not counted: the sessions with the server (control), which grow with time.")
+    lines.append(WORDS)
+    return lines
 
 
 def _of_time(forecast: CountedForecast, network: Network) -> list[str]:
-    """Says what the time consists of."""
-    there = f"Time at {rate(network.bandwidth)} a link and {network.latency_s * 1000:g} ms one way"
-    around = (
+    """Returns the notes on the components of the time."""
+    lines = [
+        f"Time at {rate(network.bandwidth)} a link and {network.latency_s * 1000:g} ms one way, "
         f"TLS and HTTP/2 ({AROUND_MESSAGE_BYTES} bytes a message and "
-        f"{100 * AROUND_BYTES_SHARE:.2g} %) included"
-    )
-    found = [f"{there}, {around}; TCP and IP, 3 to 4 %, and connecting, come on top."]
+        f"{100 * AROUND_BYTES_SHARE:.2g} %) included; TCP and IP, 3 to 4 %, and connecting, "
+        "come on top."
+    ]
     works = {
         phase.name: network.work.get(phase.name, network.any_work)
         for phase in forecast.phases
         if phase.runs
     }
     if network.masking_s:
-        found.append(
+        lines.append(
             f"Masking of ids, measured here: {1e3 * network.masking_s:.2g} ms a batch. The time of "
             "the server's comparison is not included."
         )
     if not any(work.loop_s for work in works.values()):
         return [
-            *found,
+            *lines,
             f"{'Other computation' if network.masking_s else 'Computation'} is not included: "
-            "--step-time says what a step takes, --measure finds it out.",
+            "set it by --step-time, or measure it by --measure.",
         ]
     if network.work:
         what = ", ".join(
             f"{name} {1e3 * works[name].loop_s:.2g} ms" for name in works if name in network.work
         )
         shared = f"; all parties share {network.cores} cores" if network.cores is not None else ""
-        return [*found, f"Computation, measured here in one process, a step: {what}{shared}."]
+        return [*lines, f"Computation, measured here in one process, a step: {what}{shared}."]
     return [
-        *found,
+        *lines,
         f"Computation: {1e3 * network.any_work.loop_s:g} ms a step that trains, as "
-        "--step-time says.",
+        "set by --step-time.",
     ]
 
 
@@ -229,7 +234,7 @@ def _by_party(forecast: CountedForecast) -> Table:
             ("received", [link for link in forecast.links if link.receiver == party]),
         )
         if not any(own for _, own in ends):
-            # The server, if nothing is averaged.
+            # The server exchanges nothing if nothing is averaged.
             continue
         for direction, own in ends:
             whole = total(own)
@@ -261,19 +266,19 @@ def _by_exchange(forecast: CountedForecast) -> Table:
 
 
 def _by_encoder(forecast: CountedForecast) -> Table:
-    table = new_table("What each encoder computes and keeps")
+    table = new_table("Computation and memory of each encoder")
     table.add_column("party")
     for heading in ("rows", "weights", "as bytes", "FLOPs a row", "FLOPs a pass", "kept a row"):
         table.add_column(heading, justify="right")
-    for each in forecast.encoders:
+    for load in forecast.encoders:
         table.add_row(
-            each.party,
-            f"{each.rows:,}",
-            f"{each.weights:,}",
-            size(each.weight_bytes),
-            number(each.flops_a_row),
-            number(each.flops_a_row * each.rows),
-            size(each.kept_bytes_a_row),
+            load.party,
+            f"{load.rows:,}",
+            f"{load.weights:,}",
+            size(load.weight_bytes),
+            number(load.flops_a_row),
+            number(load.flops_a_row * load.rows),
+            size(load.kept_bytes_a_row),
         )
     return table
 

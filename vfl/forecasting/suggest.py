@@ -1,6 +1,4 @@
-"""Tries settings for a slow link, codecs and steps in flight, and says what each would cost in
-exactness.
-"""
+"""Tries codecs and steps in flight for a slow link, and states their cost in exactness."""
 
 from __future__ import annotations
 
@@ -27,14 +25,15 @@ if TYPE_CHECKING:
 
 BITS = (32, 16, 8, 4, 2)
 FLIGHTS = (1, 2, 4, 8, 16)
-# The least number of rounds of the pipe in a round of steps: it is filled and emptied once in each.
+# The minimum number of rounds of the pipe in a round of steps: it is filled and emptied once in
+# each.
 _ROUND_STEPS = 4
-# Of a step's time.
+# The share of latency in a step's time above which a larger batch is suggested.
 _MOSTLY = 0.5
-# A setting that takes so much longer than the soonest is as good, if it costs less.
+# The ratio to the fastest setting's time up to which a setting is as good, if it costs less.
 _NEAR = 1.1
-# Bits of weights that the server averages.
-_LEAST_AVERAGED = 8
+# The minimum number of bits of weights that the server averages.
+_MIN_AVERAGED = 8
 _OF_BITS = {
     32: "",
     16: "values keep 11 bits",
@@ -46,10 +45,10 @@ _OF_BITS = {
 
 @dataclass(frozen=True)
 class Scope:
-    """What settings are tried for. ``piped``: phases that can have steps in flight.
+    """The phases whose settings are tried. ``piped``: those that can have steps in flight.
 
-    ``coded``: what can have a codec, as (phase, None) for all that its parties send each other, or
-    (phase, exchange) for an average of the server.
+    ``coded``: those that can have a codec, as (phase, None) for all that its parties send each
+    other, or (phase, exchange) for an average of the server.
     """
 
     piped: tuple[str, ...]
@@ -57,6 +56,7 @@ class Scope:
 
     @property
     def phases(self) -> tuple[str, ...]:
+        """All phases with settings to try."""
         return tuple(dict.fromkeys([*self.piped, *(phase for phase, _ in self.coded)]))
 
     def wire(self, bits: int) -> list[dict[str, Any]]:
@@ -65,20 +65,17 @@ class Scope:
         """
         if bits == BITS[0]:
             return []
-        found = []
+        tables = []
         for phase, average in self.coded:
-            named = {} if average is None else {"exchange": average}
-            found.append(
-                {"phase": phase}
-                | named
-                | _codec(bits if average is None else max(bits, _LEAST_AVERAGED))
-            )
-        return found
+            exchange = {} if average is None else {"exchange": average}
+            codec = _codec(bits if average is None else max(bits, _MIN_AVERAGED))
+            tables.append({"phase": phase} | exchange | codec)
+        return tables
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings that were tried. ``bits``: of a value on the wire; ``seconds``, ``message_bytes``:
+    """Tried settings. ``bits``: those of a value on the wire; ``seconds``, ``message_bytes``: those
     of the whole run.
     """
 
@@ -91,12 +88,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Suggestions:
-    """All that were tried; ``best``: the one to paste. ``refused``: why some could not be, each
-    reason once.
+    """All tried settings; ``best``: the one to paste. ``refused``: the reasons of those that could
+    not be tried.
 
-    ``toml``: what to paste into the recipe; empty if it is best as it is. ``own``: (seconds,
-    message bytes) of the recipe as it is. ``waits``: the share of its time that is latency; bytes
-    and computation are the rest.
+    ``toml``: the text to paste into the recipe; empty if it is best unchanged. ``own``: (seconds,
+    message bytes) of the unchanged recipe. ``waits``: the share of latency in its time; bytes and
+    computation are the rest.
     """
 
     network: Network
@@ -109,53 +106,53 @@ class Suggestions:
     waits: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Returns all of it, for a program to read."""
+        """Returns the suggestions as JSON values."""
         seconds, message_bytes = self.own
         as_it_is = {"seconds": seconds, "message_bytes": message_bytes, "waits": self.waits}
-        tried = [asdict(each) for each in self.tried]
-        told = {"as_it_is": as_it_is, "tried": tried, "best": asdict(self.best)}
-        return told | {"toml": self.toml, "refused": list(self.refused)}
+        tried = [asdict(setting) for setting in self.tried]
+        tables = {"as_it_is": as_it_is, "tried": tried, "best": asdict(self.best)}
+        return tables | {"toml": self.toml, "refused": list(self.refused)}
 
     def render(self) -> Group:
-        """Returns the table, and what to paste."""
+        """Returns the table, and the text to paste."""
         there = f"{rate(self.network.bandwidth)}, {self.network.latency_s * 1000:g} ms one way"
         table = new_table(f"Settings of {', '.join(self.phases)} tried for {there}")
         for heading in ("bits a value", "in flight", "time", "message bytes"):
             table.add_column(heading, justify="right")
-        table.add_column("what it costs in exactness", overflow="fold")
+        table.add_column("cost in exactness", overflow="fold")
         seconds, message_bytes = self.own
         table.add_row("as it", "is", duration(seconds), size(message_bytes), "nothing")
-        for each in self.tried:
-            style = "bold" if each == self.best else ""
-            cells = (
-                str(each.bits),
-                str(each.in_flight),
-                duration(each.seconds),
-                size(each.message_bytes),
+        for setting in self.tried:
+            table.add_row(
+                str(setting.bits),
+                str(setting.in_flight),
+                duration(setting.seconds),
+                size(setting.message_bytes),
+                setting.cost or "nothing",
+                style="bold" if setting == self.best else "",
             )
-            table.add_row(*cells, each.cost or "nothing", style=style)
         parts: list[Text | Table] = [table, Text()]
         parts += [Text(f"Not tried: {reason}") for reason in self.refused]
         if self.waits >= _MOSTLY:
-            text = (
-                f"{100 * self.waits:.0f} % of the recipe's time is latency. A larger "
-                "batch_size has fewer steps, and"
-            )
             parts.append(
                 Text(
-                    f"{text} no old gradients; but it is another training: compare "
-                    "validation rows.\n"
+                    f"{100 * self.waits:.0f} % of the recipe's time is latency. A larger "
+                    "batch_size has fewer steps, and no old gradients; but it changes "
+                    "training: compare validation rows.\n"
                 )
             )
         if not self.toml:
             return Group(
-                *parts, Text("The recipe is best as it is: nothing else is sooner by a tenth.\n")
+                *parts, Text("The recipe is best unchanged: no setting is faster by a tenth.\n")
             )
-        text = (
-            "To paste, the mildest setting within a tenth of the soonest; try on validation "
-            "rows what it costs:"
+        return Group(
+            *parts,
+            Text(
+                "To paste, the mildest setting within a tenth of the fastest; test its cost on "
+                "validation rows:\n"
+            ),
+            Text(self.toml),
         )
-        return Group(*parts, Text(f"{text}\n"), Text(self.toml))
 
 
 def suggestions(
@@ -172,46 +169,46 @@ def suggestions(
     scope, recipe = _scope(party), party.recipe
     plain = forecast_of(party, rows, ended)
     if not scope.phases:
-        text = (
-            "--suggest: no phase of this recipe can have codecs or steps in flight; forecast "
-            "without --suggest"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "--suggest: no phase of this recipe can have codecs or steps in flight. Forecast "
+            "without --suggest.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
-    least, flights = _least_steps(plain, scope.piped), FLIGHTS if scope.piped else FLIGHTS[:1]
-    fits = tuple(each for each in flights if each == 1 or each * _ROUND_STEPS <= least)
+    steps, flights = _min_steps(plain, scope.piped), FLIGHTS if scope.piped else FLIGHTS[:1]
+    fits = tuple(flight for flight in flights if flight == 1 or flight * _ROUND_STEPS <= steps)
     refused: dict[str, None] = {}
     if len(fits) < len(flights):
         refused[
-            f"more than {fits[-1]} in flight: a round has {least} steps, and ends with an "
+            f"more than {fits[-1]} in flight: a round has {steps} steps, and ends with an "
             "empty pipe"
         ] = None
     tried: list[Setting] = []
     for bits in BITS if scope.coded else BITS[:1]:
-        found = None
+        counted = None
         for in_flight in fits:
             try:
                 changed = with_settings(recipe, scope, bits, in_flight)
-                found = found or forecast_of(
+                counted = counted or forecast_of(
                     replace(party, course=Course(changed), exchanges={}), rows, ended
                 )
             except InputError as error:
                 refused[str(error)] = None
                 continue
-            seconds = sum(_seconds(network, phase, scope, in_flight) for phase in found.phases)
-            tried.append(Setting(bits, in_flight, seconds, _bytes(found), cost(bits, in_flight)))
+            seconds = sum(_seconds(network, phase, scope, in_flight) for phase in counted.phases)
+            tried.append(Setting(bits, in_flight, seconds, _bytes(counted), cost(bits, in_flight)))
     if not tried:
-        raise InputError(Code.CONFIG_INVALID, f"--suggest: {next(iter(refused))}")
-    soonest_s = min(each.seconds for each in tried)
-    near = [each for each in tried if each.seconds <= _NEAR * soonest_s]
-    best = min(near, key=lambda each: (each.in_flight, -each.bits))
+        raise InputError(Code.CONFIG_INVALID, "--suggest: " + next(iter(refused)))
+    fastest_s = min(setting.seconds for setting in tried)
+    near = [setting for setting in tried if setting.seconds <= _NEAR * fastest_s]
+    best = min(near, key=lambda setting: (setting.in_flight, -setting.bits))
     own = sum(network.seconds(phase.name, phase.runs) for phase in plain.phases), _bytes(plain)
     toml, waits = _toml(recipe, scope, best), _waits(plain, network)
     return Suggestions(network, scope.phases, tuple(tried), best, own, toml, tuple(refused), waits)
 
 
 def with_settings(recipe: Recipe, scope: Scope, bits: int, in_flight: int) -> Recipe:
-    """Returns the recipe with other settings of wire and pipe. Raises InputError if it refuses
-    them.
+    """Returns the recipe with other settings of wire and pipe. Raises InputError for invalid
+    ones.
     """
     tables = recipe.model_dump(mode="json", exclude_unset=True)
     for phase in tables["phases"]:
@@ -227,16 +224,14 @@ def with_settings(recipe: Recipe, scope: Scope, bits: int, in_flight: int) -> Re
 
 
 def cost(bits: int, in_flight: int) -> str:
-    """Returns one sentence on what settings cost in exactness; empty if nothing."""
+    """Returns the cost of settings in exactness as text; empty if nothing."""
     late = in_flight - 1
     stale = f"gradients are {late} update{'s' if late > 1 else ''} old" if late else ""
     return "; ".join(filter(None, (stale, _OF_BITS[bits])))
 
 
 def _scope(party: Party) -> Scope:
-    """Finds what phases exchange. One whose exchanges are not known can have neither codec nor
-    steps in flight.
-    """
+    """Finds the phases whose settings can be tried. A phase with unknown exchanges has none."""
     piped, coded = list[str](), dict[tuple[str, str | None], None]()
     for phase in party.course.phases:
         traffic = phase.method.traffic(party, phase.name, phase.settings)
@@ -244,16 +239,16 @@ def _scope(party: Party) -> Scope:
             continue
         if "in_flight" in phase.method.settings.model_fields:
             piped.append(phase.name)
-        for each in traffic.occurrences:
-            exchange = each.exchange
+        for occurrence in traffic.occurrences:
+            exchange = occurrence.exchange
             what = (phase.name, exchange.name if exchange.asks == "server" else None)
             if what in coded:
                 continue
             specs = [
-                sent.spec(**dict(each.sizes)).tensors.values()
+                sent.spec(**dict(occurrence.sizes)).tensors.values()
                 for sent in (exchange.up, exchange.down)
             ]
-            if any(tensor.dtype is DType.FLOAT32 for of in specs for tensor in of):
+            if any(tensor.dtype is DType.FLOAT32 for tensors in specs for tensor in tensors):
                 coded[what] = None
     return Scope(tuple(piped), tuple(coded))
 
@@ -263,7 +258,7 @@ def _codec(bits: int) -> dict[str, Any]:
 
 
 def _seconds(network: Network, phase: PhaseForecast, scope: Scope, in_flight: int) -> float:
-    """Times a phase with ``in_flight`` batches under way, which changes no message."""
+    """Returns the time of a phase with ``in_flight`` batches in flight."""
     runs = phase.runs
     if phase.name in scope.piped:
         runs = tuple(
@@ -273,12 +268,12 @@ def _seconds(network: Network, phase: PhaseForecast, scope: Scope, in_flight: in
     return network.seconds(phase.name, runs)
 
 
-def _bytes(found: CountedForecast) -> int:
-    return sum(link.message_bytes for link in found.links)
+def _bytes(counted: CountedForecast) -> int:
+    return sum(link.message_bytes for link in counted.links)
 
 
 def _toml(recipe: Recipe, scope: Scope, best: Setting) -> str:
-    """Returns what to change in a recipe so that it has the best setting; empty if it has it."""
+    """Returns the changes of a recipe for the best setting; empty if it has it already."""
     if with_settings(recipe, scope, best.bits, best.in_flight) == recipe:
         return ""
     lines = []
@@ -311,8 +306,8 @@ def _toml(recipe: Recipe, scope: Scope, best: Setting) -> str:
     return "\n".join(lines)
 
 
-def _least_steps(plain: CountedForecast, phases: Sequence[str]) -> int:
-    """Returns how many batches the shortest round of training has."""
+def _min_steps(plain: CountedForecast, phases: Sequence[str]) -> int:
+    """Returns the number of batches of the shortest round of training."""
     runs = [
         run for phase in plain.phases if phase.name in phases for run in phase.runs if run.trains
     ]
@@ -320,10 +315,10 @@ def _least_steps(plain: CountedForecast, phases: Sequence[str]) -> int:
 
 
 def _waits(plain: CountedForecast, network: Network) -> float:
-    """Returns which share of a forecast's time is latency."""
+    """Returns the share of latency in a forecast's time."""
     instant = replace(network, latency_s=0.0)
     time_s, rest_s = (
-        sum(each.seconds(phase.name, phase.runs) for phase in plain.phases)
-        for each in (network, instant)
+        sum(link.seconds(phase.name, phase.runs) for phase in plain.phases)
+        for link in (network, instant)
     )
     return 1 - rest_s / time_s if time_s else 0.0

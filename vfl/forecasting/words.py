@@ -1,4 +1,4 @@
-"""Writes bit rates and times for people."""
+"""Formats bit rates and times for people."""
 
 from __future__ import annotations
 

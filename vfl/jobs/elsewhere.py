@@ -1,6 +1,4 @@
-"""Carries out orders through a backend of joblib: of loky, of Dask, of Ray, of Spark, or of another
-that is registered.
-"""
+"""Carries out orders through a backend of joblib: loky, Dask, Ray, Spark, or a registered one."""
 
 from __future__ import annotations
 
@@ -22,57 +20,64 @@ _OTHERS = {
     "ray": ("ray", "ray.util.joblib", "register_ray"),
     "spark": ("joblibspark", "joblibspark", "register_spark"),
 }
-# Of joblib: a single order is carried out here, and not by the backend, if it may have one process.
-_LEAST = 2
+# The minimum number of joblib's processes: with one, joblib carries out an order in this process.
+_MIN_JOBS = 2
 
 
 class Elsewhere:
-    """The processes of a backend for a block. The arguments are those of ``pool``."""
+    """The processes of a backend, for a block. The arguments are those of ``pool``."""
 
     def __init__(self, does: str, jobs: int, backend: str) -> None:
         try:
             self._joblib = importlib.import_module("joblib")
         except ImportError:
-            text = f"backend: {backend!r} needs joblib: {INSTALL}"
-            raise InputError(Code.CONFIG_INVALID, text) from None
-        # joblib takes objects of its own, too, which our programs do not send to threads.
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"backend: {backend!r} needs joblib. Install it: {INSTALL}.",
+            ) from None
+        # joblib also accepts backend objects, but threads of our programs need a name.
         if not isinstance(backend, str):
-            text = f"backend: give the name of a backend of joblib, such as 'loky', not {backend!r}"
-            raise InputError(Code.CONFIG_INVALID, text)
-        self._does, self._jobs, self._backend = does, max(jobs, _LEAST), backend
-        self._whose, self._closed = f"the backend {backend!r}", False
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"backend: must be a name (got {backend!r}). Give the name of a backend of "
+                "joblib, such as 'loky'.",
+            )
+        self._does, self._jobs, self._backend = does, max(jobs, _MIN_JOBS), backend
+        self._owner, self._closed = f"the backend {backend!r}", False
         self._open = contextlib.ExitStack()
         if backend == "loky":
-            # Our programs leave out what Python does at its end. joblib then warns of folders that
-            # it was to remove.
+            # Our programs skip Python's exit functions. joblib's would then warn of folders that it
+            # did not remove.
             do_last(atexit._run_exitfuncs)
         elif backend == "dask":
             self._connect()
         elif backend in _OTHERS:
             self._register(*_OTHERS[backend])
-        # Asks whether there is such a backend, and whether it is ready.
-        with self._chosen():
+        # An unknown backend, or one that is not ready, fails here.
+        with self._configured():
             pass
 
     def run(self, order: Order) -> None:
         """Has an order carried out and waits for its end. Raises VflError."""
         if self._closed:
-            raise lost("was ended", self._whose)
-        with self._chosen():
+            raise lost("was ended", self._owner)
+        with self._configured():
             parallel = self._joblib.Parallel(n_jobs=self._jobs, batch_size=1)
         try:
-            (answered,) = parallel([self._joblib.delayed(answer)(self._does, order)])
+            (result,) = parallel([self._joblib.delayed(answer)(self._does, order)])
         except PicklingError as error:
-            raise InputError(Code.CONFIG_INVALID, f"backend: {self._backend}: {error}") from error
-        # A backend has errors of its own.
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"backend: {self._backend} cannot pickle the order ({error}). Choose another "
+                "backend.",
+            ) from error
+        # Each backend raises its own errors.
         except Exception as error:
-            raise lost(f"was lost ({type(error).__name__})", self._whose) from error
-        check(answered)
+            raise lost(f"was lost ({type(error).__name__})", self._owner) from error
+        check(result)
 
     def close(self) -> None:
-        """Ends loky's processes, whatever they are doing. Other backends finish what they have
-        begun.
-        """
+        """Ends loky's processes immediately. Other backends finish what they have begun."""
         self._closed = True
         self._open.close()
         if self._backend == "loky":
@@ -83,14 +88,14 @@ class Elsewhere:
                 )
 
     def _connect(self) -> None:
-        """Connects to the scheduler that Dask's own settings name, unless this program has
-        connected.
-        """
+        """Connects to the scheduler of Dask's settings, unless this program is connected."""
         try:
             dask, distributed = map(importlib.import_module, ("dask", "distributed"))
         except ImportError:
-            text = f"backend: {self._backend!r} needs dask and distributed: {INSTALL}"
-            raise InputError(Code.CONFIG_INVALID, text) from None
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"backend: {self._backend!r} needs dask and distributed. Install them: {INSTALL}.",
+            ) from None
         with contextlib.suppress(ValueError):
             distributed.get_client()
             return
@@ -98,24 +103,28 @@ class Elsewhere:
             try:
                 self._open.enter_context(distributed.Client(address))
             except OSError as error:
-                text = f"backend: no scheduler of Dask answers at {address}; start it first"
-                raise InputError(Code.CONFIG_INVALID, text) from error
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"backend: no scheduler of Dask answers at {address}. Start it first.",
+                ) from error
 
     def _register(self, package: str, module: str, function: str) -> None:
         try:
             getattr(importlib.import_module(module), function)()
         except ImportError as error:
-            text = f"backend: {self._backend!r} needs {package} ({error}); pip install {package}"
-            raise InputError(Code.CONFIG_INVALID, text) from None
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"backend: {self._backend!r} needs {package} ({error}). Run pip install {package}.",
+            ) from None
         if package == "ray":
             ray = importlib.import_module(package)
-            # Once, before each of our threads would start one; RAY_ADDRESS names a cluster.
+            # Ray starts once, not in each of our threads; RAY_ADDRESS names a cluster.
             if not ray.is_initialized():
                 ray.init(log_to_driver=False)
                 self._open.callback(ray.shutdown)
 
     @contextlib.contextmanager
-    def _chosen(self) -> Iterator[None]:
+    def _configured(self) -> Iterator[None]:
         try:
             backend = _loky(self._joblib) if self._backend == "loky" else self._backend
             with self._joblib.parallel_config(backend=backend):
@@ -123,12 +132,14 @@ class Elsewhere:
         except VflError:
             raise
         except (ValueError, ImportError, TypeError) as error:
-            text = f"backend: joblib has no backend {self._backend!r} that is ready"
-            if self._backend == "dask":
-                what = "connect a distributed.Client first, or set DASK_SCHEDULER_ADDRESS"
-            else:
-                what = "name loky, dask, ray or spark, or register yours with joblib first"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; {what}") from error
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "backend: Dask is not connected. Connect a distributed.Client first, or set "
+                "DASK_SCHEDULER_ADDRESS."
+                if self._backend == "dask"
+                else f"backend: joblib has no backend {self._backend!r} that is ready. Name "
+                "loky, dask, ray or spark, or register yours with joblib first.",
+            ) from error
 
     def __enter__(self) -> Self:
         return self
@@ -138,9 +149,7 @@ class Elsewhere:
 
 
 def _loky(joblib: Any) -> Any:
-    """Returns joblib's loky, whose processes are ours, but do not see our end: also of one that has
-    had no order yet.
-    """
+    """Returns joblib's loky, with processes that end when this one does, even without an order."""
 
     class Watched(joblib.parallel.LokyBackend):  # type: ignore[misc]
         def configure(self, *args: Any, **options: Any) -> Any:

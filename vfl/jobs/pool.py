@@ -33,15 +33,15 @@ def pool(does: str, jobs: int, threads: int, backend: str | None = None) -> _Poo
     Args:
         does: ``module:function``, which carries out an order.
         jobs: the number of orders at a time.
-        threads: for torch and its libraries in each process of our own.
-        backend: the name of a backend of joblib, such as ``loky`` or ``dask``; None: processes of
-            our own, on this machine.
+        threads: for torch and its libraries in each of our own processes.
+        backend: the name of a backend of joblib, such as ``loky`` or ``dask``; None: our own
+            processes, on this machine.
 
     Raises InputError if joblib has no such backend, OSError if processes cannot be started.
     """
     if backend is None:
         return Workers(does, jobs, threads)
-    # Imports joblib.
+    # Imported late: it imports joblib.
     from vfl.jobs.elsewhere import Elsewhere
 
     return Elsewhere(does, jobs, backend)
@@ -50,7 +50,7 @@ def pool(does: str, jobs: int, threads: int, backend: str | None = None) -> _Poo
 @contextlib.contextmanager
 def waiting(workers: Pool, jobs: int) -> Iterator[ThreadPoolExecutor]:
     """Yields ``jobs`` threads for a block, to wait for orders. If the block raises, also by Ctrl-C,
-    what is not finished is ended.
+    unfinished orders are ended.
     """
     threads = ThreadPoolExecutor(jobs)
     try:
@@ -60,5 +60,5 @@ def waiting(workers: Pool, jobs: int) -> Iterator[ThreadPoolExecutor]:
         workers.close()
         raise
     finally:
-        # Nothing waits any more: all are finished, or their processes are gone.
+        # All orders are finished, or their processes are gone.
         threads.shutdown()

@@ -1,4 +1,4 @@
-"""Runs as orders: what their dict has, and which function makes them."""
+"""Runs as orders: the keys of their dict, and the function that makes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vfl.jobs.answers import Order
 from vfl.jobs.pool import Pool, pool
 from vfl_common.errors import Code, InputError
 
-# Of the library, which other processes import by this name.
+# The library's function that makes a run; other processes import it by this name.
 MAKES = "vfl.library.orders:make"
 
 
@@ -28,7 +28,7 @@ def make(
         workers: the processes, which carry out ``MAKES``.
         recipe: its tables.
         base: the folder of relative paths.
-        folder: of the run.
+        folder: the run's.
         plugins: {group: {name: ``module:object``}}.
 
     Raises VflError.
@@ -41,9 +41,10 @@ def make(
     }
     workers.run(order)
     if not (folder / "summary.json").exists():
-        text = "the run was made on a machine that writes to another folder"
         raise InputError(
-            Code.FILE_INVALID, f"{folder}: {text}; set out to a folder that all machines share"
+            Code.FILE_INVALID,
+            f"{folder}: another machine made the run and wrote to another folder. Set out to a "
+            "folder that all machines share.",
         )
 
 
@@ -51,12 +52,12 @@ def make(
 def making(
     jobs: int, backend: str | None = None
 ) -> Iterator[Callable[[dict[str, Any], Path, Path], None]]:
-    """Yields what makes a run of a study of files (``vfl.studies.run.Make``) in another process.
+    """Yields a function that makes a run of a study (``vfl.studies.run.Make``) in another process.
     The arguments are those of ``pool``.
     """
     with pool(MAKES, jobs, 1, backend) as workers:
 
-        def made(recipe: dict[str, Any], base: Path, folder: Path) -> None:
+        def make_run(recipe: dict[str, Any], base: Path, folder: Path) -> None:
             make(workers, recipe, base, folder)
 
-        yield made
+        yield make_run

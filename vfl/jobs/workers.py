@@ -2,9 +2,8 @@
 
     python -m vfl.jobs.workers MODULE:FUNCTION
 
-That is the side of such a process: an order is a line of JSON on its standard input, an answer a
-line on its standard output. It ends when its standard input does, so it does not outlive the
-process that started it.
+The command is such a process: an order is a line of JSON on its standard input, an answer a line on
+its standard output. It ends when its standard input does, so it does not outlive its parent.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ from vfl.launcher.processes import environment
 
 
 class Workers:
-    """A number of processes for a block. At its end, or when ``close`` is called, they end,
-    whatever they are doing.
+    """A number of processes for a block. They are killed at its end, or by ``close``.
 
     ``does``: ``module:function``, which carries out an order. ``threads``: for torch and its
-    libraries in each. Raises OSError if they cannot be started.
+    libraries in each process. Raises OSError if they cannot be started.
     """
 
     def __init__(self, does: str, number: int, threads: int) -> None:
@@ -44,9 +42,7 @@ class Workers:
             raise
 
     def run(self, order: Order) -> None:
-        """Has an idle process carry out an order; waits for one, and then for the answer. Raises
-        VflError.
-        """
+        """Has an idle process carry out an order, and waits for its answer. Raises VflError."""
         worker = self._idle.get()
         try:
             worker.run(order)
@@ -54,8 +50,8 @@ class Workers:
             self._idle.put(worker)
 
     def close(self) -> None:
-        """Ends all processes; what they were doing fails."""
-        # All of them, before an interruption can come while one is waited for.
+        """Kills all processes; their orders fail."""
+        # All are killed first: an interruption may come during a wait.
         for worker in self._all:
             worker.kill()
         for worker in self._all:
@@ -81,10 +77,11 @@ class _Worker:
             start_new_session=True,
             text=True,
         )
-        # As the interpreter, which skips others.
-        self._send([each for each in sys.path if isinstance(each, str)])
+        # Like the interpreter, this skips entries that are not text.
+        self._send([path for path in sys.path if isinstance(path, str)])
 
     def run(self, order: Order) -> None:
+        """Carries out an order. Raises VflError."""
         self._send(order)
         line = self._output.readline()
         if not line.endswith("\n"):
@@ -98,22 +95,20 @@ class _Worker:
         check(json.loads(line))
 
     def kill(self) -> None:
-        """Ends the process at once: a run that nobody waits for leaves nothing behind that is
-        needed.
-        """
+        """Ends the process at once: nothing of an abandoned run is needed."""
         self._process.kill()
 
     def close(self) -> None:
         """Waits for its end, after ``kill``."""
         self._process.wait()
-        # What it has not read.
+        # Closing fails if there is input that the process has not read.
         with contextlib.suppress(OSError):
             self._input.close()
-        # Waits for a thread that reads from it, which is at the end now.
+        # This waits for a thread that reads the output, which has ended.
         self._output.close()
 
     def _send(self, what: Any) -> None:
-        # It has ended: the missing answer says so.
+        # A dead process is reported by its missing answer.
         with contextlib.suppress(OSError):
             self._input.write(json.dumps(what) + "\n")
             self._input.flush()
@@ -134,25 +129,25 @@ class _Worker:
 
 
 def _serve(does: str) -> None:
-    """Keeps both pipes for itself: an encoder that reads finds nothing, and what it prints is no
-    answer.
+    """Carries out orders. It hides both pipes from their code: an encoder reads nothing, and its
+    prints are not answers.
     """
-    asked, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    orders_in, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=[asked, orders], daemon=True).start()
+    threading.Thread(target=_read, args=[orders_in, orders], daemon=True).start()
     sys.path[:] = json.loads(orders.get())
     while True:
         answers.write(json.dumps(answer(does, json.loads(orders.get()))) + "\n")
         answers.flush()
 
 
-def _read(asked: IO[str], orders: queue.SimpleQueue[str]) -> None:
-    for line in asked:
+def _read(orders_in: IO[str], orders: queue.SimpleQueue[str]) -> None:
+    for line in orders_in:
         orders.put(line)
-    # Nobody waits for the run any more.
+    # The run's result is no longer needed.
     os._exit(0)
 
 

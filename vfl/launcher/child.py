@@ -34,7 +34,7 @@ def _party() -> None:
     main()
 
 
-# Imported only to run.
+# {program: its function}, which imports it.
 PROGRAMS: dict[str, Callable[[], None]] = {"vfl-server": _server, "vfl-party": _party}
 
 

@@ -60,6 +60,7 @@ class Forked:
         self._ended.set()
 
     def poll(self) -> int | None:
+        """Returns the exit code; None while the child runs."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -74,6 +75,7 @@ class Forked:
             self._launcher.ask({"key": self._key, "signal": int(number)})
 
     def kill(self) -> None:
+        """Kills the child."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -82,7 +84,7 @@ class Launcher:
 
     Args:
         threads: for torch and its libraries in all children: OpenMP reads it when it is loaded.
-        environment: the children's variables beside this process's own.
+        environment: more variables for the children.
     """
 
     def __init__(self, threads: int = 1, environment: Mapping[str, str] | None = None) -> None:
@@ -185,7 +187,7 @@ class Launcher:
 
 @contextlib.contextmanager
 def launching(threads: int) -> Iterator[Launcher | None]:
-    """Runs a launcher for the block; yields None if processes must be started afresh: on systems
+    """Runs a launcher for the block; yields None if processes cannot be forked: on systems
     other than Linux, and if the environment has ``VFL_NO_FORK=1``.
     """
     if sys.platform != "linux" or os.environ.get("VFL_NO_FORK", "0") != "0":
@@ -207,19 +209,19 @@ def import_programs() -> None:
     scikit-learn load them later.
     """
     with garbage.unsearched():
-        # For the children:
+        # These imports are for the children.
         import vfl_server.app
         import vfl_server.cli  # noqa: F401
         from vfl_party.models import metrics
         from vfl_party.phases.course import kinds, load_method
 
         for kind in kinds():
-            # The party whose recipe names it reports what is wrong.
+            # A party whose recipe names a broken method reports the error.
             with contextlib.suppress(Exception):
                 load_method(kind)
         metrics.functional()
     gc.collect()
-    # A child that looked through all this would copy every page.
+    # A garbage collection in a child would copy every page.
     garbage.seldom()
 
 
@@ -230,7 +232,7 @@ def serve(requests: socket.socket) -> None:
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, _note)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    # Key -> process id.
+    # {key: process id}
     living: dict[int, int] = {}
     give_up_s: float | None = None
     while give_up_s is None or (living and time.monotonic() < give_up_s):
@@ -252,10 +254,10 @@ def _note(_signal: int, _frame: FrameType | None) -> None:
 
 def _reap(living: dict[int, int], requests: socket.socket) -> None:
     for key, pid in list(living.items()):
-        found, status = os.waitpid(pid, os.WNOHANG)
-        if found:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
             del living[key]
-            # Nobody asks any more.
+            # The other end may be closed.
             with contextlib.suppress(OSError):
                 requests.send(json.dumps({"key": key, "status": status}).encode())
 
@@ -305,7 +307,7 @@ def _become(
         os.setpgid(0, 0)
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # What ps and top show.
+        # The name in ps and top.
         libc.prctl(_PR_SET_NAME, Path(request["args"][0]).name.encode(), 0, 0, 0)
         if os.getppid() != launcher:
             # The launcher died before PR_SET_PDEATHSIG took effect.

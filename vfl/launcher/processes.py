@@ -17,13 +17,13 @@ from typing import Any
 from vfl.launcher.forks import Forked, Launcher
 from vfl_common.errors import Code, VflError
 
-# Between SIGTERM and SIGKILL.
+# The time between SIGTERM and SIGKILL.
 _ORDERLY_S = 5.0
 # The exit code for a process that was killed: see EXIT_CODES.
 LOST = 3
 
 
-# What an exit code says of the cause.
+# {exit code: code of the error}
 _CODES = {2: Code.CONFIG_INVALID, 3: Code.PARTY_LOST, 4: Code.ABORTED}
 
 
@@ -36,6 +36,7 @@ class ProcessFailed(VflError):  # noqa: N818 - it says what happened
 
     @property
     def exit_code(self) -> int:
+        """The process's exit code."""
         return self._exit_code
 
 
@@ -71,9 +72,9 @@ class Process:
         folder.mkdir(parents=True, exist_ok=True)
         # Nothing is written: the process ends when this end is closed.
         stdin, self._alive = os.pipe()
-        said: int | None = None
+        events_in: int | None = None
         if events is not None:
-            said, stdout = os.pipe()
+            events_in, stdout = os.pipe()
         else:
             stdout = os.open(folder / "stdout", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         with self._stderr.open("ab") as stderr:
@@ -100,8 +101,8 @@ class Process:
         os.close(stdin)
         os.close(stdout)
         self._reader: threading.Thread | None = None
-        if events is not None and said is not None:
-            self._reader = threading.Thread(target=_read, args=[said, events], daemon=True)
+        if events is not None and events_in is not None:
+            self._reader = threading.Thread(target=_read, args=[events_in, events], daemon=True)
             self._reader.start()
 
     @property

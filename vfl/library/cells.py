@@ -24,28 +24,28 @@ def __getattr__(name: str) -> Callable[..., Any]:
         raise AttributeError(name) from None
 
 
-def named(tables: dict[str, Any]) -> dict[str, Any]:
-    """Puts ``kind = "custom"`` and a factory's name where a recipe has a class or a function as an
-    encoder, or as the top model.
+def name_factories(tables: dict[str, Any]) -> dict[str, Any]:
+    """Replaces each class or function that is an encoder or the top model by ``kind = "custom"``
+    and the name of its factory.
     """
     model = tables.get("model")
     places = [(model, "encoder"), (model, "top")] if isinstance(model, dict) else []
     parties = (party for party in tables.get("parties", ()) if isinstance(party, dict))
     places += [(party, "encoder") for party in parties]
     for table, key in places:
-        given = table.get(key)
+        model_class = table.get(key)
         if (
-            given is not None
-            and not isinstance(given, dict | str)
-            and not (isclass(given) or isroutine(given))
+            model_class is not None
+            and not isinstance(model_class, dict | str)
+            and not (isclass(model_class) or isroutine(model_class))
         ):
-            text = (
-                f"{key}: give the class itself, which makes the {_WORDS[key]}, not "
-                f"{type(given).__name__}(…)"
+            raise InputError(
+                Code.MODEL_INVALID,
+                f"{key}: must be the class or function that makes the {_WORDS[key]} (got "
+                f"{type(model_class).__name__}(…)). Give the class itself.",
             )
-            raise InputError(Code.MODEL_INVALID, text)
-        if callable(given):
-            table[key] = {"kind": "custom", "factory": factory(given)}
+        if callable(model_class):
+            table[key] = {"kind": "custom", "factory": factory(model_class)}
     return tables
 
 
@@ -75,11 +75,12 @@ def refuse_here(recipe: Recipe, what: str, instead: str = "processes=False") -> 
 
     ``instead``: the argument with which that does not matter.
     """
-    found = only_here(recipe)
-    if found is not None:
-        text = f"{found} of this notebook or script cannot be found by {what}"
+    model = only_here(recipe)
+    if model is not None:
         raise InputError(
-            Code.MODEL_INVALID, f"{text}; put it into a module of its own, or set {instead}"
+            Code.MODEL_INVALID,
+            f"{model} of this notebook or script cannot be found by {what}. Put it into a "
+            f"module, or set {instead}.",
         )
 
 
@@ -90,7 +91,7 @@ def only_here(recipe: Recipe) -> str | None:
     for name, word, model in [
         ("model", "an encoder", recipe.model.encoder),
         ("model", "a top model", recipe.model.top),
-        *((each.name, "an encoder", each.encoder) for each in recipe.parties),
+        *((party.name, "an encoder", party.encoder) for party in recipe.parties),
     ]:
         if getattr(model, "kind", "") == "custom" and str(getattr(model, "factory", "")).startswith(
             f"{__name__}:"

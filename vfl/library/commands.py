@@ -19,13 +19,13 @@ from vfl_party.predict.options import result_options, without_option
     "--data",
     multiple=True,
     metavar="NAME=SOURCE",
-    help="New rows of the party NAME; once for each party with features.",
+    help="Predict these rows of party NAME; repeat for each party.",
 )
 @click.option(
     "--query",
     multiple=True,
     metavar="NAME=SELECT",
-    help="The new rows of the party NAME, if its source is a database.",
+    help="Select the new rows of NAME with this query (databases only).",
 )
 @without_option
 @result_options
@@ -40,16 +40,15 @@ def predict(
     solo: bool,
     replace: bool,
 ) -> None:
-    """Predict with a run of `vfl simulate`, or of the library, on this machine, with all parties in
-    this process.
+    """Predict rows with a run, all parties in this process.
 
-    RUN is the folder of a run; if it is left out, the newest finished run of a federation, not of a
-    baseline, in the folder runs. Without --data the run's own rows are predicted again. SOURCE is a
-    file, or whatever else a party file may name; of a database the query of training is asked, if
-    --query gives no other. It needs the columns that the party had in training, and no label. The
-    result has a row for each row of the active party's table, in its order, with its own ids.
-    With --solo only the active party's rows are wanted: the student of the run scores them. Between
-    organisations, every party runs `vfl-party predict`.
+    RUN is the folder of a run of `vfl simulate` or of the library; by default, the newest finished
+    run of a federation (not of a baseline) in the folder runs. Without --data the run's own rows
+    are predicted again. SOURCE is a file, or any other source that a party file may name; for a
+    database, the query of training is used unless --query gives another. It needs the columns that
+    the party had in training, and no label. The result has a row for each row of the active party's
+    table, in its order, with its own ids. With --solo only the active party's rows are needed: the
+    run's student scores them. Between organisations, every party runs `vfl-party predict`.
 
     \b
     Examples:
@@ -64,30 +63,30 @@ def predict(
 
     whole = Run.load(run)
     folder, written = whole.folder, Output(output, like_input, spreadsheet, replace)
-    found = predict_rows(
+    result = predict_rows(
         folder,
         by_party(data) or None,
         written,
-        _named(query, "--query", "SELECT"),
+        _by_name(query, "--query", "SELECT"),
         without,
         solo=solo,
     )
-    active = next(each.name for each in whole.summary.parties if each.role == "active")
+    active = next(party.name for party in whole.summary.parties if party.role == "active")
     scorings.note(
         folder.resolve().parent,
         party=active,
         recipe=RunFolder(folder / active, folder.name).recipe().name,
         model=folder.resolve().name,
         run="",
-        rows=found.rows.rows,
-        scored=found.rows.written,
+        rows=result.rows.rows,
+        scored=result.rows.written,
         output=str(output.absolute()),
     )
-    for text in found.notes:
+    for text in result.notes:
         click.echo(clean(text, LINE), err=True)
-    click.echo(found.rows, err=True)
-    # It names a class, as the table has it.
-    click.echo(clean(found.meaning, LINE), err=True)
+    click.echo(result.rows, err=True)
+    # The meaning names a class, which comes from the table.
+    click.echo(clean(result.meaning, LINE), err=True)
     click.echo(output)
 
 
@@ -95,26 +94,31 @@ def by_party(data: tuple[str, ...]) -> dict[str, str]:
     """Reads the options ``NAME=SOURCE``. Raises InputError."""
     from vfl_common.config.sources import divided, is_path
 
-    found = _named(data, "--data", "SOURCE")
-    for name, file in found.items():
+    sources = _by_name(data, "--data", "SOURCE")
+    for name, file in sources.items():
         if is_path(file) and not Path(divided(file)[0]).exists():
-            raise InputError(Code.FILE_INVALID, f"--data {name}={file}: no such file")
-    return found
+            raise InputError(
+                Code.FILE_INVALID, f"--data {name}={file}: no such file. Correct the path."
+            )
+    return sources
 
 
-def _named(given: tuple[str, ...], option: str, what: str) -> dict[str, str]:
+def _by_name(values: tuple[str, ...], option: str, what: str) -> dict[str, str]:
     """Reads an option ``NAME=…`` that may be given once for each party. Raises InputError."""
     from vfl_common.config.data import shown
 
-    found = dict[str, str]()
-    for each in given:
-        name, _, text = each.partition("=")
+    result = dict[str, str]()
+    for value in values:
+        name, _, text = value.partition("=")
         if not (name and text):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{option} {shown(each)}: give NAME={what}, a party's name and its rows",
+                f"{option}: must be NAME={what} (got {shown(value)}). Give a party's name and "
+                "its rows.",
             )
-        if name in found:
-            raise InputError(Code.CONFIG_INVALID, f"{option} {name}=…: is given twice; give one")
-        found[name] = text
-    return found
+        if name in result:
+            raise InputError(
+                Code.CONFIG_INVALID, f"{option} {name}=…: is given twice. Give it once."
+            )
+        result[name] = text
+    return result

@@ -46,13 +46,14 @@ def with_data(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns a recipe's tables with each party's data in memory, and {party: its frame}.
 
-    ``data``: {party: a frame, ``Data``, or a path}. What the recipe's ``[simulate.parties.NAME]``
-    says of the columns holds, unless ``Data`` says otherwise. Raises InputError for a name that is
-    no party.
+    ``data``: {party: a frame, ``Data``, or a path}. The columns are those of the recipe's
+    ``[simulate.parties.NAME]``, unless ``Data`` says otherwise. Raises InputError for a name that
+    is not a party's.
     """
     if not isinstance(data, Mapping):
         raise InputError(
-            Code.CONFIG_INVALID, f"data: give {{party: its rows}}, not {type(data).__name__}"
+            Code.CONFIG_INVALID,
+            f"data: must be a dict (got {type(data).__name__}). Give {{party: its rows}}.",
         )
     if not data:
         return tables, {}
@@ -62,34 +63,37 @@ def with_data(
     names = list(roles)
     for name in data:
         if name not in names:
-            text = f"data: {name!r} is no party of the recipe (parties: {', '.join(names)})"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"data: {name!r} is not a party of the recipe. Choose one of {', '.join(names)}.",
+            )
     simulate = dict(tables.get("simulate", {}))
     parties, frames = dict(simulate.get("parties", {})), {}
-    for name, given in data.items():
-        known = dict(parties.get(name, {}))
-        if isinstance(given, str | os.PathLike):
-            parties[name] = known | {"source": resolved(os.fspath(given), Path())}
+    for name, rows in data.items():
+        table = dict(parties.get(name, {}))
+        if isinstance(rows, str | os.PathLike):
+            parties[name] = table | {"source": resolved(os.fspath(rows), Path())}
             continue
-        found = given if isinstance(given, Data) else Data(given)
-        if found.label is not None and roles[name] == "passive":
-            text = (
-                f"data: {name} is passive and has no label; leave label={found.label!r} out, "
-                "or drop the column"
+        part = rows if isinstance(rows, Data) else Data(rows)
+        if part.label is not None and roles[name] == "passive":
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"data: {name} is passive and has no label (got label={part.label!r}). Leave "
+                "label out, or drop the column.",
             )
-            raise InputError(Code.CONFIG_INVALID, text)
-        if isinstance(found.frame, str | os.PathLike):
+        if isinstance(part.frame, str | os.PathLike):
             parties[name] = (
-                known | found.table() | {"source": resolved(os.fspath(found.frame), Path())}
+                table | part.table() | {"source": resolved(os.fspath(part.frame), Path())}
             )
             continue
-        frames[name] = found.frame
-        parties[name] = _with_id(known | found.table(), found.frame) | {"source": f"{FRAME}{name}"}
+        frames[name] = part.frame
+        parties[name] = _with_id(table | part.table(), part.frame) | {"source": f"{FRAME}{name}"}
     missing = [name for name in names if name not in parties and "data" not in simulate]
     if missing:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"data: rows of {', '.join(missing)} are missing; give {{party: its rows}}",
+            f"data: rows of {', '.join(missing)} are missing. Give {{party: its rows}} for "
+            "every party.",
         )
     return tables | {"simulate": simulate | {"parties": parties}}, frames
 
@@ -98,11 +102,11 @@ def _with_id(table: dict[str, Any], frame: Any) -> dict[str, Any]:
     """Takes the column ``id`` if nothing says which column has the ids."""
     from vfl_party.data.sources.frames import is_lazy
 
-    # Refused when it is read.
+    # Reading it raises the error.
     if is_lazy(frame):
         return table
     columns = frame.keys() if isinstance(frame, Mapping) else getattr(frame, "columns", ())
-    # Of an Arrow table, whose ``columns`` are the values.
+    # The ``columns`` of an Arrow table are its values.
     names = getattr(frame, "column_names", columns)
     return table if "id" in table or "id" not in list(names) else table | {"id": "id"}
 
@@ -120,7 +124,7 @@ def write_frames(
     from vfl_party.data.sources.frames import as_arrow, is_arrays, write_arrays
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = dict(parties)
+    tables = dict(parties)
     for name, frame in frames.items():
         table = dict(parties[name])
         ids = id_columns(table.get("id"))
@@ -142,5 +146,5 @@ def write_frames(
                     pyarrow.parquet.write_table(as_arrow(frame, f"{FRAME}{name}", ids), file)
         except OSError as error:
             raise unwritable(path, error) from None
-        found[name] = table | {"source": str(path.resolve())}
-    return found
+        tables[name] = table | {"source": str(path.resolve())}
+    return tables

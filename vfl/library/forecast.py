@@ -20,13 +20,12 @@ if TYPE_CHECKING:
 
 
 class Forecast:
-    """The bytes that a recipe will send, counted exactly; the sessions with the server are not in
-    it.
+    """The bytes that a recipe will send, counted exactly, without the sessions with the server.
 
-    ``total``: of all phases; ``by_phase``: {phase: bytes}; ``rows``: that all parties hold;
-    ``encoders``: {party: what its encoder computes for a row and keeps of it}, of the parties whose
-    rows are here. Of a phase with early stopping, or one that grows trees, it is the most that may
-    be sent.
+    ``total``: over all phases. ``by_phase``: {phase: bytes}. ``rows``: the number of rows that all
+    parties hold. ``encoders``: {party: what its encoder computes and stores for a row}, for the
+    parties whose rows are here. For a phase with early stopping, or one that grows trees, the bytes
+    are an upper bound.
     """
 
     def __init__(self, counted: CountedForecast) -> None:
@@ -40,7 +39,7 @@ class Forecast:
             phase.name: total(link for link in counted.links if link.phase == phase.name)
             for phase in counted.phases
         }
-        self.encoders: dict[str, EncoderLoad] = {each.party: each for each in counted.encoders}
+        self.encoders: dict[str, EncoderLoad] = {load.party: load for load in counted.encoders}
 
     def seconds(self, bandwidth: str = "100Mbit/s", latency: str = "20ms") -> float:
         """Times the exchanges alone. ``bandwidth``: of each link; ``latency``: one way. Raises

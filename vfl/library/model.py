@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 class Model:
     """One party's trained models, on the CPU, in evaluation mode.
 
-    ``party``, ``run_id``: whose they are. ``encoder``: the party's encoder; None if it has labels
-    only. ``top``: the active party's model on all parties' embeddings; None at the others.
-    ``tail``: its half of a network that is cut in two, whose ``features`` of what ``embed`` gives
-    are what ``top`` takes; None otherwise. ``classes``: of a classification at the active party, in
-    the order of the top model's outputs.
+    ``party``, ``run_id``: the party and its run. ``encoder``: the party's encoder; None if it has
+    labels only. ``top``: the active party's model on all parties' embeddings; None at the others.
+    ``tail``: its half of a network that is cut in two; ``top`` takes ``tail.features`` of what
+    ``embed`` returns; None otherwise. ``classes``: the classes of a classification at the active
+    party, in the order of the top model's outputs.
     """
 
     def __init__(self, trained: TrainedParty) -> None:
@@ -41,13 +41,12 @@ class Model:
     def load(
         cls, path: str | Path, party: str | None = None, *, plugins: Given | None = None
     ) -> Model:
-        """Loads a party's models from the folder of a finished run, or from a file that ``save``
-        has written.
+        """Loads a party's models from a run's folder, or from a file that ``save`` has written.
 
         ``party``: its name; if not given, the only party whose folder is there, or the active one.
         ``plugins``: those with which the run was made, as in ``simulate``.
-        Encoders of your own are found where the run found them, on this machine, or where Python
-        finds modules. Raises VflError.
+        Custom encoders are found where the run found them, on this machine, or where Python finds
+        modules. Raises VflError.
         """
         from vfl.simulation.origin import Origin
         from vfl_party.assembly.trial import modules_of
@@ -56,7 +55,7 @@ class Model:
         path = Path(path)
         run = path.resolve().parent if (path / "run.json").is_file() else path
         own: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        # A run of separate machines has no such note.
+        # A run of separate machines records no origin.
         with contextlib.suppress(InputError):
             own = modules_of(Origin.of(run).base)
         with own, with_plugins(plugins):

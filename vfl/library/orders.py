@@ -29,11 +29,12 @@ def make(order: dict[str, Any]) -> None:
 
 
 def emptied(path: str) -> Path:
-    """Returns the folder of an order's run, without what a lost process had begun: a backend may
-    begin it again. The rows stay; they were written before.
+    """Removes what a lost process left in the folder of an order's run, and returns the folder.
+
+    A backend may start an order again. The rows stay: they were written before.
     """
     folder = Path(path)
-    for begun in folder.iterdir() if folder.is_dir() else ():
-        if begun.name != "federation":
-            shutil.rmtree(begun) if begun.is_dir() else begun.unlink()
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.name != "federation":
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     return folder

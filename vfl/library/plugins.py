@@ -1,4 +1,4 @@
-"""What a call of the library is given beside its recipe: functions and classes that it names."""
+"""The functions and classes that a call of the library gets in addition to its recipe."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from vfl_common.config.task import LOSSES, is_our_metric
 from vfl_common.errors import Code, InputError
 from vfl_party.base.plugins import GROUPS, Given, given_now, using
 
-# {group: {name: "module:object"}}.
+# {group: {name: "module:object"}}
 Named = dict[str, dict[str, str]]
 
-# Of those groups that do not look for their own names.
+# The built-in names of the groups that do not look them up themselves.
 _OURS = {
     "combinations": COMBINATIONS,
     "encoders": ENCODERS,
@@ -42,29 +42,42 @@ def with_plugins(plugins: Given | None) -> Iterator[None]:
 
 
 def _checked(plugins: Given) -> Given:
-    """Returns a copy, which the caller cannot change meanwhile. Raises InputError if it is no
-    ``{group: {name: object}}``.
+    """Returns a copy, which the caller cannot change meanwhile. Raises InputError if ``plugins`` is
+    not ``{group: {name: object}}``.
     """
     if not isinstance(plugins, Mapping):
-        text = f"plugins: give {{group: {{name: object}}}}, not {type(plugins).__name__}"
-        raise InputError(Code.CONFIG_INVALID, text)
-    for group, named in plugins.items():
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"plugins: must be a dict (got {type(plugins).__name__}). Give {{group: {{name: "
+            f"object}}}}.",
+        )
+    for group, objects in plugins.items():
         if group not in GROUPS:
             near = difflib.get_close_matches(str(group), GROUPS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(GROUPS)}"
-            raise InputError(Code.CONFIG_INVALID, f"plugins: there is no group {group!r}; {hint}")
-        if not isinstance(named, Mapping):
-            text = f"plugins: {group}: give {{name: object}}, not {type(named).__name__}"
-            raise InputError(Code.CONFIG_INVALID, text)
-        ours = next((each for each in named if _is_ours(group, each)), None)
-        if ours is not None:
-            text = f"plugins: {group}: there is {ours!r} already; choose another name"
-            raise InputError(Code.CONFIG_INVALID, text)
-        odd = next((n for n in named if not (isinstance(n, str) and _NAME.fullmatch(n))), None)
-        if odd is not None:
-            text = f"plugins: {group}: {odd!r} is no name"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; take lower-case letters, digits and _")
-    return {group: dict(named) for group, named in plugins.items()}
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"plugins: unknown group {group!r}. Choose "
+                f"{repr(near[0]) if near else 'one of ' + ', '.join(GROUPS)}.",
+            )
+        if not isinstance(objects, Mapping):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"plugins: {group}: must be a dict (got {type(objects).__name__}). Give {{name: "
+                f"object}}.",
+            )
+        for name in objects:
+            if _is_ours(group, name):
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"plugins: {group}: {name!r} is a built-in name. Choose another name.",
+                )
+            if not (isinstance(name, str) and _NAME.fullmatch(name)):
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"plugins: {group}: {name!r} is not a valid name. Use lower-case letters, "
+                    "digits and _.",
+                )
+    return {group: dict(objects) for group, objects in plugins.items()}
 
 
 def _is_ours(group: str, name: object) -> bool:
@@ -78,7 +91,7 @@ def _is_ours(group: str, name: object) -> bool:
 
 
 def named_now(instead: str) -> Named:
-    """Returns the names under which other processes can import what this block was given.
+    """Returns the import paths of the plug-ins of this block, for other processes.
 
     Raises InputError if only this process has one of them. ``instead``: the argument with which
     that does not matter.
@@ -91,20 +104,21 @@ def named_now(instead: str) -> Named:
 
 
 def imported(named: Named) -> Given:
-    """Imports what ``named_now`` named, in another process. Raises InputError if that fails."""
-    found: dict[str, dict[str, Any]] = {}
-    for group, of in named.items():
-        for name, place in of.items():
+    """Imports what ``named_now`` returned, in another process. Raises InputError if that fails."""
+    plugins: dict[str, dict[str, Any]] = {}
+    for group, places in named.items():
+        for name, place in places.items():
             module, _, attribute = place.partition(":")
             try:
                 made = getattr(import_module(module), attribute)
             except Exception as error:
-                text = f"plugins: {group}: {name}: {place} cannot be imported by other processes"
                 raise InputError(
-                    Code.CONFIG_INVALID, f"{text} ({type(error).__name__}: {error}); correct it"
+                    Code.CONFIG_INVALID,
+                    f"plugins: {group}: {name}: {place} cannot be imported by other processes "
+                    f"({type(error).__name__}: {error}). Correct the module.",
                 ) from error
-            found.setdefault(group, {})[name] = made
-    return found
+            plugins.setdefault(group, {})[name] = made
+    return plugins
 
 
 def installed(named: Named, folder: Path) -> tuple[Path, ...]:
@@ -141,9 +155,11 @@ def _place_of(made: Any, group: str, name: str, instead: str) -> str:
         for own, value in list(getattr(loaded, "__dict__", {}).items()):
             if value is made and own.isidentifier():
                 return f"{module}:{own}"
-    text = f"plugins: {group}: {name} is of this notebook or script, and cannot be found by other"
-    ways = f"put it into a module of its own, or set {instead}"
-    raise InputError(Code.CONFIG_INVALID, f"{text} processes; {ways}")
+    raise InputError(
+        Code.CONFIG_INVALID,
+        f"plugins: {group}: {name} is defined in this notebook or script, and cannot be found "
+        f"by other processes. Put it into a module, or set {instead}.",
+    )
 
 
 def _is_at(module: Any, name: Any, made: Any) -> bool:

@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """A prediction. ``columns``: as ``Run.predict`` returns them; ``rows``: of the active party's
-    table.
+    """A prediction.
 
-    ``meaning``: what the numbers are, in one line. ``notes``: sentences about what is odd in rows
-    and file.
+    ``columns``: as ``Run.predict`` returns them. ``rows``: those of the active party's table.
+    ``meaning``: what the numbers are, in one line. ``notes``: warnings about the rows and the file.
     """
 
     columns: dict[str, list[Any]]
@@ -44,8 +43,8 @@ def predict_rows(
 ) -> Result:
     """Predicts rows with the run in the folder ``run``; ``data`` is that of ``Run.predict``.
 
-    ``output``: where and how the result is written, too; None: nowhere. ``queries``: {party: the
-    SELECT that gives its new rows}, of a database in ``data`` or of that of training. ``without``:
+    ``output``: where and how the result is also written; None: nowhere. ``queries``: {party: the
+    SELECT that gives its new rows}, for a database in ``data`` or that of training. ``without``:
     passive parties that take no part. ``solo``: the active party scores its rows by itself, with
     the run's student.
 
@@ -62,31 +61,42 @@ def predict_rows(
     if output is not None:
         output.check()
     if solo and without:
-        text = "solo: the active party scores by itself, so without means nothing; give one of them"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "solo: cannot be combined with without, as the active party scores by itself. Give "
+            "one of them.",
+        )
     whole = Origin.of(run)
     origin = Origin(
-        whole.base, {name: each for name, each in whole.data.items() if name not in without}
+        whole.base, {name: part for name, part in whole.data.items() if name not in without}
     )
     for name in origin.data:
         if not (run / name / "run.json").exists():
-            text = f"{run}: the folder of {name} is not in it; all parties predict together"
-            raise InputError(Code.FILE_INVALID, text)
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{run}: the folder of {name} is missing. Copy it there: all parties predict "
+                "together.",
+            )
     recipe = RunFolder(run / next(iter(origin.data)), run.name).recipe()
     if queries:
-        data = _asked(data or {}, queries, origin)
+        data = _with_queries(data or {}, queries, origin)
     if solo:
         origin = _of_one(origin, recipe.active.name)
     settings, frames = _own_rows(run, origin) if data is None else new_rows(recipe, data, origin)
     with tempfile.TemporaryDirectory(prefix="vfl-") as place:
         result = Output(Path(place) / "predictions.parquet")
         outputs = [result] if output is None else [result, output]
-        with_others = (run, settings, outputs, Path(place) / "prediction")
         rows, meaning, notes = (
             predict_solo(run, settings, outputs, loading(frames), origin.base)
             if solo
             else predict_in_process(
-                *with_others, load=loading(frames), modules=origin.base, without=without
+                run,
+                settings,
+                outputs,
+                Path(place) / "prediction",
+                load=loading(frames),
+                modules=origin.base,
+                without=without,
             )
         )
         table = pyarrow.parquet.read_table(result.path)
@@ -103,34 +113,39 @@ def _own_rows(run: Path, origin: Origin) -> tuple[dict[str, DataSettings], dict[
     """Returns each party's data of training, and no frames. Raises InputError if the rows were in
     memory.
     """
-    sources = {name: known.source for name, known in origin.parts().items()}
+    sources = {name: part.source for name, part in origin.parts().items()}
     gone = [name for name, source in sources.items() if source.startswith(FRAME)]
     if gone:
-        text = (
-            f"{run}: the rows of {', '.join(gone)} were in memory in training; say which to predict"
+        raise InputError(
+            Code.DATA_INVALID,
+            f"{run}: the rows of {', '.join(gone)} were in memory in training. Give the rows to "
+            "predict as data.",
         )
-        raise InputError(Code.DATA_INVALID, text)
     return dict(origin.data), {}
 
 
-def _asked(data: Mapping[str, Any], queries: Mapping[str, str], origin: Origin) -> dict[str, Any]:
-    """Returns ``data`` with the queries of their databases. Raises InputError for a query of
-    something else.
+def _with_queries(
+    data: Mapping[str, Any], queries: Mapping[str, str], origin: Origin
+) -> dict[str, Any]:
+    """Returns ``data`` with the queries of their databases. Raises InputError for a source that is
+    not a database.
     """
-    found, trained = dict(data), origin.parts()
+    result, trained = dict(data), origin.parts()
     for name, query in queries.items():
         if name not in trained:
-            text = f"--query: {name!r} is no party of the run (parties: {', '.join(trained)})"
-            raise InputError(Code.DATA_INVALID, text)
-        source = str(found.get(name, trained[name].source))
-        if "://" not in source:
-            text = (
-                f"--query {name}=…: is for a database, and its source is {shown(source)}; give "
-                f"--data {name}=URL"
+            raise InputError(
+                Code.DATA_INVALID,
+                f"--query: {name!r} is not a party of the run. Choose one of {', '.join(trained)}.",
             )
-            raise InputError(Code.CONFIG_INVALID, text)
-        found[name] = Data(source, settings={"query": query})
-    return found
+        source = str(result.get(name, trained[name].source))
+        if "://" not in source:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"--query {name}=…: needs a database (got {shown(source)}). Give --data "
+                f"{name}=URL.",
+            )
+        result[name] = Data(source, settings={"query": query})
+    return result
 
 
 def new_rows(
@@ -142,48 +157,53 @@ def new_rows(
     whole, trained = origin.data, origin.parts()
     settings, frames = {}, {}
     if not isinstance(data, Mapping) or not data:
-        raise InputError(Code.DATA_INVALID, "predict: give {party: its rows}")
+        raise InputError(
+            Code.DATA_INVALID, "predict: data must be a dict with rows. Give {party: its rows}."
+        )
     unknown = [name for name in data if name not in trained]
     if unknown:
-        text = f"predict: {unknown[0]!r} is no party of the run (parties: {', '.join(trained)})"
-        raise InputError(Code.DATA_INVALID, text)
+        raise InputError(
+            Code.DATA_INVALID,
+            f"predict: {unknown[0]!r} is not a party of the run. Choose one of "
+            f"{', '.join(trained)}.",
+        )
     without = {
         name
-        for name, known in trained.items()
-        if (not _has_features(recipe, name) if name in whole else known.columns == ())
+        for name, part in trained.items()
+        if (not _has_features(recipe, name) if name in whole else part.columns == ())
     }
-    for name, known in trained.items():
-        of = name if name in data else next(iter(data)) if name in without else ""
-        if not of:
+    for name, trained_part in trained.items():
+        rows_of = name if name in data else next(iter(data)) if name in without else ""
+        if not rows_of:
             raise InputError(
                 Code.DATA_INVALID,
-                f"predict: rows of {name} are missing; give a source for it, too",
+                f"predict: the rows of {name} are missing. Give a source for it, too.",
             )
-        given = data[of]
-        found = given if isinstance(given, Data) else Data(given)
+        rows = data[rows_of]
+        part = rows if isinstance(rows, Data) else Data(rows)
         # A party with labels only takes another's ids.
-        if of != name:
-            found = Data(found.frame, id=found.id or trained[of].id)
-        is_source = isinstance(found.frame, str | Path)
-        source = resolved(str(found.frame), Path()) if is_source else f"{FRAME}{name}"
+        if rows_of != name:
+            part = Data(part.frame, id=part.id or trained[rows_of].id)
+        is_source = isinstance(part.frame, str | Path)
+        source = resolved(str(part.frame), Path()) if is_source else f"{FRAME}{name}"
         changes: dict[str, Any] = {"source": source, "limit": None, "unaligned": None}
-        changes |= {key: getattr(trained[of], key) for key in ("id_rules", "duplicates")}
-        changes |= {"id": tuple(id_columns(found.id))} if found.id else {}
-        changes |= {key: found.settings[key] for key in ("query",) if key in found.settings}
-        settings[name] = known.model_copy(update=changes)
+        changes |= {key: getattr(trained[rows_of], key) for key in ("id_rules", "duplicates")}
+        changes |= {"id": tuple(id_columns(part.id))} if part.id else {}
+        changes |= {key: part.settings[key] for key in ("query",) if key in part.settings}
+        settings[name] = trained_part.model_copy(update=changes)
         if name in without:
             settings[name] = ids_only(settings[name])
         if not is_source:
-            frames[name] = found.frame
+            frames[name] = part.frame
     joined = {
-        name: known.model_copy(update={"parts": {part: settings[part] for part in known.parts}})
-        for name, known in whole.items()
-        if known.parts
+        name: joint.model_copy(update={"parts": {part: settings[part] for part in joint.parts}})
+        for name, joint in whole.items()
+        if joint.parts
     }
     return joined or settings, frames
 
 
 def _has_features(recipe: Recipe, name: str) -> bool:
-    """Whether a party has columns of its own, and not labels only."""
+    """Whether a party has features, and not only labels."""
     place = recipe.party(name)
     return place is None or place.features

@@ -18,12 +18,12 @@ from vfl_common.config.kind_of_file import read_tables
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 
-# What a call takes as its recipe.
+# The types that a call accepts as its recipe.
 GivenRecipe: TypeAlias = "Recipe | Mapping[str, Any] | str | Path | Sequence[str | Path]"
 
 
 class Recipe:
-    """A recipe: what the parties of a run agree on, and, under ``simulate``, where their data lie.
+    """A recipe: what the parties of a run agree on, and, under ``simulate``, where their data are.
 
     It never changes; ``replace`` returns another one. ``docs/reference/recipe.md`` has every key.
 
@@ -42,10 +42,14 @@ class Recipe:
     """
 
     def __init__(self, tables: Mapping[str, Any], base: Path, source: str) -> None:
-        """Use ``load`` or ``from_dict``. ``base``: where relative paths start; ``source``: for
+        """Use ``load`` or ``from_dict``. ``base``: the folder of relative paths; ``source``: for
         messages.
         """
-        self._tables, self.base, self._source = cells.named(_plain(dict(tables))), base, source
+        self._tables, self.base, self._source = (
+            cells.name_factories(_plain(dict(tables))),
+            base,
+            source,
+        )
         self.settings = parse(schema.Recipe, self._tables, source)
 
     @classmethod
@@ -56,18 +60,18 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any], base: str | Path = ".") -> Recipe:
-        """Makes a recipe of the tables of a file. ``base``: where relative paths start. Raises
+        """Makes a recipe from the tables of a file. ``base``: the folder of relative paths. Raises
         VflError.
         """
         if not isinstance(tables, Mapping):
-            raise _no_recipe(tables)
+            raise _not_a_recipe(tables)
         return cls(tables, Path(base).resolve(), "recipe")
 
     @classmethod
     def of(cls, given: GivenRecipe) -> Recipe:
-        """Returns a recipe, as it is or made of a dict, of the path of a file, or of the paths of
-        all parties' files, whose tables, devices and policies are then those of ``simulate``.
-        Raises VflError.
+        """Returns a recipe: as it is, or made from a dict, the path of a file, or the paths of all
+        parties' files, whose tables, devices and policies are then those of ``simulate``. Raises
+        VflError.
         """
         if isinstance(given, Recipe):
             return given
@@ -76,13 +80,13 @@ class Recipe:
         if isinstance(given, Mapping):
             return cls.from_dict(given)
         paths = list(given) if isinstance(given, list | tuple) else []
-        if not paths or not all(isinstance(each, str | Path) for each in paths):
-            raise _no_recipe(given)
-        tables, base = of_party_files([Path(each) for each in paths])
+        if not paths or not all(isinstance(path, str | Path) for path in paths):
+            raise _not_a_recipe(given)
+        tables, base = of_party_files([Path(path) for path in paths])
         return cls(tables, base, "recipe")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the tables as they were written; changes of them change nothing here."""
+        """Returns a copy of the tables as they were written."""
         return copy.deepcopy(self._tables)
 
     def save(self, path: str | Path) -> None:
@@ -103,8 +107,8 @@ class Recipe:
                 True}``.
             named: keys of the recipe itself: ``seed=3``.
 
-        Raises VflError if a key leads nowhere, or if the recipe does not hold with the new value.
-        What a phase makes of its own settings is checked when the recipe runs.
+        Raises VflError if a key does not exist, or if the recipe is invalid with the new value.
+        The settings of a phase are checked when the recipe runs.
         """
         tables = self.to_dict()
         for key, value in {**(changes or {}), **named}.items():
@@ -128,10 +132,10 @@ class Recipe:
         return hash(self.settings.digest())
 
     def __repr__(self) -> str:
-        *most, last = self.parties
-        names = f"{', '.join(most)} and {last}" if most else last
+        *others, last = self.parties
+        names = f"{', '.join(others)} and {last}" if others else last
         phases = ", ".join(phase.name for phase in self.settings.phases)
-        word = "parties" if most else "party"
+        word = "parties" if others else "party"
         return f"Recipe({self.name!r}, seed {self.settings.seed}, {word} {names}, phases {phases})"
 
     def _repr_html_(self) -> str:
@@ -139,23 +143,22 @@ class Recipe:
 
 
 def _plain(value: Any) -> Any:
-    """Copies tables; numbers and arrays of NumPy become Python's."""
+    """Copies tables, with the numbers and arrays of NumPy as Python's."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(entry) for entry in value]
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         return value.tolist()
     return value if callable(value) else copy.deepcopy(value)
 
 
-def _no_recipe(given: object) -> InputError:
-    text = (
-        "recipe: give vfl.Recipe, a dict of tables, the path of a file, or a list of all parties' "
-        "files, not "
-        f"{type(given).__name__}"
+def _not_a_recipe(recipe: object) -> InputError:
+    return InputError(
+        Code.CONFIG_INVALID,
+        f"recipe: must be a recipe (got {type(recipe).__name__}). Give vfl.Recipe, a dict of "
+        "tables, the path of a file, or a list of all parties' files.",
     )
-    return InputError(Code.CONFIG_INVALID, text)
 
 
 def _put(tables: dict[str, Any], keys: Sequence[str], value: Any, whole: str) -> None:
@@ -175,7 +178,10 @@ def _put(tables: dict[str, Any], keys: Sequence[str], value: Any, whole: str) ->
                 return
             at = at.setdefault(key, {})
         else:
-            raise InputError(Code.CONFIG_INVALID, f"recipe: {whole}: {keys[place - 1]} is no table")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: {whole}: {keys[place - 1]} is not a table. Give a key that exists.",
+            )
 
 
 def _place(entries: list[Any], key: str, whole: str) -> int:
@@ -188,5 +194,8 @@ def _place(entries: list[Any], key: str, whole: str) -> int:
     if key.isdecimal() and int(key) < len(entries):
         return int(key)
     near = difflib.get_close_matches(key, names, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-    raise InputError(Code.CONFIG_INVALID, f"recipe: {whole}: there is no {key!r}; {hint}")
+    raise InputError(
+        Code.CONFIG_INVALID,
+        f"recipe: {whole}: unknown name {key!r}. Choose "
+        f"{repr(near[0]) if near else 'one of ' + ', '.join(names)}.",
+    )

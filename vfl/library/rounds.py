@@ -1,4 +1,4 @@
-"""What ``on_round`` is called with: a round that a party has finished, and its models."""
+"""The argument of ``on_round``: a round that a party has finished, and its models."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TICK_S = 0.02
 class Round:
     """A round that a party has finished.
 
-    ``round``: of ``rounds``, from 1. ``metrics``: {split: {name: value}}; of split training, the
+    ``round``: from 1 to ``rounds``. ``metrics``: {split: {name: value}}; in split training, the
     active party has them.
     """
 
@@ -42,18 +42,21 @@ class Round:
         them.
 
         Nothing is copied unless this is called. Call it while ``on_round`` runs. With processes
-        the models are those of the party's checkpoint, so there are none of a round after which it
-        writes none (``run.checkpoint_every``). Raises VflError.
+        the models are those of the party's checkpoint, so it fails for a round after which the
+        party writes none (``run.checkpoint_every``). Raises VflError.
         """
         from vfl.library.model import Model
 
         if self._models is None:
-            raise InputError(Code.CONFIG_INVALID, "round: it was made without models")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "round: has no models. Call model() of a round that on_round got.",
+            )
         return Model(self._models.take())
 
 
 class Models:
-    """The way to a party's models after a round; it is closed when ``on_round`` returns."""
+    """Makes a party's models after a round, until ``on_round`` returns."""
 
     def __init__(self, make: Callable[[], TrainedParty]) -> None:
         self._make: Callable[[], TrainedParty] | None = make
@@ -61,16 +64,20 @@ class Models:
     def take(self) -> TrainedParty:
         """Makes copies. Raises InputError if the party has gone on."""
         if self._make is None:
-            text = "round: the party has gone on, and its models are others now"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; call model() inside on_round")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "round: the party has gone on, and its models have changed. Call model() inside "
+                "on_round.",
+            )
         return self._make()
 
     def close(self) -> None:
+        """Refuses further copies."""
         self._make = None
 
 
 class Telling:
-    """Calls ``on_round``, and keeps what it raises: ``error``, None if nothing."""
+    """Calls ``on_round``, and stores what it raises in ``error`` (None if nothing)."""
 
     def __init__(self, on_round: OnRound) -> None:
         self._on_round = on_round
@@ -98,24 +105,25 @@ class Telling:
 def of_checkpoint(
     run: Path, settings: Settings, party: str, phase: str, round_: int, *, last: bool
 ) -> TrainedParty:
-    """Returns a party's models after a round of a run of other processes. Raises InputError if
-    they are not on the disk.
+    """Reads a party's models after a round of a run of other processes. Raises InputError if they
+    are not on disk.
 
-    ``last``: of the phase; after it a checkpoint is always written.
+    ``last``: whether it is the phase's last round, after which a checkpoint is always written.
     """
     from vfl_party.assembly.models import encoder_settings
     from vfl_party.predict.trained import of_round
 
     encoder, end_s = encoder_settings(settings, party, None), time.monotonic() + _WAIT_S
     while True:
-        found = of_round(run, party, settings, encoder, phase, round_)
-        if found is not None:
-            return found
-        every, kept = settings.run.checkpoint_every, settings.run.kept_checkpoints
+        models = of_round(run, party, settings, encoder, phase, round_)
+        if models is not None:
+            return models
+        every, number = settings.run.checkpoint_every, settings.run.kept_checkpoints + 1
         if time.monotonic() > end_s or not (last or round_ % every == 0):
-            text = f"round: {party} has no checkpoint of round {round_} of {phase}; it writes one"
-            text = f"{text} after every round that {every} divides, and keeps {kept + 1}"
             raise InputError(
-                Code.CHECKPOINT_INVALID, f"{text}; set run.checkpoint_every, or processes=False"
+                Code.CHECKPOINT_INVALID,
+                f"round: {party} has no checkpoint of round {round_} of {phase}. It writes one "
+                f"after every round that {every} divides, and stores {number}. Set "
+                "run.checkpoint_every, or processes=False.",
             )
         time.sleep(_TICK_S)

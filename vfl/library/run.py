@@ -1,4 +1,4 @@
-"""A finished run: its numbers, curves, bytes, pictures and predictions."""
+"""A finished run: its metrics, curves, bytes, figures and predictions."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class _Metrics(dict[str, dict[str, float]]):
-    """Says of a split that is not there why that is."""
+    """Explains in a KeyError why a split has no metrics."""
 
     def __missing__(self, split: str) -> dict[str, float]:
-        there = ", ".join(self) or "none"
+        splits = ", ".join(self) or "none"
         raise KeyError(
-            f"no metrics of {split!r} rows (there are: {there}); add a phase of kind 'evaluate'"
+            f"no metrics of {split!r} rows (got {splits}). Add a phase of kind 'evaluate'."
         )
 
 
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def summary(self) -> Summary:
-        """All that ``summary.json`` says."""
+        """The contents of ``summary.json``."""
         return self._found.summary
 
     @property
@@ -68,16 +68,18 @@ class Run:
             return recorded_recipe(json.loads(path.read_bytes()), str(path))
         except OSError as error:
             raise InputError(
-                Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})"
+                Code.FILE_INVALID,
+                f"{path}: cannot be read ({error.strerror}). Check that the run's folder is "
+                "complete.",
             ) from None
         except (ValueError, RecursionError):
-            raise InputError(Code.FILE_INVALID, f"{path}: is damaged") from None
+            raise InputError(
+                Code.FILE_INVALID, f"{path}: is damaged. Restore the file from a copy."
+            ) from None
 
     @property
     def metrics(self) -> dict[str, dict[str, float]]:
-        """The metrics of the whole model: {split: {name: value}}; a KeyError says why a split has
-        none.
-        """
+        """The metrics of the whole model: {split: {name: value}}."""
         return _Metrics((str(split), dict(named)) for split, named in self.summary.metrics.items())
 
     @property
@@ -90,25 +92,29 @@ class Run:
         ``validation auc``, ….
 
         ``pandas.DataFrame(run.curves())`` takes them as they are; a metric that a round lacks is
-        None. ``party``: whose notes; the active party's if not given. Raises VflError if that
-        party's folder is not in the run's.
+        None. ``party``: the party whose metrics; default: the active one. Raises VflError if its
+        folder is not in the run's.
         """
         from vfl.report.reading import history
 
         name = party or self._active
         if not (self.folder / name / "run.json").exists():
-            raise InputError(Code.FILE_INVALID, f"{self.folder}: the folder of {name} is not in it")
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{self.folder}: the folder of {name} is missing. Copy it there, or name "
+                "another party.",
+            )
         rounds = history(self.folder / name)
         names = dict.fromkeys(
-            f"{s} {n}" for each in rounds for s, named in each.metrics.items() for n in named
+            f"{s} {n}" for row in rounds for s, metrics in row.metrics.items() for n in metrics
         )
         columns: dict[str, list[Any]] = {
-            "phase": [each.phase for each in rounds],
-            "round": [each.round for each in rounds],
+            "phase": [row.phase for row in rounds],
+            "round": [row.round for row in rounds],
         }
-        for whole in names:
-            split, _, of = whole.partition(" ")
-            columns[whole] = [each.metrics.get(split, {}).get(of) for each in rounds]
+        for column in names:
+            split, _, name = column.partition(" ")
+            columns[column] = [row.metrics.get(split, {}).get(name) for row in rounds]
         return columns
 
     def bytes_to(self, metric: str, value: float, *, split: str = "validation") -> int | None:
@@ -138,16 +144,19 @@ class Run:
 
         path = self.folder / self._active / KEPT
         try:
-            found: dict[str, list[Any]] = pyarrow.parquet.read_table(path).to_pydict()
+            columns: dict[str, list[Any]] = pyarrow.parquet.read_table(path).to_pydict()
         except FileNotFoundError:
-            text = (
-                f"{path}: no such file; a phase of kind evaluate or gbdt writes it, at the "
-                "active party"
-            )
-            raise InputError(Code.FILE_INVALID, text) from None
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: no such file. Run a phase of kind evaluate or gbdt: the active party "
+                "then writes it.",
+            ) from None
         except (OSError, pyarrow.ArrowException) as error:
-            raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error})") from None
-        return found
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: cannot be read ({error}). Restore the file from a copy.",
+            ) from None
+        return columns
 
     def predict(
         self,
@@ -180,18 +189,18 @@ class Run:
         why there is no score; ``value`` (regression); or ``class``, and a ``score_<class>`` for
         each class, of two for the positive one. Raises VflError.
 
-        Warns (``UserWarning``) of what training never had: categories, and numbers far outside
-        those of training.
+        Warns (``UserWarning``) of categories that training did not have, and of numbers far outside
+        its range.
         """
         from vfl.library.predicting import predict_rows
         from vfl_party.predict.results import Output
 
         to = Output(Path(output)) if output is not None else None
         with with_plugins(self._plugins):
-            found = predict_rows(self.folder, data, to, without=without, solo=solo)
-        for note in found.notes:
+            result = predict_rows(self.folder, data, to, without=without, solo=solo)
+        for note in result.notes:
             warnings.warn(note, stacklevel=2)
-        return found.columns
+        return result.columns
 
     def model(self, party: str | None = None) -> Model:
         """Returns a party's trained models, with the way to prepare rows for them; the active
@@ -204,7 +213,7 @@ class Run:
         return Model.load(self.folder, party, plugins=self._plugins)
 
     def plot(self) -> Figure:
-        """Draws loss and metrics by round; a notebook shows the figure, ``.savefig(path)`` keeps
+        """Draws loss and metrics by round. A notebook shows the figure; ``.savefig(path)`` saves
         it.
         """
         from vfl.report.charts import figure_of
@@ -213,7 +222,7 @@ class Run:
 
     @property
     def _active(self) -> str:
-        return next(each.name for each in self.summary.parties if each.role == "active")
+        return next(party.name for party in self.summary.parties if party.role == "active")
 
     def _repr_html_(self) -> str:
         """Shows the tables of ``vfl report`` in a notebook."""

@@ -1,4 +1,4 @@
-"""Runs a recipe in this process or in processes of its own."""
+"""Runs a recipe in this process or in one process for each party."""
 
 from __future__ import annotations
 
@@ -81,11 +81,11 @@ def simulate(
 
 @dataclass(frozen=True)
 class Order:
-    """A run to be made.
+    """A run to make.
 
-    ``tables``: of the recipe to run, with relative paths from ``base``. ``folder``: of the run,
-    which does not exist yet. ``frames``: {party: its frame}; ``federation``: the tables of the
-    recipe whose parties have them, which are others if a baseline is run.
+    ``tables``: those of the recipe to run, with relative paths from ``base``. ``folder``: the
+    run's, which does not exist yet. ``frames``: {party: its frame}; ``federation``: the tables of
+    the recipe that names these parties, which differ from ``tables`` for a baseline.
     """
 
     tables: dict[str, Any]
@@ -101,14 +101,14 @@ class Order:
         """Returns the tables with frames as files in the run's folder, for other processes.
 
         Raises InputError, also if only this process has an encoder; ``instead``: the argument with
-        which it needs none.
+        which it needs no files.
         """
         cells.refuse_here(self.settings, "other processes", instead)
         if not self.frames:
             return self.tables
         settings = parse(Settings, self.federation, "recipe")
-        tables = _written(self.federation, settings, self.base, self.folder, self.frames)
-        return _chosen(tables, self.baseline, self.base)[0]
+        tables = _write_data(self.federation, settings, self.base, self.folder, self.frames)
+        return _select(tables, self.baseline, self.base)[0]
 
 
 def carry_out(
@@ -124,7 +124,7 @@ def carry_out(
     """
     federation, frames = with_data(recipe.to_dict(), data or {})
     parse(Settings, federation, "recipe")
-    tables, settings = _chosen(federation, baseline, recipe.base)
+    tables, settings = _select(federation, baseline, recipe.base)
     divided = divide(settings, recipe.base)
     with _place(out) as (place, goes):
         folder = place / new_run_id(settings.name, baseline)
@@ -135,7 +135,7 @@ def carry_out(
         return run
 
 
-def _chosen(
+def _select(
     tables: dict[str, Any], baseline: str | None, base: Path
 ) -> tuple[dict[str, Any], Settings]:
     """Returns the recipe to run, as written and parsed: the federation's, or that of a baseline."""
@@ -210,9 +210,9 @@ def run_files(tables: dict[str, Any], base: Path, folder: Path) -> None:
 
 
 class ours:  # noqa: N801 - reads as a word in a with statement
-    """Raises whatever is no VflError as one, with the original as its cause.
+    """Converts any other exception to a VflError, with the original as its cause.
 
-    An interruption stays as it is, and so does what ``on_round`` has raised.
+    An interruption stays as it is, and so does an exception of ``on_round``.
     """
 
     def __init__(self, telling: Telling | None = None) -> None:
@@ -229,7 +229,7 @@ class ours:  # noqa: N801 - reads as a word in a with statement
             raise InternalError(f"{type(error).__name__}: {error}") from error
 
 
-def _written(
+def _write_data(
     tables: dict[str, Any], settings: Settings, base: Path, folder: Path, frames: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns a recipe's tables with frames as files in the run's folder. Raises InputError."""
@@ -238,7 +238,7 @@ def _written(
     load, active = loading(frames), settings.active.name
     for name, of_party in divide(settings, base).items():
         if name in frames:
-            # What is wrong with a frame is said at once.
+            # Errors of a frame are raised at once.
             load(of_party, name == active)
     parties = write_frames(frames, tables["simulate"]["parties"], folder / "federation" / "data")
     return {**tables, "simulate": tables["simulate"] | {"parties": parties}}

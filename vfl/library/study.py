@@ -22,7 +22,7 @@ from vfl.library.plugins import with_plugins
 from vfl.library.recipe import GivenRecipe, Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import carry_out, ours, simulate
-from vfl.studies.kept import Kept, Prints, inputs_of
+from vfl.studies.kept import Fingerprints, FinishedRuns, inputs_of
 from vfl.studies.lines import named
 from vfl.studies.paired import Difference, difference, overlap_of
 from vfl_common.config.base import parse
@@ -34,18 +34,20 @@ from vfl_party.base.plugins import Given
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# A key of ``over`` that is none of the recipe.
+# The key of ``over`` that is not a key of the recipe.
 _BASELINE = "baseline"
-# After which Ctrl-C is seen, also if another thread got the signal.
+# The longest wait for Ctrl-C, if another thread got the signal.
 _TICK_S = 0.2
-# Drawn: the first of these that all runs have.
+# The metric to draw: the first of these that all runs have.
 _GOOD = ("accuracy", "auc", "f1", "rmse", "loss")
 
 
 @dataclass(frozen=True)
 class Study:
-    """Finished runs. ``over``: {key of the recipe: its values}; ``values``: what each of ``runs``
-    had of them; ``plugins``: those of the call.
+    """Finished runs.
+
+    ``over``: {key of the recipe: its values}; ``values``: those of each of ``runs``; ``plugins``:
+    those of the call.
     """
 
     over: Mapping[str, Sequence[Any]]
@@ -60,15 +62,15 @@ class Study:
         ``pandas.DataFrame(study.columns())`` takes them as they are; a metric that a run lacks is
         None.
         """
-        found = [
+        metrics = [
             {f"{s} {n}": v for s, named in run.metrics.items() for n, v in named.items()}
             for run in self.runs
         ]
-        names = dict.fromkeys(name for each in found for name in each)
-        keys = dict.fromkeys(key for each in self.values for key in each)
+        names = dict.fromkeys(name for row in metrics for name in row)
+        keys = dict.fromkeys(key for values in self.values for key in values)
         return {
-            **{key: [each.get(key) for each in self.values] for key in keys},
-            **{name: [each.get(name) for each in found] for name in names},
+            **{key: [values.get(key) for values in self.values] for key in keys},
+            **{name: [row.get(name) for row in metrics] for name in names},
         }
 
     def compare(self, first: Any, second: Any, metric: str) -> Difference:
@@ -81,8 +83,8 @@ class Study:
             metric: of the validation or test rows, such as ``test auc``.
 
         Returns the mean difference, its interval of 95 % confidence, and whether the first is
-        better: its text says all. With fewer than three pairs of runs there is no interval. The
-        interval allows for runs that learn from overlapping rows, as ``vfl.studies.paired`` says
+        better; its text is the whole result. With fewer than three pairs of runs there is no
+        interval. The
         (Nadeau and Bengio 2003). One interval of many is likely to miss: correct several with
         ``vfl.studies.paired.holm``, or choose by validation rows and compare by test rows once.
         Raises VflError.
@@ -92,9 +94,12 @@ class Study:
         columns = self.columns()
         split, _, name = metric.partition(" ")
         if split not in ("validation", "test") or metric not in columns:
-            known = [each for each in columns if each.startswith(("validation ", "test "))]
-            text = f"compare: no run has {metric!r}; they have {', '.join(known) or 'none'}"
-            raise InputError(Code.CONFIG_INVALID, text)
+            known = [name for name in columns if name.startswith(("validation ", "test "))]
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"compare: no run has the metric {metric!r}. Choose one of "
+                f"{', '.join(known) or 'none'}.",
+            )
         ours_, theirs = self._runs_of(first), self._runs_of(second)
         pairs = [
             (columns[metric][ours_[at]], columns[metric][theirs[at]])
@@ -103,8 +108,11 @@ class Study:
         ]
         pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
         if not pairs:
-            text = f"compare: no seed has runs of both with {metric!r}"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"compare: no seed has runs of both values with {metric!r}. Run both with the "
+                "same seeds.",
+            )
         recipe = self.runs[next(iter(ours_.values()))].settings
         with with_plugins(self.plugins):
             lower = lower_is_better(recipe.task, name)
@@ -121,19 +129,26 @@ class Study:
         if len(keys) == 1 and chosen in list(self.over[keys[0]]):
             chosen = {keys[0]: chosen}
         if not isinstance(chosen, Mapping) or set(chosen) != set(keys):
-            text = f"compare: give a value of {keys[0]}, one that the study has"
-            if len(keys) > 1:
-                text = f"compare: give {{key: value}} with a value for each of {', '.join(keys)}"
-            raise InputError(Code.CONFIG_INVALID, f"{text}, not {chosen!r}")
-        found = {
-            (each.get("seed"), each.get("fold")): number
-            for number, each in enumerate(self.values)
-            if all(each[key] == value for key, value in chosen.items())
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"compare: the study has no such value (got {chosen!r}). Give a value of "
+                f"{keys[0]} that the study has."
+                if len(keys) == 1
+                else f"compare: must have a value for each key (got {chosen!r}). Give {{key: "
+                f"value}} with {', '.join(keys)}.",
+            )
+        runs = {
+            (values.get("seed"), values.get("fold")): number
+            for number, values in enumerate(self.values)
+            if all(values[key] == value for key, value in chosen.items())
         }
-        if not found:
-            text = f"compare: the study has no run with {_of_values(chosen)}"
-            raise InputError(Code.CONFIG_INVALID, text)
-        return found
+        if not runs:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"compare: the study has no run with {_of_values(chosen)}. Give values that the "
+                "study has.",
+            )
+        return runs
 
     def plot(self, metric: str | None = None) -> Figure:
         """Draws a metric over the first key of ``over``: a line for each value of the second, the
@@ -148,7 +163,10 @@ class Study:
         drawn = metric or self._metric(columns)
         if drawn not in columns or all(value is None for value in columns[drawn]):
             known = ", ".join(name for name in columns if " " in name)
-            raise InputError(Code.CONFIG_INVALID, f"plot: no run has {drawn!r}; they have {known}")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"plot: no run has the metric {drawn!r}. Choose one of {known}.",
+            )
         return draw_values(self.over, self.values, drawn, columns[drawn])
 
     def _metric(self, columns: Mapping[str, Sequence[Any]]) -> str:
@@ -172,7 +190,7 @@ class Study:
         columns = self.columns()
         head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
         rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(_shown(value))}</td>" for value in row) + "</tr>"
+            "<tr>" + "".join(f"<td>{html.escape(_format(value))}</td>" for value in row) + "</tr>"
             for row in zip(*columns.values(), strict=True)
         )
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -219,36 +237,38 @@ def study(
             that is registered. On several machines, ``out``, the files of rows and the modules
             must be at the same paths on all of them.
 
-    Choose by the metrics of the validation rows: what is chosen by the test rows is not tested any
-    more. Raises VflError: before the first run if a combination makes no recipe, else if a run
-    fails.
+    Choose by the metrics of the validation rows: a choice by the test rows biases their metrics.
+    Raises VflError: before the first run if a combination is not a valid recipe, otherwise if a
+    run fails.
     """
     made = Recipe.of(recipe)
-    if not all(isinstance(each, Iterable) and not isinstance(each, str) for each in over.values()):
-        raise InputError(Code.CONFIG_INVALID, "over: give {key: [values]}")
-    over = {
-        key: each.tolist() if hasattr(each, "tolist") else list(each) for key, each in over.items()
-    }
+    if not all(isinstance(v, Iterable) and not isinstance(v, str) for v in over.values()):
+        raise InputError(Code.CONFIG_INVALID, "over: values must be lists. Give {key: [values]}.")
+    over = {key: v.tolist() if hasattr(v, "tolist") else list(v) for key, v in over.items()}
     if not over or not all(over.values()):
         raise InputError(
-            Code.CONFIG_INVALID, "over: give {key: [values]}, with at least one value for each key"
+            Code.CONFIG_INVALID, "over: is empty. Give {key: [values]}, with a value for each key."
         )
     if "fold" in over:
         raise InputError(
             Code.CONFIG_INVALID,
-            "over: fold is no key; give folds, or the keys rows.folds and rows.fold",
+            "over: fold is not a key. Give folds, or the keys rows.folds and rows.fold.",
         )
     if isinstance(seeds, str) or not isinstance(seeds, Iterable | None):
         raise InputError(
-            Code.CONFIG_INVALID, f"seeds: give whole numbers, like [1, 2, 3], not {seeds!r}"
+            Code.CONFIG_INVALID,
+            f"seeds: must be integers (got {seeds!r}). Give a list like [1, 2, 3].",
         )
     with_seeds = [None] if seeds is None else list(seeds)
     if not with_seeds:
         raise InputError(
-            Code.CONFIG_INVALID, "seeds: give at least one, or leave it out for the recipe's own"
+            Code.CONFIG_INVALID,
+            "seeds: is empty. Give a seed, or leave it out for the recipe's own.",
         )
     if "seed" in over and seeds is not None:
-        raise InputError(Code.CONFIG_INVALID, "over: seed is given twice; remove it, or seeds")
+        raise InputError(
+            Code.CONFIG_INVALID, "over: seed is given twice. Remove it, or the argument seeds."
+        )
     values = [
         dict(zip(over, chosen, strict=True))
         | ({} if seed is None else {"seed": seed})
@@ -258,21 +278,21 @@ def study(
         for fold in _folds(folds)
     ]
     _check_baselines(over.get(_BASELINE, []))
-    # All, before the first run.
-    recipes = [_with(made, each, folds) for each in values]
+    # All recipes are checked before the first run.
+    recipes = [_with(made, chosen, folds) for chosen in values]
     planned = []
-    for number, (each, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
-        title = f"run {number} of {len(values)}: {_of_values(each)}"
-        planned.append(_Planned(with_values, each.get(_BASELINE), title))
+    for number, (chosen, with_values) in enumerate(zip(values, recipes, strict=True), start=1):
+        title = f"run {number} of {len(values)}: {_of_values(chosen)}"
+        planned.append(_Planned(with_values, chosen.get(_BASELINE), title))
     say = _silent if quiet else speaker()
-    # Wherever this process goes meanwhile.
+    # The process may change its folder meanwhile.
     place = Path(out).absolute() if out is not None else None
     at_a_time = number_of_jobs(jobs)
     memory = _Memory(place if plugins is None else None, data)
-    found = {number: run for number, run in enumerate(map(memory.find, planned)) if run is not None}
-    left = [one for number, one in enumerate(planned) if number not in found]
-    if found:
-        say(f"{len(found)} of {len(planned)} runs are finished already: {place}")
+    finished = {n: run for n, run in enumerate(map(memory.find, planned)) if run is not None}
+    left = [one for number, one in enumerate(planned) if number not in finished]
+    if finished:
+        say(f"{len(finished)} of {len(planned)} runs are finished already: {place}")
     runs: list[Run] = []
     with with_plugins(plugins):
         if (several := min(at_a_time, len(left))) > 1 or (left and backend is not None):
@@ -287,7 +307,7 @@ def study(
                     )
                     memory.note(one, runs[-1])
     made_now = iter(runs)
-    every = tuple(found.get(number) or next(made_now) for number in range(len(planned)))
+    every = tuple(finished.get(number) or next(made_now) for number in range(len(planned)))
     return Study(dict(over), tuple(values), every, plugins)
 
 
@@ -299,7 +319,7 @@ class _Planned:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Notes with an error, which run it was."""
+        """Adds the run's title to an error."""
         try:
             yield
         except VflError as error:
@@ -308,11 +328,11 @@ class _Planned:
 
 
 class _Memory:
-    """What a study has finished in a folder; without a folder, nothing."""
+    """The runs that a study has finished in a folder; without a folder, none."""
 
     def __init__(self, out: Path | None, data: Mapping[str, Any] | None) -> None:
-        self._kept = Kept(out) if out is not None else None
-        self._data, self._prints = data or {}, Prints()
+        self._kept = FinishedRuns(out) if out is not None else None
+        self._data, self._prints = data or {}, Fingerprints()
 
     def find(self, planned: _Planned) -> Run | None:
         """Returns the finished run of a plan."""
@@ -358,40 +378,47 @@ def _at_a_time(
     threads_each = simulate.threads if simulate is not None else 1
     with pool(MAKES, jobs, threads_each, backend) as workers:
 
-        def make(each: _Planned) -> Run:
-            say(each.title)
-            with each.noting():
+        def make(plan: _Planned) -> Run:
+            say(plan.title)
+            with plan.noting():
                 run = carry_out(
-                    each.recipe, data, partial(send, workers), baseline=each.baseline, out=out
+                    plan.recipe, data, partial(send, workers), baseline=plan.baseline, out=out
                 )
-                memory.note(each, run)
+                memory.note(plan, run)
                 return run
 
         with waiting(workers, jobs) as threads:
-            # A thread sees nothing of what this one was given.
-            made = [threads.submit(copy_context().run, make, each) for each in planned]
+            # A new thread has its own context: copy this one's.
+            made = [threads.submit(copy_context().run, make, plan) for plan in planned]
             left = set(made)
             while left:
                 done, left = wait(left, timeout=_TICK_S, return_when=FIRST_COMPLETED)
-                for each in done:
-                    each.result()
-        return [each.result() for each in made]
+                for future in done:
+                    future.result()
+        return [future.result() for future in made]
 
 
-def number_of_jobs(given: Any) -> int:
+def number_of_jobs(jobs: Any) -> int:
     """Reads the argument ``jobs``. Raises InputError."""
-    number = given if isinstance(given, SupportsIndex) and not isinstance(given, bool) else 0
+    number = jobs if isinstance(jobs, SupportsIndex) and not isinstance(jobs, bool) else 0
     if operator.index(number) < 1:
-        raise InputError(Code.CONFIG_INVALID, f"jobs: give a whole number from 1, not {given!r}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"jobs: must be an integer of at least 1 (got {jobs!r}). Give the number of runs at "
+            "a time.",
+        )
     return operator.index(number)
 
 
-def _folds(given: Any) -> list[int | None]:
-    if given is None:
+def _folds(folds: Any) -> list[int | None]:
+    if folds is None:
         return [None]
-    number = given if isinstance(given, SupportsIndex) and not isinstance(given, bool) else 0
+    number = folds if isinstance(folds, SupportsIndex) and not isinstance(folds, bool) else 0
     if operator.index(number) < 2:
-        raise InputError(Code.CONFIG_INVALID, f"folds: give a whole number from 2, not {given!r}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"folds: must be an integer of at least 2 (got {folds!r}). Give the number of parts.",
+        )
     return [*range(1, operator.index(number) + 1)]
 
 
@@ -401,7 +428,7 @@ def _with(recipe: Recipe, values: Mapping[str, Any], folds: int | None) -> Recip
     made = recipe.replace({key: value for key, value in values.items() if key not in ours_})
     if folds is None:
         return made
-    rows = {key: each for key, each in made.to_dict().get("rows", {}).items() if key != "test"}
+    rows = {key: value for key, value in made.to_dict().get("rows", {}).items() if key != "test"}
     return made.replace({"rows": rows | {"folds": int(folds), "fold": values["fold"]}})
 
 
@@ -413,25 +440,25 @@ def _silent(_text: str) -> None: ...
 
 
 def speaker() -> Callable[[str], None]:
-    """Returns what writes a line to standard error, ready at once: threads that import would
-    overtake each other.
+    """Returns a function that writes a line to standard error. It imports everything now: imports
+    in threads race.
     """
     from rich.console import Console
 
     return partial(Console(stderr=True).print, markup=False, highlight=False, soft_wrap=True)
 
 
-def _check_baselines(named: Iterable[Any]) -> None:
+def _check_baselines(baselines: Iterable[Any]) -> None:
     from vfl.simulation.baselines import BASELINES
 
-    for each in named:
-        if each is not None and each not in BASELINES:
-            text = (
-                f"there is no baseline {each!r}; give None, for the federation, or one of "
-                f"{', '.join(BASELINES)}"
+    for baseline in baselines:
+        if baseline is not None and baseline not in BASELINES:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"over: unknown baseline {baseline!r}. Give None (the federation), or one of "
+                f"{', '.join(BASELINES)}.",
             )
-            raise InputError(Code.CONFIG_INVALID, f"over: {text}")
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,5 +1,5 @@
-"""Answers: a flag of the command, or a question at a terminal, or a sentence about the missing
-flag.
+"""Gets answers from a flag of the command or a question at a terminal, or raises an error about the
+missing flag.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Check = Callable[[str], str]
 
 
 def at_terminal() -> bool:
-    """Whether there is somebody to ask."""
+    """Returns whether there is somebody to ask."""
     return sys.stdin.isatty()
 
 
 def answer(
-    given: str | None,
+    value: str | None,
     flag: str,
     question: str,
     check: Check,
@@ -32,22 +32,22 @@ def answer(
     sure: bool = False,
     hint: str = "",
 ) -> str:
-    """Returns what the flag says or, at a terminal, what the person there says.
+    """Returns the value of the flag or, at a terminal, the user's answer.
 
     Args:
-        given: the flag's value, None if it is missing.
-        flag: its name, for the sentence about it.
-        question: for the person.
-        check: returns an answer as it is used. It raises InputError for a wrong one; the question
-            is then asked again.
-        default: the proposal, '' for none.
-        sure: whether to take the proposal if nobody can be asked.
-        hint: what a person chooses from, for the sentence about the missing flag.
+        value: the flag's value; None if it is missing.
+        flag: its name, for the error.
+        question: the question at a terminal.
+        check: converts an answer. It raises InputError for a wrong one; the question is then asked
+            again.
+        default: the proposal; '' for none.
+        sure: whether to use the proposal without asking if there is no terminal.
+        hint: the possible answers, for the error about the missing flag.
 
-    Raises InputError if the flag is wrong, or is missing and nobody can be asked.
+    Raises InputError if the flag is wrong, or is missing without a terminal.
     """
-    if given is not None:
-        return check(given)
+    if value is not None:
+        return check(value)
     if at_terminal():
 
         def checked(text: str) -> str:
@@ -56,26 +56,27 @@ def answer(
             except InputError as error:
                 raise click.UsageError(str(error)) from None
 
-        found: str = click.prompt(question, default=default or None, value_proc=checked, err=True)
-        return found
+        text: str = click.prompt(question, default=default or None, value_proc=checked, err=True)
+        return text
     if default and sure:
         return check(default)
-    such = f", such as {flag} {shlex.quote(default)}" if default else ""
-    chosen = f" ({hint})" if hint else ""
-    text = f"{flag} is missing: give it{such}{chosen}, or call this at a terminal to be asked"
-    raise InputError(Code.CONFIG_INVALID, text)
+    raise InputError(
+        Code.CONFIG_INVALID,
+        f"{flag}: is missing. Give {flag} {shlex.quote(default) if default else 'VALUE'}"
+        f"{f' ({hint})' if hint else ''}, or use a terminal to be asked.",
+    )
 
 
 def among(names: Sequence[str], source: str, flag: str) -> Check:
-    """Returns the check that a name is a column of the table."""
+    """Returns a check that a name is a column of the table."""
 
     def check(name: str) -> str:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-            found = listed([printable(each) for each in near or names])
-            hint = f"the nearest: {found}" if near else f"it has {found}"
             raise InputError(
-                Code.DATA_INVALID, f"{source}: has no column {name!r}, which {flag} names; {hint}"
+                Code.DATA_INVALID,
+                f"{source}: has no column {name!r}. Choose one of "
+                f"{listed([printable(other) for other in near or names])} for {flag}.",
             )
         return name
 

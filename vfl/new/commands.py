@@ -10,60 +10,55 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 if TYPE_CHECKING:
-    from vfl.new.flow import Given
+    from vfl.new.flow import Flags
 
 _data = click.option(
     "--data",
     metavar="FILE",
-    help=(
-        "Your table: a CSV or text file (.csv, .tsv, .txt, each also .gz), Excel (.xlsx, "
-        ".xlsm), .parquet or a folder"
-        ' of such files, the URL of a database, with --set query="SELECT …", or duckdb:SELECT ….'
-    ),
+    help="Read this table: a file, folder, database URL or duckdb:SELECT ….",
 )
 _id = click.option(
     "--id",
     "id_",
     multiple=True,
     metavar="COLUMN",
-    help="Says who a row is about; several are one id.",
+    help="Use this column as the id; repeat for a joint id.",
 )
-_drop = click.option("--drop", multiple=True, metavar="COLUMN", help="A column to leave out.")
+_drop = click.option(
+    "--drop", multiple=True, metavar="COLUMN", help="Leave this column out; repeat for more."
+)
 _set = click.option(
     "--set",
     "sets",
     multiple=True,
     metavar="KEY=VALUE",
-    help="How the table is read: sheet, query, format, names, separator, encoding, skip_lines, "
-    "decimal, thousands, dates, na, categorical, categorical_buckets, numeric, limit, limit_by, "
-    "memory_mib or scratch, as in [data] of a party file; once for each key. A "
-    "value is TOML or plain text.",
+    help="Set a key of [data] of how the table is read.",
 )
 _server = click.option(
-    "--server", metavar="HOST:PORT", help="Where the server will listen. [default: this machine]"
+    "--server",
+    metavar="HOST:PORT",
+    help="Connect to the server at this address. [default: this machine]",
 )
 _advertise = click.option(
     "--advertise",
     metavar="HOST:PORT",
-    help="Active party: where the others reach it, if not on this machine.",
+    help="Active party: set the address for the others.",
 )
 _out = click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path(),
     show_default="this folder",
-    help="Folder for the files.",
+    help="Write the files to this folder.",
 )
 _force = click.option("--force", is_flag=True, help="Replace existing files.")
 
 
 def _shared(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of both commands, in this order, and gives their values as one:
-    ``flow.Given``.
-    """
+    """Adds the options of both commands, and passes their values as one ``flow.Flags``."""
 
     @functools.wraps(command)
-    def with_given(
+    def with_flags(
         data: str | None,
         id_: tuple[str, ...],
         label: str | None,
@@ -75,23 +70,23 @@ def _shared(command: Callable[..., None]) -> Callable[..., None]:
         sets: tuple[str, ...],
         **own: Any,
     ) -> None:
-        from vfl.new.flow import Given
+        from vfl.new.flow import Flags
 
-        command(Given(data, id_, label, drop, server, advertise, out, force, sets), **own)
+        command(Flags(data, id_, label, drop, server, advertise, out, force, sets), **own)
 
-    found: Callable[..., None] = with_given
+    result: Callable[..., None] = with_flags
     for option in (_force, _out, _advertise, _server, _drop, _id, _set, _data):
-        found = option(found)
-    return found
+        result = option(result)
+    return result
 
 
 @click.group()
 def new() -> None:
     """Write a recipe and party files from your own tables.
 
-    The active party, which knows the label, writes the recipe and sends it to the others; each of
-    them writes its party file with it. What was guessed is printed, a line each, with the key or
-    the flag that changes it. At a terminal, what is missing is asked.
+    The active party, which has the label, writes the recipe and sends it to the others; each of
+    them writes its party file with it. Every guess is printed, with the key or the flag that
+    changes it. At a terminal, missing values are asked for.
 
     \b
       vfl new recipe --data bank.csv --active bank --passive shop --label default     at the bank
@@ -102,47 +97,43 @@ def new() -> None:
 @new.command()
 @_shared
 @click.option(
-    "--active", metavar="NAME", help="Your own name in the recipe. [default: the table's]"
+    "--active", metavar="NAME", help="Set your own name in the recipe. [default: the table's]"
 )
 @click.option(
-    "--passive", "passives", multiple=True, metavar="NAME", help="Another party; once for each."
+    "--passive", "passives", multiple=True, metavar="NAME", help="Add a party; repeat for each."
 )
-@click.option("--label", metavar="COLUMN", help="The column to predict.")
+@click.option("--label", metavar="COLUMN", help="Predict this column.")
 @click.option(
     "--task",
     type=click.Choice(["binary", "multiclass", "regression"]),
-    help="[default: by the label's values]",
+    help="Set the task. [default: by the label's values]",
 )
 @click.option(
     "--positive",
     metavar="VALUE",
-    help="Of two classes, the one that scores, AUC and f1 are of. [default: the second]",
+    help="Set the positive one of two classes. [default: the second]",
 )
 @click.option(
     "--align",
     type=click.Choice(["psi", "digest"]),
     default="psi",
     show_default=True,
-    help="psi: find the rows that all parties hold; digest: they hold the same ids already.",
+    help="Align by private set intersection, or require equal ids.",
 )
 @click.option(
     "--method",
     type=click.Choice(["splitnn", "secureboost"]),
     default="splitnn",
     show_default=True,
-    help="splitnn: as --protect says; secureboost: grow trees on encrypted gradients, which take "
-    "missing cells as they are.",
+    help="Train networks, or trees on encrypted gradients.",
 )
 @click.option(
     "--protect",
     type=click.Choice(["none", "labels", "columns", "both"]),
-    help="splitnn: what is made harder to read, at a price that the recipe tells. labels: no "
-    "message depends on labels, because the others upload once and trees grow on that; columns: "
-    "narrow embeddings that are drawn; both: a narrow upload. [default: labels for classes, none "
-    "for a regression]",
+    help="Protect these at splitnn. [default: labels for classes, none for regression]",
 )
 def recipe(
-    given: Given,
+    flags: Flags,
     active: str | None,
     passives: tuple[str, ...],
     task: str | None,
@@ -151,7 +142,19 @@ def recipe(
     method: Literal["splitnn", "secureboost"],
     protect: Literal["none", "labels", "columns", "both"] | None,
 ) -> None:
-    """Write recipe.toml, for all parties, and the active party's own file NAME.toml.
+    """Write recipe.toml and the active party's file.
+
+    With --align psi the parties find their common rows; with digest they must hold the same ids.
+    --protect labels: no message depends on labels, because the others upload once and trees grow on
+    that; columns: narrow, randomised embeddings; both: a narrow upload. The recipe states the cost.
+    --method secureboost accepts missing cells.
+
+    A table is a CSV or text file (.csv, .tsv, .txt, each also .gz), Excel (.xlsx, .xlsm), Parquet
+    (.parquet), a folder of such files, the URL of a database with --set query="SELECT …", or
+    duckdb:SELECT …. --set takes a key of [data] that says how the table is read, once for each key:
+    sheet, query, format, names, separator, encoding, skip_lines, decimal, thousands, dates, na,
+    categorical, categorical_buckets, numeric, limit, limit_by, memory_mib or scratch. A value is
+    TOML or plain text.
 
     \b
     Examples:
@@ -160,7 +163,7 @@ def recipe(
     """  # noqa: E501
     from vfl.new.flow import Wishes, new_recipe
 
-    new_recipe(given, Wishes(active, passives, task, align, positive, method, protect))
+    new_recipe(flags, Wishes(active, passives, task, align, positive, method, protect))
 
 
 @new.command()
@@ -171,20 +174,29 @@ def recipe(
     type=click.Path(path_type=Path),
     default=Path("recipe.toml"),
     show_default=True,
-    help="The recipe that the active party has sent.",
+    help="Read the recipe of the active party.",
 )
 @click.option(
-    "--name", metavar="NAME", help="Your own name in the recipe. [default: the only passive one]"
+    "--name",
+    metavar="NAME",
+    help="Set your own name in the recipe. [default: the only passive one]",
 )
-@click.option("--label", metavar="COLUMN", help="Active party: the column to predict.")
+@click.option("--label", metavar="COLUMN", help="Active party: predict this column.")
 def party(
-    given: Given,
+    flags: Flags,
     recipe_path: Path,
     name: str | None,
 ) -> None:
-    """Write the file NAME.toml of a party of an existing recipe, and print the recipe's digest.
+    """Write a party's file for an existing recipe.
 
-    The digest is the same at every party: compare it on the telephone.
+    It prints the recipe's digest, which is the same at every party: compare it by telephone.
+
+    A table is a CSV or text file (.csv, .tsv, .txt, each also .gz), Excel (.xlsx, .xlsm), Parquet
+    (.parquet), a folder of such files, the URL of a database with --set query="SELECT …", or
+    duckdb:SELECT …. --set takes a key of [data] that says how the table is read, once for each key:
+    sheet, query, format, names, separator, encoding, skip_lines, decimal, thousands, dates, na,
+    categorical, categorical_buckets, numeric, limit, limit_by, memory_mib or scratch. A value is
+    TOML or plain text.
 
     \b
     Example:
@@ -192,4 +204,4 @@ def party(
     """
     from vfl.new.flow import new_party
 
-    new_party(given, recipe_path, name)
+    new_party(flags, recipe_path, name)

@@ -1,6 +1,4 @@
-"""The files that ``vfl new`` writes: a recipe, and a party file in which nothing stands that is a
-default.
-"""
+"""The files that ``vfl new`` writes: a recipe, and a party file without default values."""
 
 from __future__ import annotations
 
@@ -22,8 +20,8 @@ from vfl_common.files import write_atomic
 
 RECIPE = "recipe.toml"
 _HEADER = (
-    "# The same at every party; `vfl new recipe` wrote it. docs/reference/recipe.md explains each"
-    " key.\n"
+    "# The same at every party; written by `vfl new recipe`. docs/reference/recipe.md has all "
+    "keys.\n"
 )
 
 
@@ -47,16 +45,16 @@ def recipe_tables(
         training: its tables about the model and the training.
         features: whether the active party has feature columns.
     """
-    known: dict[str, Any] = {"kind": task.kind} | (
+    task_table: dict[str, Any] = {"kind": task.kind} | (
         {"classes": task.classes} if task.classes is not None else {}
     )
-    known |= {"positive": task.positive} if task.positive is not None else {}
+    task_table |= {"positive": task.positive} if task.positive is not None else {}
     first: dict[str, Any] = {"name": active, "role": "active"} | (
         {} if features else {"features": False}
     )
     return {
         "name": name,
-        "task": known,
+        "task": task_table,
         "parties": [first, *({"name": passive, "role": "passive"} for passive in passives)],
         "rows": dict(rows),
         **training,
@@ -66,9 +64,9 @@ def recipe_tables(
 def split_training(sizes: ModelSizes, kind: Kind) -> dict[str, Any]:
     """Returns the tables of a recipe about split training.
 
-    The top model has a hidden layer: a linear one adds up what the parties' embeddings say, and
-    learns nothing that takes two parties' columns together. Dropout is for classes: a regression's
-    loss would learn the noise that it adds to the sum.
+    The top model has a hidden layer: a linear one only adds the parties' embeddings, so it cannot
+    learn from two parties' columns together. Dropout is for classes: in a regression, the loss
+    would fit the noise that dropout adds to the sum.
     """
     splitnn = {
         "kind": "splitnn",
@@ -80,7 +78,7 @@ def split_training(sizes: ModelSizes, kind: Kind) -> dict[str, Any]:
     return {
         "model": {
             "embedding_size": sizes.embedding_size,
-            # It takes numbers and categories; nobody knows what columns the other parties have.
+            # The other parties' columns are unknown; this encoder takes numbers and categories.
             "encoder": {"kind": "tabular", "hidden": [sizes.hidden]}
             | ({} if kind == "regression" else {"dropout": 0.1}),
             "top": {"hidden": [sizes.top]},
@@ -104,8 +102,8 @@ def party_tables(
 ) -> dict[str, Any]:
     """Returns the keys of a party file in ``out``.
 
-    ``advertise``: as in ``PartyFile``; ``table``: how it is read; ``trees``: whether the recipe
-    grows trees.
+    ``advertise``: as in ``PartyFile``; ``table``: its settings; ``trees``: whether the recipe grows
+    trees.
     """
     data: dict[str, Any] = {
         "source": _source(table.source, out),
@@ -153,19 +151,16 @@ def relative(path: str, folder: Path) -> str:
 def recipe_text(
     tables: Mapping[str, Any], where: Path, comments: Sequence[str] = ()
 ) -> tuple[str, Recipe]:
-    """Returns a recipe's file and what is read from it. Raises InputError if a name in it cannot be
-    used.
+    """Returns a recipe's file and its parsed form. Raises InputError if it is invalid.
 
     ``comments``: lines above the tables.
     """
-    said = "".join(f"# {line}".rstrip() + "\n" for line in comments)
-    return _HEADER + said + "\n" + to_toml(tables), parse(Recipe, tables, str(where))
+    lines = "".join(f"# {line}".rstrip() + "\n" for line in comments)
+    return _HEADER + lines + "\n" + to_toml(tables), parse(Recipe, tables, str(where))
 
 
 def party_text(tables: Mapping[str, Any], where: Path) -> str:
-    """Returns a party file, a line for each key. Raises InputError if something in it cannot be
-    used.
-    """
+    """Returns a party file, one line for each key. Raises InputError if it is invalid."""
     parse(PartyFile, tables, str(where))
     return to_lines(tables)
 
@@ -173,11 +168,12 @@ def party_text(tables: Mapping[str, Any], where: Path) -> str:
 def refuse_existing(path: Path, *, force: bool) -> None:
     """Raises InputError if a file would be replaced, or has no folder."""
     if path.exists() and not force:
-        text = f"{path}: exists already; move it away, or replace it with --force"
-        raise InputError(Code.FILE_INVALID, text)
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: exists already. Move it away, or replace it with --force."
+        )
     if not path.absolute().parent.is_dir():
         raise InputError(
-            Code.FILE_INVALID, f"{path.parent}: no such folder; make it, or give another --out"
+            Code.FILE_INVALID, f"{path.parent}: no such folder. Create it, or give another --out."
         )
 
 

@@ -1,6 +1,4 @@
-"""Looks at a party's table with the reader that a run uses, so that what is written down is what a
-run finds.
-"""
+"""Reads a party's table with the reader of a run, so that the written settings fit a run."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl.new.rules import MOST_NUMBERED, Counts, Values, left_out_number, left_out_text
+from vfl.new.rules import MAX_NUMBERED, Counts, Values, left_out_number, left_out_text
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, first_rows, load_table, read_rows, tabulate
@@ -26,22 +24,22 @@ from vfl_party.data.notes.smells import smells
 from vfl_party.data.notes.target_leakage import target_leakage
 from vfl_party.data.table import counted
 
-# Rows in which values are counted before anybody has named a column.
+# The number of rows in which values are counted before a column is named.
 SAMPLE = 10_000
-# Reads columns that are one id together; None: they cannot be one.
+# Reads columns that are one id together; returns None if they cannot be one.
 Read = Callable[[tuple[str, ...]], Values | None]
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a table shows.
+    """The contents of a table.
 
-    rows: with an id and a label, each id once; all_rows: of the source; left_out: of these, those
-    without an id, with a repeated one, or without a label. numbers, categories: the feature
-    columns. drop: {column: why it is of no use}. missing, blank: the columns in which numbers, and
-    categories, are missing. ids: as the rules spell them. notes: what the reader has guessed. odd:
-    what looks wrong. told: sentences about columns that tell the label, if that is of classes.
-    labels: how many rows each value has; none if no label was read.
+    rows: the number of rows with an id and a label, each id once; all_rows: of the source;
+    left_out: a text about rows without an id, with a repeated one, or without a label. numbers,
+    categories: the feature columns. drop: {column: why it is left out}. missing, blank: the columns
+    in which numbers, and categories, are missing. ids: as the rules spell them. notes: the reader's
+    guesses. odd: possible mistakes. label_leaks: sentences about columns that reveal the label, if
+    it has classes. labels: the number of rows of each value; none if no label was read.
     """
 
     rows: int
@@ -56,13 +54,13 @@ class Look:
     ids: Sequence[str] = field(repr=False)
     notes: tuple[str, ...] = ()
     odd: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    label_leaks: tuple[str, ...] = ()
     drop: dict[str, str] = field(default_factory=dict)
     labels: Counts = field(default_factory=dict)
 
 
 def reader(table: DataSettings) -> Read:
-    """Returns what reads columns of a table, each once."""
+    """Returns a function that reads columns of a table, with a cache."""
     return cache(lambda names: _values(table, names))
 
 
@@ -87,21 +85,21 @@ def read_values(table: DataSettings, names: tuple[str, ...]) -> Values:
         "categorical": (),
         "duplicates": "first",
     }
-    found = load_table(table.model_copy(update=alone), with_label=False)
-    return Values(found.counts.rows if found.counts is not None else len(found), found.ids)
+    rows = load_table(table.model_copy(update=alone), with_label=False)
+    return Values(rows.counts.rows if rows.counts is not None else len(rows), rows.ids)
 
 
 def few_valued(table: DataSettings, names: Sequence[str]) -> tuple[str, ...]:
     """Returns the columns with two to twenty different values in the first rows; none if these
     cannot be read.
     """
-    found: list[str] = []
+    few: list[str] = []
     with contextlib.suppress(InputError, pa.ArrowNotImplementedError):
         for name, column in first_rows(table, names, SAMPLE).items():
             values = pc.unique(pc.drop_null(column))
-            if 2 <= len(values) <= MOST_NUMBERED:
-                found.append(name)
-    return tuple(found)
+            if 2 <= len(values) <= MAX_NUMBERED:
+                few.append(name)
+    return tuple(few)
 
 
 def look(
@@ -112,7 +110,7 @@ def look(
     *,
     label: str | None = None,
     drop: Sequence[str] = (),
-    most_categories: int | None = None,
+    max_categories: int | None = None,
 ) -> Look:
     """Reads a table as a run would.
 
@@ -122,8 +120,9 @@ def look(
         rules: the rules for ids of the recipe.
         values: reads a single column, see ``reader``.
         label: the label column of the active party.
-        drop: columns that a person leaves out.
-        most_categories: of a column, with that of missing cells, if a method takes no more.
+        drop: columns to leave out.
+        max_categories: the most categories of a column that the method accepts, including that of
+            missing cells; None for any number.
 
     Raises InputError.
     """
@@ -131,33 +130,35 @@ def look(
     lenient = {"duplicates": "first", "missing": "mean", "unlabelled": "drop"}
     settings = source.model_copy(update=chosen | lenient)
     rows = read_rows(settings, label is not None)
-    found = list(smells(rows, settings))
+    odd = list(smells(rows, settings))
     table = tabulate(rows, settings, label is not None)
-    mostly = {smell.column: smell.mostly for smell in found if smell.mostly}
-    useless, said = dict.fromkeys(drop, "as you say"), {*settings.categorical, *settings.numeric}
+    mostly = {smell.column: smell.mostly for smell in odd if smell.mostly}
+    useless, chosen_by_user = (
+        dict.fromkeys(drop, "as you say"),
+        {*settings.categorical, *settings.numeric},
+    )
     for name in table.categorical_names:
-        if name not in said and left_out_text(values(name)):
+        if name not in chosen_by_user and left_out_text(values(name)):
             kind = mostly.get(name)
             useless[name] = (
-                f"most cells are {kind}, but some are not read"
+                f"most cells are {kind}, but some cannot be read"
                 if kind
                 else "too many different texts"
             )
     counts = _category_counts(table)
-    for name, each in counts.items():
+    for name, cells in counts.items():
         if (
-            most_categories is not None
-            and np.count_nonzero(each) > most_categories
-            and name not in {*said, *useless}
+            max_categories is not None
+            and np.count_nonzero(cells) > max_categories
+            and name not in {*chosen_by_user, *useless}
         ):
-            useless[name] = (
-                f"more than {most_categories} different texts, the most that trees tell apart"
-            )
+            useless[name] = f"more than {max_categories} different texts, the maximum for trees"
     for name in table.numeric_names:
-        if name not in said and left_out_number(name, values):
+        if name not in chosen_by_user and left_out_number(name, values):
             useless[name] = "looks like an id"
     useless |= dict.fromkeys(
-        (name for name in _missing(rows, all_rows=True) if name not in said), "empty in all rows"
+        (name for name in _missing(rows, all_rows=True) if name not in chosen_by_user),
+        "empty in all rows",
     )
     return Look(
         rows=len(table),
@@ -168,12 +169,12 @@ def look(
         numbers=tuple(name for name in table.numeric_names if name not in useless),
         categories=tuple(name for name in table.categorical_names if name not in useless),
         missing=tuple(name for name in _missing(rows) if name not in useless),
-        blank=tuple(name for name, each in counts.items() if each[-1] and name not in useless),
+        blank=tuple(name for name, cells in counts.items() if cells[-1] and name not in useless),
         ids=table.ids,
         notes=table.notes,
-        odd=tuple(smell.text for smell in found if smell.mostly or smell.column not in useless),
-        told=tuple(
-            each.text for each in target_leakage(rows, label or "") if each.column not in useless
+        odd=tuple(smell.text for smell in odd if smell.mostly or smell.column not in useless),
+        label_leaks=tuple(
+            leak.text for leak in target_leakage(rows, label or "") if leak.column not in useless
         ),
         drop=useless,
         labels=_counts(table),
@@ -181,20 +182,19 @@ def look(
 
 
 def _missing(rows: Rows, *, all_rows: bool = False) -> tuple[str, ...]:
-    """Returns the columns in which numbers are missing, which a run would refuse: in all rows, with
-    an id or not.
+    """Returns the columns with missing numbers, in all rows, with an id or not.
 
-    ``all_rows``: those that have no number at all.
+    ``all_rows``: only those without any number.
     """
     if not isinstance(rows.features, Columns):
         return ()
-    found, names = marked(rows.features.numeric_NF, np.isnan), rows.features.numeric_names
-    return tuple(names[k] for k in found.columns if not all_rows or found.counts[k] == len(rows))
+    cells, names = marked(rows.features.numeric_NF, np.isnan), rows.features.numeric_names
+    return tuple(names[k] for k in cells.columns if not all_rows or cells.counts[k] == len(rows))
 
 
 def _category_counts(table: Table) -> dict[str, npt.NDArray[np.int64]]:
-    """Returns how many cells of each column of categories hold each word, and then how many are
-    missing.
+    """Returns the number of cells of each word, and then of missing cells, for each column of
+    categories.
     """
     words = table.categorical
     return (

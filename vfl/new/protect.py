@@ -1,6 +1,4 @@
-"""The presets of ``vfl new recipe --protect``: how they train, and what they were measured to give
-away.
-"""
+"""The presets of ``vfl new recipe --protect``: their training, and their measured leakage."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ Protect = Literal["none", "labels", "columns", "both"]
 Chosen = Literal[Protect, "trees"]
 # Presets with which no message of the active party depends on labels.
 LABEL_FREE = frozenset({"labels", "both"})
-# Numbers that a passive party uploads for a row, and of a narrower embedding, of which several
-# classes need more.
+# The number of values that a passive party uploads for a row, and the widths of a narrower
+# embedding; several classes need a wider one.
 UPLOAD = 8
 WIDTHS: dict[Kind, int] = {"binary": 2, "multiclass": 4, "regression": 2}
-# MID's λ.
+# The weight λ of MID's regularizer.
 MID = 1e-3
 TREES: dict[str, Any] = {"kind": "gbdt", "trees": 400, "early_stopping": 30}
 
@@ -28,12 +26,12 @@ def training_of(sizes: ModelSizes, kind: Kind, protect: Protect) -> dict[str, An
     """Returns the tables of a recipe about its training: ``model`` and ``phases``.
 
     Args:
-        sizes: of split training.
-        kind: of the task.
-        protect: ``none`` is split training. ``columns`` is split training with narrower embeddings
-            that are drawn (MID, arXiv 2301.01142). With ``labels`` each passive party uploads
-            principal components of its columns once, and the active party grows trees on them;
-            ``both`` uploads fewer.
+        sizes: the sizes of split training.
+        kind: the task's kind.
+        protect: ``none`` is split training. ``columns`` is split training with narrower, randomised
+            embeddings (MID, arXiv 2301.01142). With ``labels`` each passive party uploads principal
+            components of its columns once, and the active party grows trees on them; ``both``
+            uploads fewer.
     """
     if protect in LABEL_FREE:
         width = UPLOAD if protect == "labels" else WIDTHS[kind]
@@ -45,22 +43,22 @@ def training_of(sizes: ModelSizes, kind: Kind, protect: Protect) -> dict[str, An
                 {"kind": "evaluate"},
             ],
         }
-    found = split_training(sizes, kind)
+    training = split_training(sizes, kind)
     if protect == "columns":
-        model, (split, *others) = found["model"], found["phases"]
+        model, (split, *others) = training["model"], training["phases"]
         narrow = {**model, "embedding_size": min(model["embedding_size"], WIDTHS[kind])}
-        found = {"model": narrow, "phases": [{**split, "mid": MID}, *others]}
-    return found
+        training = {"model": narrow, "phases": [{**split, "mid": MID}, *others]}
+    return training
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a preset shows in ``benchmarks/results/defaults-protect.json``, a mean over its tables.
+    """The results of a preset in ``benchmarks/results/defaults-protect.json``, means over tables.
 
-    ``lost``: against ``none``, points of AUC or accuracy, or per cent of a regression's RMSE.
-    ``labels``: what a passive party reads of labels that knows none, as AUC, or |ρ| of a
-    regression; None if no attack reads them so, or none are sent. ``columns``: what the active
-    party reads of a passive party's numbers, R².
+    ``lost``: the loss against ``none``, in points of AUC or accuracy, or per cent of a regression's
+    RMSE. ``labels``: the label inference of a passive party that knows none, as AUC, or |ρ| of a
+    regression; None if no attack applies. ``columns``: the active party's reconstruction of a
+    passive party's numbers, R².
     """
 
     lost: float
@@ -68,7 +66,7 @@ class Measured:
     columns: float
 
     def shows_more_labels(self, other: Measured) -> bool:
-        """Whether it gives away more of the labels, as far as they were attacked."""
+        """Returns whether it leaks more of the labels, as far as they were attacked."""
         return self.labels is not None and other.labels is not None and self.labels > other.labels
 
 
@@ -93,40 +91,38 @@ MEASURED: dict[Kind, dict[str, Measured]] = {
         "trees": Measured(18.71, None, 0.648),
     },
 }
-# R² of the columns that the active party reads by its own columns alone, without any message.
+# R² of the columns that the active party predicts from its own columns, without any message.
 ALONE: dict[Kind, float] = {"binary": 0.528, "multiclass": 0.29, "regression": 0.407}
-# What is taken if nobody says otherwise. A regression loses too much to trees on uploads.
+# The defaults. A regression loses too much with trees on uploads.
 DEFAULTS: dict[Kind, Protect] = {"binary": "labels", "multiclass": "labels", "regression": "none"}
 _LOST = {"binary": "points of AUC", "multiclass": "points of AUC", "regression": "% of RMSE"}
 _READ = {"binary": "AUC", "multiclass": "accuracy", "regression": "|ρ|"}
 
 
 def comments(kind: Kind, chosen: Chosen) -> list[str]:
-    """Returns lines for a recipe: what each preset gives away by measurement; the chosen one is
-    marked.
-    """
+    """Returns lines for a recipe: the measured leakage of each preset; the chosen one is marked."""
     heads = f"labels ({_READ[kind]}) by the others, columns (R²) by the active party"
     return [
-        "What attacks read in rehearsals of such recipes on public and made tables, and what it",
-        "costs. Each figure is a lower bound: another attack may read more.",
+        "Leakage in rehearsed attacks on public and synthetic tables, and cost. Each figure is a",
+        "lower bound: another attack may read more.",
         f"{heads}.",
-        f"By its own columns alone, without any message, it reads columns to {ALONE[kind]:.2f}.",
-        "Your own columns, and a recipe that you change, differ: rehearse them with vfl leaks.",
+        f"From its own columns, without any message, it predicts columns to {ALONE[kind]:.2f}.",
+        "Your own columns, and a changed recipe, differ: rehearse them with vfl leaks.",
         *(
-            f"{'>' if name == chosen else ' '} {_called(name)}: {words(kind, name)}"
+            f"{'>' if name == chosen else ' '} {_option(name)}: {words(kind, name)}"
             for name in (*get_args(Protect), "trees")
         ),
     ]
 
 
 def in_units(kind: Kind, preset: str) -> str:
-    """Words it with the units of the figures, for a line of its own."""
+    """Returns ``words`` with the units of the figures, for a line without a heading."""
     return words(kind, preset, f" ({_READ[kind]})", " (R²)")
 
 
 def words(kind: Kind, preset: str, of_labels: str = "", of_columns: str = "") -> str:
-    """Words what a preset, or ``trees``, gives away and costs. ``of_labels``, ``of_columns``: what
-    the figures are.
+    """Returns the leakage and cost of a preset, or of ``trees``, as text. ``of_labels``,
+    ``of_columns``: the units of the figures.
     """
     of = MEASURED[kind].get(preset)
     if preset in LABEL_FREE:
@@ -140,12 +136,12 @@ def words(kind: Kind, preset: str, of_labels: str = "", of_columns: str = "") ->
     text = f"labels{labels}, columns at least {of.columns:.2f}{of_columns}"
     if preset == "none":
         return text
-    # A gain is within the noise of two seeds.
+    # A gain is within the noise of two seeds, so it is not reported.
     costs = (
         f"{of.lost:.1f} {_LOST[kind]}" if of.lost >= 0.05 else "nothing in the mean of the tables"
     )
     return f"{text}; costs {costs}"
 
 
-def _called(name: str) -> str:
+def _option(name: str) -> str:
     return "--method secureboost" if name == "trees" else f"--protect {name}"

@@ -1,6 +1,4 @@
-"""The rules by which ``vfl new`` fills in what it is not told. They are pure: they see names,
-counts and texts.
-"""
+"""The rules for the defaults of ``vfl new``. They are pure functions of names, counts and texts."""
 
 from __future__ import annotations
 
@@ -14,19 +12,19 @@ from vfl_common.errors import Code, InputError
 
 Kind = Literal["binary", "multiclass", "regression"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-# {value of the label: rows}.
+# {value of the label: rows}
 Counts = Mapping[str | float, int]
 
-# Classes that are whole numbers; a label with more different numbers is a quantity.
-MOST_NUMBERED = 20
-MOST_CLASSES = 100
-# A class, or a category, has that many rows on average.
+# The number of classes that are integers; a label with more different numbers is a quantity.
+MAX_NUMBERED = 20
+MAX_CLASSES = 100
+# The average number of rows of a class, or of a category.
 ROWS_A_CLASS = 10
-# Different texts that are always categories, however few the rows.
+# The number of different texts that are always categories, however few the rows.
 FEW = 50
-# The share of different values with which a column called "customer" is the id.
+# The share of different values from which a column with the name of an id is one.
 ALMOST_ALL = 0.9
-# Ids whose spelling is looked at.
+# The number of ids whose spelling is checked.
 _LOOKED_AT = 10_000
 
 _PEOPLE = {
@@ -68,7 +66,7 @@ class ModelSizes:
     """The model and the training that suit a number of rows.
 
     ``hidden``, ``top``: the widths of the hidden layer of an encoder, and of the top model.
-    ``validation``: the share that early stopping looks at.
+    ``validation``: the share of rows for early stopping.
     """
 
     hidden: int
@@ -80,9 +78,8 @@ class ModelSizes:
     validation: float
 
 
-# Rows of the active party below which a line holds. More rows: wider layers, larger batches, fewer
-# epochs. Early stopping ends training, so that epochs are the most: validation decides, and the
-# best weights come back.
+# (upper bound of the active party's rows, sizes). More rows: wider layers, larger batches, fewer
+# epochs. The epochs are an upper bound: early stopping ends training and restores the best weights.
 _SIZES: tuple[tuple[int, ModelSizes], ...] = (
     (1_000, ModelSizes(32, 8, 32, batch_size=32, epochs=200, patience=20, validation=0.2)),
     (10_000, ModelSizes(64, 16, 64, batch_size=64, epochs=100, patience=12, validation=0.15)),
@@ -97,19 +94,17 @@ def sizes_for(rows: int) -> ModelSizes:
     return next((sizes for below, sizes in _SIZES if rows < below), _MANY)
 
 
-def least_in_common(rows: int) -> int:
-    """Returns how many common rows there must be: a tenth of the active party's, at least 10 and at
-    most 100.
-    """
+def min_in_common(rows: int) -> int:
+    """Returns the minimum number of common rows: a tenth of the active party's, from 10 to 100."""
     return max(10, min(100, rows // 10))
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is predicted.
+    """The prediction task.
 
-    ``classes``: how many, of a multiclass task. ``positive``: the class that a person wants the
-    scores of a binary one to be of.
+    ``classes``: the number of classes of a multiclass task. ``positive``: the positive class of a
+    binary task, if chosen.
     """
 
     kind: Kind
@@ -118,21 +113,21 @@ class Task:
 
 
 def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> Task:
-    """Returns the task that the values of a label ask for.
+    """Returns the task for the values of a label.
 
     Args:
-        counts: how many rows each value has.
-        what: the beginning of an error's sentence: file and column.
+        counts: the number of rows of each value.
+        what: the place for errors: file and column.
         name: the column's name.
-        wanted: the kind that a person asks for, instead of a guess.
+        wanted: the kind of task, instead of a guess.
 
     Raises InputError if the label cannot be learnt, or not as ``wanted``.
     """
     values, rows = len(counts), sum(counts.values())
     if values == 1:
         raise _unusable(
-            f"{what} has the same value in all rows, so there is nothing to learn; name "
-            "another column"
+            f"{what}: has the same value in all rows, so there is nothing to learn. Name "
+            "another column."
         )
     text = any(isinstance(value, str) for value in counts)
     if wanted == "binary":
@@ -143,13 +138,11 @@ def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> 
         _refuse_alike(counts, what)
         return Task("binary")
     if text:
-        if values > MOST_CLASSES or rows < 2 * values:
-            found = (
-                f"{values:,} different texts in {rows:,} rows, and looks like an id or free text"
-            )
+        if values > MAX_CLASSES or rows < 2 * values:
             raise _unusable(
-                f"{what} has {found}; name another column, or give --task multiclass if "
-                "these are classes"
+                f"{what}: looks like an id or free text (got {values:,} different texts in "
+                f"{rows:,} rows). Name another column, or give --task multiclass if these are "
+                "classes."
             )
         _refuse_alike(counts, what)
         return Task("multiclass", values)
@@ -160,69 +153,69 @@ def task_of(counts: Counts, what: str, name: str, wanted: str | None = None) -> 
         and values == rows
         and (looks_like_id(name) or max(numbers) - min(numbers) == rows - 1)
     ):
-        found = f"{what} has another whole number in each row, and looks like an id"
         raise _unusable(
-            f"{found}; name another column, or give --task regression if it is a quantity"
+            f"{what}: looks like an id, with a different integer in each row. Name another "
+            "column, or give --task regression if it is a quantity."
         )
-    if whole and values <= MOST_NUMBERED and rows >= ROWS_A_CLASS * values:
+    if whole and values <= MAX_NUMBERED and rows >= ROWS_A_CLASS * values:
         return Task("multiclass", values)
     return Task("regression")
 
 
 def with_positive(task: Task, counts: Counts, what: str, wanted: str | None) -> Task:
-    """Returns the task whose scores are of the class ``wanted``; None: as it is.
+    """Returns the task with the positive class ``wanted``; None: unchanged.
 
-    ``what``: the beginning of an error's sentence. Raises InputError if the label has no such
-    value, or not two.
+    ``what``: the place for errors. Raises InputError if the label has no such value, or not two.
     """
     if wanted is None:
         return task
     if task.kind != "binary":
         raise _unusable(
-            f"{what} makes a {task.kind} task, and --positive is for a binary one; remove it"
+            f"{what}: makes a {task.kind} task, and --positive is for a binary one. Remove "
+            "--positive."
         )
-    found = next((value for value in counts if class_text(value) == wanted.strip()), None)
-    if found is None:
-        raise _unusable(f"{what} has no value {wanted!r}, which --positive names; correct it")
-    whole = isinstance(found, float) and found.is_integer()
-    return replace(task, positive=int(found) if whole else found)
+    positive = next((value for value in counts if class_text(value) == wanted.strip()), None)
+    if positive is None:
+        raise _unusable(f"{what}: has no value {wanted!r}. Correct --positive.")
+    whole = isinstance(positive, float) and positive.is_integer()
+    return replace(task, positive=int(positive) if whole else positive)
 
 
 def _refuse_alike(counts: Counts, what: str) -> None:
-    """Raises InputError if values differ by capitals or blanks alone: few people mean two classes
-    by them.
-    """
+    """Raises InputError if values differ only by case or blanks: this is usually a mistake."""
     texts = [value for value in counts if isinstance(value, str)]
     if len({" ".join(text.casefold().split()) for text in texts}) < len(texts):
-        text = f"{what} has values that differ by capitals or blanks alone; write them alike"
-        raise _unusable(f"{text}, or give --task multiclass if they are classes of their own")
+        raise _unusable(
+            f"{what}: has values that differ only by case or blanks. Write them the same way, "
+            "or give --task multiclass if they are different classes."
+        )
 
 
 def _as_wanted(wanted: str, values: int, text: bool, what: str) -> Task:
     if wanted == "binary" and values != 2:
         raise _unusable(
-            f"{what} has {values:,} different values, but a binary task has two; give "
-            "another --task"
+            f"{what}: a binary task needs two different values (got {values:,}). Give another "
+            "--task."
         )
     if wanted == "regression" and text:
-        raise _unusable(f"{what} holds text, but a regression needs numbers; give another --task")
+        raise _unusable(f"{what}: holds text, but a regression needs numbers. Give another --task.")
     return Task(cast(Kind, wanted), values if wanted == "multiclass" else None)
 
 
 def rows_for(
     rows: int, task: Task, align: str, id_rules: tuple[str, ...], *, label_free: bool
 ) -> dict[str, Any]:
-    """Returns the recipe's table ``[rows]``: every split has its share of each class, if there are
-    classes and messages may depend on labels (not ``label_free``).
+    """Returns the recipe's table ``[rows]``. Splits are stratified if there are classes and
+    messages may depend on labels (not ``label_free``).
     """
-    found: dict[str, Any] = (
-        {"align": "psi", "at_least": least_in_common(rows)} if align == "psi" else {}
+    table: dict[str, Any] = (
+        {"align": "psi", "at_least": min_in_common(rows)} if align == "psi" else {}
     )
-    found |= {"id_rules": list(id_rules), "validation": sizes_for(rows).validation}
-    # The other parties know the order of a stratified division by the recipe's seed, so that the
-    # division tells them labels.
+    table |= {"id_rules": list(id_rules), "validation": sizes_for(rows).validation}
+    # The other parties know the order of a stratified split by the recipe's seed, so the split
+    # reveals labels to them.
     at_random = label_free or task.kind == "regression"
-    return found if at_random else found | {"split": "stratified"}
+    return table if at_random else table | {"split": "stratified"}
 
 
 # --- ids
@@ -231,7 +224,7 @@ def rows_for(
 
 @dataclass(frozen=True)
 class Values:
-    """A column, or several that are one id together: how many rows it has, and its different values
+    """A column, or several that are one id together: the number of rows, and the different values
     as text.
     """
 
@@ -246,8 +239,8 @@ class Values:
 
 @dataclass(frozen=True)
 class IdGuess:
-    """``name``: the column that is likely to be the id, '' for none; ``sure``: nobody needs to be
-    asked.
+    """A guess of the id. ``name``: the likely column, '' for none; ``sure``: whether there is no
+    need to ask.
     """
 
     name: str
@@ -256,20 +249,19 @@ class IdGuess:
 
 
 def guess_id(names: Sequence[str], values: Callable[[str], Values | None]) -> IdGuess:
-    """Guesses the id column: one that is called like an id and has (almost) another value in each
-    row.
+    """Guesses the id column: one with the name of an id and (almost) unique values.
 
     If there are several, or none, the guess is unsure: the first of them, or else the first other
-    column with another value in each row. Decimal numbers are no ids. ``values`` reads a column;
-    None: it cannot be an id.
+    column with unique values. Decimal numbers are not ids. ``values`` reads a column; None: it
+    cannot be an id.
     """
-    found = [
+    likely = [
         name for name in names if looks_like_id(name) and _identifies(values(name), ALMOST_ALL)
     ]
-    if found:
-        return IdGuess(found[0], len(found) == 1, tuple(found[1:]))
-    found = [name for name in names if _identifies(values(name), 1.0)]
-    return IdGuess(found[0], False, tuple(found[1:])) if found else IdGuess("", False)
+    if likely:
+        return IdGuess(likely[0], len(likely) == 1, tuple(likely[1:]))
+    unique = [name for name in names if _identifies(values(name), 1.0)]
+    return IdGuess(unique[0], False, tuple(unique[1:])) if unique else IdGuess("", False)
 
 
 def _identifies(values: Values | None, share: float) -> bool:
@@ -279,27 +271,27 @@ def _identifies(values: Values | None, share: float) -> bool:
 
 
 def looks_like_id(name: str) -> bool:
-    """Whether a column is called like an id: ``customer``, ``client_no``, ``PatientID``; but not
-    ``customer_age``.
+    """Returns whether a column has the name of an id: ``customer``, ``client_no``, ``PatientID``;
+    but not ``customer_age``.
     """
     words = re.findall(r"[^\W\d_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).casefold())
     return bool(words) and (words[-1] in _NUMBERS or all(word in _PEOPLE for word in words))
 
 
 def likely_label(names: Sequence[str], few: Sequence[str]) -> str:
-    """Returns the column that a person is offered as the label: one that is called so, or the only
-    one of ``few``.
+    """Returns the proposal for the label: a column with the name of a label, or the only one of
+    ``few``.
     """
     called = next((name for name in reversed(names) if name.casefold() in _LABELS), "")
     return called or (few[0] if len(few) == 1 else "")
 
 
 def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
-    """Returns rules that spell ids alike at all parties, by how these look.
+    """Returns rules that normalise ids, by their spelling.
 
     E-mail addresses: ``email``. Others: ``nfkc`` if there is more than ASCII, always ``trim``, and
-    ``casefold`` if there are letters: the other parties may have blanks and capitals that are not
-    in these.
+    ``casefold`` if there are letters, because the other parties' ids may have other blanks and
+    case.
     """
     looked_at = ids[:_LOOKED_AT]
     if sum("@" in text for text in looked_at) > len(looked_at) / 2:
@@ -317,24 +309,20 @@ def id_rules_for(ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def left_out_text(values: Values | None) -> bool:
-    """Whether a column of text has too many different values to be of use: names, addresses,
-    notes.
-    """
+    """Returns whether a column of text has too many different values: names, addresses, notes."""
     return values is not None and len(values.different) > max(FEW, values.rows / ROWS_A_CLASS)
 
 
 def left_out_number(name: str, values: Callable[[str], Values | None]) -> bool:
-    """Whether a column of numbers is an id: it is called so, and has another value in each row."""
+    """Returns whether a column of numbers is an id, by its name and unique values."""
     return looks_like_id(name) and _identifies(values(name), 1.0)
 
 
 def recipe_name(label: str, parties: Sequence[str]) -> str:
-    """Returns a name for a recipe, by which its runs are called: who predicts what. More than three
-    are not named.
-    """
+    """Returns a name for a recipe and its runs: the parties (at most three) and the label."""
     words = [*parties[: 3 if len(parties) <= 3 else 1], label]
-    found = "-".join(re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-") for word in words)
-    return found.strip("-")[:60].strip("-")
+    name = "-".join(re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-") for word in words)
+    return name.strip("-")[:60].strip("-")
 
 
 def _unusable(text: str) -> InputError:

@@ -1,6 +1,4 @@
-"""How a table is read: the keys of ``[data]`` that ``--set`` gives, and sentences about keys that
-name the flag.
-"""
+"""The keys of ``[data]`` that ``--set`` sets, and the flags for keys that an error names."""
 
 from __future__ import annotations
 
@@ -28,28 +26,26 @@ _TEXTS = (
     "scratch",
 )
 _LISTS = ("numeric", "categorical", "na")
-# The keys that say how a table is read.
+# The keys of how a table is read.
 READING = (*_TEXTS, "skip_lines", "limit", "memory_mib", "names", "categorical_buckets", *_LISTS)
 _OTHER_FLAGS = {"source": "--data", "id": "--id", "label": "--label", "drop": "--drop"}
 _NAMED = re.compile(r'\bdata\.([a-z_]+)(?:(?: =| to) (?:(\d+)|"([^"]*)")(?! or "))?')
 
 
-def settings_for(source: str, given: Sequence[str]) -> DataSettings:
-    """Returns the settings by which a table is read. ``given``: ``KEY=VALUE``, each. Raises
-    InputError.
-    """
+def settings_for(source: str, pairs: Sequence[str]) -> DataSettings:
+    """Returns the settings of a table. ``pairs``: ``KEY=VALUE`` texts. Raises InputError."""
     keys: dict[str, Any] = {}
-    for each in given:
-        key, is_given, text = each.partition("=")
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
         key = key.strip().removeprefix("data.")
-        if not is_given or key not in READING or key in keys:
-            raise _wrong(each, key, twice=key in keys)
+        if not equals or key not in READING or key in keys:
+            raise _invalid(pair, key, twice=key in keys)
         keys[key] = _value(key, text)
     return parse(DataSettings, {"source": source, **keys}, "--set" if keys else source)
 
 
 def keys_of(settings: DataSettings) -> dict[str, Any]:
-    """Returns the keys that ``--set`` has given, for a party file."""
+    """Returns the keys that ``--set`` has set, for a party file."""
     return settings.model_dump(mode="json", include=settings.model_fields_set & set(READING))
 
 
@@ -66,14 +62,14 @@ def flags_of(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def telling_flags() -> Iterator[None]:
-    """Adds to an InputError that names keys of ``[data]`` which flags give them here."""
+    """Adds the flags for keys of ``[data]`` to an InputError that names such keys."""
     try:
         yield
     except InputError as error:
         text, flags = str(error), flags_of(str(error))
         if not flags or "(here: " in text:
             raise
-        raise InputError(error.code, f"{text} (here: {', '.join(flags)})") from None
+        raise InputError(error.code, text + f" (here: {', '.join(flags)})") from None
 
 
 def _value(key: str, text: str) -> Any:
@@ -83,7 +79,7 @@ def _value(key: str, text: str) -> Any:
     except (ValueError, RecursionError):
         tables = {}
     value = tables["value"] if tables.keys() == {"value"} else text
-    # A form for each column.
+    # A format for each column.
     if key == "dates" and isinstance(value, dict):
         return value
     if key in _TEXTS:
@@ -93,21 +89,25 @@ def _value(key: str, text: str) -> Any:
     return value
 
 
-def _wrong(given: str, key: str, *, twice: bool) -> InputError:
-    what = f"--set {given!r}"
+def _invalid(pair: str, key: str, *, twice: bool) -> InputError:
+    where = f"--set {pair!r}"
     if twice:
-        text = f"{key} is given twice; give it once"
-    elif key in _OTHER_FLAGS:
-        text = f"use {_OTHER_FLAGS[key]} instead"
-    elif key in READING:
-        text = f"has no value; write --set {key}=VALUE"
-    elif key in DataSettings.model_fields:
-        text = (
-            f"does not say how the table is read; change data.{key} in the party file that is "
-            "written"
+        return InputError(Code.CONFIG_INVALID, f"{where}: {key} is given twice. Give it once.")
+    if key in _OTHER_FLAGS:
+        return InputError(
+            Code.CONFIG_INVALID, f"{where}: has an option of its own. Use {_OTHER_FLAGS[key]}."
         )
-    else:
-        near = difflib.get_close_matches(key, READING, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(READING))}"
-        text = f"is no known KEY=VALUE; {hint}"
-    return InputError(Code.CONFIG_INVALID, f"{what}: {text}")
+    if key in READING:
+        return InputError(Code.CONFIG_INVALID, f"{where}: has no value. Write --set {key}=VALUE.")
+    if key in DataSettings.model_fields:
+        return InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: does not affect how the table is read. Change data.{key} in the party "
+            "file afterwards.",
+        )
+    near = difflib.get_close_matches(key, READING, n=1, cutoff=0.5)
+    return InputError(
+        Code.CONFIG_INVALID,
+        f"{where}: unknown key {key!r}. Choose "
+        f"{near[0] if near else 'one of ' + ', '.join(sorted(READING))}.",
+    )

@@ -1,4 +1,4 @@
-"""The rules by which ``vfl new recipe --method secureboost`` fills in a recipe of trees."""
+"""The rules of ``vfl new recipe --method secureboost`` for a recipe of trees."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from vfl_common.config.recipe import Recipe
 from vfl_party.methods.secureboost.settings import MOST_CODES
 
 Method = Literal["splitnn", "secureboost"]
-# Of a column; a missing cell is one of them.
-MOST_CATEGORIES = MOST_CODES
-# Rows of the active party from which a tree has one level more.
+# The maximum number of categories of a column, including missing cells.
+MAX_CATEGORIES = MOST_CODES
+# The number of the active party's rows from which a tree has one more level.
 DEEPER = 10_000
-# Of a regression's leaf.
-_LEAST_ROWS = 5
+# The minimum number of rows of a regression's leaf.
+_MIN_ROWS = 5
 
 
 def grows_trees(recipe: Recipe) -> bool:
-    """Whether the recipe grows trees, which take missing cells as they are."""
+    """Returns whether the recipe grows trees, which accept missing cells."""
     return any(phase.kind == "secureboost" for phase in recipe.phases)
 
 
 def training_for(rows: int, task: Task) -> dict[str, Any]:
     """Returns the tables of a recipe about its training, for ``rows`` rows.
 
-    Early stopping ends it, so the number of trees is the most. A round of a multiclass task grows a
-    tree for each class, which takes so many times as long: so there are fewer rounds, of larger
-    steps. Paillier is for every version of Python.
+    The number of trees is an upper bound, as early stopping ends training. A round of a multiclass
+    task grows a tree for each class and takes longer, so there are fewer rounds, of larger steps.
+    Paillier is for every version of Python.
     """
     few = task.kind == "multiclass"
     phase: dict[str, Any] = {
@@ -38,7 +38,7 @@ def training_for(rows: int, task: Task) -> dict[str, Any]:
         "early_stopping": 5 if few else 8,
         "encryption": "paillier",
     }
-    # The second derivative of each row is 1.
+    # The second derivative of each row is 1, so the sum is the number of rows.
     if task.kind == "regression":
-        phase["min_child_weight"] = float(_LEAST_ROWS)
+        phase["min_child_weight"] = float(_MIN_ROWS)
     return {"phases": [phase]}

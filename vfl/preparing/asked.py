@@ -1,4 +1,4 @@
-"""What a person asks of ``vfl prepare``, checked against the data set."""
+"""Checks the arguments of ``vfl prepare`` against the data set."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vfl_common.errors import Code, InputError
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to be prepared: a data set, divided in one way, as a paper uses it.
+class PreparePlan:
+    """What to prepare: a data set, divided in one way, as a paper uses it.
 
-    ``validation``: the share of the training rows that is set apart. ``numbers``: the use whose
-    numbers the recipe has, as far as the division fits it; None: no paper divides so.
+    ``validation``: the share of the training rows for validation. ``numbers``: the use whose
+    hyperparameters the recipe has, as far as the division fits it; None: no paper divides so.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Asked:
     numbers: PaperUse | None
 
 
-def asked(
+def resolve(
     name: str,
     dataset: DataSet,
     *,
@@ -39,8 +39,8 @@ def asked(
     active: int,
     validation: float | None,
     options: Mapping[str, Any],
-) -> Asked:
-    """Fills in the paper's numbers; the arguments are those of ``vfl.prepare``. Raises InputError
+) -> PreparePlan:
+    """Fills in the paper's values; the arguments are those of ``vfl.prepare``. Raises InputError
     for what does not fit the data set.
     """
     use = _use(dataset, paper, divide)
@@ -54,35 +54,42 @@ def asked(
         _options(dataset, division, options),
     )
     if deal is not None and division.aligned:
-        text = (
-            f"deal: the parties have the same rows of {dataset.title}; give divide = rows with it"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"deal: the parties have the same rows of {dataset.title}. Give divide = rows with it.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
     share = use.validation if validation is None else validation
-    uses = (use, *dataset.uses)
-    alike = (each for each in uses if dataset.divisions[each.division].aligned == division.aligned)
-    return Asked(name, dataset, use, division, request, _share(share), next(alike, None))
+    uses = (
+        paper_use
+        for paper_use in (use, *dataset.uses)
+        if dataset.divisions[paper_use.division].aligned == division.aligned
+    )
+    return PreparePlan(name, dataset, use, division, request, _share(share), next(uses, None))
 
 
 def _use(dataset: DataSet, paper: str | None, divide: str | None) -> PaperUse:
     if paper is None:
         return next((use for use in dataset.uses if use.division == divide), dataset.uses[0])
     papers = {use.paper.lower().replace("-", ""): use for use in dataset.uses}
-    found = papers.get(paper.lower().replace("-", ""))
-    if found is None:
-        known = ", ".join(use.paper for use in dataset.uses)
-        text = f"paper: {paper!r} has no experiment with {dataset.title}; give {known}, or none"
-        raise InputError(Code.CONFIG_INVALID, text)
-    return found
+    use = papers.get(paper.lower().replace("-", ""))
+    if use is None:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"paper: {paper!r} has no experiment with {dataset.title}. Choose one of "
+            f"{', '.join(known.paper for known in dataset.uses)}, or leave it out.",
+        )
+    return use
 
 
 def _division(dataset: DataSet, use: PaperUse, divide: str | None) -> Division:
-    found = dataset.divisions.get(divide or use.division)
-    if found is None:
-        known = ", ".join(dataset.divisions)
-        text = f"divide: {divide!r} is no way to divide {dataset.title}; give {known}"
-        raise InputError(Code.CONFIG_INVALID, text)
-    return found
+    division = dataset.divisions.get(divide or use.division)
+    if division is None:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"divide: {dataset.title} cannot be divided by {divide!r}. Choose one of "
+            f"{', '.join(dataset.divisions)}.",
+        )
+    return division
 
 
 def _count(division: Division, use: PaperUse, parties: int | None) -> int:
@@ -90,36 +97,48 @@ def _count(division: Division, use: PaperUse, parties: int | None) -> int:
     count = parties or (use.parties if fits else division.parties[0])
     if count < 1 or (division.parties and count not in division.parties):
         known = " or ".join(map(str, division.parties)) or "1 or more"
-        text = f"parties: {count} cannot share {division.says}; give {known}"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"parties: {count} cannot share {division.says}. Give {known}.",
+        )
     return count
 
 
 def _active(division: Division, active: int, parties: int) -> int:
     if not 1 <= active <= parties:
-        text = f"active: there are {parties} parties; give 1 to {parties}"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"active: must be a party's number (got {active}). Give 1 to {parties}.",
+        )
     if active != 1 and not division.aligned:
-        text = "active: the labels are at a party without images; leave active out"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "active: a party without images has the labels. Leave active out.",
+        )
     return active
 
 
-def _options(dataset: DataSet, chosen: Division, given: Mapping[str, Any]) -> dict[str, Any]:
-    reads = {key: how for how, each in dataset.divisions.items() for key in each.settings}
-    for key in given:
+def _options(dataset: DataSet, chosen: Division, options: Mapping[str, Any]) -> dict[str, Any]:
+    reads = {key: how for how, d in dataset.divisions.items() for key in d.settings}
+    for key in options:
         if key in reads and key not in chosen.settings:
-            text = f"{key}: only divide = {reads[key]} reads it; give that too, or leave {key} out"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{key}: only divide = {reads[key]} reads it. Give that too, or leave {key} out.",
+            )
         if key not in dataset.options:
-            known = f" but {', '.join(dataset.options)}" if dataset.options else ""
-            text = f"{key}: {dataset.title} has no settings{known}; leave it out"
-            raise InputError(Code.CONFIG_INVALID, text)
-    return {key: given.get(key, default) for key, (default, _) in dataset.options.items()}
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{key}: is not a setting of {dataset.title} (got "
+                f"{', '.join(dataset.options) or 'no settings'}). Leave it out.",
+            )
+    return {key: options.get(key, default) for key, (default, _) in dataset.options.items()}
 
 
 def _share(validation: float) -> float:
     if not 0.0 <= validation < 1.0:
-        text = f"validation: give a share from 0 to below 1, and not {validation}"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"validation: must be at least 0 and less than 1 (got {validation}). Give a share.",
+        )
     return validation

@@ -27,44 +27,50 @@ if TYPE_CHECKING:
     "source",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="The folder of the official files.",
+    help="Read the official files from this folder.",
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="The folder to write, which must be empty or missing. [default: NAME]",
+    help="Write to this folder, empty or missing. [default: NAME]",
 )
-@click.option("--parties", type=click.IntRange(1), help="Parties. [default: as the paper]")
+@click.option(
+    "--parties", type=click.IntRange(1), help="Set the number of parties. [default: as the paper]"
+)
 @click.option(
     "--rows",
     type=click.IntRange(1),
-    help="Take so many rows, with the whole's share of each class. [default: all]",
+    help="Use this many rows, with the same share of each class. [default: all]",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--paper", metavar="PAPER", help="Whose division and recipe. [default: the first]")
-@click.option("--divide", metavar="HOW", help="Divide otherwise than the paper does.")
+@click.option(
+    "--paper", metavar="PAPER", help="Follow the division and recipe of PAPER. [default: the first]"
+)
+@click.option(
+    "--divide", metavar="HOW", help="Divide the data set this way. [default: as the paper]"
+)
 @click.option(
     "--deal",
     metavar="HOW",
-    help="Deal whole rows to clients: even, classes:2 or dirichlet:0.5. [default: as the paper]",
+    help="Deal rows to clients: even, classes:2 or dirichlet:0.5. [default: as the paper]",
 )
 @click.option(
     "--active",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="The number of the party that has the labels.",
+    help="Choose the number of the party with the labels.",
 )
 @click.option(
     "--validation",
     type=click.FloatRange(0, 1, max_open=True),
-    help="Set a share of the training rows apart for validation. [default: as the paper]",
+    help="Set the share of training rows for validation. [default: as the paper]",
 )
 @click.option(
-    "--set", "sets", multiple=True, metavar="KEY=VALUE", help="A setting of the data set's own."
+    "--set", "sets", multiple=True, metavar="KEY=VALUE", help="Change a setting of the data set."
 )
-@click.option("--replace", is_flag=True, help="Remove what an earlier call has written into DIR.")
+@click.option("--replace", is_flag=True, help="Remove the files of an earlier call in DIR.")
 @click.option(
     "--list", "as_list", is_flag=True, help="List the data sets; with NAME, describe one."
 )
@@ -74,14 +80,13 @@ def prepare(
     out: Path | None,
     sets: tuple[str, ...],
     as_list: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
-    """Make the parties' tables and a recipe from the official files of a paper's data set.
+    """Make parties' tables and a recipe from a paper's data set.
 
-    NAME is a data set of `vfl prepare --list`, and DIR the folder in which its files lie as its
-    makers publish them, packed or not. Nothing is downloaded. Names, sizes and numbers of rows are
-    compared with what is published. What differs is printed, and written into PREPARED.md beside
-    the recipe.
+    NAME is a data set of `vfl prepare --list`, and DIR the folder with its official files, packed
+    or not. Nothing is downloaded. Names, sizes and numbers of rows are compared with the published
+    ones. Differences are printed, and written into PREPARED.md next to the recipe.
 
     \b
     Examples:
@@ -90,34 +95,33 @@ def prepare(
       vfl prepare cifar10 --from downloads --out clients --paper mocosfl --deal classes:2 --parties 20
       vfl simulate mnist/recipe.toml
     """  # noqa: E501
-    from vfl.preparing.listing import described, listing
+    from vfl.preparing.listing import describe, listing
     from vfl.report.table import wide_console
 
     if as_list or name is None:
         if name is None:
             wide_console(160).print(listing())
         else:
-            click.echo("\n".join(described(name)))
+            click.echo("\n".join(describe(name)))
         return
     if source is None:
-        text = (
-            f"--from: missing; give the folder of the files that `vfl prepare {name} --list` names"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"--from: is missing. Give the folder of the files that `vfl prepare {name} --list` "
+            "names.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
-    from vfl.preparing.prepare import prepare as prepared
+    from vfl.preparing.prepare import prepare as run
 
     settings = _settings(sets)
     with _progress() as progress, _as_options(settings):
-        found = prepared(name, source, out or Path(name), progress=progress, **given, **settings)
-    _tell(found)
+        result = run(name, source, out or Path(name), progress=progress, **options, **settings)
+    _report(result)
 
 
 @contextmanager
 def _as_options(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Names options in errors: the function's own messages name its arguments. ``settings``: those
-    of ``--set``.
-    """
-    options = {each.name: f"--{each.name}" for each in prepare.params}
+    """Replaces argument names in errors by options. ``settings``: those of ``--set``."""
+    options = {param.name: f"--{param.name}" for param in prepare.params}
     options |= {key: f"--set {key}" for key in settings}
     try:
         yield
@@ -126,12 +130,12 @@ def _as_options(settings: Mapping[str, Any]) -> Iterator[None]:
         if name not in options:
             raise
         says = re.sub(r"\bdivide = (\w+)", r"--divide \1", says)
-        raise InputError(error.code, f"{options[name]}:{says}") from None
+        raise InputError(error.code, options[name] + ":" + says) from None
 
 
 @contextmanager
 def _progress() -> Iterator[Progress | None]:
-    """Shows rows that are written, if a person is there to see it."""
+    """Shows the progress in rows, at a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -148,30 +152,32 @@ def _settings(sets: tuple[str, ...]) -> dict[str, Any]:
     """Returns the settings of ``--set``: a value is TOML or plain text. Raises InputError."""
     import tomllib
 
-    found: dict[str, Any] = {}
-    for each in sets:
-        key, equals, text = each.partition("=")
+    settings: dict[str, Any] = {}
+    for pair in sets:
+        key, equals, text = pair.partition("=")
         if not (key and equals):
-            raise InputError(Code.CONFIG_INVALID, f"--set: give KEY=VALUE, and not {each!r}")
+            raise InputError(
+                Code.CONFIG_INVALID, f"--set: must be KEY=VALUE (got {pair!r}). Correct it."
+            )
         try:
-            found[key] = tomllib.loads(f"value = {text}")["value"]
+            settings[key] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            found[key] = text
-    return found
+            settings[key] = text
+    return settings
 
 
-def _tell(found: PreparedData) -> None:
+def _report(result: PreparedData) -> None:
     from vfl.report.table import new_table, size, wide_console
 
-    table = new_table(f"Written into {found.recipe.parent}")
+    table = new_table(f"Written into {result.recipe.parent}")
     for heading in ("party", "table", "rows", "features", "size"):
         table.add_column(heading, justify="left" if heading in ("party", "table") else "right")
-    # Of a thousand clients the first ones are enough.
-    for each in found.written[:20]:
-        table.add_row(each.name, each.path.name, f"{each.rows:,}", each.features, size(each.bytes))
+    # There may be a thousand clients: show the first ones.
+    for part in result.written[:20]:
+        table.add_row(part.name, part.path.name, f"{part.rows:,}", part.features, size(part.bytes))
     wide_console().print(table)
-    if len(found.written) > 20:
-        click.echo(f"and {len(found.written) - 20} more")
-    for note in found.notes:
+    if len(result.written) > 20:
+        click.echo(f"and {len(result.written) - 20} more")
+    for note in result.notes:
         click.echo(clean(note, LINE), err=True)
-    click.echo(f"Next: vfl simulate {found.recipe}")
+    click.echo(f"Next: vfl simulate {result.recipe}")

@@ -1,4 +1,4 @@
-"""How a data set describes itself to ``vfl prepare``."""
+"""The description of a data set for ``vfl prepare``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from vfl.preparing.content import Content, Part
 
 @dataclass(frozen=True)
 class Need:
-    """A file or folder that a data set is read from.
+    """A file or folder of a data set.
 
     Args:
-        name: as its makers publish it.
-        others: other names under which it may lie, such as the unpacked file's.
-        bytes: its size, if it is published; of a folder, that of its archive.
-        md5: its digest, if it is published.
+        name: the published name.
+        others: other possible names, such as the unpacked file's.
+        bytes: its size, if published; for a folder, that of its archive.
+        md5: its digest, if published.
         folder: whether it is a folder.
         optional: whether the data set can be read without it.
     """
@@ -31,20 +31,20 @@ class Need:
     optional: bool = False
 
 
-# {the official name of a need: where it lies}.
+# {official name of a file: its path}
 Files = Mapping[str, Path]
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asks of ``vfl prepare``, with the data set's defaults filled in.
+    """The choices for a data set, with its defaults filled in.
 
     Args:
-        parties: how many parties have features.
-        active: which of them has the labels, from 1.
-        seed: of everything that is drawn.
-        deal: how whole rows are dealt to parties: ``even``, ``classes:N`` or ``dirichlet:ALPHA``.
-        options: the data set's own settings.
+        parties: the number of parties with features.
+        active: the number of the one that has the labels, from 1.
+        seed: the seed of all draws.
+        deal: how rows are dealt to parties: ``even``, ``classes:N`` or ``dirichlet:ALPHA``.
+        options: the data set's settings.
     """
 
     parties: int
@@ -56,13 +56,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Form:
-    """A set of files that is the data set, or a part of it.
+    """A set of files that holds the data set, or a part of it.
 
     Args:
         needs: its files.
-        read: reads them. It raises InputError if a file is not what its name says.
-        rows: {split, or ``""`` without splits: how many rows its makers publish}.
-        unofficial: what it is, if these are not its makers' files or not all of them.
+        read: reads them. It raises InputError for an invalid file.
+        rows: {split, or ``""`` without splits: the published number of rows}.
+        unofficial: what it is, if these are not the official files or not all of them.
     """
 
     needs: tuple[Need, ...]
@@ -76,11 +76,11 @@ class Division:
     """A way to divide a data set among parties.
 
     Args:
-        says: in words, such as ``quarters of each image``.
+        says: a description, such as ``quarters of each image``.
         make: returns each party's part, the active party's first.
-        parties: the numbers of parties that are possible; none given: any.
-        aligned: whether the parties have the same rows, and not rows of their own.
-        settings: those of the data set's settings that no other division reads.
+        parties: the possible numbers of parties; empty: any.
+        aligned: whether the parties have the same rows.
+        settings: the data set's settings that only this division reads.
     """
 
     says: str
@@ -92,16 +92,16 @@ class Division:
 
 @dataclass(frozen=True)
 class PaperUse:
-    """What a paper does with the data set.
+    """A paper's use of the data set.
 
     Args:
         paper: its name, such as ``FedOnce``.
         where: its tables and figures.
         division: the name of the division.
-        parties: how many parties have features.
+        parties: the number of parties with features.
         recipe: the recipe's tables ``model`` and ``phases``, and keys of ``rows`` if they matter.
-        deal: how whole rows are dealt, if they are.
-        validation: the share of the training rows that is set apart for validation.
+        deal: how rows are dealt, if they are.
+        validation: the share of the training rows for validation.
         silent: what the paper does not say, and what is done instead.
     """
 
@@ -121,15 +121,15 @@ class DataSet:
 
     Args:
         title: its usual name.
-        publisher: who publishes its files, and under which name they are found.
+        publisher: who publishes its files, and under which name.
         holds: what a row is, such as ``grey images of 28 × 28``.
-        rows: how many there are.
+        rows: the number of rows.
         task: the recipe's table ``task``.
         forms: the files it may be read from; the official ones come first.
-        divisions: {name: how it may be divided}.
+        divisions: {name: division}.
         uses: the papers' uses; the first one is the default.
         memory: the memory that preparing needs, in words.
-        options: {the data set's own setting: (its default, what it means)}.
+        options: {setting: (its default, what it means)}.
     """
 
     title: str
@@ -146,5 +146,5 @@ class DataSet:
     @property
     def bytes(self) -> int | None:
         """The size of the official files; None if not all sizes are known."""
-        sizes = [each.bytes for each in self.forms[0].needs if not each.optional]
+        sizes = [need.bytes for need in self.forms[0].needs if not need.optional]
         return sum(size for size in sizes if size is not None) if None not in sizes else None

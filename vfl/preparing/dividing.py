@@ -14,7 +14,7 @@ from vfl.preparing.dataset import Division, Request
 from vfl_common.errors import Code, InputError
 from vfl_party.base.deal import deal
 
-# Of whole rows: the party that has the labels and no images.
+# The party that has the labels and no images, if whole rows are dealt.
 LABELS = "labels"
 EVEN: dict[str, Any] = {"how": "even"}
 
@@ -65,13 +65,14 @@ def _columns(content: Content, request: Request) -> list[Part]:
     names, k = first.column_names, request.parties
     if k > len(names):
         raise InputError(
-            Code.CONFIG_INVALID, f"parties: {k}, but there are {len(names)} columns; give fewer"
+            Code.CONFIG_INVALID,
+            f"parties: must be at most {len(names)}, the number of columns (got {k}). Give fewer.",
         )
     return named(request, [columns(names[_run(len(names), part, k)]) for part in range(k)])
 
 
 def columns(names: Sequence[str]) -> Pick:
-    """Returns what picks columns by name."""
+    """Returns a function that picks columns by name."""
 
     def pick(block: Block) -> Block:
         assert isinstance(block, pa.Table)  # noqa: S101 - of columns
@@ -86,27 +87,27 @@ def _whole(block: Block) -> Block:
 
 def _rows(content: Content, request: Request) -> list[Part]:
     parts = [
-        Part(f"client-{k}", _whole, rows) for k, rows in enumerate(_dealt(content, request), 1)
+        Part(f"client-{k}", _whole, rows) for k, rows in enumerate(_deal_rows(content, request), 1)
     ]
     return [Part(LABELS, None, label=True), *parts]
 
 
-def _dealt(content: Content, request: Request) -> list[Rows]:
-    """Deals the training rows as asked, and all others evenly. Raises InputError."""
+def _deal_rows(content: Content, request: Request) -> list[Rows]:
+    """Deals the training rows as requested, and all others evenly. Raises InputError."""
     how, k, seed = dealing(request.deal), request.parties, request.seed
     train_N = np.full(len(content), True) if content.splits is None else content.splits == TRAIN
-    found: list[list[Rows]] = [[] for _ in range(k)]
+    dealt: list[list[Rows]] = [[] for _ in range(k)]
     for rows, keys in ((np.flatnonzero(train_N), how), (np.flatnonzero(~train_N), EVEN)):
         if len(rows):
             for own, places in zip(
-                found, deal(content.labels[rows], k, seed=seed, **keys), strict=True
+                dealt, deal(content.labels[rows], k, seed=seed, **keys), strict=True
             ):
                 own.append(rows[places])
-    return [np.sort(np.concatenate(each)) for each in found]
+    return [np.sort(np.concatenate(rows)) for rows in dealt]
 
 
 def dealing(text: str) -> dict[str, Any]:
-    """Returns how ``even``, ``classes:2`` or ``dirichlet:0.5`` deals, as keys of ``vfl.deal``.
+    """Converts ``even``, ``classes:2`` or ``dirichlet:0.5`` to keyword arguments of ``vfl.deal``.
     Raises InputError.
     """
     how, _, number = text.partition(":")
@@ -119,8 +120,11 @@ def dealing(text: str) -> dict[str, Any]:
             return dict(EVEN)
     except ValueError:
         pass
-    known = "even, classes:2 or dirichlet:0.5"
-    raise InputError(Code.CONFIG_INVALID, f"deal: {text!r} is unknown; give {known}")
+    raise InputError(
+        Code.CONFIG_INVALID,
+        f"deal: unknown value {text!r}. Choose even, classes:N or dirichlet:ALPHA, such as "
+        "classes:2.",
+    )
 
 
 QUARTERS = Division(
@@ -132,5 +136,5 @@ COLUMNS = Division("runs of neighbouring columns, as equal as possible", _column
 ROWS = Division(
     "whole images, which are dealt to clients; another party has the labels", _rows, aligned=False
 )
-# Of images.
+# The divisions of images.
 IMAGE_DIVISIONS = {"quadrants": QUARTERS, "halves": HALVES, "strips": STRIPS, "rows": ROWS}

@@ -1,4 +1,4 @@
-"""``vfl prepare --list``: the data sets, what each needs, and who used it."""
+"""``vfl prepare --list``: the data sets, their files, and the papers that use them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vfl.report.table import new_table, size
 
 def listing() -> Table:
     """Returns the table of all data sets."""
-    table = new_table("Data sets that `vfl prepare` knows")
+    table = new_table("Data sets of `vfl prepare`")
     for heading in ("name", "rows", "size", "needs", "used by"):
         table.add_column(heading, justify="right" if heading in ("rows", "size") else "left")
     for name in REGISTRY.names():
@@ -21,29 +21,27 @@ def listing() -> Table:
     return table
 
 
-def described(name: str) -> Iterable[str]:
-    """Yields all that is known of a data set, a sentence or a list at a time. Raises InputError."""
+def describe(name: str) -> Iterable[str]:
+    """Yields the description of a data set, a sentence or a list at a time. Raises InputError."""
     dataset = load(name)
     yield f"{dataset.title}: {dataset.rows:,} rows, {dataset.holds}."
     yield f"Published by {dataset.publisher}."
     for place, form in enumerate(dataset.forms):
-        names = [f"{each.name}{' (if there)' if each.optional else ''}" for each in form.needs]
-        told = f", not the official files but {form.unofficial}" if form.unofficial else ""
-        yield f"{'or' if place else 'Needs'}: {', '.join(names)}{told}"
+        names = [f"{need.name}{' (optional)' if need.optional else ''}" for need in form.needs]
+        unofficial = f", not the official files but {form.unofficial}" if form.unofficial else ""
+        yield f"{'or' if place else 'Needs'}: {', '.join(names)}{unofficial}"
     for use in dataset.uses:
-        division = dataset.divisions[use.division]
-        told = f"{use.paper} ({use.where}): {use.parties} parties, {division.says}."
-        yield f"{told} {use.silent}".strip()
+        says = dataset.divisions[use.division].says
+        yield f"{use.paper} ({use.where}): {use.parties} parties, {says}. {use.silent}".strip()
     for key, division in dataset.divisions.items():
         yield f"--divide {key}: {division.says}"
     for key, (default, says) in dataset.options.items():
-        told = f" [default: {default}]" if default != "" else ""
-        yield f"--set {key}=…: {says}{told}"
-    yield f"Preparing it needs {dataset.memory} of memory, beside what the program itself takes."
+        yield f"--set {key}=…: {says}{f' [default: {default}]' if default != '' else ''}"
+    yield f"Preparing it needs {dataset.memory} of memory, in addition to the program's own."
 
 
 def _line(name: str, dataset: DataSet) -> tuple[str, str, str, str, str]:
-    needs = [each.name for each in dataset.forms[0].needs if not each.optional]
+    needs = [need.name for need in dataset.forms[0].needs if not need.optional]
     total = size(dataset.bytes) if dataset.bytes is not None else "–"
     uses = [f"{use.paper} {use.where}" for use in dataset.uses]
     return name, f"{dataset.rows:,}", total, "\n".join(needs), "\n".join(uses)

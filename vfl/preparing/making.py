@@ -1,4 +1,4 @@
-"""Writes what was asked for into a new folder: tables, recipe and summary, all or nothing."""
+"""Writes tables, recipe and summary into a new folder, all or nothing."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from vfl.preparing import recipes
-from vfl.preparing.asked import Asked
+from vfl.preparing.asked import PreparePlan
 from vfl.preparing.content import TEST, VALIDATION, Array, Content, Part, Rows
 from vfl.preparing.dataset import Files
-from vfl.preparing.fitting import fitted, training_rows
+from vfl.preparing.fitting import fit, training_rows
 from vfl.preparing.summary import header_of, text_of
 from vfl.preparing.writing import ID, LABEL, SPLIT, Beside, Written, write_parts
 from vfl.simulation.federation import to_lines, to_toml
@@ -24,55 +24,64 @@ from vfl_common.files import unwritable, write_atomic
 from vfl_common.text import listed
 
 RECIPE, SUMMARY = "recipe.toml", "PREPARED.md"
-# Called with the number of rows that are written, and of all; a party's own rows count apart.
+# Called with the numbers of written and of all rows; a party's own rows count separately.
 Progress = Callable[[int, int], None]
 
 
 def refuse_folder(folder: Path, *, replace: bool) -> None:
-    """Raises InputError if the folder has files, unless ``vfl prepare`` has written them and may
+    """Raises InputError if the folder has files, unless ``vfl prepare`` wrote them and may
     replace them.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not folder.is_dir():
-        raise InputError(Code.FILE_INVALID, f"out: {folder} is a file; give a folder")
+        raise InputError(Code.FILE_INVALID, f"out: {folder} is a file. Give a folder.")
     if not (folder / SUMMARY).is_file():
-        text = f"out: {folder} is not empty, and `vfl prepare` has not written it"
-        raise InputError(Code.FILE_INVALID, f"{text}; give another folder")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"out: {folder} is not empty, and was not written by `vfl prepare`. Give another "
+            "folder.",
+        )
     if not replace:
-        text = f"out: {folder} has been written by `vfl prepare` already"
-        raise InputError(Code.FILE_INVALID, f"{text}; give another folder, or set replace")
-    others = sorted(each.name for each in folder.iterdir() if each.name not in _ours(folder))
+        raise InputError(
+            Code.FILE_INVALID,
+            f"out: {folder} was written by `vfl prepare` already. Give another folder, or set "
+            "replace.",
+        )
+    others = sorted(path.name for path in folder.iterdir() if path.name not in _ours(folder))
     if others:
-        text = f"out: {folder} also holds {listed(others)}, which would be removed"
-        raise InputError(Code.FILE_INVALID, f"{text}; move it away, or give another folder")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"out: {folder} also holds {listed(others)}, which replace removes. Move it away, "
+            "or give another folder.",
+        )
 
 
 def _ours(folder: Path) -> set[str]:
     """Returns the names of the files that an earlier call has written."""
-    found = {SUMMARY, RECIPE}
+    names = {SUMMARY, RECIPE}
     if (folder / RECIPE).is_file():
         tables = read_toml(folder / RECIPE)
         parties = tables.get("simulate", {}).get("parties", {})
-        found |= {str(each.get("source")) for each in parties.values()}
-    return found
+        names |= {str(party.get("source")) for party in parties.values()}
+    return names
 
 
 @dataclass(frozen=True)
 class Making:
-    """What is to be written.
+    """The tables, recipe and summary to write.
 
     Args:
-        asked: what a person has asked for.
+        asked: the data set, its division and the request.
         content: all rows that were read.
         used: the numbers of those that are used.
         parts: the parties' parts of them, whose rows are numbers in ``content``.
         beside: ids, labels and splits of ``content``.
         files: the files that were read.
-        notes: what differs from the official data set.
+        notes: the differences from the official data set.
     """
 
-    asked: Asked
+    asked: PreparePlan
     content: Content
     used: Rows
     parts: Sequence[Part]
@@ -83,8 +92,8 @@ class Making:
     def write(
         self, folder: Path, progress: Progress | None
     ) -> tuple[list[Written], tuple[str, ...]]:
-        """Writes into a folder beside ``folder``, which takes its place when all is whole. Returns
-        the parties' tables and all notes. Raises InputError.
+        """Writes into a temporary folder, and then replaces ``folder`` by it. Returns the parties'
+        tables and all notes. Raises InputError.
         """
         made = _new_beside(folder)
         try:
@@ -101,38 +110,38 @@ class Making:
         return written, notes
 
     def _tables(self, folder: Path, progress: Progress | None) -> list[Written]:
-        found: dict[str, Written] = {}
+        tables: dict[str, Written] = {}
         done, total = 0, self._rows()
-        for each in write_parts(self.content, self.parts, self.used, self.beside, folder):
-            if isinstance(each, Written):
-                found[each.name] = each
+        for step in write_parts(self.content, self.parts, self.used, self.beside, folder):
+            if isinstance(step, Written):
+                tables[step.name] = step
                 continue
-            done += each
+            done += step
             if progress is not None:
                 progress(done, total)
-        return [found[part.name] for part in self.parts]
+        return [tables[part.name] for part in self.parts]
 
     def _rows(self) -> int:
-        """Returns how many rows are read: once for all parties that share them."""
+        """Returns the number of rows to read: once for all parties that share them."""
         having = [part.rows for part in self.parts if part.pick is not None]
         own = sum(len(rows) for rows in having if rows is not None)
         return own + (len(self.used) if any(rows is None for rows in having) else 0)
 
     def _recipe(self, written: Sequence[Written]) -> tuple[str, list[str]]:
-        """Returns the recipe, and sentences about numbers that are not the paper's. Raises
-        InputError if it does not hold.
+        """Returns the recipe, and notes about values that are not the paper's. Raises InputError if
+        the recipe is invalid.
         """
         tables = self._tables_of_recipe()
         counts = training_rows(self.parts, self.used, self.beside.splits, tables["rows"])
-        fits, notes = fitted(tables, counts, dealt=not self.asked.division.aligned)
+        fits, notes = fit(tables, counts, dealt=not self.asked.division.aligned)
         split = self.beside.splits is not None
         pairs = zip(self.parts, written, strict=True)
-        data = {part.name: _data(part, each, split=split) for part, each in pairs}
+        data = {part.name: _data(part, table, split=split) for part, table in pairs}
         whole = fits | {"simulate": {"parties": data}}
         parse(Recipe, whole, f"the recipe of {self.asked.name}")
-        # A table for each party: inline, a thousand of them were one line.
-        each = (f"\n[simulate.parties.{name}]\n{to_lines(own)}" for name, own in data.items())
-        return to_toml(fits) + "".join(each), notes
+        # One table for each party: inline, a thousand of them would be one line.
+        lines = (f"\n[simulate.parties.{name}]\n{to_lines(own)}" for name, own in data.items())
+        return to_toml(fits) + "".join(lines), notes
 
     def _tables_of_recipe(self) -> dict[str, Any]:
         own = dict(self._method())
@@ -153,21 +162,21 @@ class Making:
         }
 
     def _shares(self, splits: Array) -> dict[str, float]:
-        """Returns the shares of rows for validation and testing, which forecasts and checks of
-        passive parties go by.
+        """Returns the shares of rows for validation and testing, which forecasts and passive
+        parties' checks need.
         """
         own = splits[self.used]
         return {name: round(float((own == name.encode()).mean()), 6) for name in (VALIDATION, TEST)}
 
     def _method(self) -> Mapping[str, Any]:
-        """Returns the tables of the paper's method, or of another one that fits the division."""
+        """Returns the tables of the paper's method, or of a default that fits the division."""
         if self.asked.numbers is not None:
             return self.asked.numbers.recipe
         aligned = self.asked.division.aligned
         return recipes.splitnn({"kind": "mlp"}, 32) if aligned else recipes.mocosfl()
 
     def _phase(self, phase: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a phase; one of an active party without images has the shape of a client's."""
+        """Returns a phase. MocoSFL's needs the shape of an image, as its active party has none."""
         if phase["kind"] != "mocosfl":
             return dict(phase)
         shape = next(self.content.blocks(self.used[:1])).shape
@@ -177,25 +186,25 @@ class Making:
 
 def _place(part: Part) -> dict[str, Any]:
     """Returns a party's place in the roster."""
-    found: dict[str, Any] = {"name": part.name, "role": "active" if part.label else "passive"}
+    place: dict[str, Any] = {"name": part.name, "role": "active" if part.label else "passive"}
     if part.pick is None:
-        found["features"] = False
-    return found if part.encoder is None else found | {"encoder": part.encoder}
+        place["features"] = False
+    return place if part.encoder is None else place | {"encoder": part.encoder}
 
 
 def _data(part: Part, written: Written, *, split: bool) -> dict[str, Any]:
     """Returns a party's [data], as the recipe has it under ``simulate.parties``."""
-    found: dict[str, Any] = {"source": written.path.name, "id": ID}
+    data: dict[str, Any] = {"source": written.path.name, "id": ID}
     if part.label:
-        found["label"] = LABEL
+        data["label"] = LABEL
     if split:
-        found["split"] = SPLIT
+        data["split"] = SPLIT
     if part.pick is None:
-        found["columns"] = []
+        data["columns"] = []
     elif written.path.suffix == ".npz":
-        # From 0 to 1 at every party, whatever its rows are.
-        found["scale"] = "minmax"
-    return found | part.settings
+        # The same scale, from 0 to 1, at every party.
+        data["scale"] = "minmax"
+    return data | part.settings
 
 
 def _new_beside(folder: Path) -> Path:

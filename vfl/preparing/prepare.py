@@ -1,4 +1,4 @@
-"""Prepares a data set: finds its files, reads and divides them, and writes what a run needs."""
+"""Prepares a data set: finds, reads and divides its files, and writes what a run needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vfl.preparing.asked import asked
+from vfl.preparing.asked import resolve
 from vfl.preparing.content import Content, Part, Rows, default_ids, require_classes
 from vfl.preparing.datasets import load
 from vfl.preparing.finding import differences, find
@@ -21,12 +21,11 @@ class PreparedData:
     """What ``vfl.prepare`` has written.
 
     Args:
-        recipe: the recipe, which ``vfl.simulate`` runs as it is.
+        recipe: the recipe, for ``vfl.simulate``.
         parties: {party: its table}, the active party first.
-        summary: the page that says what was written, from what, and what was left out.
-        notes: what differs from the official data set, and what was left out; also in the
-            summary.
-        official: whether these are the makers' files, unchanged, and all of their rows.
+        summary: a page about the origin of the tables, and what was left out.
+        notes: differences from the official data set, and what was left out; also in the summary.
+        official: whether these are all rows of the official files, unchanged.
         written: rows, features and bytes of each table, in the parties' order.
     """
 
@@ -63,25 +62,24 @@ def prepare(
         name: the data set, as ``vfl prepare --list`` prints it.
         source: the folder of its files.
         out: the folder to write, which must be empty or missing.
-        parties: how many parties have features. Default: as the paper.
-        rows: how many rows are taken, drawn with the whole's share of each class and split.
-            Default: all.
-        seed: of everything that is drawn.
-        paper: whose division and recipe are taken, such as ``mocosfl``. Default: the first in the
-            list.
-        divide: another way to divide than the paper's.
-        deal: how whole rows are dealt to clients: ``even``, ``classes:2`` or ``dirichlet:0.5``.
-        active: which party has the labels, from 1; only if the parties have the same rows.
-        validation: the share of the training rows, from 0 to below 1, that is set apart for
-            validation. Default: as the paper.
-        replace: whether what an earlier call has written into ``out`` is removed.
-        progress: called with the number of rows that are written, and of all.
+        parties: the number of parties with features. Default: as the paper.
+        rows: the number of rows, drawn with the same shares of classes and splits. Default: all.
+        seed: the seed of all draws.
+        paper: the paper whose division and recipe are used, such as ``mocosfl``. Default: the first
+            in the list.
+        divide: the name of another division than the paper's.
+        deal: how rows are dealt to clients: ``even``, ``classes:2`` or ``dirichlet:0.5``.
+        active: the number of the party with the labels, from 1; only if all have the same rows.
+        validation: the share of the training rows for validation, from 0 to less than 1. Default:
+            as the paper.
+        replace: whether to remove the files of an earlier call in ``out``.
+        progress: called with the numbers of written and of all rows.
         options: the data set's own settings.
 
-    Raises VflError: a name that is unknown, files that are missing or damaged, numbers that do not
-    fit the data set.
+    Raises VflError: an unknown name, missing or damaged files, or values that do not fit the data
+    set.
     """
-    known = asked(
+    known = resolve(
         name,
         load(name),
         parties=parties,
@@ -102,20 +100,20 @@ def prepare(
     notes = (*differ, *content.notes)
     used = used_rows(content, rows, seed)
     if rows is not None and rows < len(content):
-        notes += (f"{rows:,} of {len(content):,} rows were drawn, with seed {seed}.",)
+        notes += (f"{rows:,} of {len(content):,} rows were drawn with seed {seed}.",)
     ids = default_ids(len(content)) if content.ids is None else content.ids
     splits = with_validation(content, used, known.validation, seed)
     reduced = _only(content, used)
     parts = [_in_source(part, used) for part in known.division.make(reduced, known.request)]
     making = Making(known, content, used, parts, Beside(ids, content.labels, splits), files, notes)
     written, notes = making.write(folder, progress)
-    tables = {each.name: folder / each.path.name for each in written}
+    tables = {part.name: folder / part.path.name for part in written}
     official = not differ and len(used) == len(content)
     return PreparedData(folder / RECIPE, tables, folder / SUMMARY, notes, official, tuple(written))
 
 
 def _only(content: Content, used: Rows) -> Content:
-    """Returns the rows that are used, as a data set of their own, for dividing them."""
+    """Returns the used rows as a data set, for dividing them."""
     return dataclasses.replace(
         content,
         labels=content.labels[used],

@@ -8,8 +8,8 @@ from typing import Any
 Tables = dict[str, Any]
 # FedOnce's CNN0 (Fig. 4), with the guests' hidden layer (Table 2).
 CNN0: Tables = {"kind": "cnn0", "hidden": [128]}
-# Without a last layer: the embedding is what ResNet pools. For images of 32 to 64 pixels, and for
-# larger ones.
+# The encoder has no last layer: the embedding is ResNet's pooled output. RESNET18 is for images of
+# 32 to 64 pixels, the others are for larger ones.
 RESNET18: Tables = {"kind": "resnet18", "last_layer": False}
 LARGE_RESNET18: Tables = RESNET18 | {"small_images": False}
 LARGE_RESNET50: Tables = LARGE_RESNET18 | {"kind": "resnet50"}

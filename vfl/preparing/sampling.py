@@ -12,25 +12,27 @@ from vfl.preparing.content import TRAIN, VALIDATION, Array, Content, Rows
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed, permutation
 
-# Multiples of it, without their whole part, are spread evenly from 0 to 1 (Weyl's sequence).
+# The fractional parts of its multiples are spread evenly from 0 to 1 (Weyl's sequence).
 _GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 def used_rows(content: Content, rows: int | None, seed: int) -> Rows:
-    """Returns the numbers of ``rows`` rows, increasing, with the whole's share of each class and
-    split; all if it is None. Raises InputError if there are not so many.
+    """Draws ``rows`` rows with the same shares of classes and splits, and returns their numbers,
+    increasing; all if it is None. Raises InputError if there are fewer.
     """
     n = len(content)
     if rows is None:
         return np.arange(n)
     if not 1 <= rows <= n:
-        raise InputError(Code.CONFIG_INVALID, f"rows: give 1 to {n:,}, and not {rows:,}")
-    return _drawn(_strata(content), rows, derive_seed(seed, "prepare", "rows"))
+        raise InputError(
+            Code.CONFIG_INVALID, f"rows: must be from 1 to {n:,} (got {rows:,}). Give fewer rows."
+        )
+    return _draw(_strata(content), rows, derive_seed(seed, "prepare", "rows"))
 
 
 def with_validation(content: Content, used: Rows, share: float, seed: int) -> Array | None:
-    """Returns the splits with a share of the training rows set apart for validation, as many of
-    each class; None if there are no splits.
+    """Returns the splits with a share of the training rows for validation, stratified by class;
+    None if there are no splits.
     """
     if content.splits is None:
         return None
@@ -39,31 +41,29 @@ def with_validation(content: Content, used: Rows, share: float, seed: int) -> Ar
     count = round(share * len(train))
     if count:
         strata = _strata(content)[train]
-        splits[train[_drawn(strata, count, derive_seed(seed, "prepare", "validation"))]] = (
-            VALIDATION
-        )
+        splits[train[_draw(strata, count, derive_seed(seed, "prepare", "validation"))]] = VALIDATION
     return splits.astype("S10")
 
 
 def _strata(content: Content) -> npt.NDArray[np.int64]:
-    """Returns a number for each row: of its class, if there are classes, and its split."""
+    """Returns the stratum of each row: its class, if there are classes, and its split."""
     n = len(content)
     keys: list[npt.NDArray[Any]] = [np.zeros(n, np.int64)]
     if content.labels.dtype.kind in "iu":
         keys.append(np.unique(content.labels, return_inverse=True)[1])
     if content.splits is not None:
         keys.append(np.unique(content.splits.astype(str), return_inverse=True)[1])
-    found = np.zeros(n, np.int64)
+    strata = np.zeros(n, np.int64)
     for key in keys:
-        found = found * (int(key.max(initial=0)) + 1) + key
-    return found
+        strata = strata * (int(key.max(initial=0)) + 1) + key
+    return strata
 
 
-def _drawn(strata_N: npt.NDArray[np.int64], count: int, seed: int) -> Rows:
-    """Returns ``count`` places, increasing, as evenly from all strata as whole numbers allow.
+def _draw(strata_N: npt.NDArray[np.int64], count: int, seed: int) -> Rows:
+    """Draws ``count`` places, increasing, as evenly from all strata as integers allow.
 
     The rows of each stratum are shuffled and spread evenly from 0 to 1, and the first ``count`` of
-    all are taken. Strata begin at different places, which are spread evenly, too, so that small
+    all are taken. Strata begin at different places, which are also spread evenly, so that small
     ones give neither all their first rows nor none.
     """
     order = permutation(seed, len(strata_N))

@@ -1,11 +1,11 @@
-"""The words of what was prepared: the summary, and the comment at the top of the recipe."""
+"""The texts of ``vfl prepare``: the summary, and the comment at the top of the recipe."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from vfl.preparing.asked import Asked
+from vfl.preparing.asked import PreparePlan
 from vfl.preparing.content import TEST, TRAIN, VALIDATION, Content, Rows
 from vfl.preparing.dataset import Files
 from vfl.preparing.writing import Written
@@ -14,22 +14,22 @@ from vfl.report.table import size
 _SPLITS = (TRAIN, VALIDATION, TEST)
 
 
-def header_of(asked: Asked) -> str:
+def header_of(asked: PreparePlan) -> str:
     """Returns the comment at the top of a recipe."""
     return (
         f"# {asked.dataset.title}: {asked.division.says}.\n"
-        f"# The numbers are {_whose(asked)}.\n"
-        "# `vfl prepare` wrote it; PREPARED.md says from what. `vfl simulate` runs it.\n\n"
+        f"# The values are {_whose(asked)}.\n"
+        "# Written by `vfl prepare`; see PREPARED.md. Run it with `vfl simulate`.\n\n"
     )
 
 
-def _whose(asked: Asked) -> str:
+def _whose(asked: PreparePlan) -> str:
     use = asked.numbers
     return "ours: no paper divides so" if use is None else f"those of {use.paper} ({use.where})"
 
 
 def text_of(
-    asked: Asked,
+    asked: PreparePlan,
     content: Content,
     used: Rows,
     files: Files,
@@ -41,7 +41,7 @@ def text_of(
 
 
 def _paragraphs(
-    asked: Asked,
+    asked: PreparePlan,
     content: Content,
     used: Rows,
     files: Files,
@@ -52,13 +52,13 @@ def _paragraphs(
     who = "parties" if asked.division.aligned else "clients"
     yield f"# {dataset.title}, prepared for {request.parties} {who}"
     yield (
-        f"The parties have {asked.division.says}. The numbers of the recipe are {_whose(asked)}. "
-        f"Everything that was drawn follows from seed {request.seed}."
+        f"The parties have {asked.division.says}. The values of the recipe are {_whose(asked)}. "
+        f"All draws use the seed {request.seed}."
     )
     lines = [
-        f"| {each.name} | `{each.path.name}` | {each.rows:,} | {each.features} | "
-        f"{size(each.bytes)} |"
-        for each in written
+        f"| {table.name} | `{table.path.name}` | {table.rows:,} | {table.features} | "
+        f"{size(table.bytes)} |"
+        for table in written
     ]
     yield "\n".join(
         ["| party | table | rows | features | size |", "| --- | --- | --- | --- | --- |", *lines]
@@ -68,30 +68,29 @@ def _paragraphs(
         yield f"Rows were dealt to clients: `{request.deal}`; test rows evenly."
     for key, value in request.options.items():
         yield f"`{key} = {value}`: {dataset.options[key][1]}"
-    yield "## From what"
+    yield "## Sources"
     read = "\n".join(f"- `{path.name}`, {size(path.stat().st_size)}" for path in files.values())
     yield f"{dataset.title} is published by {dataset.publisher}. These files were read:\n\n{read}"
-    yield "## What differs"
+    yield "## Differences"
     if notes:
         yield "\n".join(f"- {note}" for note in notes)
     else:
-        yield "These are the official files, unchanged, and all of their rows."
+        yield "These are all rows of the official files, unchanged."
     if use is not None and use.silent:
         yield f"## What {use.paper} does not say"
         yield use.silent
 
 
-def _rows(asked: Asked, content: Content, used: Rows) -> str:
-    """Says how the rows are split, and what the classes' numbers mean."""
-    found = "These files have no split: the recipe divides the rows."
+def _rows(asked: PreparePlan, content: Content, used: Rows) -> str:
+    """Returns a sentence about the splits, and the meaning of the classes' numbers."""
+    text = "These files have no split: the recipe divides the rows."
     if content.splits is not None:
         counts = Counter(content.splits[used].tolist())
-        told = ", ".join(f"{counts[split]:,} {split}" for split in _SPLITS if counts[split])
-        found = f"{content.split_says}: {told}."
+        sizes = ", ".join(f"{counts[split]:,} {split}" for split in _SPLITS if counts[split])
+        text = f"{content.split_says}: {sizes}."
         if asked.validation:
-            share = f"{100 * asked.validation:g} %"
-            found += f" {share} of these training rows were set apart for validation."
+            text += f" {100 * asked.validation:g} % of these training rows are for validation."
     if content.classes:
         named = ", ".join(f"{number} {name}" for number, name in enumerate(content.classes))
-        found += f" Classes: {named}."
-    return found
+        text += f" Classes: {named}."
+    return text

@@ -34,7 +34,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Beside:
-    """What stands beside the features of all rows of a data set: [N] ids, labels and splits."""
+    """The other columns of all rows of a data set: [N] ids, labels and splits."""
 
     ids: Array
     labels: Array
@@ -42,10 +42,10 @@ class Beside:
 
     def of(self, part: Part, rows: Rows) -> dict[str, Array]:
         """Returns {column: values} of a party's rows."""
-        found = {ID: self.ids[rows]}
+        columns = {ID: self.ids[rows]}
         if part.label:
-            found[LABEL] = self.labels[rows]
-        return found if self.splits is None else found | {SPLIT: self.splits[rows]}
+            columns[LABEL] = self.labels[rows]
+        return columns if self.splits is None else columns | {SPLIT: self.splits[rows]}
 
 
 def write_parts(
@@ -57,10 +57,10 @@ def write_parts(
     for rows, together in _passes(parts, used):
         with contextlib.ExitStack() as stack:
             files = [
-                stack.enter_context(_PartyFile(each, beside.of(each, rows), folder))
-                for each in together
+                stack.enter_context(_PartyFile(part, beside.of(part, rows), folder))
+                for part in together
             ]
-            if any(each.pick is not None for each in together):
+            if any(part.pick is not None for part in together):
                 for block in content.blocks(rows):
                     for file in files:
                         file.add(block)
@@ -69,10 +69,10 @@ def write_parts(
 
 
 def _passes(parts: Sequence[Part], used: Rows) -> list[tuple[Rows, list[Part]]]:
-    """Puts parties with the same rows together, so that these are read once."""
-    shared = [each for each in parts if each.rows is None and each.pick is not None]
-    alone = [each for each in parts if each.rows is not None or each.pick is None]
-    own = [(used if each.rows is None else each.rows, [each]) for each in alone]
+    """Groups parties with the same rows, so that these are read once."""
+    shared = [part for part in parts if part.rows is None and part.pick is not None]
+    alone = [part for part in parts if part.rows is not None or part.pick is None]
+    own = [(used if part.rows is None else part.rows, [part]) for part in alone]
     return ([(used, shared)] if shared else []) + own
 
 
@@ -100,9 +100,9 @@ class _PartyFile:
         with self._writable():
             if kind is None and self._part.pick is None:
                 self._append_columns(pa.table({}))
-            for each in (self._member, self._file):
-                if each is not None:
-                    each.close()
+            for file in (self._member, self._file):
+                if file is not None:
+                    file.close()
         if kind is None and self._done != self._rows:
             raise InternalError(f"{self._path.name}: {self._done} of {self._rows} rows were read")
 
@@ -118,7 +118,7 @@ class _PartyFile:
                 self._append_images(own)
 
     def written(self) -> Written:
-        """Returns what was written, after the end of the block."""
+        """Returns a description of the file, after the end of the block."""
         size = self._path.stat().st_size
         return Written(self._part.name, self._path, self._rows, self._features, size)
 
@@ -155,7 +155,7 @@ class _PartyFile:
         self._done += len(own)
 
     def _open_images(self, own: Array) -> None:
-        """Begins an NPZ file that is not compressed, so that its images can be mapped."""
+        """Begins an uncompressed NPZ file, so that its images can be mapped."""
         self._path = self._folder / f"{self._part.name}.npz"
         self._file = zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED, allowZip64=True)
         for name, values in self._beside.items():

@@ -1,8 +1,8 @@
-"""Says which program makes which trial, so that several can work on one search, on one machine or
-on several that share its folder.
+"""Decides which program makes which trial, so that several can work on one search, on one machine
+or on several that share its folder.
 
-Each driver holds a lock on a file of its own. The lock goes when the driver ends, however it ends,
-so its trial is begun again by another one.
+Each driver locks its own file. The operating system releases the lock when the driver ends, however
+it ends, so another driver can repeat its trial.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import unwritable
 
 _FOLDER = ".drivers"
-# Held while a trial is chosen, and while the journal is written.
+# The files to lock while a trial is chosen, and while the journal is written.
 _CHOOSING, _WRITING = "choosing", "writing"
-# Bytes of the journal that are looked at for the end of its last line.
+# The bytes to read at a time when searching the end of the journal's last line.
 _BLOCK = 1 << 12
 
 
 class Claims:
-    """The claims of one driver, for a block. ``own``: its name. Raises InputError if the folder
-    cannot be written or has no locks.
+    """The claims of one driver, for a block.
+
+    ``own``: the driver's name. Raises InputError if the folder cannot be written or its file system
+    has no locks.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.own = folder / _FOLDER, secrets.token_hex(8)
-        self._file = _opened(folder, self.own)
-        self._choosing = _opened(folder, _CHOOSING)
+        self._file = _open_lock(folder, self.own)
+        self._choosing = _open_lock(folder, _CHOOSING)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX)
         except OSError as error:
-            text = f"{folder}: its file system has no locks ({error.strerror})"
             raise InputError(
-                Code.FILE_INVALID, f"{text}; give the search a folder on another one"
+                Code.FILE_INVALID,
+                f"{folder}: its file system has no locks ({error.strerror}). Give the search a "
+                "folder on another file system.",
             ) from None
 
     @contextlib.contextmanager
@@ -63,7 +66,7 @@ class Claims:
             return True
         except OSError:
             return False
-        # Nobody opens it again: a driver's name is its own.
+        # A driver's name is unique, so nobody opens the file again.
         path.unlink(missing_ok=True)
         return False
 
@@ -81,11 +84,11 @@ class Claims:
 
 
 class Writing:
-    """The lock of a search's journal, as Optuna wants it. Optuna's own outlive a program that is
-    killed, and then everybody waits.
+    """The lock of a search's journal, with Optuna's interface. Optuna's own locks outlive a killed
+    program, and block all others.
 
-    ``journal``: its file. A line that a full disk or a power failure has cut short is removed
-    before the next one is written: Optuna reads over it only as long as it is the last one.
+    ``journal``: its file. A line that a full disk or a power failure has truncated is removed
+    before the next one is written: Optuna ignores such a line only if it is the last one.
     """
 
     def __init__(self, journal: Path) -> None:
@@ -94,34 +97,34 @@ class Writing:
 
     def acquire(self) -> bool:
         """Waits for the lock."""
-        self._file = _opened(self._journal.parent, _WRITING)
+        self._file = _open_lock(self._journal.parent, _WRITING)
         fcntl.flock(self._file, fcntl.LOCK_EX)
         with self._journal.open("r+b") as lines:
             _end_with_a_line(lines)
         return True
 
     def release(self) -> None:
-        """Gives it up."""
+        """Releases the lock."""
         if self._file is not None:
             self._file.close()
 
 
 def _end_with_a_line(file: IO[bytes]) -> None:
-    """Cuts what stands behind the last end of a line."""
+    """Removes what follows the last line end."""
     end = size = file.seek(0, os.SEEK_END)
     while end:
         begin = max(0, end - _BLOCK)
         file.seek(begin)
-        found = file.read(end - begin).rfind(b"\n") + 1
-        end = begin + found
-        if found:
+        length = file.read(end - begin).rfind(b"\n") + 1
+        end = begin + length
+        if length:
             break
     if end < size:
         file.truncate(end)
 
 
-def _opened(folder: Path, name: str) -> IO[str]:
-    """Opens a file that can be locked on a network's file system, too: for writing. Raises
+def _open_lock(folder: Path, name: str) -> IO[str]:
+    """Opens a file for writing, so that network file systems can lock it, too. Raises
     InputError.
     """
     path = folder / _FOLDER / name

@@ -19,19 +19,17 @@ from vfl_common.process.program import EXIT_CODES
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Federations to run at once.",
+    help="Run this many federations at once.",
 )
 @click.option(
     "--backend",
     metavar="NAME",
-    help="Let a backend of joblib make the runs, each with all parties in one process: loky, ray, "
-    "spark, or dask with the address of its scheduler in DASK_SCHEDULER_ADDRESS.",
+    help="Make the runs with a joblib backend: loky, ray, spark or dask.",
 )
 @click.option(
     "--folds",
     type=click.IntRange(2, 1000),
-    help="Cross-validate: each of so many parts of the rows is for testing once. Replaces the "
-    "file's folds.",
+    help="Cross-validate with this many folds, instead of the file's.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print JSON lines instead of progress and table."
@@ -39,17 +37,18 @@ from vfl_common.process.program import EXIT_CODES
 def study(
     study: Path, out: Path, jobs: int, backend: str | None, folds: int | None, as_json: bool
 ) -> None:
-    """Run methods x seeds x label counts, and compare them; or search the settings of a recipe.
+    """Compare methods by many runs, or search settings.
 
     STUDY is a TOML file that names a recipe, seeds, label counts, and methods with their phases
     (docs/how-to/results/study.md); or a recipe and a table [search] with what its keys may be
     (docs/how-to/python/search.md). Each run is a federation like those of `vfl simulate`. One
-    pretraining serves all label counts. If the study is stopped or killed, the same command resumes
-    it: finished runs are not repeated. A run that fails does not stop the others. With three seeds
-    or folds, every method is compared with the first one, seed by seed and fold by fold.
+    pretraining serves all label counts. The same command resumes a study that was stopped or
+    killed: finished runs are not repeated. A run that fails does not stop the others. With three
+    seeds or folds, every method is compared with the first one, seed by seed and fold by fold.
 
     A search chooses by the validation rows. Several commands, also on several machines that share
-    OUT, work on one search together.
+    OUT, work on one search together. The backend dask needs the address of its scheduler in
+    DASK_SCHEDULER_ADDRESS.
 
     \b
     In OUT/<study>/: a folder for each run; results and differences, as .csv and as .png;
@@ -66,8 +65,11 @@ def study(
 
     if is_search(study):
         if folds is not None:
-            text = "--folds is for a study of methods; set rows.folds and rows.fold in the recipe"
-            raise InputError(Code.CONFIG_INVALID, f"{study}: a search has no folds: {text}")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{study}: --folds is for a study of methods, and this is a search. Set "
+                "rows.folds and rows.fold in the recipe.",
+            )
         show_search(study, out, jobs=jobs, backend=backend, as_json=as_json)
         return
     show_study(study, out, jobs=jobs, folds=folds, backend=backend, as_json=as_json)

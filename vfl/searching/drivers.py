@@ -1,4 +1,4 @@
-"""Lets other processes make the trials of a search: each is a driver of its own."""
+"""Makes the trials of a search in other processes, each of which is a driver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vfl_common.errors import VflError
 from vfl_party.base.plugins import using
 
 DRIVES = "vfl.searching.drivers:as_ordered"
-# After which trials that have ended are told of, and Ctrl-C is seen.
+# The longest wait until ended trials are reported, and Ctrl-C is seen.
 _TICK_S = 0.2
 
 
@@ -35,31 +35,32 @@ def in_others(
     backend: str | None,
     look: Callable[[], None],
 ) -> None:
-    """Has ``jobs`` drivers in other processes make the trials; the arguments are those of
-    ``drive`` and ``pool``. Raises VflError if a driver was lost, and the others have not done its
-    work.
+    """Has ``jobs`` drivers in other processes make the trials.
+
+    The arguments are those of ``drive`` and ``pool``. Raises VflError if a driver was lost, and the
+    others have not done its work.
     """
     simulate = plan.recipe.settings.simulate
     threads_each = simulate.threads if simulate is not None else 1
     errors: list[BaseException] = []
     with (
-        _ordered(plan, data) as order,
+        _make_order(plan, data) as order,
         pool(DRIVES, jobs, threads_each, backend) as workers,
         waiting(workers, jobs) as threads,
     ):
         left = {threads.submit(workers.run, order) for _ in range(jobs)}
         while left:
             done, left = wait(left, timeout=_TICK_S, return_when=FIRST_COMPLETED)
-            errors += [error for each in done if (error := each.exception()) is not None]
+            errors += [error for future in done if (error := future.exception()) is not None]
             look()
-    odd = [each for each in errors if not isinstance(each, VflError)]
-    if odd or (errors and len(journal.ended(plan.opened())) < plan.every):
+    odd = [error for error in errors if not isinstance(error, VflError)]
+    if odd or (errors and len(journal.ended(plan.open_study())) < plan.every):
         raise (odd or errors)[0]
 
 
 @contextmanager
-def _ordered(plan: Plan, data: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Yields the order to drive a search. Frames are files meanwhile. Raises InputError."""
+def _make_order(plan: Plan, data: Mapping[str, Any] | None) -> Iterator[dict[str, Any]]:
+    """Yields the order to drive a search, with frames as files. Raises InputError."""
     recipe = plan.recipe
     tables, frames = with_data(recipe.to_dict(), data or {})
     settings = parse(Settings, tables, "recipe")

@@ -1,4 +1,4 @@
-"""Reads a study file with a search in place of methods."""
+"""Reads a study file that has a search instead of methods."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ TABLE = "search"
 class SearchTable(Section):
     """The table ``[search]``: the arguments of ``vfl.search``, which checks them."""
 
-    # Of the validation rows, such as "validation auc".
+    # A metric of the validation rows, such as "validation auc".
     objective: str
-    # Trials; pruned and failed ones count.
+    # The number of trials; pruned and failed ones count.
     runs: int
-    # {key of the recipe: values, or {from, to, log}}.
+    # {key of the recipe: values, or {from, to, log}}
     spaces: dict[str, Any]
-    # tpe, random or grid.
+    # One of tpe, random and grid.
     by: str = "tpe"
     prune: bool = True
-    # Of what chooses; the recipe's own seed is that of every run.
+    # The seed of the sampler; every run has the recipe's own seed.
     seed: int = 0
 
 
@@ -40,7 +40,7 @@ class SearchFile(Section):
     """A study file with a search."""
 
     name: Name
-    # With [simulate], or the files of all parties.
+    # A recipe with [simulate], or the files of all parties.
     recipe: str | tuple[str, ...] = Field(min_length=1)
     search: SearchTable
 
@@ -51,26 +51,24 @@ def is_search(path: Path) -> bool:
 
 
 def load_search(path: Path, out: Path) -> Plan:
-    """Reads a search; its folder is that of a study, in ``out``. Raises InputError if it, or its
-    recipe, is wrong.
+    """Reads a search; its folder is that of a study, in ``out``. Raises InputError if the search or
+    its recipe is invalid.
     """
     file = parse(SearchFile, read_tables(path, "study"), str(path))
-    base, named = path.resolve().parent, file.recipe
-    recipe = Recipe.of(base / named if isinstance(named, str) else [base / each for each in named])
+    base, source = path.resolve().parent, file.recipe
+    recipe = Recipe.of(base / source if isinstance(source, str) else [base / p for p in source])
     asked = file.search.model_dump() | {"spaces": dict(_flat(file.search.spaces))}
     spaces = asked.pop("spaces")
     try:
         return plan_of(recipe, spaces, None, out / file.name, **asked)
     except InputError as error:
-        raise InputError(error.code, f"{path}: {TABLE}: {error}") from None
+        raise InputError(error.code, ": ".join((str(path), TABLE, str(error)))) from None
 
 
 def _flat(spaces: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    """Returns (dotted key, space), also of keys that are written without quotes, which TOML takes
-    for tables in tables.
-    """
-    found = []
-    for key, each in spaces.items():
-        nested = isinstance(each, Mapping) and each and not KEYS & set(each)
-        found += _flat(each, f"{above}{key}.") if nested else [(f"{above}{key}", each)]
-    return found
+    """Returns (dotted key, space) pairs. TOML reads a dotted key as nested tables."""
+    pairs = []
+    for key, space in spaces.items():
+        nested = isinstance(space, Mapping) and space and not KEYS & set(space)
+        pairs += _flat(space, f"{above}{key}.") if nested else [(f"{above}{key}", space)]
+    return pairs

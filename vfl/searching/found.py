@@ -1,4 +1,4 @@
-"""What a search has found: its trials, the best one, its table and its pictures."""
+"""The result of a search: its trials, the best one, its table and its figures."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ _STATES = {"COMPLETE": "finished", "PRUNED": "pruned", "FAIL": "failed"}
 
 @dataclass(frozen=True)
 class Trial:
-    """One try. ``state``: ``finished``, ``pruned`` or ``failed``; ``value``: of the objective,
-    None unless it finished; ``rounds``: those that were compared with other trials; ``error``: why
-    it failed.
+    """One trial.
+
+    ``state``: ``finished``, ``pruned`` or ``failed``. ``value``: the objective; None unless the
+    trial finished. ``rounds``: those that were compared with other trials. ``error``: why it
+    failed.
     """
 
     values: dict[str, Any]
@@ -42,8 +44,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """A finished search. ``best``: the chosen values; ``value``: their objective; ``run``: the run
-    that had them, whose test rows nothing was chosen by; ``folder``: has the pictures.
+    """A finished search.
+
+    ``best``: the chosen values; ``value``: their objective; ``run``: the run with these values,
+    whose test rows had no part in the choice; ``folder``: the folder with the figures.
     """
 
     objective: str
@@ -59,37 +63,40 @@ class Search:
         return self.run.metrics.get("test", {})
 
     def columns(self) -> dict[str, list[Any]]:
-        """Returns a row a trial, as columns: the keys, ``state``, the objective, ``rounds``,
-        ``error``.
+        """Returns one row for each trial, as columns: the keys, ``state``, the objective,
+        ``rounds``, ``error``.
         """
-        keys = dict.fromkeys(key for each in self.trials for key in each.values)
+        keys = dict.fromkeys(key for trial in self.trials for key in trial.values)
         return {
-            **{key: [each.values.get(key) for each in self.trials] for key in keys},
-            "state": [each.state for each in self.trials],
-            self.objective: [each.value for each in self.trials],
-            "rounds": [each.rounds for each in self.trials],
-            "error": [each.error for each in self.trials],
+            **{key: [trial.values.get(key) for trial in self.trials] for key in keys},
+            "state": [trial.state for trial in self.trials],
+            self.objective: [trial.value for trial in self.trials],
+            "rounds": [trial.rounds for trial in self.trials],
+            "error": [trial.error for trial in self.trials],
         }
 
     def __repr__(self) -> str:
         counts = [
-            f"{sum(each.state == state for each in self.trials)} {state}"
+            f"{sum(trial.state == state for trial in self.trials)} {state}"
             for state in ("finished", "pruned", "failed")
         ]
         return f"Search({', '.join(counts)}; {self.objective} {self.value:.4g} with {self.best})"
 
 
-def found(plan: Plan) -> Search:
-    """Reads the trials of the journal, and writes the table and the pictures. Raises VflError if
-    no trial finished.
+def read_result(plan: Plan) -> Search:
+    """Reads the trials of the journal, and writes the table and the figures. Raises VflError if no
+    trial finished.
     """
     with Claims(plan.folder) as claims, claims.choosing():
-        study = plan.opened()
-        trials = tuple(trial_of(each, plan.spaces) for each in journal.ended(study))
-        if not any(each.state == "finished" for each in trials):
-            error = next((each.error for each in trials if each.error), "")
-            text = f"{plan.folder}: no run of the search finished; the first error is: {error}"
-            raise InputError(Code.CONFIG_INVALID, text)
+        study = plan.open_study()
+        trials = tuple(trial_of(trial, plan.spaces) for trial in journal.ended(study))
+        if not any(trial.state == "finished" for trial in trials):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{plan.folder}: no run of the search finished (first error: "
+                f"{next((trial.error for trial in trials if trial.error), '')}). Correct the "
+                "recipe or the spaces.",
+            )
         best = _best(study)
         run = Run.load(plan.folder / RUNS / best.user_attrs[journal.RUN])
         value = float(best.value or 0.0)
@@ -100,7 +107,7 @@ def found(plan: Plan) -> Search:
 
 
 def trial_of(trial: FrozenTrial, spaces: Mapping[str, Space]) -> Trial:
-    """Returns a trial of the journal that has ended."""
+    """Converts a trial of the journal that has ended."""
     values = {}
     for key in (key for key in spaces if key in trial.params):
         space, label = spaces[key], trial.params[key]
@@ -114,29 +121,27 @@ def trial_of(trial: FrozenTrial, spaces: Mapping[str, Space]) -> Trial:
 
 
 def _best(study: optuna.Study) -> FrozenTrial:
-    """Returns the best finished trial; of equal ones that with the first place, whoever made it."""
+    """Returns the best finished trial; of equal ones, the one with the first place."""
     import optuna
 
     sign = 1 if study.direction == optuna.study.StudyDirection.MINIMIZE else -1
-    whole = [each for each in journal.ended(study) if each.value is not None]
-    whole = [each for each in whole if each.state == optuna.trial.TrialState.COMPLETE]
-    return min(whole, key=lambda each: sign * (each.value or 0.0))
+    ended = [trial for trial in journal.ended(study) if trial.value is not None]
+    ended = [trial for trial in ended if trial.state == optuna.trial.TrialState.COMPLETE]
+    return min(ended, key=lambda trial: sign * (trial.value or 0.0))
 
 
 def _importance(study: optuna.Study, trials: tuple[Trial, ...]) -> dict[str, float]:
-    """Returns {key: its share of the objective's variance}; nothing if the objective does not
-    vary.
-    """
+    """Returns {key: its share of the objective's variance}; empty if the objective is constant."""
     import optuna
 
-    if len({each.value for each in trials if each.value is not None}) < 2:
+    if len({trial.value for trial in trials if trial.value is not None}) < 2:
         return {}
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
     return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
 
 
 def _write(made: Search, plan: Plan, importance: Mapping[str, float]) -> None:
-    """Writes the trials as a table, all that a page needs, and both pictures."""
+    """Writes the trials as a table, the data of a page, and both figures."""
     from vfl.searching.draw import draw_importance, draw_parallel
 
     text, columns = io.StringIO(), made.columns()
@@ -145,20 +150,20 @@ def _write(made: Search, plan: Plan, importance: Mapping[str, float]) -> None:
     writer.writerows(zip(*columns.values(), strict=True))
     folder, spaces = made.folder, written(plan.spaces)
     write_atomic(folder / "trials.csv", text.getvalue())
-    noted = {
+    record = {
         "name": plan.recipe.name,
         "objective": made.objective,
         "by": plan.by,
         "spaces": spaces,
-        "trials": [asdict(each) for each in made.trials],
+        "trials": [asdict(trial) for trial in made.trials],
         "best": made.best,
         "value": made.value,
         "run": made.run.folder.name,
         "test": made.test,
         "importance": dict(importance),
     }
-    write_atomic(folder / SEARCH, json.dumps(noted, indent=1) + "\n")
-    tried = [(each.values, each.value) for each in made.trials if each.value is not None]
+    write_atomic(folder / SEARCH, json.dumps(record, indent=1) + "\n")
+    tried = [(trial.values, trial.value) for trial in made.trials if trial.value is not None]
     draw_parallel(spaces, tried, made.objective, folder / "parallel.png")
     if importance:
         draw_importance(importance, folder / "importance.png")

@@ -1,6 +1,4 @@
-"""Keeps the trials of a search in Optuna's journal, so that the same search goes on after it was
-killed.
-"""
+"""Stores the trials of a search in Optuna's journal, so that a killed search can be resumed."""
 
 from __future__ import annotations
 
@@ -23,25 +21,26 @@ if TYPE_CHECKING:
 INSTALL = "pip install '.[studies]' in the clone of vfl"
 By = Literal["tpe", "random", "grid"]
 # Attributes of a trial: why it failed, the folder of its run, its place among all trials, and the
-# driver that makes it. Of the search: what was asked for.
+# driver that makes it. ASKED is an attribute of the search: the digest of its arguments.
 ERROR, RUN, PLACE, DRIVER, ASKED = "error", "run", "place", "driver", "asked"
 _NOTED: dict[str, type] = {ERROR: str, RUN: str, PLACE: int, DRIVER: str}
 JOURNAL = "journal.log"
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError)
-# Trials that end before any is pruned, and rounds of each before it is.
+# The number of trials that end before any is pruned, and of rounds of a trial before it is.
 _FIRST_TRIALS, _FIRST_ROUNDS = 5, 1
-# Apart from each other, so that two searches share no seed.
+# The distance of the seeds of two searches, so that they share none.
 _APART = 1_000_003
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Lets Optuna say nothing for a block. Raises InputError if it is not installed."""
+    """Silences Optuna for a block. Raises InputError if it is not installed."""
     try:
         import optuna
     except ImportError:
-        text = f"a search needs Optuna: {INSTALL}"
-        raise InputError(Code.CONFIG_INVALID, text) from None
+        raise InputError(
+            Code.CONFIG_INVALID, f"Optuna is not installed. Install it: {INSTALL}."
+        ) from None
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
@@ -50,12 +49,13 @@ def quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-def opened(
+def open_study(
     folder: Path, asked: str, spaces: Mapping[str, Space], *, lower: bool, prune: bool
 ) -> optuna.Study:
-    """Opens the journal in a search's folder. ``asked``: a digest of what decides its trials;
-    ``spaces``: what they may choose from. Raises InputError if the journal is of another search,
-    damaged, or cannot be written.
+    """Opens the journal in a search's folder.
+
+    ``asked``: a digest of what decides its trials; ``spaces``: the possible values. Raises
+    InputError if the journal is of another search, damaged, or cannot be written.
     """
     import optuna
     from optuna.storages import JournalStorage
@@ -79,25 +79,31 @@ def opened(
         before = study.user_attrs.get(ASKED)
         whole = before != asked or (
             study.direction == direction
-            and all(_is_whole(each, spaces) for each in study.get_trials(deepcopy=False))
+            and all(_is_whole(trial, spaces) for trial in study.get_trials(deepcopy=False))
         )
-    # What Optuna raises about lines that it has not written.
+    # Optuna raises these for lines that it has not written.
     except _DAMAGED:
         whole, before = False, asked
     if before not in (None, asked):
-        text = "has a search of another recipe, other rows, or other arguments"
-        raise InputError(Code.CONFIG_INVALID, f"{folder}: {text}; give another out")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{folder}: has a search of another recipe, other rows, or other arguments. Give "
+            "another out.",
+        )
     if not whole:
-        text = f"{path}: lacks a line, or has one that no search has written"
-        raise InputError(Code.FILE_INVALID, f"{text}; restore it, or give another out")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: lacks a line, or has one that no search has written. Restore it, or give "
+            "another out.",
+        )
     if before is None:
         study.set_user_attr(ASKED, asked)
     return study
 
 
 def _is_whole(trial: FrozenTrial, spaces: Mapping[str, Space]) -> bool:
-    """Returns whether a trial has all that a search notes of one that has come so far. Raises one
-    of ``_DAMAGED`` if a value has another type.
+    """Returns whether a trial has all attributes of its state. Raises one of ``_DAMAGED`` if a
+    value has another type.
     """
     from optuna.trial import TrialState
 
@@ -106,9 +112,9 @@ def _is_whole(trial: FrozenTrial, spaces: Mapping[str, Space]) -> bool:
         return False
     if not all(spaces[key].has(value) for key, value in trial.params.items()):
         return False
-    # Raises TypeError.
-    _ = [math.isnan(each) for each in trial.intermediate_values.values()]
-    # Of a driver that works, or was killed.
+    # A value that is not a number raises TypeError.
+    _ = [math.isnan(value) for value in trial.intermediate_values.values()]
+    # Its driver works, or was killed.
     if state == TrialState.RUNNING or (state == TrialState.FAIL and ERROR not in noted):
         return True
     if state == TrialState.WAITING:
@@ -120,7 +126,7 @@ def _is_whole(trial: FrozenTrial, spaces: Mapping[str, Space]) -> bool:
 
 
 def _lines_of(path: Path) -> JournalFileBackend:
-    """Returns the lines of a journal. To add one raises InputError if the disk is full."""
+    """Returns the lines of a journal. Adding one raises InputError if the disk is full."""
     from optuna.storages.journal import JournalFileBackend
 
     class Lines(JournalFileBackend):
@@ -134,55 +140,55 @@ def _lines_of(path: Path) -> JournalFileBackend:
 
 
 def ended(study: optuna.Study) -> list[FrozenTrial]:
-    """Returns the trials that have come to an end of their own, the failed ones with an error, in
-    the order of their places.
+    """Returns the trials that have ended (failed ones only with an error), in the order of their
+    places.
     """
     from optuna.trial import TrialState
 
     done = (TrialState.COMPLETE, TrialState.PRUNED)
-    found = study.get_trials(deepcopy=False, states=(*done, TrialState.FAIL))
-    own = [each for each in found if each.state in done or ERROR in each.user_attrs]
-    return sorted(own, key=lambda each: each.user_attrs[PLACE])
+    trials = study.get_trials(deepcopy=False, states=(*done, TrialState.FAIL))
+    own = [trial for trial in trials if trial.state in done or ERROR in trial.user_attrs]
+    return sorted(own, key=lambda trial: trial.user_attrs[PLACE])
 
 
 def running(study: optuna.Study) -> list[FrozenTrial]:
-    """Returns the trials that a driver makes, or made when it was killed."""
+    """Returns the trials that a driver makes, or made until it was killed."""
     from optuna.trial import TrialState
 
     return study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
 
 
 def begin_again(study: optuna.Study, trial: FrozenTrial, keys: Collection[str]) -> None:
-    """Ends the trial of a driver that was killed, and lets the next one try its values.
-    ``keys``: those with spaces.
+    """Ends the trial of a killed driver, and queues its values for the next one. ``keys``: those
+    with spaces.
     """
     from optuna.trial import TrialState
 
     study.tell(trial.number, state=TrialState.FAIL)
-    # If some are missing, they are all chosen again, for the same place.
+    # If some values are missing, all are chosen again, for the same place.
     if set(trial.params) == set(keys) and PLACE in trial.user_attrs:
         study.enqueue_trial(trial.params, user_attrs={PLACE: trial.user_attrs[PLACE]})
 
 
 def next_place(study: optuna.Study, every: int) -> int | None:
-    """Returns the place of the next trial of ``every``: of one that begins again, else the first
-    that is free; None if all are taken.
+    """Returns the place of the next trial, of ``every``: one that is repeated, else the first free
+    one; None if all are taken.
     """
     from optuna.trial import TrialState
 
-    for each in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-        return int(each.user_attrs[PLACE])
-    taken = {each.user_attrs.get(PLACE) for each in [*ended(study), *running(study)]}
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        return int(trial.user_attrs[PLACE])
+    taken = {trial.user_attrs.get(PLACE) for trial in [*ended(study), *running(study)]}
     return next((place for place in range(every) if place not in taken), None)
 
 
 def ask(
     study: optuna.Study, by: By, seed: int, place: int, driver: str, point: dict[str, Any] | None
 ) -> optuna.Trial:
-    """Begins the trial of a place; ``point``: its values in a grid.
+    """Begins the trial of a place. ``point``: its values in a grid.
 
-    What chooses is made afresh for each, from the search's seed and the place. So a search that
-    goes on chooses as an undisturbed one.
+    Each trial has a new sampler, seeded by the search's seed and the place, so a resumed search
+    chooses as an undisturbed one.
     """
     import optuna
     from optuna.trial import TrialState

@@ -16,11 +16,11 @@ from vfl.library.simulate import ours
 from vfl.library.study import number_of_jobs, speaker
 from vfl.searching import journal
 from vfl.searching.drivers import in_others
-from vfl.searching.found import Search, found
+from vfl.searching.found import Search, read_result
 from vfl.searching.progress import Progress, Tell, sentence
 from vfl.searching.spaces import Between, points, spaces_of, written
 from vfl.searching.trying import Plan, drive
-from vfl.studies.kept import Prints, inputs_of
+from vfl.studies.kept import Fingerprints, inputs_of
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
@@ -48,23 +48,23 @@ def search(
     """Runs a recipe with chosen values of its keys, and returns the best by the validation rows.
 
     Args:
-        recipe: as in ``simulate``. Its own seed is that of every run.
-        spaces: {key: what it may be}, with keys as in ``Recipe.replace``: a list of values, or
-            ``{"from": low, "to": high}``, whole numbers if both are, evenly over the logarithm with
+        recipe: as in ``simulate``. Every run has its own seed.
+        spaces: {key: its possible values}, with keys as in ``Recipe.replace``: a list of values, or
+            ``{"from": low, "to": high}``: integers if both are, uniform in the logarithm with
             ``"log": True``.
         data: as in ``simulate``.
         objective: a metric of the validation rows, such as ``validation auc``.
-        runs: the number of trials, with those of ``out``; pruned and failed ones count. A grid
-            has no more than its combinations.
-        out: the folder of the search. The same call goes on with what is there; ``runs`` may be
-            more. Several programs that make the same call share the trials, also on several
-            machines that share the folder.
-        by: what chooses: ``tpe`` (tree-structured Parzen estimator, Bergstra et al. 2011),
+        runs: the number of trials, with those in ``out``; pruned and failed ones count. A grid has
+            at most its combinations.
+        out: the folder of the search. The same call resumes what is there; ``runs`` may be larger.
+            Several programs that make the same call share the trials, also on several machines
+            that share the folder.
+        by: the sampler: ``tpe`` (tree-structured Parzen estimator, Bergstra et al. 2011),
             ``random``, or ``grid`` (every combination of lists).
         prune: whether to end a run whose objective after a round is worse than the median of the
             finished runs at that round. It needs ``early_stopping`` in a phase of the recipe,
             which measures validation rows in each round. Five trials are never pruned.
-        seed: of what chooses.
+        seed: the seed of the sampler.
         plugins: as in ``simulate``; with ``jobs``, only objects that other processes can import.
         quiet: whether to show nothing while it goes on.
         jobs: the number of runs at a time. With 1, they are made in this process; otherwise as many
@@ -73,8 +73,8 @@ def search(
         backend: the name of a backend of joblib, whose processes make the runs instead, as in
             ``study``.
 
-    The test rows are no objective: what is chosen by them is not tested any more. Raises VflError:
-    bad input, or no trial that finished.
+    The test rows cannot be an objective: a choice by the test rows biases their metrics. Raises
+    VflError: bad input, or no trial that finished.
     """
     say = speaker() if not quiet else None
 
@@ -83,8 +83,17 @@ def search(
             say(sentence(event))
 
     with with_plugins(plugins):
-        given = {"objective": objective, "runs": runs, "by": by, "prune": prune, "seed": seed}
-        plan = plan_of(Recipe.of(recipe), spaces, data, Path(out), **given)
+        plan = plan_of(
+            Recipe.of(recipe),
+            spaces,
+            data,
+            Path(out),
+            objective=objective,
+            runs=runs,
+            by=by,
+            prune=prune,
+            seed=seed,
+        )
         return run_search(plan, data, jobs=jobs, backend=backend, tell=tell)
 
 
@@ -100,15 +109,13 @@ def plan_of(
     prune: Any,
     seed: Any,
 ) -> Plan:
-    """Checks what a search is asked for, before its first run; the arguments are those of
-    ``search``. Raises InputError.
-    """
+    """Checks the arguments of ``search`` before the first run. Raises InputError."""
     where = spaces_of(spaces)
     _check(objective, runs, by, seed)
     if by == "grid":
         points(where)
-    for key, each in where.items():
-        for value in (each.low, each.high) if isinstance(each, Between) else each.values:
+    for key, space in where.items():
+        for value in (space.low, space.high) if isinstance(space, Between) else space.values:
             changed = recipe.replace({key: value})
             if key.startswith("phases."):
                 _check_phases(changed)
@@ -125,8 +132,10 @@ def run_search(
     backend: str | None,
     tell: Tell,
 ) -> Search:
-    """Makes the trials that are left, and returns what was found. ``tell``: called with an event
-    at the beginning, and when a trial has ended, whoever made it. Raises VflError.
+    """Makes the trials that are left, and returns the result.
+
+    ``tell``: called with an event at the beginning, and when a trial of any driver has ended.
+    Raises VflError.
     """
     at_a_time = number_of_jobs(jobs)
     require_folder(plan.folder)
@@ -139,22 +148,28 @@ def run_search(
         else:
             drive(plan, data, progress.look)
         progress.look()
-        return found(plan)
+        return read_result(plan)
 
 
 def _check(objective: Any, runs: Any, by: Any, seed: Any) -> None:
     split, _, name = str(objective).partition(" ")
     if split != "validation" or not name:
-        text = "objective: give a metric of the validation rows, such as 'validation auc'"
-        why = "; what is chosen by the test rows is not tested any more" if split == "test" else ""
-        raise InputError(Code.CONFIG_INVALID, f"{text}, not {objective!r}{why}")
-    for key, value, least in (("runs", runs, 1), ("seed", seed, 0)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            text = f"{key}: give a whole number from {least}, not {value!r}"
-            raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "objective: must be a metric of the validation rows, not the test rows (got "
+            f"{objective!r}). Give one such as 'validation auc'.",
+        )
+    for key, value, minimum in (("runs", runs, 1), ("seed", seed, 0)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{key}: must be an integer of at least {minimum} (got {value!r}). Correct it.",
+            )
     if by not in get_args(journal.By):
-        known = ", ".join(get_args(journal.By))
-        raise InputError(Code.CONFIG_INVALID, f"by: give one of {known}, not {by!r}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"by: unknown sampler {by!r}. Choose one of {', '.join(get_args(journal.By))}.",
+        )
 
 
 def _check_phases(recipe: Recipe) -> None:
@@ -168,20 +183,21 @@ def _check_phases(recipe: Recipe) -> None:
 def _check_metric(recipe: Recipe, name: str) -> None:
     task = recipe.settings.task
     if name not in task.all_metrics:
-        text = f"objective: a {task.kind} task has no metric {name!r}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; it has {', '.join(task.all_metrics)}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"objective: a {task.kind} task has no metric {name!r}. Choose one of "
+            f"{', '.join(task.all_metrics)}.",
+        )
 
 
 def _digest(
     recipe: Recipe, data: Mapping[str, Any] | None, spaces: Mapping[str, Any], other: list[Any]
 ) -> str:
-    """Returns a digest of what decides the trials of a search: with other rows, it is another
-    search.
-    """
+    """Returns a digest of what decides the trials of a search, including the rows."""
     tables, frames = with_data(recipe.to_dict(), data or {})
     settings = parse(Settings, tables, "recipe")
     if cells.only_here(settings) is not None:
         inputs = settings.canonical_json()
     else:
-        inputs = inputs_of(settings, divide(settings, recipe.base), None, Prints(), frames)
+        inputs = inputs_of(settings, divide(settings, recipe.base), None, Fingerprints(), frames)
     return sha256(json.dumps([inputs, spaces, other], default=str).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What a search may choose from: values of a recipe's keys."""
+"""The search space: the possible values of a recipe's keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vfl_common.errors import Code, InputError
 if TYPE_CHECKING:
     from optuna import Trial
 
-# Of a space between two numbers.
+# The keys of a space between two numbers.
 KEYS = {"from", "to", "log"}
 
 
@@ -26,14 +26,16 @@ class Choice:
 
     @property
     def labels(self) -> list[Any]:
-        """The values as the journal has them: texts for those that are no simple ones."""
+        """The values as the journal has them: a compound value is JSON text."""
         return [
-            each if each is None or isinstance(each, bool | int | float | str) else json.dumps(each)
-            for each in self.values
+            value
+            if value is None or isinstance(value, bool | int | float | str)
+            else json.dumps(value)
+            for value in self.values
         ]
 
     def has(self, label: Any) -> bool:
-        """Returns whether a label of the journal is that of one of them."""
+        """Returns whether the journal's label is that of one of the values."""
         return label in self.labels
 
     def ask(self, trial: Trial, key: str) -> Any:
@@ -43,15 +45,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class Between:
-    """A number between two, both of which it may be; a whole number if both are."""
+    """A number in a closed interval; an integer if both bounds are."""
 
     low: float
     high: float
     log: bool = False
 
     def has(self, number: Any) -> bool:
-        """Returns whether a number of the journal is between both, or one of them. Raises TypeError
-        if it is no number.
+        """Returns whether the journal's number is in the interval. Raises TypeError if it is not a
+        number.
         """
         return bool(self.low <= number <= self.high)
 
@@ -65,89 +67,119 @@ class Between:
 Space = Choice | Between
 
 
-def spaces_of(given: Mapping[str, Any]) -> dict[str, Space]:
+def spaces_of(spaces: Mapping[str, Any]) -> dict[str, Space]:
     """Reads ``{key: [values]}`` and ``{key: {"from": low, "to": high, "log": True}}``. Raises
     InputError.
     """
-    if not isinstance(given, Mapping) or not given:
-        text = "spaces: give {key: [values]}, or {key: {'from': low, 'to': high}}"
-        raise InputError(Code.CONFIG_INVALID, text)
-    for key in given:
+    if not isinstance(spaces, Mapping) or not spaces:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "spaces: must be a dict with keys. Give {key: [values]}, or {key: {'from': low, "
+            "'to': high}}.",
+        )
+    for key in spaces:
         if not isinstance(key, str) or not key:
-            text = f"spaces: a key is a text such as 'model.embedding_size', not {key!r}"
-            raise InputError(Code.CONFIG_INVALID, text)
-        above = next((other for other in given if key.startswith(f"{other}.")), None)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"spaces: a key must be text (got {key!r}). Give one such as "
+                "'model.embedding_size'.",
+            )
+        above = next((other for other in spaces if key.startswith(f"{other}.")), None)
         if above is not None:
-            text = f"spaces: {above} has {key} in it; give a space for one of them"
-            raise InputError(Code.CONFIG_INVALID, text)
-    return {key: _space(key, each) for key, each in given.items()}
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"spaces: {above} contains {key}. Give a space for one of them.",
+            )
+    return {key: _space(key, space) for key, space in spaces.items()}
 
 
 def points(spaces: Mapping[str, Space]) -> list[dict[str, Any]]:
     """Returns all combinations of choices, as the journal has them. Raises InputError if a space
-    is no choice.
+    is an interval.
     """
     lists: list[Sequence[Any]] = []
-    for key, each in spaces.items():
-        if not isinstance(each, Choice):
-            text = f"spaces: {key}: a grid needs a list of values; give one, or by='tpe'"
-            raise InputError(Code.CONFIG_INVALID, text)
-        lists.append(each.labels)
+    for key, space in spaces.items():
+        if not isinstance(space, Choice):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"spaces: {key}: a grid needs a list of values. Give a list, or by='tpe'.",
+            )
+        lists.append(space.labels)
     return [dict(zip(spaces, chosen, strict=True)) for chosen in itertools.product(*lists)]
 
 
-def _space(key: str, given: Any) -> Space:
+def _space(key: str, space: Any) -> Space:
     where = f"spaces: {key}"
-    if isinstance(given, Mapping):
-        return _between(where, given)
-    given = given.tolist() if hasattr(given, "tolist") else given
-    # A set has no order, which what is tried depends on.
-    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Set):
-        text = f"{where}: give a list of values, or {{'from': low, 'to': high}}, not {given!r}"
-        raise InputError(Code.CONFIG_INVALID, text)
-    values = tuple(given)
+    if isinstance(space, Mapping):
+        return _between(where, space)
+    space = space.tolist() if hasattr(space, "tolist") else space
+    # A set has no order, on which the trials depend.
+    if not isinstance(space, Iterable) or isinstance(space, str | bytes | Set):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: must be a list or a range (got {space!r}). Give a list of values, or "
+            f"{{'from': low, 'to': high}}.",
+        )
+    values = tuple(space)
     if not values:
-        raise InputError(Code.CONFIG_INVALID, f"{where}: give at least one value")
+        raise InputError(Code.CONFIG_INVALID, f"{where}: is empty. Give at least one value.")
     try:
-        labels = [json.dumps(each, allow_nan=False) for each in values]
+        labels = [json.dumps(value, allow_nan=False) for value in values]
     except (TypeError, ValueError):
-        text = f"{where}: give values that a recipe's file can hold"
-        raise InputError(Code.CONFIG_INVALID, text) from None
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: has a value that a recipe's file cannot hold. Give texts, numbers, "
+            "booleans or lists.",
+        ) from None
     if len(set(labels)) < len(labels):
-        raise InputError(Code.CONFIG_INVALID, f"{where}: a value is given twice; remove one")
+        raise InputError(Code.CONFIG_INVALID, f"{where}: has a value twice. Remove one.")
     return Choice(values)
 
 
-def _between(where: str, given: Mapping[str, Any]) -> Between:
-    odd = next((key for key in given if key not in KEYS), None)
+def _between(where: str, space: Mapping[str, Any]) -> Between:
+    odd = next((key for key in space if key not in KEYS), None)
     if odd is not None:
-        text = f"{where}: there is no {odd!r}; give from, to and, if you want, log"
-        raise InputError(Code.CONFIG_INVALID, text)
-    low, high, log = given.get("from"), given.get("to"), given.get("log", False)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: unknown key {odd!r}. Give from, to and, optionally, log.",
+        )
+    low, high, log = space.get("from"), space.get("to"), space.get("log", False)
     if not all(
-        isinstance(each, int | float) and not isinstance(each, bool) for each in (low, high)
+        isinstance(bound, int | float) and not isinstance(bound, bool) for bound in (low, high)
     ):
-        raise InputError(Code.CONFIG_INVALID, f"{where}: give two numbers as from and to")
+        raise InputError(
+            Code.CONFIG_INVALID, f"{where}: from and to must be numbers. Give two numbers."
+        )
     if not isinstance(log, bool):
-        raise InputError(Code.CONFIG_INVALID, f"{where}: log: give True or False, not {log!r}")
+        raise InputError(
+            Code.CONFIG_INVALID, f"{where}: log: must be boolean (got {log!r}). Give True or False."
+        )
     assert low is not None  # noqa: S101 - checked above
     assert high is not None  # noqa: S101 - checked above
     if not -float("inf") < low < high < float("inf"):
-        text = f"{where}: from must be below to, not {low!r} and {high!r}"
-        raise InputError(Code.CONFIG_INVALID, text)
-    # Whose distance is a number, too.
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: from must be less than to (got {low!r} and {high!r}). Correct one of them.",
+        )
+    # The distance of the two must be finite, too.
     if max(-low, high) > sys.float_info.max / 2:
-        raise InputError(Code.CONFIG_INVALID, f"{where}: from and to are too far apart")
+        raise InputError(
+            Code.CONFIG_INVALID, f"{where}: from and to are too far apart. Give a smaller range."
+        )
     if log and low <= 0:
-        raise InputError(Code.CONFIG_INVALID, f"{where}: log needs a from above 0, not {low!r}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: from must be greater than 0 with log (got {low!r}). Correct it, or leave "
+            "log out.",
+        )
     return Between(low, high, log)
 
 
 def written(spaces: Mapping[str, Space]) -> dict[str, Any]:
-    """Returns spaces as ``spaces_of`` reads them, in JSON's values."""
+    """Returns spaces as ``spaces_of`` reads them, as JSON values."""
     return {
-        key: {"from": each.low, "to": each.high, "log": each.log}
-        if isinstance(each, Between)
-        else list(each.values)
-        for key, each in spaces.items()
+        key: {"from": space.low, "to": space.high, "log": space.log}
+        if isinstance(space, Between)
+        else list(space.values)
+        for key, space in spaces.items()
     }

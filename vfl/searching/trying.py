@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
-# After which a driver with nothing to do looks whether another one was lost.
+# The interval at which an idle driver checks whether another one was lost.
 _TICK_S = 0.2
 RUNS = "runs"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A search as each of its drivers has it. ``asked``: a digest of all that decides its trials;
-    the other fields are the arguments of ``search``.
+    """A search, for its drivers. ``asked``: a digest of all that decides its trials; the other
+    fields are the arguments of ``search``.
     """
 
     recipe: Recipe
@@ -56,19 +56,20 @@ class Plan:
         """The number of trials: a grid has no more than its points."""
         return min(self.runs, len(points(self.spaces))) if self.by == "grid" else self.runs
 
-    def opened(self) -> optuna.Study:
+    def open_study(self) -> optuna.Study:
         """Opens the journal. Raises InputError if it is of another search."""
         from vfl_party.models.metrics import lower_is_better
 
         lower = lower_is_better(self.recipe.settings.task, self.metric)
-        own = self.folder, self.asked, self.spaces
-        return journal.opened(*own, lower=lower, prune=self.prune)
+        return journal.open_study(
+            self.folder, self.asked, self.spaces, lower=lower, prune=self.prune
+        )
 
 
 def drive(
     plan: Plan, data: Mapping[str, Any] | None, look: Callable[[], None] = lambda: None
 ) -> None:
-    """Makes trials until all have ended, those of other drivers, too. ``data``: as in
+    """Makes trials until all have ended, including those of other drivers. ``data``: as in
     ``simulate``; ``look``: called when a trial has ended. Raises InputError.
     """
     with Claims(plan.folder) as claims:
@@ -82,10 +83,10 @@ class _Driver:
         self._plan, self._data, self._claims = plan, data, claims
         self._grid = points(plan.spaces) if plan.by == "grid" else None
         with claims.choosing():
-            self._study = plan.opened()
+            self._study = plan.open_study()
 
     def step(self) -> bool:
-        """Makes a trial, or waits a moment for those of others; returns whether all have ended."""
+        """Makes a trial, or waits a moment for those of others. Returns whether all have ended."""
         with self._claims.choosing():
             self._take_over()
             place = journal.next_place(self._study, self._plan.every)
@@ -101,27 +102,25 @@ class _Driver:
     def _begin(self, place: int) -> tuple[optuna.Trial, dict[str, Any]]:
         plan, point = self._plan, self._grid[place] if self._grid is not None else None
         trial = journal.ask(self._study, plan.by, plan.seed, place, self._claims.own, point)
-        return trial, {key: each.ask(trial, key) for key, each in plan.spaces.items()}
+        return trial, {key: space.ask(trial, key) for key, space in plan.spaces.items()}
 
     def _take_over(self) -> None:
-        """Ends the trials of drivers that were killed; they begin again, unless their run is
-        finished.
-        """
-        for each in journal.running(self._study):
-            if self._claims.works(each.user_attrs.get(journal.DRIVER)):
+        """Ends the trials of killed drivers, and queues those whose run is not finished."""
+        for trial in journal.running(self._study):
+            if self._claims.works(trial.user_attrs.get(journal.DRIVER)):
                 continue
-            value = self._finished(each)
+            value = self._finished(trial)
             if value is not None:
-                self._study.tell(each.number, value)
+                self._study.tell(trial.number, value)
             else:
-                journal.begin_again(self._study, each, self._plan.spaces)
+                journal.begin_again(self._study, trial, self._plan.spaces)
 
     def _finished(self, trial: FrozenTrial) -> float | None:
-        """Returns the objective of a trial whose driver was killed behind the end of its run;
-        removes a run that is not finished.
+        """Returns the objective of a trial whose driver was killed after the end of its run, or
+        removes an unfinished run.
         """
         name = trial.user_attrs.get(journal.RUN)
-        # The journal's word alone removes nothing elsewhere.
+        # A journal that was edited must not remove another folder.
         if name is None or not PLAIN_NAME.fullmatch(name):
             return None
         folder = self._plan.folder / RUNS / name
@@ -135,7 +134,7 @@ class _Driver:
         return value if value is not None and math.isfinite(value) else None
 
     def _make(self, trial: optuna.Trial, values: Mapping[str, Any]) -> None:
-        """Makes a trial's run, and notes how it ended."""
+        """Makes a trial's run, and records how it ended."""
         import optuna
         from optuna.trial import TrialState
 
@@ -144,18 +143,21 @@ class _Driver:
             run = carry_out(
                 plan.recipe.replace(values),
                 self._data,
-                partial(_noted, trial, plan.metric),
+                partial(_make_noted, trial, plan.metric),
                 baseline=None,
                 out=plan.folder / RUNS,
             )
             value = self._value(run)
             if value is None:
-                text = f"the run has no finite validation {plan.metric}"
-                raise InputError(Code.CONFIG_INVALID, text)
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"the run has no finite validation {plan.metric}. Choose another objective, "
+                    "or correct the recipe.",
+                )
         except optuna.TrialPruned:
             self._study.tell(trial, state=TrialState.PRUNED)
         except UnwritableError:
-            # It begins again, once there is room.
+            # The trial is repeated once there is room.
             raise
         except VflError as error:
             trial.set_user_attr(journal.ERROR, str(error))
@@ -164,25 +166,26 @@ class _Driver:
             self._study.tell(trial, value)
 
 
-def _noted(trial: optuna.Trial, metric: str, order: Order) -> None:
-    """Makes a run whose folder the journal has before it begins."""
+def _make_noted(trial: optuna.Trial, metric: str, order: Order) -> None:
+    """Makes a run whose folder is in the journal before it begins."""
     trial.set_user_attr(journal.RUN, order.folder.name)
     in_process(True, _watching(trial, metric), order)
 
 
 def _watching(trial: optuna.Trial, metric: str) -> OnRound:
-    """Returns what reports the rounds of a run, and ends a run that is pruned."""
+    """Returns a function that reports the rounds of a run, and ends a run that is pruned."""
     import optuna
 
     seen: set[tuple[str, int]] = set()
 
-    def watch(each: Round) -> None:
-        value = each.metrics.get("validation", {}).get(metric)
-        # The phase evaluate has one round, after which nothing is left to prune.
-        if value is None or each.rounds == 1 or (each.phase, each.round) in seen:
+    def watch(finished: Round) -> None:
+        value = finished.metrics.get("validation", {}).get(metric)
+        # The phase evaluate has one round, so there is nothing to prune.
+        place = finished.phase, finished.round
+        if value is None or finished.rounds == 1 or place in seen:
             return
         trial.report(value, len(seen))
-        seen.add((each.phase, each.round))
+        seen.add(place)
         if trial.should_prune():
             raise optuna.TrialPruned
 

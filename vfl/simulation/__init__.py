@@ -1,4 +1,4 @@
-"""A whole federation on one machine: its files, its processes, and what a person sees of them."""
+"""A whole federation on one machine: its files, its processes, and its progress display."""
 
-# What ``vfl simulate --baseline`` takes.
+# The choices of ``vfl simulate --baseline``.
 BASELINES = ("alone", "combined", "gbdt", "gbdt-alone")

@@ -1,12 +1,11 @@
-"""Makes the recipes of baselines: what a federation is worth is seen beside one party that trains
-by itself.
+"""Makes the recipes of baselines, which show what a federation gains.
 
 Alone: a party with its own columns. Combined: one party with all columns, joined by id. The new
 recipe keeps rows, seed and model, and its only party holds the ids that all parties hold, so
 training, validation and test rows are the same; not with ``rows.partial``, which divides more rows,
-in another order. Combined needs all data in one place, so there is
-none between organisations. An active party has a baseline of its own from its party file: there its
-rows are all of its table, also those that the others lack.
+in another order. Combined needs all data in one place, so it is impossible between organisations.
+An active party's file has a baseline, too: its rows are all of its table, also those that the
+others lack.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from vfl_common.text import listed
 COMBINED = "combined"
 # These need the active party's table only.
 ALONE = ("alone", "gbdt-alone")
-# Keys of a phase about what crosses between parties, and about several parties.
+# The keys of a phase about messages between parties, and about several parties.
 _BETWEEN = ("codec", "transforms", "optimizers")
 # Keys of a phase that trains for parties that may be missing; ``evaluate`` has another ``subsets``.
 _MISSING = ("subsets", "party_dropout")
 # Keys of [rows] about finding the rows in common.
 _ALIGNMENT = ("align", "at_least", "alignment", "partial")
-# Trees without a lower loss on the validation rows.
+# The number of trees without a lower validation loss that ends training.
 _PATIENCE = 50
 Tables = dict[str, Any]
 
@@ -50,13 +49,15 @@ def baseline(tables: Tables, kind: str, base: Path, where: str) -> Tables:
             all columns; ``gbdt``: boosted trees over all columns; ``gbdt-alone``: over the active
             party's.
         base: the folder to which the recipe's paths are relative.
-        where: the beginning of an error's sentence.
+        where: the place for errors.
 
     Raises InputError.
     """
     if kind not in BASELINES:
-        text = f"{where}: there is no baseline {kind!r}; give one of {', '.join(BASELINES)}"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: unknown baseline {kind!r}. Choose one of {', '.join(BASELINES)}.",
+        )
     recipe = parse(Recipe, tables, where)
     if kind in ("combined", "gbdt"):
         made = combined(tables, recipe, base, where)
@@ -74,26 +75,23 @@ def of_party_file(path: Path, kind: str | None) -> Tables:
     """
     file = load_party(path)
     if kind not in ALONE:
-        text = f"{path}: is a party file, and only this party's table is here"
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text}; give --baseline alone or gbdt-alone, the files of all parties, or a "
-            "recipe with [simulate]",
+            f"{path}: is a party file, and this baseline needs all tables. Give --baseline "
+            "alone or gbdt-alone, the files of all parties, or a recipe with [simulate].",
         )
     tables = read_tables(Path(file.recipe), "recipe")
     recipe = parse(Recipe, tables, file.recipe)
     if file.name != recipe.active.name:
-        text = (
-            f"{path}: name: {file.name} is not the active party of the recipe "
-            f"({recipe.active.name}), so it has no"
-        )
         raise InputError(
-            Code.CONFIG_INVALID, f"{text} labels to learn alone; give the active party's file"
+            Code.CONFIG_INVALID,
+            f"{path}: name: {file.name} is not the active party ({recipe.active.name}), and has "
+            "no labels to learn alone. Give the active party's file.",
         )
     if file.data is None or not recipe.active.features:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{path}: {file.name} has no features to learn from alone; add [data]",
+            f"{path}: {file.name} has no features to learn from alone. Add [data].",
         )
     place = {key: value for key, value in _roster(tables)[file.name].items() if key == "encoder"}
     if file.encoder is not None:
@@ -106,33 +104,32 @@ def _by_itself(recipe: Recipe, made: Tables, kind: str) -> Tables:
     """Returns the recipe of one party, ``made``, with the phases of the baseline ``kind`` and no
     earlier run.
     """
-    # A baseline owes nothing to an earlier run, nothing crosses, and nobody is told.
+    # A baseline continues no run, sends nothing, and reports to nobody.
     for key in ("start", "wire", "report"):
         made.pop(key, None)
     if kind.startswith("gbdt"):
-        # Trees are grown in float32.
+        # The trees use float32.
         made.get("model", {}).pop("precision", None)
         return made | {"phases": _trees(recipe, made["phases"])}
     return made | {"phases": by_oneself(made["phases"], made["parties"][0]["name"])}
 
 
 def by_oneself(phases: list[Tables], name: str) -> list[Tables]:
-    """Returns phases for the party ``name`` alone: with the optimizer that they have for it, and
-    without what they say of tensors that cross between parties, and of parties that are missing. A
-    student has nobody to learn from.
+    """Returns the phases for the party ``name`` alone: with its own optimizer, and without settings
+    of messages and of missing parties. A student has nobody to learn from, and is left out.
     """
-    found = []
-    for phase in (each for each in phases if each["kind"] != "student"):
+    result = []
+    for phase in (phase for phase in phases if phase["kind"] != "student"):
         own = phase.get("optimizers", {}).get(name)
         left_out = _BETWEEN if phase["kind"] == "evaluate" else (*_BETWEEN, *_MISSING)
-        kept = {key: value for key, value in phase.items() if key not in left_out}
-        found.append(kept if own is None else kept | {"optimizer": own})
-    return found
+        settings = {key: value for key, value in phase.items() if key not in left_out}
+        result.append(settings if own is None else settings | {"optimizer": own})
+    return result
 
 
 def _trees(recipe: Recipe, phases: list[Tables]) -> list[Tables]:
-    """Returns the recipe's own phase of boosted trees, or one that stops early if there are surely
-    validation rows.
+    """Returns the recipe's own phase of boosted trees, or one that stops early if the recipe
+    guarantees validation rows.
     """
     own = [phase for phase in phases if phase["kind"] == "gbdt"]
     stops = recipe.rows.validation and recipe.rows.split != "column"
@@ -147,38 +144,37 @@ def alone(tables: Tables, recipe: Recipe, name: str, base: Path, where: str) -> 
         tables: the federation's recipe as written; ``recipe`` is the parsed form.
         name: the party.
         base: the folder to which the recipe's paths are relative.
-        where: the beginning of an error's sentence.
+        where: the place for errors.
 
     Raises InputError if there is no such party, or it cannot have the labels.
     """
     party = recipe.party(name)
     if party is None:
-        known = [each.name for each in recipe.parties]
+        known = [known.name for known in recipe.parties]
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"parties: {', '.join(known)}"
         raise InputError(
-            Code.CONFIG_INVALID, f"{where}: alone: {name!r} is no party of the recipe; {hint}"
+            Code.CONFIG_INVALID,
+            f"{where}: alone: {name!r} is not a party of the recipe. Choose "
+            f"{repr(near[0]) if near else 'one of ' + ', '.join(known)}.",
         )
     if not party.features:
         raise InputError(
-            Code.CONFIG_INVALID, f"{where}: alone: {name} has no features to learn from"
+            Code.CONFIG_INVALID,
+            f"{where}: alone: {name} has no features to learn from. Choose another party.",
         )
     if party.role == "passive" and name in settings_of(recipe).parties:
-        text = (
-            f"{where}: alone: {name} has its own data (simulate.parties.{name}), which have no "
-            "labels"
-        )
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text}; take a party that shares simulate.data, or the active party",
+            f"{where}: alone: {name} has its own data (simulate.parties.{name}) without labels. "
+            "Choose a party that shares simulate.data, or the active party.",
         )
     place = {key: value for key, value in _roster(tables)[name].items() if key == "encoder"}
     device = settings_of(recipe).devices.get(name)
     data = divide(recipe, base)
     own = data[name]
-    # The others' ids say which rows are in common.
+    # The others' ids determine the common rows.
     if recipe.rows.align == "psi" and settings_of(recipe).parties:
-        others = {each: ids_only(settings) for each, settings in data.items() if each != name}
+        others = {other: ids_only(settings) for other, settings in data.items() if other != name}
         own = _joined({name: own, **others}, in_common=True)
     return _one_party(tables, name, place, own, device)
 
@@ -188,19 +184,19 @@ def combined(tables: Tables, recipe: Recipe, base: Path, where: str) -> Tables:
     ``model.encoder``.
 
     The arguments are those of ``alone``. If parties have their own data, they are joined by id,
-    each prepared as its settings say. Raises InputError.
+    each with its own preprocessing. Raises InputError.
     """
     simulate, data = settings_of(recipe), divide(recipe, base)
     device = simulate.devices.get(recipe.active.name)
     if simulate.data is not None and not simulate.parties:
         return _one_party(tables, COMBINED, {}, simulate.data.absolute(base), device)
     if COMBINED in (recipe.server, *data):
-        text = (
-            f"{where}: combined: {COMBINED!r} is the name of the party with all columns; "
-            "rename yours"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: combined: {COMBINED!r} is reserved for the party with all columns. "
+            "Rename yours.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
-    # The first has the label.
+    # The first table has the label.
     names = [recipe.active.name, *(party.name for party in recipe.passives)]
     if not recipe.active.features:
         data[names[0]] = data[names[0]].model_copy(update=NO_FEATURES)

@@ -29,10 +29,10 @@ _keep = click.option(
 @_keep
 @WATCH
 def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool, watch: bool) -> None:
-    """Run a built-in federation: a server and four parties, as five processes with mutual TLS and
-    real gRPC.
+    """Run a built-in federation of a server and four parties.
 
-    Each party sees one quarter of scikit-learn's 8 x 8 pictures of digits; only the party `bank`
+    They are five processes with mutual TLS and gRPC. Each party sees one quarter of scikit-learn's
+    8 x 8 pictures of digits; only the party `bank`
     knows the digits. The recipe is examples/digits.toml.
 
     \b
@@ -59,9 +59,7 @@ def demo(out: Path, as_json: bool, seed: int | None, keep_going: bool, watch: bo
 @click.option(
     "--baseline",
     type=click.Choice(BASELINES),
-    help="Run one party instead: the active one alone, all columns combined, or boosted trees "
-    "over either. "
-    "A single file may then be the active party's, for its own table.",
+    help="Run a baseline instead: one party, all columns, or boosted trees.",
 )
 def simulate(
     files: tuple[Path, ...],
@@ -72,13 +70,13 @@ def simulate(
     watch: bool,
     baseline: str | None,
 ) -> None:
-    """Run the server and all parties of RECIPE as processes on this machine.
+    """Run the server and all parties of RECIPE on this machine.
 
     The recipe's [simulate] table says where the parties' data come from: one data set divided by
     columns, quadrants or halves, or each party's own file. Instead of a recipe, give the party
     files of all its parties, to try them together before there are keys and a network: their data,
-    encoders, devices and threads are used. Certificates come from an authority that is made for
-    this run only.
+    encoders, devices and threads are used. With --baseline, a single file may be the active
+    party's, for its own table. Certificates come from an authority that is made for this run only.
 
     \b
     In OUT/<run id>/:
@@ -126,6 +124,6 @@ def _simulate(
     from vfl.report.reading import find
     from vfl.report.table import show
 
-    found = find(folder)
-    show(found.summary, found.phases)
-    click.echo(f"A page about this run, and its curves as PNG: vfl report {folder}")
+    result = find(folder)
+    show(result.summary, result.phases)
+    click.echo(f"To see a page and curves of this run: vfl report {folder}")

@@ -19,9 +19,9 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file, write_atomic
 
-# Nobody has to be called to start a process again.
+# The deadline to rejoin, in seconds: a process restarts without human help.
 REJOIN_S = 60.0
-# Alignments a day, and rows of another party: whoever simulates has all tables.
+# The limit of alignments a day, and of rows of another party: all tables belong to one person here.
 _OFTEN = 10**9
 
 
@@ -40,9 +40,11 @@ class Federation:
 
     @property
     def recipe_path(self) -> Path:
+        """The path of the recipe."""
         return self.folder / "recipe.toml"
 
     def party_path(self, name: str) -> Path:
+        """Returns the path of a party's file."""
         return self.folder / f"{name}.toml"
 
     def write(self, source: Mapping[str, Any]) -> None:
@@ -56,12 +58,13 @@ class Federation:
             write_atomic(self.recipe_path, to_toml(tables))
         except OSError as error:
             raise InputError(
-                Code.FILE_INVALID, f"{certs}: cannot be written ({error.strerror})"
+                Code.FILE_INVALID,
+                f"{certs}: cannot be written ({error.strerror}). Give another --out.",
             ) from None
         create_authority(certs, f"simulation of {self.recipe.name}"[:64], days=7)
         for name in (self.recipe.server, *(party.name for party in self.recipe.parties)):
             issue(certs, name, days=7)
-        # Nobody else joins.
+        # No further party can join.
         (certs / "ca.key").unlink()
 
     def write_party(self, name: str, server: str) -> None:
@@ -73,18 +76,18 @@ class Federation:
             "recipe": self.recipe_path.name,
             "server": server,
             "device": simulate.devices.get(name, "cpu"),
-            "policy": _written(simulate.policies.get(name, "allow_all")),
+            "policy": _policy(simulate.policies.get(name, "allow_all")),
             "threads": simulate.threads,
             "out": str(self.out.resolve()),
-            # Of this simulation alone: it is no part of a party's record.
+            # The record belongs to this simulation, not to the party's own.
             "record": {"folder": str(self.folder.resolve())},
             "alignments_a_day": _OFTEN,
             "peer_rows_at_most": _OFTEN,
-            # A trial on one machine may have short keys.
+            # Short keys are allowed in a trial on one machine.
             "trees": {"least_key_bits": 1024},
-            # So that runs of one recipe are equal.
+            # Equal weights make runs of one recipe equal.
             "init": "recipe",
-            # The recipe is of the person who runs it here.
+            # The user wrote the recipe and trusts its code.
             "allow_code": code,
             "tls": {
                 "ca": f"{certs.name}/ca.pem",
@@ -100,8 +103,8 @@ class Federation:
             file.write(to_toml(tables).encode())
 
 
-def _written(policy: str | PolicySettings) -> str | dict[str, Any]:
-    """Returns a policy as a party file has it. On one machine nobody has a key before the run."""
+def _policy(policy: str | PolicySettings) -> str | dict[str, Any]:
+    """Returns a policy for a party file. On one machine there are no keys before the run."""
     if isinstance(policy, str):
         return policy
     here = policy.model_copy(update={"pinned": False, "peers": None})
@@ -154,5 +157,5 @@ def _key(key: str) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """Writes text, a number or a truth value as TOML, which unlike JSON allows no DEL."""
+    """Formats text, a number or a boolean as TOML, which unlike JSON allows no DEL."""
     return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007F")

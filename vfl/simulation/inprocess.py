@@ -1,8 +1,8 @@
 """Runs a whole federation in this process: the parties take turns, with the exchange in memory.
 
-What comes of it is what separate processes compute, bit for bit: one party computes at a time, with
-torch's state as it left it (``vfl_party.base.turns``). Nobody is ever late or lost: an error of one
-party ends the run for all, and is raised here, with its own traceback.
+The results equal those of separate processes, bit for bit: one party computes at a time, with
+torch's state as it left it (``vfl_party.base.turns``). No party is ever late or lost: an error of
+one party ends the run for all, and is raised here, with its own traceback.
 """
 
 from __future__ import annotations
@@ -49,28 +49,28 @@ Observe = Callable[
     [str, str, int, int, dict[str, dict[str, float]], Callable[[], "TrainedParty"]], None
 ]
 Attach = Callable[[str, "Assembled"], None]
-# Rounds.
+# A number of rounds that no run reaches.
 _NEVER = 10**9
 
 # Torch's generators and its number of threads belong to the whole process.
 _RUNNING = threading.RLock()
-# Of the thread that has the lock.
+# The number of runs in the thread that has the lock.
 _runs = 0
 
 
 class PartyConsole(Console):
-    """Passes on what a party says of its own table; of all else, the server's events tell how the
-    run goes.
-    """
+    """Passes on a party's notes on its own table; the server's events report all else."""
 
     def __init__(self, name: str, tell: Callable[[Event], None]) -> None:
         super().__init__("vfl", json_lines=False)
         self._name, self._tell = name, tell
 
     def emit(self, event: str, **facts: Any) -> None:
+        """Shows an event."""
         self.show(event, **facts)
 
     def show(self, event: str, **facts: Any) -> None:
+        """Passes on an event about the party's table."""
         if event in NOTICED:
             self._tell(noticed(self._name, event, facts))
 
@@ -85,17 +85,20 @@ class MemoryTransport:
     ends: list[ExchangeHub[MemoryPipe] | MemoryLink] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
     protocol: int = PROTOCOL
-    # Nothing leaves the process.
+    # Nothing leaves the process, so nothing is recorded.
     record: None = None
 
     def confer(self, *, once: bool = False) -> None:
+        """Does nothing: there are no peers to confer with."""
         _ = once
 
     def end(self, error: VflError) -> None:
-        for each in self.ends:
-            each.end(error)
+        """Ends all exchanges with an error."""
+        for exchange in self.ends:
+            exchange.end(error)
 
     def close(self, error: BaseException | None) -> None:
+        """Closes the transport, with an error if the party failed."""
         if error is not None:
             self.end(error if isinstance(error, VflError) else InterruptedRun(str(error)))
 
@@ -112,24 +115,24 @@ def run_in_process(
     attach: Attach | None = None,
     secrets: Mapping[str, bytes] | None = None,
 ) -> Summary:
-    """Runs a federation to its end; returns its summary. One run at a time in a process: another
-    one waits.
+    """Runs a federation to its end, and returns its summary. One run at a time in a process:
+    another one waits.
 
     Args:
         data: {party: its data}.
-        folder: of the run, named after it; it must not exist yet. The parties' folders are in it,
-            as with processes.
+        folder: the run's, named after it; it must not exist yet. The parties' folders are in it, as
+            with processes.
         load: reads a party's table; None: from the files that ``data`` names.
         modules: a folder with the user's own modules.
         show: called with the events of the server, as ``vfl simulate`` shows them.
         observe: called after each round of each party with its name, phase, rounds done, rounds,
-            metrics, and a function that gives copies of its models as they are then.
-        attach: called with each party once it is assembled, before it runs; a rehearsal of attacks
-            listens there.
-        secrets: {party: 32 bytes that its own weights, dropout, orders and views follow from};
-            None: the recipe's seed.
+            metrics, and a function that copies its current models.
+        attach: called with each assembled party, before it runs; a rehearsal of attacks listens
+            there.
+        secrets: {party: the 32-byte seed of its own weights, dropout, orders and views}; None: the
+            recipe's seed.
 
-    Raises VflError; whatever else a party raises is raised as it is.
+    Raises VflError; other exceptions of a party are raised unchanged.
     """
     with garbage.unsearched():
         from vfl_party.assembly import party as assembly
@@ -175,8 +178,8 @@ def predict_solo(
         rows = prediction_data(settings, None, trained.state)
         alone = Alone.opened_for(trained, name, rows, load)
         notes = [f"{name}: {text}" for text in unseen(trained, alone.opened.table)]
-        found = alone.write(outputs, device)
-    return found, alone.meaning(settings), notes
+        rows = alone.write(outputs, device)
+    return rows, alone.meaning(settings), notes
 
 
 def predict_in_process(
@@ -189,16 +192,16 @@ def predict_in_process(
     modules: Path | None = None,
     without: Collection[str] = (),
 ) -> tuple[Predicted, str, list[str]]:
-    """Predicts new rows with the models of a finished run, of which all parties' folders are in
+    """Predicts new rows with the models of a finished run, which has all parties' folders in
     ``run``.
 
-    Returns how many of the active party's rows are predicted, what the numbers of the result are,
-    and sentences about columns with categories that training never had.
+    Returns the number of predicted rows of the active party, the meaning of the result's numbers,
+    and notes on columns with categories that training did not have.
 
     Args:
         data: {party: the data of training, with the new rows as source}.
         outputs: where the active party writes the result.
-        folder: of the prediction's own files; it must not exist yet.
+        folder: the prediction's own; it must not exist yet.
         load, modules: as in ``run_in_process``.
         without: passive parties that take no part, which are not in ``data``.
 
@@ -212,20 +215,18 @@ def predict_in_process(
         from vfl_party.runtime import versions
 
     trained = {name: load_joint(run, name, without) for name in data}
-    of = {
-        name: RunFolder(each.path, each.run_id).facts().get("run_id")
-        for name, each in trained.items()
+    run_ids = {
+        name: RunFolder(party.path, party.run_id).facts().get("run_id")
+        for name, party in trained.items()
     }
-    one, other = (
-        next(iter(of)),
-        next((name for name in of if of[name] != next(iter(of.values()))), None),
-    )
+    one = next(iter(run_ids))
+    other = next((name for name in run_ids if run_ids[name] != run_ids[one]), None)
     if other is not None:
-        text = (
-            f"{run}: the folders of {one} and {other} are of two runs, {of[one]} and "
-            f"{of[other]}; restore the right one"
+        raise InputError(
+            Code.CHECKPOINT_INVALID,
+            f"{run}: the folders of {one} and {other} are of different runs ({run_ids[one]} and "
+            f"{run_ids[other]}). Restore the right one.",
         )
-        raise InputError(Code.CHECKPOINT_INVALID, text)
     recipe = trained[one].recipe
     active = recipe.active.name
     for output in outputs:
@@ -238,14 +239,14 @@ def predict_in_process(
         settings = recipe.party(name)
         assert settings is not None  # noqa: S101 - its folder is in the run's
         own = prediction_data(data[name], None, trained[name].state)
-        of = trained[name]
+        party = trained[name]
         work = Prediction(
-            of,
+            party,
             settings,
             id_names(own),
             outputs,
-            says_parties=of.says_parties,
-            expects=of.expects,
+            says_parties=party.says_parties,
+            expects=party.expects,
         )
         opened = assembly.open_party(
             recipe, name, own, trained[name].encoder, load or assembly.load, work
@@ -259,8 +260,9 @@ def predict_in_process(
 
     with _federation(recipe, "predict", folder, modules, lambda _event: None, None) as federation:
         summary = federation.run(cast, {"job": "predict", "trained_run": run.name})
-    table, said = tables[active], next(each for each in summary.parties if each.name == active)
-    predicted = works[active].counted(table, said.common_rows if said.rows else len(table))
+    table = tables[active]
+    report = next(party for party in summary.parties if party.name == active)
+    predicted = works[active].counted(table, report.common_rows if report.rows else len(table))
     new.extend(dict.fromkeys(works[active].said))
     return (
         predicted,
@@ -278,7 +280,7 @@ def _federation(
     show: Callable[[Event], None],
     observe: Observe | None,
 ) -> Iterator[_Federation]:
-    """Gives the block this process's torch; another run waits."""
+    """Gives torch to the block; another run waits."""
     from vfl_party.assembly.trial import modules_of
     from vfl_party.base.devices import resolve_device
     from vfl_party.base.turns import alone
@@ -295,14 +297,17 @@ def _federation(
 
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Waits for a run of another thread. Raises InputError if this thread is in one: that would
-    wait for ever.
+    """Waits for a run of another thread. Raises InputError if this thread is in one, which could
+    never end.
     """
     global _runs
     with _RUNNING:
         if _runs:
-            text = "a run is under way here; start another one after it, or with processes=True"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "another run is under way in this thread. Start the new one after it, or with "
+                "processes=True.",
+            )
         _runs += 1
         try:
             with garbage.less_often():
@@ -312,7 +317,7 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def _but_waiting(show: Callable[[Event], None], event: str, **facts: Any) -> None:
-    """Shows the server's events, but not for whom it waits: all are on their way."""
+    """Shows the server's events, except the wait for parties, which all join at once."""
     if event != "waiting":
         show({"event": event, **facts})
 
@@ -340,7 +345,7 @@ class _Federation:
 
         from vfl_party.phases.course import Course
 
-        # They compute one after the other.
+        # The parties compute one after the other, so a step takes longer.
         self._timeout_s = recipe.run.step_timeout_s * (1 + len(recipe.parties))
         exchange = MemoryPipe(
             active,
@@ -365,8 +370,8 @@ class _Federation:
         )
 
     def run(self, cast: Callable[[str], Opened], facts: Mapping[str, str]) -> Summary:
-        """Runs all to the end. ``cast``: gives a party's data; ``facts``: noted in each party's
-        folder.
+        """Runs all parties to the end. ``cast``: opens a party's data; ``facts``: recorded in each
+        party's folder.
         """
         server = self._server
         # All parties are made before any of them runs: they share torch's generators.
@@ -375,7 +380,7 @@ class _Federation:
             self._turns.join(name, partial(self._take_part, name, part))
         try:
             self._turns.play()
-        except BaseException as error:  # noqa: BLE001 - raised below; the parties hear of it first
+        except BaseException as error:  # noqa: BLE001 - raised below, after the parties got it
             server.fail(server.recipe.server, error)
             self._turns.play()
         finally:
@@ -387,8 +392,7 @@ class _Federation:
         return server.summary
 
     def _part(self, name: str, opened: Opened, facts: Mapping[str, str]) -> PartyRun:
-        """Makes a party, as before joining."""
-
+        """Makes a party, up to joining."""
         from vfl_party.align import Aligned
         from vfl_party.assembly.party import assemble
         from vfl_party.outbound.policies import of_trial
@@ -399,7 +403,7 @@ class _Federation:
         from vfl_party.runtime.progress import Progress
         from vfl_party.runtime.run import PartyRun
 
-        # Of what finds the rows in common; as in the party's own program.
+        # The policy for the alignment, as in the party's own program.
         policy = of_trial(self._recipe, name)
         recipe, ledger, plugins = self._recipe, self._ledgers[name], versions.shared(opened)
 
@@ -412,7 +416,7 @@ class _Federation:
                 trees=trees_of_trial(recipe, name),
                 secret=secret,
             )
-            # The newest one is the one that runs.
+            # A party that is made again replaces the earlier one.
             self._assembled[name] = assembled
             if self.attach is not None:
                 self.attach(name, assembled)
@@ -432,7 +436,7 @@ class _Federation:
             name,
             recipe,
             {**facts, "plugins": plugins | versions.modelling(opened)},
-            # But at the end of each phase: nothing here can be resumed.
+            # Checkpoints only at the end of each phase: nothing here can be resumed.
             checkpoint_every=_NEVER,
             logs=False,
         )
@@ -444,14 +448,14 @@ class _Federation:
         connect = partial(self._transport, name, ledger)
         return PartyRun(prepared, folders, session, connect, progress)
 
-    def _tell(self, observe: Observe, name: str, *said: Any) -> None:
-        """Calls a watcher with what it may keep and change."""
-        phase, round_, rounds, metrics = copy.deepcopy(said)
+    def _tell(self, observe: Observe, name: str, *values: Any) -> None:
+        """Calls a watcher with copies, which it may keep and change."""
+        phase, round_, rounds, metrics = copy.deepcopy(values)
         models = partial(self._models, name)
         self._turns.aside(partial(observe, name, phase, round_, rounds, metrics, models))
 
     def _models(self, name: str) -> TrainedParty:
-        """Returns copies of a party's models as they are now. Raises InputError."""
+        """Returns copies of a party's current models. Raises InputError."""
         from vfl_party.predict.trained import of_state
 
         party = self._assembled[name]
@@ -462,7 +466,7 @@ class _Federation:
         try:
             _, folder = part.run()
             folder.finishing()()
-        except BaseException as error:  # noqa: BLE001 - raised where the run was asked for
+        except BaseException as error:  # noqa: BLE001 - raised by ``run``
             self._server.fail(name, error)
 
     def _transport(self, name: str, ledger: Ledger, start: Start, clock: Clock) -> MemoryTransport:

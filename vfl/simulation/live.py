@@ -1,6 +1,4 @@
-"""Shows a person how a federation runs, on standard error: a moving bar at a terminal, plain lines
-elsewhere.
-"""
+"""Shows a federation's progress on standard error: a bar at a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,47 +17,48 @@ from vfl_common.process.logs import interrupted
 from vfl_common.text import listed, number
 
 Event = dict[str, Any]
-# Shown: the first of these that the validation rows have, if early stopping goes by none.
+# The metric to show if there is no early stopping: the first of these of the validation rows.
 _METRICS = ("accuracy", "rmse", "auc", "loss")
 _DOING = {"ready": "starting", "started": "beginning", "lost": "waiting", "restarted": "waiting"}
-# Between two plain lines of progress.
+# The time between two plain lines of progress.
 _LINE_S = 1.0
 
 
 @dataclass
 class Track:
-    """Tracks how far the run is, by the server's progress events.
+    """Tracks the progress of a run by the server's events.
 
     Args:
-        rounds: {phase: its rounds}, as far as they are known; events add the others.
-        judged: {phase: the metric by which it stops early}, of phases that may.
+        rounds: {phase: its rounds}, if known; events add the others.
+        judged: {phase: the metric of its early stopping}.
     """
 
     rounds: dict[str, int] = field(default_factory=dict)
     judged: dict[str, str] = field(default_factory=dict)
     phase: str = ""
-    # Rounds of the phase, with the fraction of the current one.
+    # Finished rounds of the phase, with the fraction of the current one.
     done: float = 0.0
-    # Time of the phase's first event, and ``done`` at that time.
+    # The time of the phase's first event, and ``done`` at that time.
     _began: tuple[float, float] = (0.0, 0.0)
     _within: str = ""
     _metrics: dict[str, float] = field(default_factory=dict)
-    # In phases with a loss at each party.
+    # {party: its metrics}, in phases with a loss at each party.
     _parties: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def update(self, event: Event, now_s: float) -> None:
-        """Takes one progress event. Within a round ``round`` counts from 0 and has batches; after
-        it, from 1.
+        """Processes a progress event. Within a round, ``round`` counts from 0 and has batches;
+        after it, from 1.
         """
         phase, round_, batches = event["phase"], int(event["round"]), int(event.get("batches") or 0)
         if event.get("rounds"):
             self.rounds[phase] = int(event["rounds"])
         done = round_ + int(event["batch"]) / batches if batches else float(round_)
-        # The next phase, or a rollback.
+        # A lower value is the next phase, or a rollback.
         if phase != self.phase or done < self.done:
             self.phase, self._began = phase, (now_s, done)
         self.done, self._metrics = done, _numbers(event.get("metrics", {}))
-        self._parties = {name: _numbers(each) for name, each in event.get("parties", {}).items()}
+        parties = event.get("parties", {}).items()
+        self._parties = {name: _numbers(metrics) for name, metrics in parties}
         self._within = f"batch {event['batch']}/{batches}" if batches else ""
 
     @property
@@ -75,26 +74,24 @@ class Track:
         return (now_s - began_s) / (self.done - begin) * max(0.0, self.total - self.done)
 
     def _self_supervised(self) -> list[str]:
-        """Words ``local loss a -0.71 b -0.69  variance kept 93%``: each party's loss, and the
-        smallest share kept.
+        """Returns ``local loss a -0.71 b -0.69  variance kept 93%``: each party's loss, and the
+        smallest share of variance.
         """
-        parts, kept = [], []
+        parts, shares = [], []
         for step in ("cross", "local"):
-            found = {name: each for name, each in self._parties.items() if f"{step} loss" in each}
-            if found:
-                losses = " ".join(
-                    f"{name} {each[f'{step} loss']:.3g}" for name, each in found.items()
-                )
-                parts.append(f"{step} loss {losses}")
-                kept += [
-                    each[f"{step} variance_kept"]
-                    for each in found.values()
-                    if f"{step} variance_kept" in each
+            losses = {n: m[f"{step} loss"] for n, m in self._parties.items() if f"{step} loss" in m}
+            if losses:
+                text = " ".join(f"{name} {loss:.3g}" for name, loss in losses.items())
+                parts.append(f"{step} loss {text}")
+                shares += [
+                    self._parties[name][f"{step} variance_kept"]
+                    for name in losses
+                    if f"{step} variance_kept" in self._parties[name]
                 ]
-        return [*parts, f"variance kept {min(kept):.0%}"] if kept else parts
+        return [*parts, f"variance kept {min(shares):.0%}"] if shares else parts
 
     def text(self, now_s: float) -> str:
-        """Words ``round 3/20  batch 5/22  train loss 0.31  validation accuracy 0.94  2 s left``."""
+        """Returns ``round 3/20  batch 5/22  validation accuracy 0.94  2 s left``."""
         under_way = math.ceil(self.done) if self._within else int(self.done)
         parts = [
             f"round {under_way}/{self.total}" if self.total else f"round {under_way}",
@@ -102,11 +99,11 @@ class Track:
         ]
         judged = self.judged.get(self.phase)
         names = _METRICS if judged is None else (judged, *_METRICS)
-        shown = [
+        first = [
             "train loss",
             *(name for name in (f"validation {m}" for m in names) if name in self._metrics),
         ][:2]
-        parts += [f"{name} {self._metrics[name]:.3g}" for name in shown if name in self._metrics]
+        parts += [f"{name} {self._metrics[name]:.3g}" for name in first if name in self._metrics]
         parts += self._self_supervised()
         left_s = self.left_s(now_s)
         if left_s is not None and self.done < (self.total or 0):
@@ -119,7 +116,7 @@ def _numbers(metrics: dict[str, Any]) -> dict[str, float]:
 
 
 def sentence(event: Event) -> str | None:
-    """Words an event other than progress; None if it means nothing to a person."""
+    """Returns the text of an event other than progress; None if it is not for people."""
     kind = event["event"]
     if kind == "ready":
         return f"the server listens on {event['address']}; the parties start"
@@ -160,7 +157,7 @@ class View(AbstractContextManager["View"]):
         )
 
     def say(self, text: str) -> None:
-        """Shows a sentence that stays."""
+        """Shows a permanent sentence."""
 
     def show(self, event: Event) -> None:
         """Shows one of the server's events."""
@@ -188,7 +185,7 @@ class Lines(View):
             text = sentence(event)
             if text is not None:
                 self._write(text)
-                # After any other event the pace so far no longer holds.
+                # The earlier pace is no longer valid after another event.
                 self.track.phase = ""
             return
         now_s, before = time.monotonic(), self.track.phase

@@ -1,5 +1,5 @@
-"""Where the data and modules of a run on this machine came from: noted in its folder, so that it
-can predict.
+"""The origin of a run's data and modules on this machine: recorded in its folder, so that it can
+predict.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ FILE = "simulated.json"
 
 @dataclass(frozen=True)
 class Origin:
-    """``base``: the folder with the recipe's own modules. ``data``: {party: its [data]}, with
-    absolute paths.
+    """The origin of a run. ``base``: the folder with the recipe's own modules. ``data``: {party:
+    its [data]}, with absolute paths.
     """
 
     base: Path
     data: Mapping[str, DataSettings]
 
     def parts(self) -> dict[str, DataSettings]:
-        """Returns the data of each party, also of those whose columns a baseline has joined."""
+        """Returns the data of each party, including those whose columns a baseline has joined."""
         return {
-            name: own
-            for each, of in self.data.items()
-            for name, own in (of.parts or {each: of}).items()
+            name: part
+            for party, joint in self.data.items()
+            for name, part in (joint.parts or {party: joint}).items()
         }
 
     def note(self, folder: Path) -> None:
-        """Writes it into a run's folder, which is made if missing. Raises InputError.
+        """Writes the origin into a run's folder, which is made if missing. Raises InputError.
 
-        Only the owner may read it: the URL of a database may hold a password, without which nothing
-        can be predicted.
+        Only the owner may read it: the URL of a database may hold a password, which predictions
+        need.
         """
         data = {
-            name: each.model_dump(mode="json", exclude_defaults=True)
-            for name, each in self.data.items()
+            name: party.model_dump(mode="json", exclude_defaults=True)
+            for name, party in self.data.items()
         }
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -53,25 +53,26 @@ class Origin:
 
     @classmethod
     def of(cls, folder: Path) -> Origin:
-        """Reads the note of a run. Raises InputError if there is none: the run's parties have their
-        own machines.
+        """Reads the origin of a run. Raises InputError if it is missing: the run's parties have
+        their own machines.
         """
         path = folder / FILE
         try:
-            found = json.loads(path.read_bytes())
-            data = {name: DataSettings.model_validate(each) for name, each in found["data"].items()}
-            return cls(Path(found["base"]), data)
+            tables = json.loads(path.read_bytes())
+            data = {name: DataSettings.model_validate(d) for name, d in tables["data"].items()}
+            return cls(Path(tables["base"]), data)
         except FileNotFoundError:
-            text = f"{folder}: does not say what data the parties had ({FILE} is missing)"
             raise InputError(
                 Code.FILE_INVALID,
-                f"{text}; for a run of separate machines, every party runs vfl-party predict",
+                f"{folder}: does not record the parties' data ({FILE} is missing). Run "
+                "vfl-party predict at every party if they have separate machines.",
             ) from None
         except OSError as error:
             raise InputError(
-                Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})"
+                Code.FILE_INVALID,
+                f"{path}: cannot be read ({error.strerror}). Make the file readable.",
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(
-                Code.FILE_INVALID, f"{path}: is damaged; train again, or restore it"
+                Code.FILE_INVALID, f"{path}: is damaged. Train again, or restore it."
             ) from None

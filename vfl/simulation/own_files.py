@@ -1,6 +1,4 @@
-"""A federation tried on one machine with its own party files, before there are keys, addresses or a
-network.
-"""
+"""Tries a federation on one machine with its own party files, before there are keys."""
 
 from __future__ import annotations
 
@@ -18,66 +16,70 @@ from vfl_common.text import listed
 Tables = dict[str, Any]
 
 
-def are_party_files(given: Sequence[Any]) -> bool:
-    """Whether all of what is ``given`` are paths of party files, so that they are one recipe
-    together. Raises InputError if a file cannot be read.
+def are_party_files(paths: Sequence[Any]) -> bool:
+    """Returns whether all values are paths of party files, which are one recipe together. Raises
+    InputError if a file cannot be read.
     """
-    return bool(given) and all(
-        isinstance(each, str | Path) and kind_of(read_toml(Path(each))) == "party file"
-        for each in given
+    return bool(paths) and all(
+        isinstance(path, str | Path) and kind_of(read_toml(Path(path))) == "party file"
+        for path in paths
     )
 
 
 def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
     """Returns the recipe of party files, with [simulate] for their tables, and the recipe's folder.
 
-    Each party trains with what its file says of its data, encoder, device, policy and
-    threads. Raises
+    Each party trains with the data, encoder, device, policy and threads of its file. Raises
     InputError if a party has no file, or two, or if the files name different recipes.
     """
     files = {path: load_party(_party_path(path)) for path in paths}
     first, own = next(iter(files.items()))
     tables = read_tables(Path(own.recipe), "recipe")
     recipe = parse(Recipe, tables, own.recipe)
-    found: dict[str, PartyFile] = {}
+    by_party: dict[str, PartyFile] = {}
     for path, file in files.items():
         if (
             parse(Recipe, read_tables(Path(file.recipe), "recipe"), file.recipe).digest()
             != recipe.digest()
         ):
-            text = (
-                f"{path}: recipe: differs from that of {first}; all parties must have the same one"
-            )
-            raise InputError(Code.CONFIG_INVALID, text)
-        if recipe.party(file.name) is None or file.name in found:
-            why = "is a second file of" if file.name in found else f"is no party of {own.recipe}:"
             raise InputError(
-                Code.NOT_IN_RECIPE, f"{path}: {why} {file.name}; give one file of each party"
+                Code.CONFIG_INVALID,
+                f"{path}: recipe: differs from that of {first}. Give all parties the same one.",
+            )
+        if file.name in by_party:
+            raise InputError(
+                Code.NOT_IN_RECIPE,
+                f"{path}: is a second file of {file.name}. Give one file of each party.",
+            )
+        if recipe.party(file.name) is None:
+            raise InputError(
+                Code.NOT_IN_RECIPE,
+                f"{path}: {file.name} is not a party of {own.recipe}. Give one file of each party.",
             )
         if file.data is None:
             raise InputError(
-                Code.CONFIG_INVALID, f"{path}: data: missing; name the table of {file.name}"
+                Code.CONFIG_INVALID, f"{path}: data: is missing. Name the table of {file.name}."
             )
-        found[file.name] = file
-    missing = [party.name for party in recipe.parties if party.name not in found]
+        by_party[file.name] = file
+    missing = [party.name for party in recipe.parties if party.name not in by_party]
     if missing:
-        text = (
-            f"{first}: the recipe has other parties, whose files are missing here: "
-            f"{listed(missing)}"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{first}: the files of other parties of the recipe are missing: {listed(missing)}. "
+            "Give them, too.",
         )
-        raise InputError(Code.CONFIG_INVALID, f"{text}; give them, too")
-    return tables | {"parties": _roster(tables, found), "simulate": _simulate(found)}, Path(
+    return tables | {"parties": _roster(tables, by_party), "simulate": _simulate(by_party)}, Path(
         own.recipe
     ).parent
 
 
 def _party_path(path: Path) -> Path:
     if kind_of(read_toml(path)) != "party file":
-        text = (
-            f"{path}: is no party file; give one recipe with [simulate], or the files of all "
-            "parties"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{path}: is not a party file. Give one recipe with [simulate], or the files of all "
+            "parties.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
     return path
 
 

@@ -31,18 +31,18 @@ from vfl_common.process.beside import watched
 from vfl_common.process.logs import NOTICED, noticed
 from vfl_common.psi import MOST_ROWS
 
-# Takes a party's name, and a line of its ``metrics.jsonl``.
+# Called with a party's name, and a line of its ``metrics.jsonl``.
 OnLine = Callable[[str, RoundLine], None]
 
 _TICK_S = 0.1
-# For the others to end by themselves once one has failed.
+# The time for the others to end by themselves after a failure.
 _GRACE_S = 10.0
-# If they cannot know of the failure: before the start, or after a kill.
+# The same if they cannot know of the failure: before the start, or after a kill.
 _SHORT_GRACE_S = 3.0
-# For the parties to end once the server has ended.
+# The time for the parties to end after the server.
 _LINGER_S = 60.0
-# Of each party.
-_MOST_RESTARTS = 3
+# The maximum number of restarts of each party.
+_MAX_RESTARTS = 3
 
 
 def simulate(
@@ -82,14 +82,14 @@ def simulate(
         tables = baseline_of(tables, baseline, base, str(recipe_path))
     recipe = parse(Recipe, tables, str(recipe_path))
     folder = out / new_run_id(recipe.name, baseline)
-    # Reports wrong settings before anything starts.
+    # Wrong settings are reported before anything starts.
     divide(recipe, base)
     with launching(settings_of(recipe).threads) as launcher:
-        # While the launcher imports what every party needs.
+        # This runs while the launcher imports what every party needs.
         check_phases(recipe, recipe_path)
         require_folder(out)
         with watched(folder, wanted=watch), view(recipe) as screen:
-            screen.say(f"run {folder.name}: all its files are in {folder}")
+            screen.say(f"run {folder.name}: its files are in {folder}")
             run_federation(tables, recipe, base, folder, screen, launcher, keep_going=keep_going)
     return folder
 
@@ -123,8 +123,8 @@ def run_federation(
         stop: ends the federation when another thread sets it.
         modules: folders from which the parties import, too.
         on_line: called with a party's name and each line of its ``metrics.jsonl``, soon after it
-            is written; again for a round that is repeated after an interruption. What it raises
-            ends the federation.
+            is written; again for a round that is repeated after an interruption. Its exceptions end
+            the federation.
 
     Raises InputError and ProcessFailed.
     """
@@ -145,7 +145,7 @@ class Simulation:
     folder: Path
     screen: View
     keep_going: bool = False
-    # Without one, processes are started afresh.
+    # None: each process is started without a fork.
     launcher: Launcher | None = None
     stop: threading.Event | None = None
     modules: Sequence[Path] = ()
@@ -155,20 +155,18 @@ class Simulation:
     _events: queue.SimpleQueue[dict[str, Any]] = field(default_factory=queue.SimpleQueue)
     _started: bool = False
     _restarts: dict[str, int] = field(default_factory=dict)
-    # In the order in which the failures were noticed.
+    # The failed processes, in the order in which the failures were noticed.
     _failed: list[Process] = field(default_factory=list)
 
     def run(self) -> None:
-        """Starts all processes and returns when all have succeeded. Leaves nothing running in any
-        case.
-        """
+        """Starts all processes and returns when all have succeeded. It always ends all of them."""
         try:
             self._start_server()
             self._until_all_ended()
         finally:
             end_all(list(self.processes.values()))
             self._show_noticed()
-        # What the server said last.
+        # The server may have written its last events since.
         self._show(0.0)
 
     def _start_server(self) -> None:
@@ -230,7 +228,7 @@ class Simulation:
             raise self._failure()
 
     def _tell_lines(self) -> None:
-        """Passes on what the parties have written of their rounds, if somebody wants it."""
+        """Passes new lines of the parties' metrics to ``on_line``."""
         if self.on_line is None:
             return
         for party in self.federation.recipe.parties:
@@ -242,38 +240,34 @@ class Simulation:
                     self.on_line(party.name, line)
 
     def _failure(self) -> ProcessFailed:
-        """Returns the failure to raise. Of the recipe it says no file: the parties read a copy that
-        nobody edits.
-        """
-        found = culprit(self._failed)
-        sentence = found.sentence().replace(
+        """Returns the failure to raise, without the path of the recipe's copy."""
+        failed = culprit(self._failed)
+        sentence = failed.sentence().replace(
             f"{self.federation.recipe_path.resolve()}: ", "recipe: "
         )
-        return ProcessFailed(found.name, sentence, found.failure().exit_code)
+        return ProcessFailed(failed.name, sentence, failed.failure().exit_code)
 
     def _show(self, timeout_s: float) -> None:
         """Shows the server's events; waits at most ``timeout_s`` for the first."""
         try:
             event = self._events.get(timeout=timeout_s)
             while True:
-                self._heard(event)
+                self._handle(event)
                 event = self._events.get_nowait()
         except queue.Empty:
             self.screen.tick()
 
     def _show_noticed(self) -> None:
-        """Shows what the parties said of their own tables: their standard output goes into
-        files.
-        """
+        """Shows the parties' notes on their own tables, from the files of their standard output."""
         for party in self.federation.recipe.parties:
             path = self.folder / party.name / "stdout"
             lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-            # A party that was started again says the same again.
+            # A restarted party repeats its notes: show each once.
             for event in events_of(dict.fromkeys(lines)):
                 if event["event"] in NOTICED:
                     self.screen.show(noticed(party.name, event["event"], event))
 
-    def _heard(self, event: dict[str, Any]) -> None:
+    def _handle(self, event: dict[str, Any]) -> None:
         self.screen.show(event)
         if event["event"] == "ready" and len(self.processes) == 1:
             for party in self.federation.recipe.parties:
@@ -282,7 +276,7 @@ class Simulation:
         self._started = self._started or event["event"] == "started"
 
     def _note_failures(self) -> list[Process]:
-        """Returns the processes that have failed so far; restarts killed parties if ``keep_going``
+        """Returns the processes that have failed so far. Restarts killed parties if ``keep_going``
         is set.
         """
         for name, process in list(self.processes.items()):
@@ -291,11 +285,11 @@ class Simulation:
                 continue
             restarts = self._restarts.get(name, 0)
             is_party = name != self.federation.recipe.server
-            if self.keep_going and is_party and (status or 0) < 0 and restarts < _MOST_RESTARTS:
+            if self.keep_going and is_party and (status or 0) < 0 and restarts < _MAX_RESTARTS:
                 self._restarts[name] = restarts + 1
                 process.wait()
                 self.screen.show({"event": "restarted", "party": name, "how": process.sentence()})
-                # Without --fresh: it offers its checkpoints.
+                # It runs without --fresh, to offer its checkpoints.
                 self._start_party(name)
                 continue
             self._failed.append(process)

@@ -1,5 +1,5 @@
-"""Draws a study as PNG: the metric by label count, a line a method. Imports matplotlib, without a
-display.
+"""Draws a study as PNG: the metric by label count, one line for each method. Imports matplotlib,
+without a display.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from vfl.studies.report import FineTuned, averaged_over, mean_and_sd, points
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 _MARKERS = "osD^vP*X"
 _DPI = 130
-# Of the lines of each group of methods.
+# The line style of each group of methods.
 _LINES: dict[Group, str] = {"federated": "-", "pooled": "--", "alone": ":"}
-# Methods; more are drawn as named rows instead of coloured lines.
-_MOST_LINES = 6
+# The maximum number of methods as coloured lines; more are drawn as named rows.
+_MAX_LINES = 6
 # The share of the distance between two label counts over which the methods are spread.
 _SPREAD = 0.3
 
 
 def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Path:
-    """Draws means and standard deviations over the seeds and folds, the methods of a group beside
-    each other. Returns ``path``.
+    """Draws means and standard deviations over the seeds and folds, with the methods of a group
+    together. Returns ``path``.
     """
-    found = list(results)
-    if len(study.methods) > _MOST_LINES:
-        return _draw_many(study, found, path)
+    finished = list(results)
+    if len(study.methods) > _MAX_LINES:
+        return _draw_many(study, finished, path)
     factor, unit = points(study.metric)
     by_labels = bool(study.labels)
     columns: tuple[int | None, ...] = tuple(sorted(study.labels)) if by_labels else (None,)
@@ -48,12 +48,12 @@ def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Pa
         for place, labels in enumerate(columns):
             values = [
                 factor * r.value(study.metric)
-                for r in found
+                for r in finished
                 if r.method == method.name and r.labels == labels
             ]
             if values:
                 middle, sd = mean_and_sd(values)
-                # So that error bars do not overlap.
+                # A small shift, so that error bars do not overlap.
                 shift = _SPREAD * ((number + 0.5) / count - 0.5)
                 x.append(place + shift if by_labels else number)
                 y.append(middle)
@@ -91,14 +91,14 @@ def draw_study(study: StudyFile, results: Iterable[FineTuned], path: Path) -> Pa
     axes.set_ylabel(f"test {study.metric}" + (f" ({unit})" if unit != study.metric else ""))
     axes.grid(axis="y", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    over = f"mean and standard deviation of {averaged_over(found) or '1 seed'}"
+    over = f"mean and standard deviation of {averaged_over(finished) or '1 seed'}"
     pad = 18 if in_groups and not by_labels else None
     axes.set_title(f"{study.name}\n{over}", loc="left", fontsize="medium", pad=pad)
     figure.savefig(path, dpi=_DPI)
     return path
 
 
-def _draw_many(study: StudyFile, found: Sequence[FineTuned], path: Path) -> Path:
+def _draw_many(study: StudyFile, results: Sequence[FineTuned], path: Path) -> Path:
     """Draws a row for each method, in a colour for each label count."""
     factor, unit = points(study.metric)
     columns: tuple[int | None, ...] = tuple(sorted(study.labels)) or (None,)
@@ -111,7 +111,7 @@ def _draw_many(study: StudyFile, found: Sequence[FineTuned], path: Path) -> Path
         for row, method in enumerate(study.in_groups):
             values = [
                 factor * r.value(study.metric)
-                for r in found
+                for r in results
                 if r.method == method.name and r.labels == labels
             ]
             if values:
@@ -146,35 +146,35 @@ def _draw_many(study: StudyFile, found: Sequence[FineTuned], path: Path) -> Path
     axes.spines[["top", "right"]].set_visible(False)
     if columns != (None,):
         figure.legend(frameon=False, loc="outside upper right", ncols=len(columns))
-    over = averaged_over(found) or "1 seed"
+    over = averaged_over(results) or "1 seed"
     figure.suptitle(f"{study.name}: mean and sd of {over}", x=0.01, ha="left")
     figure.savefig(path, dpi=_DPI)
     return path
 
 
 def draw_differences(study: StudyFile, compared: Sequence[Compared], path: Path) -> None:
-    """Draws each method's difference from the first one with its interval, in a row a method and a
-    colour a label count. Removes the picture of an earlier result if there is none to draw.
+    """Draws each method's difference from the first one with its interval: a row for each method, a
+    colour for each label count. Removes an earlier figure if there is none to draw.
     """
     if not compared:
         path.unlink(missing_ok=True)
         return
     factor, unit = points(study.metric)
-    names = list(dict.fromkeys(each.method for each in compared))
-    columns = list(dict.fromkeys(each.labels for each in compared))
+    names = list(dict.fromkeys(row.method for row in compared))
+    columns = list(dict.fromkeys(row.labels for row in compared))
     figure = Figure(figsize=(7.2, 1.5 + 0.32 * len(names)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for number, labels in enumerate(columns):
-        own = [each for each in compared if each.labels == labels]
-        x = [factor * each.difference.mean for each in own]
-        ends = [(each.difference.low, each.difference.high) for each in own]
+        own = [row for row in compared if row.labels == labels]
+        x = [factor * row.difference.mean for row in own]
+        ends = [(row.difference.low, row.difference.high) for row in own]
         below = [m - factor * (low or 0.0) for m, (low, _) in zip(x, ends, strict=True)]
         above = [factor * (high or 0.0) - m for m, (_, high) in zip(x, ends, strict=True)]
         shift = _SPREAD * ((number + 0.5) / len(columns) - 0.5)
         axes.errorbar(
             x,
-            [names.index(each.method) + shift for each in own],
+            [names.index(row.method) + shift for row in own],
             xerr=[below, above],
             color=_COLORS[number % len(_COLORS)],
             marker=_MARKERS[number % len(_MARKERS)],
@@ -190,7 +190,7 @@ def draw_differences(study: StudyFile, compared: Sequence[Compared], path: Path)
     axes.spines[["top", "right"]].set_visible(False)
     if columns != [None]:
         figure.legend(frameon=False, loc="outside upper right", ncols=len(columns))
-    pairs = sorted({each.difference.pairs for each in compared})
+    pairs = sorted({row.difference.pairs for row in compared})
     count = f"{pairs[0]} to {pairs[-1]}" if len(pairs) > 1 else f"{pairs[0]}"
     title = f"{study.name}: difference from {compared[0].against}"
     figure.suptitle(f"{title}\n95 % intervals, {count} pairs of runs", x=0.01, ha="left")
@@ -198,7 +198,7 @@ def draw_differences(study: StudyFile, compared: Sequence[Compared], path: Path)
 
 
 def _spans(methods: Sequence[StudyMethod]) -> list[tuple[int, int, Group]]:
-    """Returns (first place, place after the last, group) of the methods, which stand in groups."""
+    """Returns (first place, place after the last, group) of the methods, sorted by group."""
     groups = [method.group for method in methods]
     return [
         (groups.index(group), groups.index(group) + groups.count(group), group)

@@ -12,7 +12,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from vfl.studies.paired import LEAST, Difference, difference, holm, overlap_of
+from vfl.studies.paired import MIN_PAIRS, Difference, difference, holm, overlap_of
 from vfl.studies.plan import Pipeline, StudyFile
 from vfl.studies.report import FineTuned, points
 from vfl_common.config.recipe import Recipe
@@ -21,7 +21,7 @@ from vfl_common.files import write_atomic
 
 @dataclass(frozen=True)
 class Compared:
-    """A method beside the first one, with one label count."""
+    """A method compared with the first one, at one label count."""
 
     study: str
     method: str
@@ -30,21 +30,21 @@ class Compared:
     difference: Difference
 
     def row(self) -> dict[str, Any]:
-        """Returns it as a line of the CSV."""
-        found = self.difference
+        """Returns the comparison as a line of the CSV."""
+        d = self.difference
         return {
             "study": self.study,
             "method": self.method,
             "against": self.against,
             "labels": "" if self.labels is None else self.labels,
-            "metric": found.metric,
-            "pairs": found.pairs,
-            "difference": found.mean,
-            "low": found.low,
-            "high": found.high,
-            "p": found.p,
-            "comparisons": found.comparisons,
-            "verdict": found.verdict,
+            "metric": d.metric,
+            "pairs": d.pairs,
+            "difference": d.mean,
+            "low": d.low,
+            "high": d.high,
+            "p": d.p,
+            "comparisons": d.comparisons,
+            "verdict": d.verdict,
         }
 
 
@@ -54,17 +54,16 @@ def differences(
     """Compares every method with the first one, for each label count, over the seeds and folds that
     both have finished; the verdicts are corrected for the number of comparisons (``holm``).
 
-    Nothing is compared with fewer than three pairs of runs, and no method whose own test rows are
-    others.
+    A method with fewer than three pairs of runs, or with other test rows, is not compared.
     """
     recipes = {run.method: run.recipe for chain in chains for run in chain.finetune}
     values = {
-        (each.method, each.labels, each.seed, each.fold): each.value(study.metric)
-        for each in results
+        (result.method, result.labels, result.seed, result.fold): result.value(study.metric)
+        for result in results
     }
-    first, found = study.methods[0].name, []
+    first, rows = study.methods[0].name, []
     for method in study.in_groups:
-        if method.name == first or _tested(recipes[method.name]) != _tested(recipes[first]):
+        if method.name == first or _test_rows(recipes[method.name]) != _test_rows(recipes[first]):
             continue
         for labels in study.labels or (None,):
             pairs = [
@@ -72,15 +71,15 @@ def differences(
                 for (name, count, seed, fold), value in values.items()
                 if (name, count) == (method.name, labels) and (first, labels, seed, fold) in values
             ]
-            if len(pairs) >= LEAST:
-                compared = _compared(study.metric, pairs, recipes[first])
-                found.append(Compared(study.name, method.name, first, labels, compared))
-    corrected = holm([each.difference for each in found])
-    return [replace(each, difference=one) for each, one in zip(found, corrected, strict=True)]
+            if len(pairs) >= MIN_PAIRS:
+                compared = _compare(study.metric, pairs, recipes[first])
+                rows.append(Compared(study.name, method.name, first, labels, compared))
+    corrected = holm([row.difference for row in rows])
+    return [replace(row, difference=d) for row, d in zip(rows, corrected, strict=True)]
 
 
-def _compared(metric: str, pairs: Sequence[tuple[float, float]], recipe: Recipe) -> Difference:
-    # Imports torch.
+def _compare(metric: str, pairs: Sequence[tuple[float, float]], recipe: Recipe) -> Difference:
+    # Imported late: it imports torch.
     from vfl_party.models.metrics import lower_is_better
 
     own, others = zip(*pairs, strict=True)
@@ -93,14 +92,14 @@ def _compared(metric: str, pairs: Sequence[tuple[float, float]], recipe: Recipe)
     )
 
 
-def _tested(recipe: Recipe) -> tuple[Any, ...]:
-    """What decides, with the seed, which rows are for testing."""
+def _test_rows(recipe: Recipe) -> tuple[Any, ...]:
+    """Returns what determines the test rows, together with the seed."""
     rows = recipe.rows
     return rows.split, rows.test, rows.folds, rows.fold
 
 
 def write_differences(path: Path, compared: Sequence[Compared]) -> None:
-    """Writes a line for each; removes the file of an earlier result if there are none. Raises
+    """Writes a line for each comparison; removes an earlier file if there are none. Raises
     InputError.
     """
     if not compared:
@@ -109,7 +108,7 @@ def write_differences(path: Path, compared: Sequence[Compared]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(compared[0].row()), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(each.row() for each in compared)
+    writer.writerows(row.row() for row in compared)
     write_atomic(path, text.getvalue())
 
 
@@ -121,10 +120,10 @@ def table_of_differences(study: StudyFile, compared: Sequence[Compared]) -> Tabl
     caption = "of runs with the same seed and fold"
     if several:
         caption += (
-            f"; each interval by itself; p, and so the last column, corrected for {len(compared)} "
+            f"; each interval alone; p and the last column corrected for {len(compared)} "
             "comparisons (Holm)"
         )
-    shown = Table(
+    result = Table(
         title=f"difference from {compared[0].against}: {measured}",
         title_justify="left",
         title_style="bold",
@@ -134,23 +133,23 @@ def table_of_differences(study: StudyFile, compared: Sequence[Compared]) -> Tabl
         caption=caption,
         caption_justify="left",
     )
-    shown.add_column("method")
+    result.add_column("method")
     if study.labels:
-        shown.add_column("labels", justify="right")
+        result.add_column("labels", justify="right")
     for heading in ("difference", "95 % interval", *(["p"] if several else []), "pairs"):
-        shown.add_column(heading, justify="right")
-    shown.add_column("is it better?")
+        result.add_column(heading, justify="right")
+    result.add_column("is it better?")
     form = "+.1f" if factor > 1 else "+.4g"
-    for each in compared:
-        found = each.difference
-        assert found.low is not None and found.high is not None  # noqa: S101, PT018 - of LEAST
-        shown.add_row(
-            each.method,
-            *([f"{each.labels}"] if study.labels else []),
-            f"{factor * found.mean:{form}}",
-            f"{factor * found.low:{form}} to {factor * found.high:{form}}",
-            *([f"{found.p:.2g}"] if several else []),
-            f"{found.pairs}",
-            found.verdict,
+    for row in compared:
+        d = row.difference
+        assert d.low is not None and d.high is not None  # noqa: S101, PT018 - at least MIN_PAIRS
+        result.add_row(
+            row.method,
+            *([f"{row.labels}"] if study.labels else []),
+            f"{factor * d.mean:{form}}",
+            f"{factor * d.low:{form}} to {factor * d.high:{form}}",
+            *([f"{d.p:.2g}"] if several else []),
+            f"{d.pairs}",
+            d.verdict,
         )
-    return shown
+    return result

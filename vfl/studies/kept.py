@@ -1,4 +1,4 @@
-"""Finds the finished runs of a study that the library made before, by what went into them."""
+"""Finds the finished runs of a study of the library, by a digest of their inputs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 
-# In a run's folder.
+# The file in a run's folder with the digest.
 FILE = "study.json"
 
 
-class Kept:
-    """The finished runs of a folder. Raises InputError if the note of one is damaged."""
+class FinishedRuns:
+    """The finished runs of a folder. Raises InputError if a digest's file is damaged."""
 
     def __init__(self, out: Path) -> None:
         self._folders: dict[str, Path] = {}
         for note in sorted(out.glob(f"*/{FILE}")):
-            # Others are run again.
+            # Unfinished runs are repeated.
             if (note.parent / "summary.json").exists():
                 self._folders[_inputs(note)] = note.parent
 
@@ -33,7 +33,7 @@ class Kept:
         return self._folders.get(inputs)
 
     def note(self, folder: Path, inputs: str) -> None:
-        """Notes in the folder of a finished run what went into it. Raises InputError."""
+        """Records the inputs in the folder of a finished run. Raises InputError."""
         write_atomic(folder / FILE, json.dumps({"inputs": inputs}) + "\n")
         self._folders[inputs] = folder
 
@@ -44,23 +44,27 @@ def _inputs(note: Path) -> str:
         if isinstance(inputs, str):
             return inputs
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{note}: cannot be read ({error.strerror})") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{note}: cannot be read ({error.strerror}). Make the file readable.",
+        ) from None
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
-    text = f"{note}: is damaged; restore it, or remove it, and its run is repeated"
-    raise InputError(Code.FILE_INVALID, text)
+    raise InputError(
+        Code.FILE_INVALID, f"{note}: is damaged. Restore it, or remove it to repeat the run."
+    )
 
 
 def inputs_of(
     recipe: Recipe,
     data: Mapping[str, DataSettings],
     baseline: str | None,
-    prints: Prints,
+    prints: Fingerprints,
     frames: Mapping[str, Any],
 ) -> str:
-    """Returns a digest of all that decides a run's results: the recipe, the baseline, and the rows.
+    """Returns a digest of all that determines a run's results: recipe, baseline and rows.
 
-    Files count by their size and the time of their last change. What a name stands for does not
+    Files count by their size and the time of their last change. What a name refers to does not
     count: the code of an encoder in a module, the rows of a database. ``frames``: {party: its
     frame}.
     """
@@ -68,21 +72,21 @@ def inputs_of(
         recipe.canonical_json(),
         str(baseline),
         *(
-            f"{name} {each.model_dump_json()} {prints.of(each, frames)}"
-            for name, each in data.items()
+            f"{name} {settings.model_dump_json()} {prints.of(settings, frames)}"
+            for name, settings in data.items()
         ),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-class Prints:
-    """What the sources of a study's data are like; each is looked at once."""
+class Fingerprints:
+    """The fingerprints of a study's data sources; each source is read once."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}
 
     def of(self, data: DataSettings, frames: Mapping[str, Any]) -> str:
-        """Returns equal texts for the same rows."""
+        """Returns a text that is equal for the same rows."""
         source = data.source
         if source not in self._known:
             if source.startswith(FRAME):
@@ -95,17 +99,17 @@ class Prints:
 
 def _of_files(path: Path) -> str:
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    found = []
+    lines = []
     for file in files:
-        # What is missing is said when it is read.
+        # A missing file is an error only when it is read.
         with contextlib.suppress(OSError):
             stat = file.stat()
-            found.append(f"{file} {stat.st_size} {stat.st_mtime_ns}")
-    return hashlib.sha256("\n".join(found).encode()).hexdigest()
+            lines.append(f"{file} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 class _Digest:
-    """A file to be written to, that only keeps a digest."""
+    """A writable file that only computes a digest."""
 
     closed = False
 
@@ -132,7 +136,7 @@ def _of_frame(frame: Any, source: str, data: DataSettings) -> str:
         for name, array in frame.items():
             own = np.ascontiguousarray(array)
             digest.write(f"{name} {own.dtype} {own.shape} ".encode())
-            # Of objects, such as texts.
+            # An array of objects, such as texts, has no stable bytes.
             digest.write(repr(own.tolist()).encode() if own.dtype.hasobject else own.tobytes())
         return digest.sha256.hexdigest()
     table = as_arrow(frame, source, data.id).combine_chunks()

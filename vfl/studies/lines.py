@@ -17,7 +17,7 @@ def draw_values(over: Over, values: Values, name: str, metrics: Sequence[Any]) -
     """Draws a metric over the first key of ``over``: a line for each value of the second, the mean
     of all others.
 
-    ``values``: {key: value} of each run; ``metrics``: what each run had, or None.
+    ``values``: {key: value} of each run; ``metrics``: the metric of each run, or None.
     """
     from vfl.report.picture import Picture
 
@@ -35,9 +35,9 @@ def draw_values(over: Over, values: Values, name: str, metrics: Sequence[Any]) -
             (line,) = axes.plot(xs, means, marker="o", label=label)
             axes.fill_between(xs, low, high, alpha=0.15, color=line.get_color())
         else:
-            # Nothing lies between two names, so no line does.
-            below = [middle - least for middle, least in zip(means, low, strict=True)]
-            above = [most - middle for middle, most in zip(means, high, strict=True)]
+            # No line: nothing lies between two names.
+            below = [middle - bottom for middle, bottom in zip(means, low, strict=True)]
+            above = [top - middle for middle, top in zip(means, high, strict=True)]
             axes.errorbar(xs, means, [below, above], fmt="o", capsize=3, label=label)
             axes.margins(x=0.1)
     if numbers and _spreads(over[first]):
@@ -57,22 +57,21 @@ def _points(
     """Returns [(value of ``key``, the metric of its runs)], of the runs with the ``fixed``
     values.
     """
-    found = []
+    points = []
     for x in over[key]:
         wanted = {key: x, **fixed}
-        of_runs = zip(values, metrics, strict=True)
         ys = [
             y
-            for each, y in of_runs
-            if y is not None and all(each[k] == v for k, v in wanted.items())
+            for run, y in zip(values, metrics, strict=True)
+            if y is not None and all(run[k] == v for k, v in wanted.items())
         ]
         if ys:
-            found.append((x, ys))
-    return found
+            points.append((x, ys))
+    return points
 
 
 def named(value: Any) -> str:
-    """Names a value on an axis; None is the federation, which is no baseline."""
+    """Formats a value for an axis; None is the federation, as opposed to a baseline."""
     return "federation" if value is None else str(value)
 
 
@@ -81,5 +80,5 @@ def _are_numbers(values: Sequence[Any]) -> bool:
 
 
 def _spreads(values: Sequence[Any]) -> bool:
-    """Whether numbers are better read on a logarithmic axis."""
+    """Returns whether numbers need a logarithmic axis."""
     return bool(min(values) > 0 and max(values) >= 20 * min(values))

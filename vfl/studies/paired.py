@@ -13,8 +13,8 @@ from typing import Literal
 from vfl_common.config.recipe import Recipe
 
 Verdict = Literal["better", "worse", "no difference shown", "too few pairs"]
-# Fewer say nothing about how much a difference varies.
-LEAST = 3
+# The minimum number of pairs: fewer do not show how much a difference varies.
+MIN_PAIRS = 3
 _CONFIDENCE = 0.95
 
 
@@ -23,9 +23,10 @@ class Difference:
     """The mean of ``first - second`` of a metric over ``pairs`` of runs, in the metric's unit.
 
     ``low``, ``high``: the interval of 95 % confidence; None with fewer than three pairs.
-    ``p``: the chance of a mean as far from 0 if both are alike; corrected for ``comparisons``, if
-    there are several (see ``holm``). ``verdict``: of the first; ``better`` or ``worse`` if ``p`` is
-    below 0.05: of a single comparison, if 0 lies outside the interval.
+    ``p``: the probability of a mean at least as far from 0 if the methods are equal; corrected for
+    ``comparisons``, if there are several (see ``holm``). ``verdict``: on the first method;
+    ``better`` or ``worse`` if ``p`` is below 0.05: of a single comparison, if 0 lies outside the
+    interval.
     """
 
     metric: str
@@ -38,13 +39,17 @@ class Difference:
     comparisons: int = 1
 
     def __str__(self) -> str:
-        text = f"{self.verdict}: {self.metric} {self.mean:+.4g}"
+        unit = "pair" if self.pairs == 1 else "pairs"
+        mean_ = f"{self.verdict}: {self.metric} {self.mean:+.4g}"
         if self.low is None:
-            return f"{text} with {self.pairs} pair{'s' if self.pairs != 1 else ''} of runs"
-        text = f"{text} ({self.low:+.4g} to {self.high:+.4g}, 95 %) with {self.pairs} pairs of runs"
+            return f"{mean_} with {self.pairs} {unit} of runs"
+        interval = f"({self.low:+.4g} to {self.high:+.4g}, 95 %) with {self.pairs} pairs of runs"
         if self.comparisons == 1:
-            return text
-        return f"{text}; p = {self.p:.2g}, corrected for {self.comparisons} comparisons (Holm)"
+            return f"{mean_} {interval}"
+        return (
+            f"{mean_} {interval}; p = {self.p:.2g}, corrected for {self.comparisons} "
+            "comparisons (Holm)"
+        )
 
 
 def difference(
@@ -60,7 +65,7 @@ def difference(
     The interval is ``mean ± t * sd * sqrt(1 / n + overlap)``: ``n`` pairs, ``sd`` the sample
     standard deviation of their differences, ``t`` the 0.975 quantile of Student's distribution with
     ``n - 1`` degrees of freedom. With ``overlap = 0`` that is the paired t interval. Runs that
-    learn from overlapping rows vary less among each other than new data would make them; the
+    learn from overlapping rows vary less among each other than with new data; the
     overlap corrects for that (Nadeau and Bengio, "Inference for the Generalization Error", Machine
     Learning 52, 2003, section 3; for repeated cross-validation: Bouckaert and Frank, PAKDD 2004).
 
@@ -70,19 +75,19 @@ def difference(
         second: the values of the other method, in the same order.
         overlap: the evaluated rows for each row that was learned from. 0 if all runs have the same
             evaluated rows: the interval is then about these rows.
-        lower_is_better: of the metric.
+        lower_is_better: whether lower values of the metric are better.
     """
-    each = [a - b for a, b in zip(first, second, strict=True)]
-    middle, n = mean(each), len(each)
-    if n < LEAST:
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    middle, n = mean(differences), len(differences)
+    if n < MIN_PAIRS:
         return Difference(metric, n, middle, None, None, "too few pairs")
-    # Of scipy.special, which loads faster than scipy.stats.
+    # scipy.special loads faster than scipy.stats.
     from scipy.special import stdtr, stdtrit
 
-    error = stdev(each) * math.sqrt(1 / n + overlap)
+    error = stdev(differences) * math.sqrt(1 / n + overlap)
     half = float(stdtrit(n - 1, 0.5 + _CONFIDENCE / 2)) * error
     low, high = middle - half, middle + half
-    # Differences that are all the same leave no doubt.
+    # Without any variation, the difference is certain.
     p = 2 * float(stdtr(n - 1, -abs(middle) / error)) if error else float(middle == 0)
     verdict: Verdict = "no difference shown"
     if low > 0 or high < 0:
@@ -90,33 +95,33 @@ def difference(
     return Difference(metric, n, middle, low, high, verdict, p)
 
 
-def holm(found: Sequence[Difference]) -> list[Difference]:
-    """Corrects the verdicts of several comparisons, so that the chance that one of them sees a
-    difference where there is none is at most 5 % (Holm, "A simple sequentially rejective multiple
+def holm(comparisons: Sequence[Difference]) -> list[Difference]:
+    """Corrects the verdicts of several comparisons, so that the probability of any false
+    difference is at most 5 % (Holm, "A simple sequentially rejective multiple
     test procedure", Scandinavian Journal of Statistics 6, 1979).
 
     Of m comparisons, the one with the k-th smallest ``p`` gets (m - k + 1) · p, at least that of
-    those before it, and at most 1. The intervals stay what they were: each by itself. Those with
-    too few pairs are left as they are, and do not count.
+    those before it, and at most 1. The intervals are unchanged. Comparisons with too few pairs are
+    unchanged, and do not count.
     """
     order = sorted(
-        (at for at, each in enumerate(found) if each.p is not None), key=lambda at: found[at].p or 0
+        (at for at, comparison in enumerate(comparisons) if comparison.p is not None),
+        key=lambda at: comparisons[at].p or 0,
     )
-    corrected, least, m = list(found), 0.0, len(order)
+    corrected, p, m = list(comparisons), 0.0, len(order)
     for k, at in enumerate(order):
-        each = found[at]
-        least = max(least, min(1.0, (m - k) * (each.p or 0.0)))
-        shown = least < 1 - _CONFIDENCE
-        verdict = each.verdict if shown else "no difference shown"
-        corrected[at] = replace(each, p=least, comparisons=m, verdict=verdict)
+        comparison = comparisons[at]
+        p = max(p, min(1.0, (m - k) * (comparison.p or 0.0)))
+        verdict = comparison.verdict if p < 1 - _CONFIDENCE else "no difference shown"
+        corrected[at] = replace(comparison, p=p, comparisons=m, verdict=verdict)
     return corrected
 
 
 def overlap_of(recipe: Recipe, split: str) -> float:
-    """Returns the rows of ``split`` (``test`` or ``validation``) for each row that was learned
-    from; 0 if the data say which rows these are.
+    """Returns the number of rows of ``split`` (``test`` or ``validation``) for each row that was
+    learned from; 0 if the data determine the splits.
 
-    Validation rows count as learned from when test rows are evaluated: they decide when to stop.
+    For test rows, validation rows count as learned from: they determine when to stop.
     """
     rows = recipe.rows
     if rows.split == "column":

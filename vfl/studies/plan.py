@@ -25,7 +25,7 @@ from vfl_common.errors import Code, InputError
 Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Phases = tuple[PhaseSettings, ...]
 Stage = Literal["pretrain", "finetune"]
-# Keys of the recipe that the study sets, or that must not differ between its runs.
+# The keys of the recipe that the study sets, or that must be equal in all of its runs.
 _OURS = (
     "name",
     "phases",
@@ -36,7 +36,7 @@ _OURS = (
     "rows.fold",
     "simulate.threads",
 )
-# Which columns a method learns from: each party's own, all in one place, or those of one party.
+# The columns that a method learns from: each party's own, all in one place, or those of one party.
 Group = Literal["federated", "pooled", "alone"]
 GROUPS: tuple[Group, ...] = ("federated", "pooled", "alone")
 
@@ -45,19 +45,19 @@ class StudyMethod(Section):
     """A method of the study: one line of the result."""
 
     name: Name
-    # Its encoders serve all label counts.
+    # The encoders of the pretraining serve all label counts.
     pretrain: Phases = ()
     # An earlier method, whose pretraining this one shares.
     pretrain_of: Name | None = None
-    # Start from only this one of the pretraining's two encoders.
+    # The only encoder of the pretraining's two to start from.
     tower: Literal["cross", "local"] | None = None
-    # Instead of the study's.
+    # The method's own phases, instead of the study's.
     finetune: Phases = ()
-    # Solo: this party trains by itself, with the labels.
+    # This party trains by itself, with the labels.
     alone: Name | None = None
-    # Combine: one party has all columns and the labels.
+    # Whether one party has all columns and the labels.
     combined: bool = False
-    # {"model.encoder.channels": value}: changes to the recipe.
+    # Changes to the recipe: {"model.encoder.channels": value}.
     overrides: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -65,25 +65,25 @@ class StudyMethod(Section):
         for key, value in self.overrides.items():
             ours = next((ours for ours in _OURS if _overrides(key, value, ours)), None)
             if ours is not None:
-                raise ValueError(f"overrides: the study sets {ours!r}; remove it from overrides")
+                raise ValueError(f"overrides: the study sets {ours!r}. Remove it from overrides.")
         if self.pretrain and self.pretrain_of is not None:
-            raise ValueError("give pretrain or pretrain_of, not both")
+            raise ValueError("pretrain and pretrain_of exclude each other. Give one of them.")
         if self.alone is not None and self.combined:
-            raise ValueError("give alone or combined, not both")
+            raise ValueError("alone and combined exclude each other. Give one of them.")
         if self.tower is not None and self.pretrain_of is None:
             raise ValueError(
-                "tower selects an encoder of another method's pretraining: it needs pretrain_of"
+                "tower: selects an encoder of another method's pretraining. Give pretrain_of, too."
             )
         return self
 
     @property
     def group(self) -> Group:
-        """Which columns it learns from."""
+        """The columns that it learns from."""
         return "alone" if self.alone is not None else "pooled" if self.combined else "federated"
 
     @property
     def federation(self) -> tuple[Any, ...]:
-        """The settings that decide which parties there are, and what they hold."""
+        """The settings that determine the parties and their data."""
         return self.overrides, self.alone, self.combined
 
 
@@ -91,21 +91,22 @@ class StudyFile(Section):
     """A study file."""
 
     name: Name
-    # With [simulate], or the files of all parties; its phases, seed and rows.labelled are replaced.
+    # A recipe with [simulate], or the files of all parties; phases, seed and rows.labelled are
+    # replaced.
     recipe: str | Annotated[tuple[str, ...], Field(min_length=1)]
     seeds: Annotated[tuple[Seed, ...], Field(min_length=1)]
-    # rows.labelled; empty: one column, with the recipe's own.
+    # The values of rows.labelled; empty: one column, with the recipe's own.
     labels: tuple[PositiveInt, ...] = ()
     # Cross-validation: each fold of the rows is for testing once, with every seed.
     folds: Annotated[int, Field(ge=2, le=1000)] | None = None
-    # Of the test rows.
+    # A metric of the test rows.
     metric: str = "accuracy"
     finetune: Phases = ()
     methods: Annotated[tuple[StudyMethod, ...], Field(min_length=1)]
 
     @property
     def in_groups(self) -> tuple[StudyMethod, ...]:
-        """The methods, those of one group beside each other."""
+        """The methods, sorted by group."""
         return tuple(sorted(self.methods, key=lambda method: GROUPS.index(method.group)))
 
     @model_validator(mode="after")
@@ -118,46 +119,45 @@ class StudyFile(Section):
         for key, values in named.items():
             double = next((value for value in values if list(values).count(value) > 1), None)
             if double is not None:
-                raise ValueError(f"{key}: {double!r} appears twice")
+                raise ValueError(f"{key}: {double!r} appears twice. Remove one.")
         for method in self.methods:
             if method.pretrain_of is not None:
                 earlier = self.methods[: self.methods.index(method)]
-                other = next((each for each in earlier if each.name == method.pretrain_of), None)
+                other = next((m for m in earlier if m.name == method.pretrain_of), None)
                 if other is None or not other.pretrain:
-                    text = (
-                        f"pretrain_of: no method {method.pretrain_of!r} above it has its own "
-                        "pretraining"
+                    raise ValueError(
+                        f"methods: {method.name}: pretrain_of: no method {method.pretrain_of!r} "
+                        "above it has its own pretraining. Name one that has."
                     )
-                    raise ValueError(f"methods: {method.name}: {text}")
                 if other.federation != method.federation:
-                    text = "the two methods have different overrides or different parties"
-                    raise ValueError(f"methods: {method.name}: pretrain_of: {text}")
+                    raise ValueError(
+                        f"methods: {method.name}: pretrain_of: the two methods have different "
+                        "overrides or parties. Make them equal."
+                    )
             if not self.finetune and not method.finetune:
                 raise ValueError(
-                    f"methods: {method.name} has no phases; give [[finetune]], or its own finetune"
+                    f"methods: {method.name} has no phases. Give [[finetune]], or its own finetune."
                 )
         return self
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study. ``tables``: its recipe as written; ``recipe`` is the parsed form."""
+    """One run of a study. ``tables``: its recipe as written; ``recipe``: the parsed form."""
 
     run_id: str
     stage: Stage
     method: str
     seed: int
     labels: int | None
-    # From 1; None without folds.
+    # The number of the fold from 1; None without folds.
     fold: int | None
     tables: dict[str, Any]
     recipe: Recipe
 
     @property
     def title(self) -> str:
-        """The run's name for people: ``FedHSSL, seed 1, 100 labels``, or ``FedHSSL, seed 1,
-        pretraining``.
-        """
+        """The run's name for people: ``FedHSSL, seed 1, 100 labels``."""
         parts = [self.method, f"seed {self.seed}"]
         if self.fold is not None:
             parts.append(f"fold {self.fold}")
@@ -173,7 +173,7 @@ class Pipeline:
     """The runs of one method with one seed and fold: pretraining, if any, then a run for each label
     count.
 
-    The pretraining may be shared with an earlier chain.
+    The pretraining may be shared with an earlier pipeline.
     """
 
     pretrain: PlannedRun | None
@@ -181,12 +181,13 @@ class Pipeline:
 
     @property
     def runs(self) -> tuple[PlannedRun, ...]:
+        """All runs, the pretraining first."""
         return (*([self.pretrain] if self.pretrain is not None else ()), *self.finetune)
 
 
 def load_study(path: Path, *, folds: int | None = None) -> tuple[StudyFile, list[Pipeline]]:
     """Reads a study file and plans it, seed by seed. ``folds`` replaces the file's. Raises
-    InputError if it, or a recipe that it makes, is wrong.
+    InputError if the study or one of its recipes is invalid.
     """
     written = read_tables(path, "study") | ({} if folds is None else {"folds": folds})
     study = parse(StudyFile, written, str(path))
@@ -196,16 +197,16 @@ def load_study(path: Path, *, folds: int | None = None) -> tuple[StudyFile, list
     if "start" in tables:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{base}: start: the study sets what its runs start from; remove it here",
+            f"{base}: start: the study sets the start of its runs. Remove it here.",
         )
     if parse(Recipe, tables, str(base)).simulate is None:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{base}: simulate: missing; a study runs federations on this machine",
+            f"{base}: simulate: is missing, but a study runs on this machine. Add [simulate].",
         )
     chains = []
-    each_fold: list[int | None] = [None] if study.folds is None else [*range(1, study.folds + 1)]
-    for seed, fold in itertools.product(study.seeds, each_fold):
+    folds_: list[int | None] = [None] if study.folds is None else [*range(1, study.folds + 1)]
+    for seed, fold in itertools.product(study.seeds, folds_):
         pretrained: dict[str, PlannedRun] = {}
         for method in study.methods:
             chain = _chain(path, study, method, tables, seed, fold, pretrained)
@@ -217,22 +218,25 @@ def load_study(path: Path, *, folds: int | None = None) -> tuple[StudyFile, list
 
 
 def recipe_of(path: Path, study: StudyFile) -> tuple[dict[str, Any], Path]:
-    """Returns the tables of a study's recipe, and the folder at which their relative paths start.
-    Raises InputError.
+    """Returns the tables of a study's recipe, and the folder of its relative paths. Raises
+    InputError.
     """
     folder = path.resolve().parent
     if isinstance(study.recipe, str):
         recipe = folder / study.recipe
         return read_tables(recipe, "recipe"), recipe.parent
-    return of_party_files([folder / each for each in study.recipe])
+    return of_party_files([folder / name for name in study.recipe])
 
 
 def _check_metric(path: Path, study: StudyFile, chain: Pipeline) -> None:
     """Raises InputError if the method's task has no such metric."""
     task = chain.finetune[0].recipe.task
     if study.metric not in task.all_metrics:
-        text = f"{path}: metric: a {task.kind} task has no test metric {study.metric!r}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; it has {', '.join(task.all_metrics)}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{path}: metric: a {task.kind} task has no test metric {study.metric!r}. Choose "
+            f"one of {', '.join(task.all_metrics)}.",
+        )
 
 
 def _chain(
@@ -252,10 +256,10 @@ def _chain(
     for key, value in method.overrides.items():
         _set(tables, key, value, where)
     if fold is not None:
-        # One fold is for testing instead.
+        # A fold replaces the test rows.
         rows = {key: value for key, value in tables.get("rows", {}).items() if key != "test"}
         tables["rows"] = rows | {"folds": study.folds, "fold": fold}
-    shared = _written(study.finetune)
+    shared = _tables_of(study.finetune)
     if method.alone is not None or method.combined:
         recipe, folder, shared = (
             parse(Recipe, tables, where),
@@ -269,19 +273,19 @@ def _chain(
         for key in ("wire", "report"):
             tables.pop(key, None)
     name = f"{study.name}.{method.name}.s{seed}" + ("" if fold is None else f".k{fold}")
-    tuning = tables | {"phases": _written(method.finetune) or shared}
+    tuning = tables | {"phases": _tables_of(method.finetune) or shared}
     pretrain: PlannedRun | None = None
     if method.pretrain:
-        phases = _written(method.pretrain)
+        phases = _tables_of(method.pretrain)
         first = tables | {"phases": phases}
-        # Nothing is measured yet that others could be told.
+        # Nothing is measured yet, so there is nothing to report.
         first.pop("report", None)
-        # One pretraining serves all label counts, so it must not depend on `rows.labelled`.
+        # One pretraining serves all label counts, so it must not depend on rows.labelled.
         if study.labels:
             first["rows"] = {
                 key: value for key, value in tables.get("rows", {}).items() if key != "labelled"
             }
-        first = _wired(first)
+        first = _select_wire(first)
         recipe = parse(Recipe, first, f"{where}: pretrain")
         pretrain = PlannedRun(name, "pretrain", method.name, seed, None, fold, first, recipe)
         tuning["start"] = {"run": name, "phases": phases}
@@ -292,7 +296,7 @@ def _chain(
             tuning["start"]["tower"] = method.tower
     runs = []
     for labels in study.labels or (None,):
-        # Always a suffix, so that the run never shares the pretraining's name.
+        # The suffix makes the name differ from the pretraining's.
         run_id = (
             f"{name}.n{labels}"
             if labels is not None
@@ -303,19 +307,19 @@ def _chain(
         own = dict(tuning)
         if labels is not None:
             own["rows"] = tables.get("rows", {}) | {"labelled": labels}
-        own = _wired(own)
+        own = _select_wire(own)
         recipe = parse(Recipe, own, f"{where}: finetune")
         runs.append(PlannedRun(run_id, "finetune", method.name, seed, labels, fold, own, recipe))
     return Pipeline(pretrain, tuple(runs))
 
 
-def _wired(tables: dict[str, Any]) -> dict[str, Any]:
-    """Returns a recipe without the tables of ``wire`` that are for phases of other methods."""
+def _select_wire(tables: dict[str, Any]) -> dict[str, Any]:
+    """Returns a recipe without the tables of ``wire`` for phases of other methods."""
     if "wire" not in tables:
         return tables
     names = {phase.get("name", phase["kind"]) for phase in tables["phases"]}
     return tables | {
-        "wire": [each for each in tables["wire"] if each.get("phase") in (None, *names)]
+        "wire": [wire for wire in tables["wire"] if wire.get("phase") in (None, *names)]
     }
 
 
@@ -334,25 +338,25 @@ def _overrides(key: str, value: Any, ours: str) -> bool:
     return True
 
 
-def _written(phases: Phases) -> list[dict[str, Any]]:
-    """Returns phases in the form of a recipe."""
+def _tables_of(phases: Phases) -> list[dict[str, Any]]:
+    """Returns phases as tables of a recipe."""
     return [
-        _beside(phase)
-        | ({"transforms": [_beside(each) for each in phase.transforms]} if phase.transforms else {})
+        _table_of(phase)
+        | ({"transforms": [_table_of(t) for t in phase.transforms]} if phase.transforms else {})
         for phase in phases
     ]
 
 
-def _beside(written: PhaseSettings | TransformSettings) -> dict[str, Any]:
-    """Returns a phase or transform as people write it: its own settings beside its kind."""
+def _table_of(settings: PhaseSettings | TransformSettings) -> dict[str, Any]:
+    """Returns a phase or transform as people write it: its own settings next to its kind."""
     return (
-        written.model_dump(exclude_defaults=True, exclude={"settings", "transforms"})
-        | written.settings
+        settings.model_dump(exclude_defaults=True, exclude={"settings", "transforms"})
+        | settings.settings
     )
 
 
 def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Sets ``a.b.c`` and makes missing tables. Raises InputError if ``a`` or ``a.b`` is no
+    """Sets ``a.b.c`` and makes missing tables. Raises InputError if ``a`` or ``a.b`` is not a
     table.
     """
     *path, last = key.split(".")
@@ -362,6 +366,7 @@ def _set(tables: dict[str, Any], key: str, value: Any, where: str) -> None:
         if not isinstance(table, dict):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: overrides: {key!r}: {part} is no table of the recipe",
+                f"{where}: overrides: {key!r}: {part} is not a table of the recipe. Correct the "
+                "key.",
             )
     table[last] = value

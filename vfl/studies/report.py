@@ -18,15 +18,17 @@ from vfl_common.files import write_atomic
 from vfl_common.summary import Summary
 
 KINDS = ("embedding", "gradient", "weights")
-# Shown in points of 100.
+# The metrics that are shown in points of 100.
 _SHARES = ("accuracy", "auc", "f1")
 _SPLITS = ("validation", "test")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one run. ``kinds``: message bytes of KINDS; ``message_bytes``: of all kinds.
-    ``computed_with``: what decides the last bits of its numbers, each that a party had once.
+    """The cost of one run.
+
+    ``kinds``: message bytes of KINDS; ``message_bytes``: of all kinds. ``computed_with``: what
+    determines the last bits of its numbers, at all parties.
     """
 
     run: str = ""
@@ -51,7 +53,7 @@ class FineTuned:
     metrics: dict[str, dict[str, float]]
     pretrain: Cost
     finetune: Cost
-    # From 1; None without folds.
+    # The number of the fold from 1; None without folds.
     fold: int | None = None
     group: Group = "federated"
 
@@ -89,7 +91,7 @@ def cost_of(summary: Summary) -> Cost:
         kind: sum(link.message_bytes for link in summary.bytes.by_link if link.kind == kind)
         for kind in KINDS
     }
-    computed = [str(each.arithmetic) for each in summary.parties if each.arithmetic is not None]
+    computed = [str(party.arithmetic) for party in summary.parties if party.arithmetic is not None]
     return Cost(
         summary.run_id,
         summary.wall_s,
@@ -117,7 +119,7 @@ def _place(name: str, rows: Sequence[dict[str, str | int | float]]) -> int:
 
 
 def points(metric: str) -> tuple[float, str]:
-    """Returns (factor, unit) with which a metric is shown: points for shares."""
+    """Returns (factor, unit) for showing a metric: points for shares."""
     return (100.0, "points") if metric in _SHARES else (1.0, metric)
 
 
@@ -139,7 +141,7 @@ def cell(values: Sequence[float], metric: str) -> str:
 
 
 def averaged_over(results: Sequence[FineTuned]) -> str:
-    """Returns how many seeds and folds there are, in words; empty for one run."""
+    """Returns the numbers of seeds and folds as text; empty for one run."""
     seeds = len({result.seed for result in results})
     folds = len({result.fold for result in results} - {None})
     parts = [f"{folds} folds"] if folds else []
@@ -152,11 +154,11 @@ def table(study: StudyFile, results: Iterable[FineTuned]) -> Table:
     """Returns a table with methods as rows and label counts as columns; cells are means over the
     finished seeds and folds.
     """
-    found = list(results)
+    finished = list(results)
     _, unit = points(study.metric)
-    over = averaged_over(found)
+    over = averaged_over(finished)
     title = f"{study.name}: test {study.metric}" + (f" in {unit}" if unit != study.metric else "")
-    shown = Table(
+    result = Table(
         title=f"{title}, mean ± sd of {over}" if over else title,
         title_justify="left",
         title_style="bold",
@@ -166,31 +168,31 @@ def table(study: StudyFile, results: Iterable[FineTuned]) -> Table:
         caption="bytes and seconds: training without start-up; means over all runs of a method",
         caption_justify="left",
     )
-    shown.add_column("method")
+    result.add_column("method")
     in_groups = len({method.group for method in study.methods}) > 1
     if in_groups:
-        shown.add_column("columns")
+        result.add_column("columns")
     columns = study.labels or (None,)
     for labels in columns:
-        shown.add_column(study.metric if labels is None else f"{labels} labels", justify="right")
+        result.add_column(study.metric if labels is None else f"{labels} labels", justify="right")
     for heading in ("pretraining", "fine-tuning", "seconds"):
-        shown.add_column(heading, justify="right")
+        result.add_column(heading, justify="right")
     before = None
     for method in study.in_groups:
         if in_groups and before not in (None, method.group):
-            shown.add_section()
+            result.add_section()
         before = method.group
-        own = [result for result in found if result.method == method.name]
+        own = [run for run in finished if run.method == method.name]
         values = [
             cell(
-                [result.value(study.metric) for result in own if result.labels == labels],
+                [run.value(study.metric) for run in own if run.labels == labels],
                 study.metric,
             )
             for labels in columns
         ]
-        whose = [f"{method.alone} alone" if method.alone else method.group] if in_groups else []
-        shown.add_row(method.name, *whose, *values, *_costs(own))
-    return shown
+        columns_ = [f"{method.alone} alone" if method.alone else method.group] if in_groups else []
+        result.add_row(method.name, *columns_, *values, *_costs(own))
+    return result
 
 
 def _costs(results: Sequence[FineTuned]) -> tuple[str, str, str]:

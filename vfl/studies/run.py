@@ -34,7 +34,7 @@ from vfl_common.files import require_folder
 from vfl_common.summary import Summary, load_summary
 
 Tell = Callable[[dict[str, Any]], None]
-# Makes a run: the tables of its recipe, the folder of relative paths, the folder of the run.
+# Makes a run from the tables of its recipe, the folder of relative paths, and the run's folder.
 Make = Callable[[dict[str, Any], Path, Path], None]
 SILENT: Tell = lambda _event: None  # noqa: E731
 
@@ -56,7 +56,7 @@ class StudyFailed(VflError):  # noqa: N818 - it says what happened
     """
 
     def __init__(self, failures: Sequence[Failure], results: list[FineTuned]) -> None:
-        lines = [f"{each.title}: {each.sentence}" for each in failures]
+        lines = [f"{failure.title}: {failure.sentence}" for failure in failures]
         what = "1 run failed" if len(lines) == 1 else f"{len(lines)} runs failed"
         super().__init__(
             failures[0].code, "\n  ".join([f"{what}; the same command retries:", *lines])
@@ -65,6 +65,7 @@ class StudyFailed(VflError):  # noqa: N818 - it says what happened
 
     @property
     def exit_code(self) -> int:
+        """The exit code of the first failure."""
         return self._exit_code
 
 
@@ -84,11 +85,11 @@ def run_study(
         path: the study file.
         out: the folder in which the study gets its own folder.
         jobs: the number of federations at a time.
-        folds: of a cross-validation, instead of the file's.
+        folds: the number of folds of a cross-validation, instead of the file's.
         tell: called with an event when a run begins, ends or fails.
         live: show the current federation at a terminal.
-        make: makes a run in place of processes of its own, such as all of its parties in one
-            process. It may be called by ``jobs`` threads at a time, and raises VflError.
+        make: makes a run instead of processes for its parties, such as all parties in one process.
+            Up to ``jobs`` threads call it at a time. It raises VflError.
 
     Raises InputError if the study cannot be run, StudyFailed at the end if some of its runs failed.
     """
@@ -131,20 +132,23 @@ def run_study(
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Keeps a second study out of the folder. Raises InputError."""
+    """Locks the folder against a second study. Raises InputError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
     except OSError as error:
         raise InputError(
-            Code.FILE_INVALID, f"{folder}: cannot be written ({error.strerror})"
+            Code.FILE_INVALID,
+            f"{folder}: cannot be written ({error.strerror}). Give another --out.",
         ) from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(
-                Code.FILE_INVALID, f"{folder}: another study is running in this folder"
+                Code.FILE_INVALID,
+                f"{folder}: another study is running in this folder. Wait for its end, or give "
+                "another --out.",
             ) from None
         yield
 
@@ -158,30 +162,29 @@ def finished(folder: Path, run: PlannedRun) -> Summary | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as error:
-        text = f"{folder / run.run_id / 'summary.json'}: cannot be read ({error.strerror})"
         raise InputError(
-            Code.FILE_INVALID, f"{text}; the run may be finished, so it is not repeated"
+            Code.FILE_INVALID,
+            f"{folder / run.run_id / 'summary.json'}: cannot be read ({error.strerror}), so the "
+            "run is not repeated. Make the file readable.",
         ) from None
     if summary.recipe_digest != run.recipe.digest():
         theirs = _recipe_of(folder / run.run_id, run.recipe.active.name)
-        found = (
+        place = (
             first_difference(run.recipe.canonical_json(), theirs) if theirs is not None else None
         )
-        if theirs is None or found is not None:
-            why = f"at {found[0]}" if found is not None else "or its recipe.json cannot be read"
-            text = (
-                f"was run with a recipe that differs from method {run.method}'s present one ({why})"
-            )
+        if theirs is None or place is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{folder / run.run_id}: {text}; delete that folder, or give another --out",
+                f"{folder / run.run_id}: was run with another recipe than method {run.method}'s "
+                f"(it differs at {place[0] if place is not None else 'an unknown key'}). Delete "
+                "that folder, or give another --out.",
             )
     return summary
 
 
 def _recipe_of(folder: Path, party: str) -> str | None:
-    """Reads the run's recipe in today's canonical form: newer keys get their defaults. Returns None
-    if unreadable.
+    """Reads the run's recipe in the current canonical form, with defaults for newer keys. Returns
+    None if unreadable.
     """
     path = folder / party / "recipe.json"
     try:
@@ -193,7 +196,7 @@ def _recipe_of(folder: Path, party: str) -> str | None:
 def left_s(
     done: Sequence[tuple[PlannedRun, float]], left: Sequence[PlannedRun], jobs: int = 1
 ) -> float | None:
-    """Returns the seconds that the remaining runs will take; None if no run is finished.
+    """Returns the seconds that the remaining runs will probably take; None if no run is finished.
 
     Estimate per run: the mean of finished runs of the same method and stage; else of that stage;
     else of all.
@@ -224,7 +227,7 @@ class Running:
     make: Make | None = None
     failures: list[Failure] = field(default_factory=list)
     _summaries: dict[str, Summary] = field(default_factory=dict)
-    # Run ids, of this process only.
+    # The ids of runs that failed in this process.
     _failed: set[str] = field(default_factory=set)
     _took: list[tuple[PlannedRun, float]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -232,6 +235,7 @@ class Running:
 
     @property
     def runs(self) -> list[PlannedRun]:
+        """All runs, in the plan's order."""
         return list({run.run_id: run for chain in self.chains for run in chain.runs}.values())
 
     @property
@@ -271,10 +275,10 @@ class Running:
     def try_out(self) -> None:
         """Makes the parties of one unfinished run of each kind, without training.
 
-        Seeds change nothing here. If the study varies the label count, the smallest and the largest
-        are tried. Raises InputError with the sentence that a party would end with.
+        Seeds have no effect here. If the study varies the label count, the smallest and the largest
+        are tried. Raises InputError with the error of a party.
         """
-        # Imports torch.
+        # Imported late: it imports torch.
         from vfl_party.assembly.trial import Tried, try_all
 
         ends = {min(self.study.labels), max(self.study.labels)} if self.study.labels else {None}
@@ -289,10 +293,10 @@ class Running:
                 self.base,
             )
         except InputError as error:
-            raise InputError(error.code, f"{error}; nothing has been run") from None
+            raise InputError(error.code, f"{error} Nothing has been run.") from None
 
     def run(self, launcher: Launcher | None) -> None:
-        """Runs the unfinished runs; notes a failure and continues with the others."""
+        """Runs the unfinished runs; records a failure and continues with the others."""
         if self.jobs == 1:
             for chain in self.chains:
                 self._chain(chain, launcher)
@@ -313,14 +317,14 @@ class Running:
                 ):
                     future.result()
             except BaseException:
-                # Also Ctrl-C.
+                # Ctrl-C stops the runs, too.
                 self._stop.set()
                 pool.shutdown(cancel_futures=True)
                 raise
 
     def record(self) -> None:
-        """Writes ``results.csv`` and deletes the checkpoints of its runs: only pretraining's are
-        needed later.
+        """Writes ``results.csv`` and deletes the checkpoints of its runs, except pretraining's,
+        which later runs need.
         """
         results = self.results
         if results:
@@ -359,20 +363,21 @@ class Running:
         """
         known = summary.metrics.get("test", {})
         if run.stage == "finetune" and self.study.metric not in known:
-            what = (
-                f"they have {', '.join(known)}"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{run.title}: the test rows have no metric {self.study.metric!r}. Choose one "
+                f"of {', '.join(known)}."
                 if known
-                else "[[finetune]] needs a phase that evaluates them"
+                else f"{run.title}: the test rows have no metric {self.study.metric!r}. Add a "
+                "phase to [[finetune]] that evaluates them.",
             )
-            text = f"{run.title}: the test rows have no metric {self.study.metric!r}; {what}"
-            raise InputError(Code.CONFIG_INVALID, text)
 
     def _has(self, run: PlannedRun) -> bool:
         return run.run_id in self._summaries
 
     def _federation(self, run: PlannedRun, launcher: Launcher | None) -> None:
         folder = self.folder / run.run_id
-        # Of an unfinished attempt.
+        # An unfinished attempt may have left files.
         shutil.rmtree(folder, ignore_errors=True)
         if self.make is not None:
             self.make(run.tables, self.base, folder)
@@ -442,5 +447,5 @@ class Running:
             before,
             cost_of(summary),
             run.fold,
-            next(each.group for each in self.study.methods if each.name == run.method),
+            next(method.group for method in self.study.methods if method.name == run.method),
         )

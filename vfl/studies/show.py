@@ -17,7 +17,7 @@ from vfl.studies.report import FineTuned, table
 from vfl.studies.run import StudyFailed, run_study
 from vfl_common.text import count, to_json
 
-# If there is no terminal.
+# The width of the table if there is no terminal.
 PIPE_WIDTH = 120
 
 
@@ -29,11 +29,12 @@ class _Failed(click.ClickException):
         self.exit_code = failed.exit_code  # type: ignore[misc]
 
     def show(self, file: Any = None) -> None:
+        """Prints the error."""
         click.echo(f"error: {self.message}", err=True, file=file)
 
 
 def sentence(event: dict[str, Any], metric: str = "accuracy") -> str:
-    """Words an event of a study for a person."""
+    """Formats an event of a study for a person."""
     kind = event["event"]
     if kind == "study":
         done = event["runs"] - event["left"]
@@ -49,7 +50,7 @@ def sentence(event: dict[str, Any], metric: str = "accuracy") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Words a time for a person."""
+    """Formats a time for a person."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -64,8 +65,10 @@ def show_study(
     backend: str | None = None,
     as_json: bool,
 ) -> None:
-    """Runs the command: shows progress, then the table; ``as_json``: prints events as JSON lines
-    instead. ``backend``: makes the runs, as in ``vfl.jobs.pool``.
+    """Runs the command: shows progress, then the table.
+
+    ``as_json``: whether to print events as JSON lines instead. ``backend``: makes the runs, as in
+    ``vfl.jobs.pool``.
     """
     study, chains = load_study(path, folds=folds)
     errors = Console(stderr=True)
@@ -100,8 +103,8 @@ def _show_results(
     if as_json or not results:
         for result in results:
             click.echo(to_json({"event": "result", **result.row()}, compact=True))
-        for each in compared:
-            click.echo(to_json({"event": "difference", **each.row()}, compact=True))
+        for row in compared:
+            click.echo(to_json({"event": "difference", **row.row()}, compact=True))
         return
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -22,18 +22,18 @@ from vfl_common.process.program import EXIT_CODES, stopping
     default=0,
     show_default="a free one",
     type=click.IntRange(0, 65_535),
-    help="Port of 127.0.0.1.",
+    help="Listen on this port of 127.0.0.1.",
 )
-# How a program shows its own run: see ``vfl_common.process.beside``.
+# A program shows its own run with this option: see ``vfl_common.process.beside``.
 @click.option("--beside", is_flag=True, hidden=True)
 def watch(run: Path | None, port: int, beside: bool) -> None:
-    """Show a run in a browser while it goes on: phases, rounds, curves, time left, who is here,
-    bytes, the log.
+    """Show a run in a browser while it goes on.
 
-    RUN is a run's folder, or a process's folder in it. FOLDER is a folder of runs, of which the
-    newest is shown, and the next one as soon as it begins; if both are left out, the folder runs.
-    Only files of this machine are read, and only while a browser has the page open. The link that
-    is printed has a token: whoever has it can see the page. Ctrl-C ends the page, and not the run.
+    The page has phases, rounds, curves, time left, processes, bytes and the log. RUN is a run's
+    folder, or a process's folder in it. FOLDER is a folder of runs; its newest run is shown, and
+    the next one as soon as it begins. The default is the folder runs. Only files of this machine
+    are read, and only while a browser has the page open. The printed link has a token: anyone who
+    has it can see the page. Ctrl-C ends the page, not the run.
 
     \b
     Examples:
@@ -43,23 +43,28 @@ def watch(run: Path | None, port: int, beside: bool) -> None:
     """
     path = RUNS if run is None else meant(run)
     if not path.is_dir() and not beside:
-        text = f"{path}: no such folder; give the folder of a run, or a folder of runs"
-        raise InputError(Code.FILE_INVALID, text)
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: no such folder. Give the folder of a run, or a folder of runs.",
+        )
     try:
         from vfl.watch.serve import Page, listen
     except ImportError as error:
-        text = f"FastAPI or uvicorn cannot be imported here ({str(error).splitlines()[0]})"
         raise InputError(
-            Code.CONFIG_INVALID, f"vfl watch: {text}; pip install '.[watch]' in the clone of vfl"
+            Code.CONFIG_INVALID,
+            "vfl watch: FastAPI or uvicorn cannot be imported here "
+            f"({str(error).splitlines()[0]}). Run pip install '.[watch]' in the clone of vfl.",
         ) from None
     from vfl.watch.picture import Picture
 
     try:
         listening = listen(port)
     except OSError as error:
-        why = os.strerror(error.errno or 0)
-        text = f"--port {port}: cannot listen on 127.0.0.1 ({why}); choose another port"
-        raise InputError(Code.ADDRESS_IN_USE, text) from None
+        raise InputError(
+            Code.ADDRESS_IN_USE,
+            f"--port {port}: cannot listen on 127.0.0.1 ({os.strerror(error.errno or 0)}). "
+            "Choose another port.",
+        ) from None
     with listening, stopping("the run goes on"):
         page = Page(Picture(path), listening)
         click.echo(page.link)
@@ -68,9 +73,7 @@ def watch(run: Path | None, port: int, beside: bool) -> None:
 
 
 def _until_alone(end: Callable[[], None]) -> None:
-    """Has ``end`` called when the program that started this one has ended: its end of our standard
-    input is closed.
-    """
+    """Calls ``end`` when the parent program has ended, which closes our standard input."""
 
     def wait() -> None:
         while os.read(0, 1):

@@ -1,7 +1,6 @@
-"""Who may see a page: those who have the link, from a browser that asks this machine by its own
-name.
+"""Controls access to a page: it needs the link, and a browser that uses this machine's own name.
 
-Pure ASGI, around the application: what is refused never reaches it.
+Pure ASGI, around the application: a refused request never reaches it.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
-# A name that somebody else's DNS leads here (DNS rebinding) is none of these.
+# DNS rebinding uses other names for this machine: only these are accepted.
 _HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]"})
 _SITES = frozenset({b"same-origin", b"none"})
-# Nothing from elsewhere, nothing inline, in no frame, and nothing sent anywhere.
+# No content from other sites, nothing inline, no frames, and no requests to other sites.
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -46,13 +45,13 @@ TOKEN = "token"  # noqa: S105 - the name of the parameter
 
 
 class Guard:
-    """Lets a request through to ``app`` if it has the token: in the link, which is answered with a
-    cookie and a link without it; or in that cookie.
+    """Passes a request to ``app`` if it has the token: in the link, which is answered with a
+    cookie and a link without the token; or in that cookie.
 
     Args:
-        app: what is guarded.
+        app: the guarded application.
         token: the secret; text of ASCII characters.
-        port: where this is served; of the cookie's name, as cookies are shared by all ports.
+        port: the page's port, for the cookie's name, as all ports share cookies.
     """
 
     def __init__(self, app: App, token: str, port: int) -> None:
@@ -64,13 +63,13 @@ class Guard:
         if scope["type"] == "lifespan":
             return
         if scope["type"] != "http":
-            # A WebSocket.
+            # The page has no WebSockets.
             await send({"type": "websocket.close"})
             return
         headers = dict(scope["headers"])
-        refused = _refused(scope, headers)
-        if refused is not None:
-            await _say(send, *refused)
+        refusal = _refusal(scope, headers)
+        if refusal is not None:
+            await _say(send, *refusal)
         elif self._in_link(scope):
             await _answer(send, HTTPStatus.SEE_OTHER, self._welcome())
         elif self._in_cookie(headers):
@@ -82,8 +81,8 @@ class Guard:
     def _in_link(self, scope: Message) -> bool:
         if scope["path"] != "/":
             return False
-        given = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=5)
-        return any(self._is_token(each) for each in given.get(TOKEN, ()))
+        query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=5)
+        return any(self._is_token(value) for value in query.get(TOKEN, ()))
 
     def _in_cookie(self, headers: Mapping[bytes, bytes]) -> bool:
         try:
@@ -92,28 +91,28 @@ class Guard:
             return False
         return self._cookie in cookies and self._is_token(cookies[self._cookie].value)
 
-    def _is_token(self, given: str) -> bool:
-        # In constant time.
-        return secrets.compare_digest(given.encode("utf-8", "surrogateescape"), self._token)
+    def _is_token(self, text: str) -> bool:
+        # The comparison takes constant time.
+        return secrets.compare_digest(text.encode("utf-8", "surrogateescape"), self._token)
 
     def _welcome(self) -> dict[str, str]:
         cookie = f"{self._cookie}={self._token.decode()}; Path=/; HttpOnly; SameSite=Lax"
         return {"location": "/", "set-cookie": cookie}
 
 
-def _refused(scope: Message, headers: Mapping[bytes, bytes]) -> tuple[HTTPStatus, str] | None:
-    """Returns why a request is refused whoever asks; None if it is not."""
+def _refusal(scope: Message, headers: Mapping[bytes, bytes]) -> tuple[HTTPStatus, str] | None:
+    """Returns why a request is refused for everyone; None if it is not."""
     host = headers.get(b"host", b"").decode("latin-1").lower()
     name, _, port = host.rpartition(":")
     if not (host in _HOSTS or (name in _HOSTS and port.isdigit())):
         text = "This page is served to 127.0.0.1 and localhost only: open it by such an address."
         return HTTPStatus.MISDIRECTED_REQUEST, text
-    # A page of another site, or of another port, asks with our cookie.
+    # A page of another site, or of another port, sends our cookie, too.
     site = headers.get(b"sec-fetch-site", b"none")
     if site not in _SITES and scope["path"] != "/":
-        return HTTPStatus.FORBIDDEN, "Another site asks for this."
+        return HTTPStatus.FORBIDDEN, "The request comes from another site."
     if scope["method"] not in ("GET", "HEAD"):
-        return HTTPStatus.METHOD_NOT_ALLOWED, "This page can be read only."
+        return HTTPStatus.METHOD_NOT_ALLOWED, "This page is read-only."
     return None
 
 
@@ -121,7 +120,7 @@ def _with_headers(send: Send) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             names = {name.lower() for name, _ in message["headers"]}
-            more = _raw({key: each for key, each in _ALWAYS.items() if key.encode() not in names})
+            more = _raw({key: value for key, value in _ALWAYS.items() if key.encode() not in names})
             message["headers"] = [*message["headers"], *more]
         await send(message)
 

@@ -1,4 +1,4 @@
-"""Who is here, late or away, as the processes' logs say it."""
+"""The state of each process (here, late or away), by the processes' logs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from vfl_common.text import clean
 EXPECTED, HERE, AWAITED, AWAY, LOST = "expected", "here", "awaited", "away", "lost"
 FINISHED, FAILED, STOPPED, LEFT = "finished", "failed", "stopped", "left"
 ENDED = "ended"
-# Of these a process has to come back.
+# The states in which a process must come back.
 _AMISS = (LOST, AWAY, FAILED, STOPPED, ENDED)
-# Characters of a reason.
-_MOST = 300
-# {event: the status of the party that it is about}.
+# The maximum length of a reason, in characters.
+_MAX_CHARS = 300
+# {event: the status of the party that it names}
 _ABOUT = {"joined": HERE, "back": HERE, "left": LEFT, "lost": LOST, "away": AWAY}
-# {event: the status of the process that writes it}.
+# {event: the status of the process that writes it}
 _OWN = {
     "program": HERE,
     "ready": HERE,
@@ -26,7 +26,7 @@ _OWN = {
     "failed": FAILED,
     "stopped": STOPPED,
 }
-# {event: the state of the run that it begins}.
+# {event: the new state of the run}
 _RUN = {
     "ready": "starting",
     "waiting": "waiting",
@@ -38,7 +38,7 @@ _RUN = {
 
 @dataclass
 class Standing:
-    """What is known of one process. ``why``: as it was said; ``since_s``: Unix time."""
+    """The state of one process. ``why``: the reported reason; ``since_s``: Unix time."""
 
     status: str = EXPECTED
     why: str = ""
@@ -47,14 +47,14 @@ class Standing:
 
 @dataclass
 class People:
-    """All processes of a run, by name. ``run``: the state of the run, as far as the logs have said
-    it. ``server``: the server's name.
+    """All processes of a run, by name. ``run``: the state of the run, by the logs. ``server``: the
+    server's name.
     """
 
     server: str = ""
     run: str = "starting"
     standings: dict[str, Standing] = field(default_factory=dict)
-    # When the state of the run began, and that of each process was said last.
+    # The time of the run's state, and of the last report on each process.
     _run_s: float = 0.0
     _said_s: dict[str, float] = field(default_factory=dict)
 
@@ -64,7 +64,7 @@ class People:
             self.standings.setdefault(name, Standing())
 
     def take(self, writer: str, line: Mapping[str, Any]) -> None:
-        """Takes a line of a process's log; one that says nothing of anybody changes nothing."""
+        """Processes a line of a process's log; other events change nothing."""
         event, at_s = str(line.get("event", "")), time_of(line)
         if event in _OWN:
             why = line.get("message", "") if event == "failed" else ""
@@ -76,33 +76,33 @@ class People:
         if event == "waiting":
             self._wait(line.get("missing"), at_s)
         if event == "started":
-            for name, each in self.standings.items():
-                if each.status != AWAY:
+            for name, standing in self.standings.items():
+                if standing.status != AWAY:
                     self._set(name, HERE, at_s)
-        # A process writes what it knew before it had a folder after the others have gone on.
+        # A process writes its early events late, when it has a folder.
         if event in _RUN and at_s >= self._run_s:
             self.run, self._run_s = _RUN[event], at_s
 
     def _wait(self, missing: Any, at_s: float) -> None:
         names = [str(name) for name in missing] if isinstance(missing, list) else []
-        for name, each in self.standings.items():
-            if name in names and each.status not in (*_AMISS, AWAITED):
+        for name, standing in self.standings.items():
+            if name in names and standing.status not in (*_AMISS, AWAITED):
                 self._set(name, AWAITED, at_s)
-            # Who waits is here, and so are those it does not wait for.
-            elif name not in names and each.status in (AWAITED, LOST):
+            # The waiting process is here, and so are those for which it does not wait.
+            elif name not in names and standing.status in (AWAITED, LOST):
                 self._set(name, HERE, at_s)
 
     def _set(self, name: str, status: str, at_s: float, why: Any = "") -> None:
-        # A log names nobody whom the recipe does not.
+        # Names that are not in the recipe are ignored.
         if name in self.standings and at_s >= self._said_s.get(name, 0.0):
             self._said_s[name] = at_s
             before = self.standings[name]
             since_s = before.since_s if before.status == status else at_s
-            self.standings[name] = Standing(status, clean(str(why), _MOST), since_s)
+            self.standings[name] = Standing(status, clean(str(why), _MAX_CHARS), since_s)
 
 
 def time_of(line: Mapping[str, Any]) -> float:
-    """Returns the time of a line of a log, in seconds since 1970; 0 if it says none."""
+    """Returns the time of a line of a log, in seconds since 1970; 0 if it has none."""
     try:
         return datetime.fromisoformat(str(line.get("time", ""))).timestamp()
     except (ValueError, OverflowError):

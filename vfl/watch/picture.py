@@ -1,4 +1,4 @@
-"""What all pages of a watch show: one reader for any number of viewers."""
+"""The content of all pages of a watch: one reader for any number of viewers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vfl_common.text import to_json
 
 @dataclass
 class Picture:
-    """The run in ``path``: a run's folder, a process's folder in it, or a folder of runs, of which
-    it is the newest. Whatever is there at each reading counts: a run may come, go and be another.
+    """The run in ``path``: a run's folder, a process's folder in it, or a folder of runs, for the
+    newest. Each reading looks again: a run may come, go and be replaced.
 
     ``version``: the number of the last reading that found something new. Not thread-safe.
     """
@@ -25,7 +25,7 @@ class Picture:
     version: int = 0
     _run: RunFollower | None = None
     _state: dict[str, Any] = field(default_factory=dict)
-    # As of this reading it is another run, or none.
+    # The reading at which the run was replaced.
     _begun: int = 0
     _said: dict[int, str] = field(default_factory=dict)
 
@@ -48,12 +48,12 @@ class Picture:
         self._said.clear()
 
     def _none(self) -> dict[str, Any]:
-        there = "no run is there yet" if self.path.is_dir() else "the folder is not there"
+        there = "there is no run yet" if self.path.is_dir() else "the folder does not exist"
         return {"state": "none", "why": f"{there}; this page waits for one"}
 
     def since(self, version: int) -> str:
-        """Returns, as JSON, what a page lacks that knows all as of ``version``; 0: nothing. The
-        same text for all that know the same.
+        """Returns, as JSON, the news for a page of version ``version`` (0: a new page). The text is
+        the same for all pages of a version.
         """
         if version not in self._said:
             self._said[version] = to_json(self._news(version), compact=True)
@@ -70,17 +70,17 @@ class Picture:
 
 
 def run_in(path: Path) -> Path | None:
-    """Returns the run's folder that is meant by ``path``; None if there is none now."""
+    """Returns the run's folder for ``path``; None if there is none now."""
     if any(path.glob("*/run.json")):
         return path
     if (path / "run.json").is_file():
         return of_run(path)
     try:
-        with os.scandir(path) as found:
+        with os.scandir(path) as entries:
             folders = [
-                (when_began(each.name, each.stat().st_mtime), Path(each.path))
-                for each in found
-                if each.is_dir() and not each.name.startswith(".")
+                (when_began(entry.name, entry.stat().st_mtime), Path(entry.path))
+                for entry in entries
+                if entry.is_dir() and not entry.name.startswith(".")
             ]
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""What one process of a run has written since it was read last."""
+"""Reads the new content of one process's files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vfl_common.files import Growing
 from vfl_common.ledger import Entry, read_entries
 from vfl_common.run_folder import LOCK
 
-# Of a log that is there already, the last bytes that are read.
-_MOST_LOG = 1_000_000
-# Rounds that a pace is taken from.
+# The number of last bytes to read of an existing log.
+_MAX_LOG = 1_000_000
+# The number of rounds for a pace.
 _PACE = 30
 _FILES = ("run.json", FILE, "log.jsonl", "ledger.json")
 _HOLDER = re.compile(r"process (\d+) on (\S+), since ")
@@ -29,7 +29,7 @@ Link = tuple[str, str]
 
 @dataclass
 class News:
-    """What is new: lines of the log, and of the rounds."""
+    """New lines of the log, and of the rounds."""
 
     log: list[dict[str, Any]]
     rounds: list[RoundLine]
@@ -39,9 +39,9 @@ class News:
 class Watched:
     """A process's folder of a run.
 
-    ``last_s``: when it wrote last, Unix time. ``facts``: its ``run.json``. ``links``: {(sender,
-    receiver): message bytes}, and ``links_before``: as they were when the ledger was written
-    before, each with its time. ``lately``: its last rounds.
+    ``last_s``: the Unix time of its last write. ``facts``: its ``run.json``. ``links``: {(sender,
+    receiver): message bytes}, and ``links_before``: those of the previous ledger, each with its
+    time. ``lately``: its last rounds.
     """
 
     folder: Path
@@ -55,19 +55,18 @@ class Watched:
 
     def __post_init__(self) -> None:
         log, rounds = self.folder / "log.jsonl", self.folder / FILE
-        self._files = {"log": Growing(log, _MOST_LOG), "rounds": Growing(rounds)}
+        self._files = {"log": Growing(log, _MAX_LOG), "rounds": Growing(rounds)}
         self._identity = self._who()
 
     @property
     def name(self) -> str:
+        """The process's name."""
         return self.folder.name
 
     def replaced(self) -> bool:
-        """Whether the files are no longer those that were read: the folder was removed, or made
-        anew, or another run's was put in its place.
-        """
+        """Returns whether the files were removed or replaced since they were read."""
         return self._who() != self._identity or any(
-            each.replaced() for each in self._files.values()
+            file.replaced() for file in self._files.values()
         )
 
     def _who(self) -> tuple[Any, ...]:
@@ -79,20 +78,20 @@ class Watched:
         return inode, facts.get("run_id"), facts.get("recipe_digest")
 
     def read(self) -> News:
-        """Reads what is new. A file that is missing or damaged has nothing new."""
+        """Reads new lines. A missing or damaged file has none."""
         log = [line for line in map(_object, self._lines("log")) if line]
-        rounds = [found for line in self._lines("rounds") if (found := parse(line, self.last_s))]
+        rounds = [row for line in self._lines("rounds") if (row := parse(line, self.last_s))]
         self._keep_pace(rounds)
         for name in _FILES:
             self._look(name)
         return News(log, rounds)
 
     def _keep_pace(self, rounds: Iterable[RoundLine]) -> None:
-        for each in rounds:
-            if self.lately and each.generation != self.lately[-1].generation:
-                # Between two generations nobody worked.
+        for row in rounds:
+            if self.lately and row.generation != self.lately[-1].generation:
+                # The time between two generations is not part of the pace.
                 self.lately.clear()
-            self.lately.append(each)
+            self.lately.append(row)
 
     def _lines(self, name: str) -> list[bytes]:
         try:
@@ -101,14 +100,14 @@ class Watched:
             return []
 
     def _look(self, name: str) -> None:
-        """Notes when a file was written, and reads it if it is one of those that are replaced."""
+        """Updates the time of the last write, and reads a file that is replaced as a whole."""
         path = self.folder / name
         try:
             stamp = path.stat().st_mtime_ns
         except OSError:
             return
         self.last_s = max(self.last_s, stamp / 1e9)
-        # The end of a run is noted in the file's memory, which may leave its time.
+        # The end of a run is written through a memory map, which may not change the file's time.
         if name == "run.json":
             self.facts = Source(self.folder).read(name)
         if name == "ledger.json" and self._stamps.get(name) != stamp:
@@ -133,13 +132,13 @@ class Watched:
         }
 
     def rates(self) -> dict[str, float]:
-        """Returns what a second brings, in the last rounds: ``steps``, ``sent`` and ``received``
+        """Returns the rates of the last rounds, per second: ``steps``, ``sent`` and ``received``
         bytes, ``rounds`` of the phase. Empty with fewer than two rounds.
         """
         if not self.lately:
             return {}
         last = self.lately[-1]
-        first = next(each for each in self.lately if each.phase == last.phase)
+        first = next(row for row in self.lately if row.phase == last.phase)
         seconds = last.time_s - first.time_s
         if seconds <= 0:
             return {}
@@ -152,12 +151,12 @@ class Watched:
         return {name: max(0.0, value / seconds) for name, value in sums.items()}
 
     def dead(self) -> bool:
-        """Whether the process that has the folder's lock was of this machine, and is gone."""
+        """Returns whether the process with the folder's lock was on this machine, and is gone."""
         try:
-            found = _HOLDER.match((self.folder / LOCK).read_text(errors="replace"))
-            if found is None or found[2] != socket.gethostname():
+            holder = _HOLDER.match((self.folder / LOCK).read_text(errors="replace"))
+            if holder is None or holder[2] != socket.gethostname():
                 return False
-            os.kill(int(found[1]), 0)
+            os.kill(int(holder[1]), 0)
         except (ProcessLookupError, OverflowError):
             return True
         except OSError:
@@ -167,15 +166,15 @@ class Watched:
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _sums(name: str, entries: Iterable[Entry]) -> dict[Link, int]:
-    found: dict[Link, int] = {}
-    for each in entries:
-        link = (name, each.peer) if each.direction == "sent" else (each.peer, name)
-        found[link] = found.get(link, 0) + each.message_bytes
-    return found
+    sums: dict[Link, int] = {}
+    for entry in entries:
+        link = (name, entry.peer) if entry.direction == "sent" else (entry.peer, name)
+        sums[link] = sums.get(link, 0) + entry.message_bytes
+    return sums

@@ -20,15 +20,15 @@ from vfl.watch.picture import Picture
 from vfl_party.serve.http.patient import Patient
 
 LOOPBACK = "127.0.0.1"
-# Between two readings, while somebody looks.
+# The interval between two readings, while there are viewers.
 EVERY_S = 1.0
-# Connections at once; a browser has up to six.
-MOST_CONNECTIONS = 200
-# A line that says nothing keeps proxies and browsers from closing a silent stream.
+# The maximum number of connections at once; a browser has up to six.
+MAX_CONNECTIONS = 200
+# The interval of empty lines, which keep proxies and browsers from closing a silent stream.
 _BEAT_S = 15.0
-# Of the number of a reading.
-_MOST_DIGITS = 18
-# For a browser to come back after the stream has ended.
+# The maximum number of digits of a reading's number.
+_MAX_DIGITS = 18
+# The time after which a browser reconnects when the stream has ended.
 _RETRY_MS = 2_000
 _FILES = {
     "page.html": "text/html; charset=utf-8",
@@ -38,29 +38,29 @@ _FILES = {
 
 
 class Reader:
-    """Reads the files for all viewers while there are any, and wakes them if there is news."""
+    """Reads the files for all viewers while there are any, and wakes them for news."""
 
     def __init__(self, picture: Picture) -> None:
         self._picture = picture
-        # Viewers of this process; a page that comes back to another one knows nothing.
+        # An id of this process: pages of other processes start again.
         self.nonce = secrets.token_hex(4)
         self.viewers = 0
         self.ended = False
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
-        # Nobody asks while a reading goes on; and a reading whose viewers have left ends by itself.
+        # Nobody reads the state during a reading; and a reading without viewers ends by itself.
         self._lock, self._alone = asyncio.Lock(), threading.Lock()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def viewing(self) -> AsyncIterator[None]:
-        """Counts a viewer; the first one has the reading begin, and the last one has it end."""
+        """Counts a viewer; the first one starts the readings, and the last one ends them."""
         self.viewers += 1
         try:
             if self._task is None:
                 news, self._task = self._news, asyncio.create_task(self._go_on())
-                # What was read for earlier viewers may be old.
+                # The results of readings for earlier viewers may be old.
                 await news.wait()
             yield
         finally:
@@ -74,7 +74,7 @@ class Reader:
             while True:
                 await self._read()
                 await asyncio.sleep(EVERY_S)
-        # A defect: it ends the program, and not only the reading.
+        # A defect ends the program, not only the readings.
         except Exception as error:  # noqa: BLE001 - ``Page.serve`` raises it
             self.failure = error
             self.failed.set()
@@ -97,16 +97,16 @@ class Reader:
         self._news = asyncio.Event()
 
     async def end(self) -> None:
-        """Reads a last time for those who look, and ends their streams."""
+        """Reads a last time for the viewers, and ends their streams."""
         self.ended = True
         if self.viewers and self.failure is None:
             await self._read()
         self._wake()
 
     async def messages(self, last: str) -> AsyncIterator[str]:
-        """Yields server-sent events for a viewer; ``last``: the id of the last that it has."""
+        """Yields server-sent events for a viewer; ``last``: the id of its last event."""
         nonce, _, number = last.partition("-")
-        known = nonce == self.nonce and number.isdecimal() and len(number) < _MOST_DIGITS
+        known = nonce == self.nonce and number.isdecimal() and len(number) < _MAX_DIGITS
         version = int(number) if known else 0
         yield f"retry: {_RETRY_MS}\n\n"
         async with self.viewing():
@@ -137,10 +137,10 @@ def application(reader: Reader) -> FastAPI:
 
     @app.get("/{name}.{kind}")
     async def part(name: str, kind: str) -> Response:
-        found = content.get(f"{name}.{kind}")
-        if found is None:
+        body = content.get(f"{name}.{kind}")
+        if body is None:
             return Response(status_code=404)
-        return Response(found, media_type=_FILES[f"{name}.{kind}"])
+        return Response(body, media_type=_FILES[f"{name}.{kind}"])
 
     @app.get("/events")
     async def events(request: Request) -> StreamingResponse:
@@ -151,9 +151,7 @@ def application(reader: Reader) -> FastAPI:
 
 
 class Page:
-    """A page of ``picture``, from ``listening`` on; ``link``: with its token, for the one who may
-    see it.
-    """
+    """A page of ``picture`` on the socket ``listening``. ``link``: its address with the token."""
 
     def __init__(self, picture: Picture, listening: socket.socket) -> None:
         self._picture, self._socket = picture, listening
@@ -162,8 +160,8 @@ class Page:
         self.link = f"http://{LOOPBACK}:{self._port}/?{TOKEN}={self._token}"
 
     def serve(self, until: Callable[[Callable[[], None]], None] | None = None) -> None:
-        """Serves until a signal comes, which is raised, or ``until`` calls what it is given, from
-        any thread.
+        """Serves until a signal, which is raised, or until ``until`` calls its argument, from any
+        thread.
         """
         asyncio.run(self._serve(until))
 
@@ -177,7 +175,7 @@ class Page:
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=MOST_CONNECTIONS,
+            limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=3,
         )
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -200,7 +198,7 @@ class Page:
 
 
 class _Server(uvicorn.Server):
-    """Ends the streams, too, when a signal comes."""
+    """Ends the streams, too, at a signal."""
 
     def __init__(self, config: uvicorn.Config, ended: asyncio.Event) -> None:
         super().__init__(config)
@@ -212,12 +210,12 @@ class _Server(uvicorn.Server):
 
 
 async def _end(ended: asyncio.Event, reader: Reader, server: uvicorn.Server) -> None:
-    waiting = [asyncio.create_task(each.wait()) for each in (ended, reader.failed)]
+    waiting = [asyncio.create_task(event.wait()) for event in (ended, reader.failed)]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for each in waiting:
-            each.cancel()
+        for task in waiting:
+            task.cancel()
     await reader.end()
     server.should_exit = True
 

@@ -9,7 +9,7 @@ import pytest
 import vfl
 from tests.harness.errors import raises
 from vfl.forecasting.show import counted
-from vfl.new.flow import Given, new_party
+from vfl.new.flow import Flags, new_party
 from vfl.simulation.run import simulate
 from vfl.studies.plan import load_study
 from vfl_common.config.kind_of_file import kind_of, read_tables
@@ -43,7 +43,7 @@ def test_every_command_that_wants_a_recipe_names_that_of_a_party_file(
     with raises(InputError, Code.CONFIG_INVALID, names="bank.toml"):
         vfl.forecast(bank)
     with raises(InputError, Code.CONFIG_INVALID, names=("bank.toml", "recipe.toml")):
-        new_party(Given("shop.csv", (), None, (), None, None, tmp_path, force=False), bank, "shop")
+        new_party(Flags("shop.csv", (), None, (), None, None, tmp_path, force=False), bank, "shop")
     study = tmp_path / "study.toml"
     study.write_text(STUDY.replace("recipe.toml", "bank/bank.toml") + METHOD)
     with raises(InputError, Code.CONFIG_INVALID, names=("bank.toml", "recipe.toml")):

@@ -480,7 +480,7 @@ def test_the_list_of_commands_needs_neither_recipes_nor_numpy() -> None:
 
 def test_an_id_that_few_rows_have_for_themselves_is_doubted() -> None:
     said = run(*BANK, "--id", "age")
-    few = r"only \d+ of 120 rows \(\d+ %\) have an id of their own, and the others are left out; is this the id\?"
+    few = r"only \d+ of 120 rows \(\d+ %\) have a unique id, and the others are left out; is this the id\?"
     assert re.search(rf"^look at +{few}  \(--id\)$", said, re.MULTILINE)
     assert "is this the id" not in run(*BANK, "--force")
 

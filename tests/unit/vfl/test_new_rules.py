@@ -33,7 +33,7 @@ def test_sizes_follow_the_number_of_rows(rows: int, sizes: ModelSizes) -> None:
     ("rows", "least"), [(5, 10), (100, 10), (600, 60), (1_000, 100), (10**6, 100)]
 )
 def test_how_many_common_rows_there_must_be(rows: int, least: int) -> None:
-    assert rules.least_in_common(rows) == least
+    assert rules.min_in_common(rows) == least
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.errors import raises
-from vfl.studies.kept import FILE, Kept
+from vfl.studies.kept import FILE, FinishedRuns
 from vfl_common.errors import Code, InputError
 
 WRONG = {
@@ -28,9 +28,9 @@ def test_a_damaged_note_says_so(tmp_path: Path, text: str) -> None:
     run.mkdir()
     (run / FILE).write_text(text, errors="surrogateescape")
     # It is not over, so nothing is known of it.
-    assert Kept(tmp_path).find("x") is None
+    assert FinishedRuns(tmp_path).find("x") is None
     (run / "summary.json").write_text("{}")
     with raises(InputError, Code.FILE_INVALID, names="study.json"):
-        Kept(tmp_path)
-    Kept(tmp_path / "none").note(run, "x")
-    assert Kept(tmp_path).find("x") == run
+        FinishedRuns(tmp_path)
+    FinishedRuns(tmp_path / "none").note(run, "x")
+    assert FinishedRuns(tmp_path).find("x") == run

@@ -12,7 +12,7 @@ import pytest
 from tests.harness import cases
 from tests.harness.errors import raises
 from vfl.forecasting import suggest
-from vfl.forecasting.measure import measured, shortened, work_of
+from vfl.forecasting.measure import measure, shortened, work_of
 from vfl.forecasting.network import BatchWork, Network
 from vfl.forecasting.suggest import Scope, cost, suggestions, with_settings
 from vfl.report.table import wide_console
@@ -99,7 +99,7 @@ def test_a_link_that_holds_nothing_up_needs_nothing(
     found = suggestions(party, rows, Network(1e12, 0.0, any_work=BatchWork(0.01, 0.01)))
     assert (found.best.bits, found.best.in_flight, found.toml) == (32, 1, "")
     wide_console().print(found.render())
-    assert "The recipe is best as it is" in capsys.readouterr().out
+    assert "The recipe is best unchanged" in capsys.readouterr().out
 
 
 def test_a_round_of_few_steps_gets_few_in_flight(
@@ -241,10 +241,10 @@ def test_a_few_steps_are_run_to_know_what_they_take() -> None:
         "phases": [{"kind": "splitnn", "epochs": 400, "batch_size": 64}, {"kind": "evaluate"}],
         "simulate": {"data": data},
     }
-    network = measured(outlook_of(Recipe.model_validate(tables), HERE), Network(1e7, 0.01))
+    network = measure(outlook_of(Recipe.model_validate(tables), HERE), Network(1e7, 0.01))
     assert set(network.work) == {"splitnn", "evaluate"}
     work = network.work["splitnn"]
     assert 0 < work.slowest_s < work.loop_s < 1.0
     assert work.slowest_s < work.total_s < 1.0
     with raises(InputError, Code.CONFIG_INVALID, names=("--measure", "--step-time")):
-        measured(outlook_of(recipe(), HERE), Network(1e7, 0.01))
+        measure(outlook_of(recipe(), HERE), Network(1e7, 0.01))

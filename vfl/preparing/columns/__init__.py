@@ -1,1 +1,1 @@
-"""What data sets of columns have in common: their files are read by the parties' own readers."""
+"""The common part of data sets of columns: the parties' own readers read their files."""

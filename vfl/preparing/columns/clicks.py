@@ -1,4 +1,4 @@
-"""Logs of advertisements: too many rows to train on, so some are drawn; categories and numbers."""
+"""Logs of advertisements: categories and numbers, of which a sample of the rows is taken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from vfl.preparing import recipes
-from vfl.preparing.columns.official import ColumnFiles, counted
+from vfl.preparing.columns.official import ColumnFiles, counted, damaged
 from vfl.preparing.content import TEST, TRAIN, Content, Part
 from vfl.preparing.dataset import Division, Request
 from vfl.preparing.dividing import columns, named
@@ -18,12 +18,12 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed, permutation
 
 OPTIONS: Mapping[str, tuple[Any, str]] = {
-    "train": (100_000, "Rows that are drawn at random for training."),
-    "test": (20_000, "Rows that are drawn at random for testing."),
+    "train": (100_000, "Rows drawn at random for training."),
+    "test": (20_000, "Rows drawn at random for testing."),
     "buckets": (
         0,
-        "If above 0, the buckets into which each column of categories is hashed; a column of more "
-        "than 1,048,576 categories needs them.",
+        "If greater than 0, the buckets into which each column of categories is hashed; needed for "
+        "a column of more than 1,048,576 categories.",
     ),
 }
 # The width of a category's embedding: FedHSSL, Appendix A.
@@ -31,16 +31,15 @@ ENCODER = {"kind": "tabular", "hidden": [128], "category_size": 32}
 FEDHSSL = recipes.fedhssl(ENCODER, 128, batch_size=512)
 
 
-def drawn(table: ColumnFiles, label: str, published: int, request: Request) -> Content:
-    """Reads the label of every row, and draws rows of training and rows of testing. Raises
-    InputError if there are not so many.
+def draw_rows(table: ColumnFiles, label: str, published: int, request: Request) -> Content:
+    """Reads the label of every row, and draws rows for training and testing. Raises InputError if
+    there are fewer.
     """
     clicks = table.of({label: pa.int8()}).array(label)
     wrong = (clicks != 0) & (clicks != 1)
     if wrong.any():
         row = int(wrong.argmax()) + 1
-        text = f"{table.files[0].source}: row {row:,} has a label that is not 0 or 1"
-        raise InputError(Code.FILE_INVALID, f"{text}; get it from its makers again")
+        raise damaged(table.files[0].source, f"row {row:,} has a label that is not 0 or 1")
     train, test = _counts(request, len(clicks))
     order = permutation(derive_seed(request.seed, "prepare", "clicks"), len(clicks))
     splits = np.repeat(np.array([TRAIN, TEST], object), [train, test])
@@ -58,24 +57,31 @@ def drawn(table: ColumnFiles, label: str, published: int, request: Request) -> C
 
 def _counts(request: Request, n: int) -> tuple[int, int]:
     train, test = (request.options[key] for key in (TRAIN, TEST))
-    right = all(type(each) is int and each > 0 for each in (train, test))
+    right = all(type(number) is int and number > 0 for number in (train, test))
     if not right or train + test > n:
-        text = f"train, test: there are {n:,} rows; give two numbers from 1 that fit into them"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"train, test: must be positive integers whose sum is at most {n:,} (got {train!r} "
+            f"and {test!r}). Give smaller numbers.",
+        )
     return train, test
 
 
 def halves(categories: Sequence[str], numbers: Sequence[str], **data: Any) -> Division:
-    """Returns the division of FedHSSL: every party has as many columns of both kinds. ``data``:
-    keys of every party's ``[data]``.
+    """Returns the division of FedHSSL: every party has the same number of columns of both kinds.
+
+    ``data``: keys of every party's ``[data]``.
     """
 
     def make(_: Content, request: Request) -> Sequence[Part]:
         k, buckets = request.parties, request.options["buckets"]
-        if not 0 < k <= min(len(categories), len(numbers)) or type(buckets) is not int:
-            most = min(len(categories), len(numbers))
-            text = f"parties, buckets: give 1 to {most} parties, and a whole number of buckets"
-            raise InputError(Code.CONFIG_INVALID, text)
+        max_parties = min(len(categories), len(numbers))
+        if not 0 < k <= max_parties or type(buckets) is not int:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"parties, buckets: must be 1 to {max_parties} parties, and an integer number "
+                f"of buckets (got {k} and {buckets!r}). Correct them.",
+            )
         own = [
             [*ours, *theirs]
             for ours, theirs in zip(
@@ -83,7 +89,7 @@ def halves(categories: Sequence[str], numbers: Sequence[str], **data: Any) -> Di
             )
         ]
         settings = data | ({"categorical_buckets": buckets} if buckets > 0 else {})
-        parts = named(request, [columns([str(each) for each in names]) for names in own])
+        parts = named(request, [columns([str(name) for name in names]) for names in own])
         return [replace(part, settings={**part.settings, **settings}) for part in parts]
 
     return Division("the same share of the categories and of the numbers", make)

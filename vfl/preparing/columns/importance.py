@@ -15,7 +15,7 @@ from vfl.preparing.dividing import columns, named
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed, permutation
 
-# The setting of a data set that can be divided so.
+# The setting of a data set that has this division.
 ALPHA: Mapping[str, tuple[Any, str]] = {
     "alpha": (
         0.5,
@@ -27,16 +27,18 @@ _TREES = 100
 
 
 def _by_importance(content: Content, request: Request) -> list[Part]:
-    """Returns two parts with the same number of columns, give or take one.
+    """Returns two parts with equal numbers of columns, up to one.
 
     A random share alpha of the dominant columns goes to the party with the labels, the others to
-    its partner. The other columns fill both up. The paper does not say how many are dominant: half
-    of them, so that the party with the labels has the best half at 1, and the worst half at 0.
-    Raises InputError for an alpha that is no share.
+    its partner. The other columns fill both up. The paper does not say how many are dominant: here
+    half of them, so that the party with the labels has the best half at 1, and the worst half at 0.
+    Raises InputError for an invalid alpha.
     """
     alpha = request.options["alpha"]
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
-        raise InputError(Code.CONFIG_INVALID, f"alpha: give a share from 0 to 1, and not {alpha!r}")
+        raise InputError(
+            Code.CONFIG_INVALID, f"alpha: must be from 0 to 1 (got {alpha!r}). Give a share."
+        )
     tables = list(content.blocks(np.arange(len(content))))
     names, n = tables[0].column_names, len(tables[0].column_names)
     ranked_N = np.argsort(-_gains(tables, content, request.seed), kind="stable")
@@ -52,22 +54,22 @@ def _by_importance(content: Content, request: Request) -> list[Part]:
 
 
 def _gains(tables: list[pa.Table], content: Content, seed: int) -> npt.NDArray[np.float64]:
-    """Returns what the splits on each column gain in LightGBM's boosted trees over all rows that
-    are used, [N columns]. Raises InputError if LightGBM is missing.
+    """Returns the gain of the splits on each column in LightGBM's boosted trees over all used rows,
+    [N columns]. Raises InputError if LightGBM is missing.
     """
     from vfl_party.models.boosting import lightgbm
 
-    x_NF = np.concatenate([np.column_stack([each.to_numpy() for each in t]) for t in tables])
+    x_NF = np.concatenate([np.column_stack([column.to_numpy() for column in t]) for t in tables])
     settings: dict[str, Any] = {"objective": "binary" if content.classes else "regression"}
     if len(content.classes) > 2:
         settings = {"objective": "multiclass", "num_class": len(content.classes)}
     lgb = lightgbm("divide = importance")
-    # One thread: the same trees on every machine.
+    # One thread: the trees are then the same on every machine.
     fixed = {"seed": seed % 2**31, "deterministic": True, "num_threads": 1, "verbosity": -1}
     rows = lgb.Dataset(x_NF, label=content.labels)
     trees = lgb.train({**settings, **fixed}, rows, num_boost_round=_TREES)
-    found: npt.NDArray[np.float64] = trees.feature_importance(importance_type="gain")
-    return found
+    gains: npt.NDArray[np.float64] = trees.feature_importance(importance_type="gain")
+    return gains
 
 
 IMPORTANCE = Division(

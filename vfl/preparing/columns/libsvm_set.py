@@ -41,11 +41,11 @@ def libsvm_set(
         title: its name.
         files: {split: its file}; the split is ``""`` if there is only one.
         rows: {split: how many rows are published}.
-        width: columns beside the label.
+        width: the number of feature columns.
         classes: {label in the files: what it means}, in the order of the classes' numbers.
         use: the paper's.
-        memory: that preparing needs, in words.
-        others: forms that are not the official ones.
+        memory: the memory that preparing needs, in words.
+        others: forms that are not official.
     """
     read = partial(_read, {split: need.name for split, need in files.items()}, width, classes)
     return DataSet(
@@ -77,12 +77,16 @@ def _read(
 ) -> Content:
     sources = tuple(file(files[name], format="libsvm", names=width) for name in names.values())
     columns = ColumnFiles(sources, dict.fromkeys([f"f{at}" for at in range(1, width + 1)], FLOAT))
-    each = columns.of({LABEL: pa.float64()}).each(LABEL)
-    values = np.concatenate(each)
+    labels_by_file = columns.of({LABEL: pa.float64()}).by_file(LABEL)
+    values = np.concatenate(labels_by_file)
     labels, meant = classes_of(values, classes)
     if (labels < 0).any():
         known = " and ".join(f"{value:g}" for value in classes)
         wrong = values[labels < 0][0]
         raise damaged(sources[0].source, f"has the label {wrong:g}, and its labels are {known}")
-    splits = np.repeat(np.array([*names], object), [*map(len, each)]) if len(names) > 1 else None
+    splits = (
+        np.repeat(np.array([*names], object), [*map(len, labels_by_file)])
+        if len(names) > 1
+        else None
+    )
     return Content(labels, splits, columns.blocks, classes=meant)

@@ -51,7 +51,7 @@ def of_view(view: str) -> list[str]:
 
 
 class Concepts:
-    """What the images show. ``path``: of the ground truth."""
+    """The concepts that the images show. ``path``: the folder of the ground truth."""
 
     def __init__(self, path: Path) -> None:
         self._place = FileTree(path)
@@ -59,34 +59,34 @@ class Concepts:
     @cached_property
     def names(self) -> list[str]:
         """The concepts, the one with the most images first. Raises InputError."""
-        files = (Path(each).name for each in self._place.names)
-        found = [
-            each.removeprefix("Labels_").removesuffix("_Train.txt")
-            for each in files
-            if each.startswith("Labels_") and each.endswith("_Train.txt")
+        files = (Path(name).name for name in self._place.names)
+        names = [
+            name.removeprefix("Labels_").removesuffix("_Train.txt")
+            for name in files
+            if name.startswith("Labels_") and name.endswith("_Train.txt")
         ]
-        if not found:
+        if not names:
             raise damaged(str(self._place.path), "holds no files Labels_…_Train.txt")
-        counts = {name: sum(int(part.sum()) for part in self._each(name)) for name in found}
-        return sorted(found, key=lambda name: (-counts[name], name))
+        counts = {name: sum(int(part.sum()) for part in self._each(name)) for name in names}
+        return sorted(names, key=lambda name: (-counts[name], name))
 
-    def shown(self, names: Sequence[str]) -> tuple[npt.NDArray[np.bool_], Array]:
+    def read(self, names: Sequence[str]) -> tuple[npt.NDArray[np.bool_], Array]:
         """Returns whether each image shows each concept, [N, C], and the images' splits. Raises
         InputError.
         """
-        every = [self._each(name) for name in names]
-        if len({tuple(map(len, each)) for each in every}) > 1:
-            raise damaged(str(self._place.path), "has files of more rows than others")
-        splits = np.repeat(np.array([*_PARTS], object), [*map(len, every[0])])
-        return np.stack([np.concatenate(each) for each in every], axis=1) > 0, splits
+        parts = [self._each(name) for name in names]
+        if len({tuple(map(len, part)) for part in parts}) > 1:
+            raise damaged(str(self._place.path), "has files with different numbers of rows")
+        splits = np.repeat(np.array([*_PARTS], object), [*map(len, parts[0])])
+        return np.stack([np.concatenate(part) for part in parts], axis=1) > 0, splits
 
     def _each(self, name: str) -> list[Array]:
         names = [f"Labels_{name}_{part}.txt" for part in _PARTS.values()]
-        return _columns(self._place, names, ["shown"], BYTE).each("shown")
+        return _columns(self._place, names, ["shown"], BYTE).by_file("shown")
 
 
 class ImageFeatures:
-    """The low-level features of all images, and their tags if ``tags`` says where they are."""
+    """The low-level features of all images, and their tags if ``tags`` is given."""
 
     def __init__(self, features: Path, tags: Path | None = None) -> None:
         self._source, place = str(features), FileTree(features)
@@ -105,7 +105,7 @@ class ImageFeatures:
 
     def blocks(self, rows: Rows) -> Iterator[Block]:
         """Yields the features of images. Raises InputError."""
-        whole = beside([each.batches() for each in self._tables], self._source)
+        whole = beside([table.batches() for table in self._tables], self._source)
         yield from selected(whole, rows, self._source)
 
 
@@ -113,5 +113,5 @@ def _columns(
     place: FileTree, files: Sequence[str], names: Sequence[str], kind: pa.DataType
 ) -> ColumnFiles:
     layout = {"format": "text", "separator": "whitespace", "names": tuple(names)}
-    sources = tuple(file(place.source(each), **layout) for each in files)
+    sources = tuple(file(place.source(name), **layout) for name in files)
     return ColumnFiles(sources, dict.fromkeys(names, kind))

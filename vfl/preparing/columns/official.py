@@ -1,4 +1,4 @@
-"""Reads official files of columns block by block, with the types that their makers say."""
+"""Reads official files of columns block by block, with the published types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vfl.preparing.content import BLOCK_ROWS, Array, Rows
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 
-AGAIN = "get it from its makers again"
+AGAIN = "Download it again"
 FLOAT, BYTE, WORD = pa.float32(), pa.uint8(), pa.string()
 Types = Mapping[str, pa.DataType]
 
@@ -49,8 +49,8 @@ class ColumnFiles:
             with reading():
                 stream = open_table(file)
             if stream is None or not {*self.types} <= {*stream.names}:
-                lost = [name for name in self.types if stream is None or name not in stream.names]
-                raise damaged(file.source, f"has no column {lost[0]!r}")
+                missing = [n for n in self.types if stream is None or n not in stream.names]
+                raise damaged(file.source, f"has no column {missing[0]!r}")
             with reading():
                 for batch in stream.blocks(list(self.types)):
                     yield pa.table(
@@ -65,20 +65,20 @@ class ColumnFiles:
         """Yields the rows of these numbers, which increase, in blocks. Raises InputError."""
         return selected(self.batches(), rows, self.files[0].source)
 
-    def each(self, name: str) -> list[Array]:
+    def by_file(self, name: str) -> list[Array]:
         """Returns a column of each file, [N]. Raises InputError."""
-        found = []
+        columns = []
         for file in self.files:
             only = replace(self, files=(file,), types={name: self.types[name]})
             parts = [batch.column(0).to_numpy() for batch in only.batches()]
             if not parts:
                 raise damaged(file.source, "has no rows")
-            found.append(np.concatenate(parts))
-        return found
+            columns.append(np.concatenate(parts))
+        return columns
 
     def array(self, name: str) -> Array:
         """Returns a whole column, [N]. Raises InputError."""
-        return np.concatenate(self.each(name))
+        return np.concatenate(self.by_file(name))
 
     def _typed(self, source: str, name: str, column: pa.Array, seen: int) -> pa.Array:
         kind = self.types[name]
@@ -87,14 +87,14 @@ class ColumnFiles:
             column = pc.utf8_trim_whitespace(column)
             column = pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
         try:
-            found = pc.cast(column, kind)
+            result = pc.cast(column, kind)
         except pa.ArrowInvalid:
             row = seen + 1 + next(at for at, cell in enumerate(column) if not _fits(cell, kind))
-            raise damaged(source, f"row {row:,} has no number of column {name!r}") from None
-        if found.null_count and not self.missing:
-            row = seen + 1 + int(np.argmax(found.is_null().to_numpy(zero_copy_only=False)))
+            raise damaged(source, f"row {row:,} has no number in column {name!r}") from None
+        if result.null_count and not self.missing:
+            row = seen + 1 + int(np.argmax(result.is_null().to_numpy(zero_copy_only=False)))
             raise damaged(source, f"row {row:,} has an empty cell in column {name!r}")
-        return found
+        return result
 
 
 def _fits(cell: pa.Scalar, kind: pa.DataType) -> bool:
@@ -119,7 +119,7 @@ def selected(batches: Iterator[pa.Table], rows: Rows, source: str) -> Iterator[p
         start, done = end, until
         if done == len(rows):
             return
-    raise damaged(source, f"has {start:,} rows, fewer than labels")
+    raise damaged(source, f"has {start:,} rows, but more labels")
 
 
 def beside(parts: Sequence[Iterator[pa.Table]], source: str) -> Iterator[pa.Table]:
@@ -130,42 +130,44 @@ def beside(parts: Sequence[Iterator[pa.Table]], source: str) -> Iterator[pa.Tabl
     while True:
         for place, part in enumerate(parts):
             if left[place] is None:
-                left[place] = next((each for each in part if len(each)), None)
-        found = [each for each in left if each is not None]
-        if not found:
+                left[place] = next((table for table in part if len(table)), None)
+        tables = [table for table in left if table is not None]
+        if not tables:
             return
-        if len(found) < len(parts):
-            raise damaged(source, "has files of more rows than others")
-        most = min(len(each) for each in found)
+        if len(tables) < len(parts):
+            raise damaged(source, "has files with different numbers of rows")
+        size = min(len(table) for table in tables)
         columns = (
-            (name, each.column(name).slice(0, most)) for each in found for name in each.column_names
+            (name, table.column(name).slice(0, size))
+            for table in tables
+            for name in table.column_names
         )
         yield pa.table(dict(columns))
-        left = [each.slice(most) if len(each) > most else None for each in found]
+        left = [table.slice(size) if len(table) > size else None for table in tables]
 
 
 @contextlib.contextmanager
 def reading() -> Iterator[None]:
-    """Says of a file that a party's reader refuses that its makers have it whole: nobody can set
-    keys of ``[data]`` here.
+    """Replaces the fix in an error of a party's reader by ``AGAIN``: nobody can set keys of
+    ``[data]`` here.
     """
     try:
         yield
     except InputError as error:
-        what, *remedy = re.split(r"; |\. (?=[A-Z])", str(error), maxsplit=1)
-        if "makers" in "".join(remedy):
+        if AGAIN in str(error):
             raise
-        raise InputError(Code.FILE_INVALID, f"{what}; {AGAIN}") from None
+        problem = re.split(r"; |\.? (?=[A-Z][a-z]+ [^:]*\.$)", str(error), maxsplit=1)[0]
+        raise InputError(Code.FILE_INVALID, f"{problem}. Download it again.") from None
 
 
 def damaged(source: str, what: str) -> InputError:
-    """Returns the error of an official file that is not what its makers publish."""
-    return InputError(Code.FILE_INVALID, f"{source}: {what}; {AGAIN}")
+    """Returns the error of an official file that is not as its makers publish it."""
+    return InputError(Code.FILE_INVALID, f"{source}: {what}. {AGAIN}.")
 
 
 class FileTree:
-    """A folder, or the archive of one: where files lie, whatever folders are before them. Raises
-    InputError if it cannot be read.
+    """A folder, or the archive of one: finds files by the end of their path. Raises InputError if
+    it cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -174,20 +176,22 @@ class FileTree:
         self.path = path
         try:
             self.names = (
-                [each.relative_to(path).as_posix() for each in path.rglob("*")]
+                [entry.relative_to(path).as_posix() for entry in path.rglob("*")]
                 if path.is_dir()
                 else members(str(path))
             )
         except BROKEN:
-            raise damaged(str(path), "cannot be read to its end") from None
+            raise damaged(str(path), "cannot be read to the end") from None
 
     def source(self, name: str) -> str:
         """Returns a file as a data source. Raises InputError if there is none, or several."""
-        found = [each for each in self.names if f"/{each}".endswith(f"/{name}")]
-        if len(found) != 1:
-            what = "holds several files" if found else "holds no file"
-            raise damaged(str(self.path), f"{what} {name}")
-        return f"{self.path}/{found[0]}"
+        matches = [known for known in self.names if f"/{known}".endswith(f"/{name}")]
+        if len(matches) != 1:
+            raise damaged(
+                str(self.path),
+                f"holds several files {name}" if matches else f"holds no file {name}",
+            )
+        return f"{self.path}/{matches[0]}"
 
 
 def file(source: str | Path, **layout: Any) -> DataSettings:
@@ -196,18 +200,17 @@ def file(source: str | Path, **layout: Any) -> DataSettings:
 
 
 def classes_of(values: Array, names: Mapping[float, str]) -> tuple[Array, tuple[str, ...]]:
-    """Returns class numbers from 0 and the classes' names, in the order of ``names`` {value:
-    name}.
+    """Returns class numbers from 0 (-1: unknown) and the classes' names, in the order of ``names``
+    {value: name}.
     """
-    known = list(names)
-    found = np.full(len(values), -1, np.int64)
-    for number, value in enumerate(known):
-        found[values == value] = number
-    return found, tuple(names.values())
+    numbers = np.full(len(values), -1, np.int64)
+    for number, value in enumerate(names):
+        numbers[values == value] = number
+    return numbers, tuple(names.values())
 
 
-def counted(found: int, published: int) -> tuple[str, ...]:
-    """Returns the sentence about files that have more or fewer rows than their makers publish."""
-    if found == published:
+def counted(rows: int, published: int) -> tuple[str, ...]:
+    """Returns the note about files that have more or fewer rows than their makers publish."""
+    if rows == published:
         return ()
-    return (f"{found:,} rows were found, and {published:,} are published.",)
+    return (f"The files have {rows:,} rows (published: {published:,}).",)

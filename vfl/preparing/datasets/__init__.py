@@ -1,6 +1,4 @@
-"""Data sets of ``vfl prepare``: one file each, on a shelf by what a row is, found by its name, and
-those of plug-ins.
-"""
+"""Data sets of ``vfl prepare``, one file each, found by name, and those of plug-ins."""
 
 from __future__ import annotations
 
@@ -11,8 +9,8 @@ REGISTRY = Registry("vfl.datasets", "data set", __name__, "DATASET", shelves=Tru
 
 
 def load(name: str) -> DataSet:
-    """Returns the data set of that name; ``-`` in it is ``_``. Raises InputError, with the nearest
-    name, if there is none.
+    """Returns the data set of that name (``-`` stands for ``_``). Raises InputError, with the
+    nearest name, for an unknown one.
     """
     known = name.replace("-", "_")
     return REGISTRY.checked(REGISTRY.load(known, "prepare"), known, "prepare", DataSet)

@@ -1,1 +1,1 @@
-"""What image data sets of one family share: their forms, and how they are read."""
+"""The common part of image data sets of one family: their forms, and how they are read."""

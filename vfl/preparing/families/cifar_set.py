@@ -10,7 +10,7 @@ import numpy as np
 
 from vfl.preparing.content import TEST, TRAIN, Array, Content, blocks_of
 from vfl.preparing.dataset import Files, Form, Need, Request
-from vfl.preparing.formats.archive import Read, opened
+from vfl.preparing.formats.archive import Read, open_files
 from vfl.preparing.formats.cifar import read_binary, read_python
 
 ROWS = {TRAIN: 50_000, TEST: 10_000}
@@ -48,11 +48,11 @@ def binary_version(
 
 def forms(versions: Sequence[Version], classes: tuple[str, ...]) -> tuple[Form, ...]:
     """Returns the forms of the versions, as archives and unpacked."""
-    found = []
+    result = []
     for version in versions:
         for need in (version.archive, Need(version.folder, folder=True)):
-            found.append(Form((need,), partial(_read, version, need.name, classes), ROWS))
-    return tuple(found)
+            result.append(Form((need,), partial(_read, version, need.name, classes), ROWS))
+    return tuple(result)
 
 
 def _python(key: str, name: str, data: bytes) -> tuple[Array, Array]:
@@ -66,20 +66,20 @@ def _binary(labels: int, name: str, data: bytes) -> tuple[Array, Array]:
 def _read(
     version: Version, need: str, classes: tuple[str, ...], files: Files, _: Request
 ) -> Content:
-    with opened(files[need]) as read:
+    with open_files(files[need]) as read:
         return contents(
             [_some(read, version, version.train), _some(read, version, (version.test,))], classes
         )
 
 
 def _some(read: Read, version: Version, names: Sequence[str]) -> tuple[Array, Array]:
-    found = [version.read(name, read(name)) for name in names]
-    return np.concatenate([each for each, _ in found]), np.concatenate([each for _, each in found])
+    pairs = [version.read(name, read(name)) for name in names]
+    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
 
 
 def contents(parts: Sequence[tuple[Array, Array]], classes: tuple[str, ...]) -> Content:
     """Returns images and labels of training and of testing as one."""
     labels = [own for _, own in parts]
-    splits = np.repeat(np.array([TRAIN, TEST], object), [len(each) for each in labels])
+    splits = np.repeat(np.array([TRAIN, TEST], object), [len(part) for part in labels])
     images = np.concatenate([own for own, _ in parts])
     return Content(np.concatenate(labels), splits, blocks_of(images), classes=classes)

@@ -16,7 +16,7 @@ from vfl.preparing.formats.npz import read_npz
 from vfl_common.errors import Code, InputError
 
 _ROWS = {TRAIN: 60_000, TEST: 10_000}
-# Table 5.
+# The values of Table 5.
 _FEDONCE = recipes.fedonce(
     recipes.CNN0, [128], (1e-4, 1e-5, 128, 100), (1e-3, 1e-5, 128, 200), d=16, f=3
 )
@@ -52,8 +52,13 @@ def idx_set(
     )
     forms = [Form(needs, partial(_read, tuple(files)), _ROWS)]
     if ten_thousand is not None:
-        told = "an NPZ file of the 10,000 test images, without the training images"
-        forms.append(Form((Need(ten_thousand),), partial(read_npz, ten_thousand), unofficial=told))
+        forms.append(
+            Form(
+                (Need(ten_thousand),),
+                partial(read_npz, ten_thousand),
+                unofficial="an NPZ file of the 10,000 test images, without the training images",
+            )
+        )
     use = PaperUse("FedOnce", where, "quadrants", 4, _FEDONCE, silent=_SILENT)
     return DataSet(
         title=title,
@@ -70,35 +75,41 @@ def idx_set(
 
 def _others(name: str, folder: str) -> tuple[str, ...]:
     plain = name.removesuffix(".gz")
-    return plain, *(f"{folder}/raw/{each}" for each in (name, plain))
+    return plain, *(f"{folder}/raw/{other}" for other in (name, plain))
 
 
 def _read(names: tuple[str, ...], files: Files, _: Request) -> Content:
     images, labels = [], []
     for pixels, classes in (names[:2], names[2:]):
-        found, own = _bytes(files[pixels], 3), _bytes(files[classes], 1)
-        if len(found) != len(own):
-            text = f"{files[pixels]}: holds {len(found):,} images, and {files[classes].name}"
-            text += f" {len(own):,} labels; get both from one place again"
-            raise InputError(Code.FILE_INVALID, text)
-        images.append(found)
+        pixels_, own = _bytes(files[pixels], 3), _bytes(files[classes], 1)
+        if len(pixels_) != len(own):
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{files[pixels]}: holds {len(pixels_):,} images, and {files[classes].name} "
+                f"{len(own):,} labels. Download both again.",
+            )
+        images.append(pixels_)
         labels.append(own)
-    splits = np.repeat(np.array([TRAIN, TEST], object), [len(each) for each in labels])
-    found = np.concatenate(images)
-    return Content(np.concatenate(labels).astype(np.int64), splits, blocks_of(found))
+    splits = np.repeat(np.array([TRAIN, TEST], object), [len(part) for part in labels])
+    return Content(
+        np.concatenate(labels).astype(np.int64), splits, blocks_of(np.concatenate(images))
+    )
 
 
 def _bytes(path: Path, dims: int) -> Array:
-    """Returns the array of an IDX file. Raises InputError if it is not of bytes in so many
+    """Returns the array of an IDX file. Raises InputError unless it has bytes in ``dims``
     dimensions.
     """
-    # Late: it brings torch, which a list of data sets does not need.
+    # Imported late: it imports torch, which a list of data sets does not need.
     from vfl_common.config.data import DataSettings
     from vfl_party.data.row_arrays import Space
     from vfl_party.data.sources.research.idx import read_array
 
-    found = read_array(str(path), Space.of(DataSettings(source=str(path))))
-    if found.dtype != np.uint8 or found.ndim != dims:
-        text = f"{path}: holds {found.dtype} in {found.ndim} dimensions, and not bytes in {dims}"
-        raise InputError(Code.FILE_INVALID, f"{text}; get it from its makers again")
-    return found
+    array = read_array(str(path), Space.of(DataSettings(source=str(path))))
+    if array.dtype != np.uint8 or array.ndim != dims:
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: must hold bytes in {dims} dimensions (got {array.dtype} in {array.ndim}). "
+            "Download it again.",
+        )
+    return array

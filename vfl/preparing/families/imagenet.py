@@ -18,7 +18,7 @@ from vfl_party.base.seeds import derive_seed, permutation
 # The sizes are those of the archives.
 _TRAIN = Need("train", bytes=147_897_477_120, folder=True)
 _VAL = Need("val", ("validation",), bytes=6_744_924_160, folder=True)
-# Kaggle's list of the classes of validation images, which there lie in one folder.
+# Kaggle's list of the classes of validation images, which are in one folder there.
 _LIST = Need("LOC_val_solution.csv", optional=True)
 _SPLIT = "The validation images are for testing, because the test images have no labels"
 
@@ -43,51 +43,64 @@ def imagenet(title: str, classes: int, rows: int, uses: tuple[PaperUse, ...]) ->
 
 
 def _read(classes: int, files: Files, request: Request) -> Content:
-    names, listed = _chosen(files[_TRAIN.name], classes, request), _listed(files)
+    names, listed = _choose(files[_TRAIN.name], classes, request), _read_list(files)
     rows = Pictured(request.options["size"], single=True)
     for label, name in enumerate(names):
         for split, root in ((TRAIN, files[_TRAIN.name]), (TEST, files[_VAL.name])):
             own = images_in(root / name) or (listed.get(name, []) if split == TEST else [])
             if not own:
-                text = f"{root / name}: holds no images, and {split} rows of each class are needed"
-                raise InputError(Code.FILE_INVALID, f"{text}; unpack the archives of ImageNet")
+                raise InputError(
+                    Code.FILE_INVALID,
+                    f"{root / name}: holds no images, but each class needs {split} rows. Unpack "
+                    "the archives of ImageNet.",
+                )
             for path in own:
                 rows.add([path], label, split, f"{split}/{name}/{path.name}")
     return rows.content(names, _SPLIT, [], [])
 
 
-def _chosen(root: Path, classes: int, request: Request) -> list[str]:
-    """Returns the names of the classes, by name: as given, or drawn. Raises InputError."""
-    known = [each.name for each in folders_in(root)]
-    given = {each.strip() for each in str(request.options["classes"]).split(",") if each.strip()}
-    lost = sorted(given.difference(known))
-    if lost:
-        text = f"classes: there is no folder {root / lost[0]}; correct the name"
-        raise InputError(Code.CONFIG_INVALID, text)
-    if given and len(given) != classes:
-        text = f"classes: {len(given)} are named; name {classes}, or none to have them drawn"
-        raise InputError(Code.CONFIG_INVALID, text)
+def _choose(root: Path, classes: int, request: Request) -> list[str]:
+    """Returns the names of the classes, sorted: as given, or drawn. Raises InputError."""
+    known = [folder.name for folder in folders_in(root)]
+    names = {name.strip() for name in str(request.options["classes"]).split(",") if name.strip()}
+    unknown = sorted(names.difference(known))
+    if unknown:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"classes: there is no folder {root / unknown[0]}. Correct the name.",
+        )
+    if names and len(names) != classes:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"classes: must be {classes} names (got {len(names)}). Name {classes}, or none to "
+            "draw them.",
+        )
     if len(known) < classes:
-        text = f"{root}: holds {len(known)} folders, and {classes} classes are needed"
-        raise InputError(Code.FILE_INVALID, f"{text}; unpack the archives of ImageNet")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{root}: must hold {classes} folders (got {len(known)}). Unpack the archives of "
+            "ImageNet.",
+        )
     order = permutation(derive_seed(request.seed, "imagenet"), len(known))
-    return sorted(given or [known[at] for at in order[:classes]])
+    return sorted(names or [known[at] for at in order[:classes]])
 
 
-def _listed(files: Files) -> Mapping[str, list[Path]]:
-    """Returns {class: validation images} of Kaggle's list; none without it. Raises InputError."""
-    found: dict[str, list[Path]] = {}
+def _read_list(files: Files) -> Mapping[str, list[Path]]:
+    """Returns {class: validation images} of Kaggle's list; empty without it. Raises InputError."""
+    images: dict[str, list[Path]] = {}
     if _LIST.name not in files:
-        return found
+        return images
     path, root = files[_LIST.name], files[_VAL.name]
-    there = {each.stem: each for each in images_in(root)}
+    there = {image.stem: image for image in images_in(root)}
     try:
         with path.open(newline="") as file:
             for line in csv.DictReader(file):
                 image = there.get(line["ImageId"])
                 if image is not None:
-                    found.setdefault(line["PredictionString"].split()[0], []).append(image)
+                    images.setdefault(line["PredictionString"].split()[0], []).append(image)
     except (OSError, ValueError, KeyError, IndexError, AttributeError, csv.Error):
-        text = f"{path}: is no list with ImageId and PredictionString; get it from its makers again"
-        raise InputError(Code.FILE_INVALID, text) from None
-    return found
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not a list with ImageId and PredictionString. Download it again.",
+        ) from None
+    return images

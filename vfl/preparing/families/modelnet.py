@@ -18,19 +18,19 @@ from vfl_party.base.seeds import derive_seed, permutation
 VIEWS = 12
 # airplane_0001_001.png, airplane_0001.1.png, airplane_0001-1.jpg.
 _NAME = re.compile(r"(?P<object>.+)[._-](?P<view>\d+)")
-_SAMPLES = "how many rows an object gives at most, each with other views of the parties' runs"
+_SAMPLES = "the maximum number of rows of an object, each with other views"
 
 
 def modelnet(
     title: str, objects: int, size: int, folders: Sequence[str], uses: tuple[PaperUse, ...]
 ) -> DataSet:
-    """Returns a ModelNet.
+    """Returns a ModelNet data set.
 
     Args:
         title: its name.
-        objects: how many there are in its first ten classes, by name.
+        objects: the number of objects in its first ten classes, by name.
         size: the default height and width of an image.
-        folders: the names under which its rendered views are found.
+        folders: the possible names of the folder of rendered views.
         uses: the papers'.
     """
     need = Need(folders[0], tuple(folders[1:]), folder=True)
@@ -55,10 +55,13 @@ def modelnet(
 
 def _read(need: str, published: int, files: Files, request: Request) -> Content:
     root = files[need]
-    kinds = [each for each in folders_in(root) if images_in(each / TRAIN)][:10]
+    kinds = [folder for folder in folders_in(root) if images_in(folder / TRAIN)][:10]
     if len(kinds) < 10:
-        text = f"{root}: holds {len(kinds)} folders CLASS/train with images, and 10 are needed"
-        raise InputError(Code.FILE_INVALID, f"{text}; render twelve views of each object into it")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{root}: must hold 10 folders CLASS/train with images (got {len(kinds)}). Render "
+            "twelve views of each object into it.",
+        )
     rows, objects = Pictured(request.options["size"]), 0
     for label, kind in enumerate(kinds):
         for split in (TRAIN, TEST):
@@ -66,29 +69,35 @@ def _read(need: str, published: int, files: Files, request: Request) -> Content:
                 for sample, chosen in enumerate(_samples(own, request, objects)):
                     rows.add(chosen, label, split, f"{kind.name}/{split}/{name}/{sample}")
                 objects += 1
-    told = f"{objects:,} objects were found, and {published:,} are published."
-    differs = [told] if objects != published else []
+    note = f"The folder has {objects:,} objects (published: {published:,})."
+    differs = [note] if objects != published else []
     return rows.content([kind.name for kind in kinds], "The makers' split is kept", [], differs)
 
 
 def _objects(folder: Path) -> dict[str, list[Path]]:
-    """Returns {object: its views in their order}. Raises InputError if one has not twelve."""
-    found: defaultdict[str, dict[int, Path]] = defaultdict(dict)
+    """Returns {object: its views in their order}. Raises InputError unless each has twelve."""
+    objects: defaultdict[str, dict[int, Path]] = defaultdict(dict)
     for path in images_in(folder):
         parts = _NAME.fullmatch(path.stem)
-        if parts is None or int(parts["view"]) in found[parts["object"]]:
-            text = f"{path}: is not named OBJECT_VIEW, such as chair_0001_003.png, or twice there"
-            raise InputError(Code.FILE_INVALID, f"{text}; rename or remove it")
-        found[parts["object"]][int(parts["view"])] = path
-    for name, own in found.items():
+        if parts is None or int(parts["view"]) in objects[parts["object"]]:
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: is not named OBJECT_VIEW, such as chair_0001_003.png, or is a second "
+                "file of this view. Rename or remove it.",
+            )
+        objects[parts["object"]][int(parts["view"])] = path
+    for name, own in objects.items():
         if len(own) != VIEWS:
-            text = f"{folder}: {name} has {len(own)} views, and {VIEWS} are needed"
-            raise InputError(Code.FILE_INVALID, f"{text}; render it again, or remove it")
-    return {name: [own[view] for view in sorted(own)] for name, own in sorted(found.items())}
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{folder}: {name} must have {VIEWS} views (got {len(own)}). Render it again, "
+                "or remove it.",
+            )
+    return {name: [own[view] for view in sorted(own)] for name, own in sorted(objects.items())}
 
 
 def _samples(own: Sequence[Path], request: Request, place: int) -> list[list[Path]]:
-    """Returns rows of an object, no two alike: from each party's run of views one at random."""
+    """Returns different rows of an object: one random view from each party's run of views."""
     k = request.parties
     run = VIEWS // k
     codes = permutation(derive_seed(request.seed, "modelnet", place), run**k)

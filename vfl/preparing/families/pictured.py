@@ -19,7 +19,7 @@ from vfl.preparing.formats.pictures import PictureDecoder
 class Pictured:
     """Collects rows of image files, which are decoded when a block is read.
 
-    ``size``: the height and width to which images are brought; ``single``: whether a row is one
+    ``size``: the height and width of the images; ``single``: whether a row is one
     image, and has no views.
     """
 
@@ -53,15 +53,15 @@ class Pictured:
             notes=tuple(notes),
             differs=tuple(differs),
             split_says=split_says,
-            afterwards=self._decoder.said,
+            afterwards=self._decoder.notes,
         )
 
     def _blocks(self, rows: Rows) -> Iterator[Block]:
         """Yields blocks [n, H, W, 3], or [n, V, H, W, 3] of rows with V images."""
         for some in in_blocks(rows, len(self._files[0]) * self._decoder.bytes):
             flat = [path for row in some for path in self._files[row]]
-            found = self._decoder.of(flat, flat)
-            yield found if self._single else found.reshape(len(some), -1, *found.shape[1:])
+            pixels = self._decoder.of(flat, flat)
+            yield pixels if self._single else pixels.reshape(len(some), -1, *pixels.shape[1:])
 
 
 def _view(number: int, block: Block) -> Block:

@@ -1,1 +1,1 @@
-"""Official formats of data sets, read without trust in what the files say of themselves."""
+"""Readers of official formats, which do not trust what the files say about themselves."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from vfl_common.errors import Code, InputError
 
 Array = npt.NDArray[Any]
-# Red, green and blue of 32 × 32.
+# The number of values of an image: red, green and blue of 32 × 32.
 PIXELS = 3 * 32 * 32
 
 
@@ -28,30 +28,35 @@ def read_binary(name: str, data: bytes, labels: int) -> tuple[Array, Array]:
     """
     size = labels + PIXELS
     if not data or len(data) % size:
-        text = f"{name}: has {len(data):,} bytes, no multiple of {size:,}"
-        raise InputError(Code.FILE_INVALID, f"{text}; get it from its makers again")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{name}: must have a multiple of {size:,} bytes (got {len(data):,}). Download it "
+            "again.",
+        )
     rows = np.frombuffer(data, np.uint8).reshape(-1, size)
     return images_of(rows[:, labels:]), rows[:, labels - 1].astype(np.int64)
 
 
 def read_python(name: str, data: bytes, key: str) -> tuple[Array, Array]:
-    """Returns images [N, 32, 32, 3] and labels [N] of a pickle of the Python version; ``key``: of
-    its labels. Nothing but plain values and the bytes of an array is unpickled. Raises InputError.
+    """Returns images [N, 32, 32, 3] and labels [N] of a pickle of the Python version. ``key``: that
+    of its labels. Only plain values and the bytes of an array are unpickled. Raises InputError.
     """
     try:
-        found = _Plain(io.BytesIO(data), encoding="bytes").load()
-        pixels = found[b"data"].array()
-        given = found[key.encode()]
-        # Lists in lists could say the same row without end.
-        if type(given) is not list or not all(type(each) is int for each in given):
+        batch = _Plain(io.BytesIO(data), encoding="bytes").load()
+        pixels = batch[b"data"].array()
+        classes = batch[key.encode()]
+        # Nested lists could repeat the same row without end.
+        if type(classes) is not list or not all(type(label) is int for label in classes):
             raise ValueError("no labels")
-        labels = np.array(given, np.int64)
+        labels = np.array(classes, np.int64)
         if pixels.shape != (len(labels), PIXELS):
             raise ValueError("shapes differ")
-    # A damaged pickle fails in any way.
+    # A damaged pickle may fail with any exception.
     except Exception:  # noqa: BLE001
-        text = f"{name}: is no batch of CIFAR's Python version"
-        raise InputError(Code.FILE_INVALID, f"{text}; get it from its makers again") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{name}: is not a batch of CIFAR's Python version. Download it again.",
+        ) from None
     return images_of(pixels), labels
 
 
@@ -85,7 +90,7 @@ def _array(*_: Any) -> _Array:
 
 
 class _Plain(pickle.Unpickler):
-    """Unpickles plain values; in place of NumPy's classes, which could be given anything, ours."""
+    """Unpickles plain values, with our classes in place of NumPy's, which accept anything."""
 
     def find_class(self, module: str, name: str) -> Any:
         root = module.partition(".")[0]

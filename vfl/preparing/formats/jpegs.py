@@ -1,4 +1,4 @@
-"""Reads tables of small JPEG images: no official form of any data set."""
+"""Reads tables of small JPEG images, which are no official form of a data set."""
 
 from __future__ import annotations
 
@@ -23,15 +23,20 @@ def read_jpegs(name: str, size: int, files: Files, _: Request) -> Content:
     path = files[name]
     try:
         table = pq.read_table(path, columns=list(_COLUMNS))
-        ids, jpegs, labels, parts = (table[each].to_pylist() for each in _COLUMNS)
+        ids, jpegs, labels, parts = (table[name].to_pylist() for name in _COLUMNS)
     except (OSError, pa.ArrowException):
-        text = f"{path}: is no Parquet table with {', '.join(_COLUMNS)}; write it again"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not a Parquet table with {', '.join(_COLUMNS)}. Write it again.",
+        ) from None
     typed = ((jpegs, bytes), (labels, int), (parts, str))
-    sound = all(type(each) is kind for column, kind in typed for each in column)
+    sound = all(type(value) is kind for column, kind in typed for value in column)
     if not sound or not {TRAIN, TEST}.issuperset(parts):
-        text = f"{path}: a row lacks its jpeg, its label, or its part, which is train or test"
-        raise InputError(Code.FILE_INVALID, f"{text}; write it again")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: a row lacks its jpeg, its label, or its part (train or test). Write it "
+            "again.",
+        )
     decoder = PictureDecoder(size)
 
     def blocks(rows: Rows) -> Iterator[Block]:
@@ -39,6 +44,6 @@ def read_jpegs(name: str, size: int, files: Files, _: Request) -> Content:
             names = [f"{path}: row {row + 1}" for row in some]
             yield decoder.of([jpegs[row] for row in some], names)
 
-    texts = np.array([str(each).encode() for each in ids])
-    found, splits = np.array(labels, np.int64), np.array(parts, object)
-    return Content(found, splits, blocks, texts, afterwards=decoder.said)
+    texts = np.array([str(id_).encode() for id_ in ids])
+    classes, splits = np.array(labels, np.int64), np.array(parts, object)
+    return Content(classes, splits, blocks, texts, afterwards=decoder.notes)

@@ -1,4 +1,4 @@
-"""Reads NPZ files of images and labels: no official form of any data set."""
+"""Reads NPZ files of images and labels, which are no official form of a data set."""
 
 from __future__ import annotations
 
@@ -21,10 +21,15 @@ def read_npz(name: str, files: Files, _: Request) -> Content:
         with np.load(path, allow_pickle=False) as file:
             images, labels = file["images"], file["labels"]
     except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error):
-        text = f"{path}: is no NPZ file of plain arrays `images` and `labels`; write it again"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not an NPZ file of plain arrays `images` and `labels`. Write it again.",
+        ) from None
     fits = images.dtype == np.uint8 and images.ndim in (3, 4) and labels.shape == images.shape[:1]
     if not fits or labels.dtype.kind not in "iu":
-        text = f"{path}: `images` must be bytes [N, H, W] or [N, H, W, C], and `labels` [N] classes"
-        raise InputError(Code.FILE_INVALID, f"{text}; write it again")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: `images` must be bytes [N, H, W] or [N, H, W, C], and `labels` [N] "
+            "classes. Write it again.",
+        )
     return Content(labels.astype(np.int64), None, blocks_of(images))

@@ -16,9 +16,9 @@ from PIL import Image
 from vfl_common.errors import Code, InputError
 
 Pixels = npt.NDArray[np.uint8]
-# How many times as long as wide a picture is at most: it is scaled by its shorter side.
-_LONGEST = 50
-# Modes of PIL with more bits, which it would cut off at 255.
+# The largest ratio of length to width of an image, which is scaled by its shorter side.
+_MAX_RATIO = 50
+# The modes of PIL with more than 8 bits, which it clips at 255.
 _DEEP = ("I", "F")
 
 
@@ -32,7 +32,7 @@ class PictureDecoder:
     def __init__(self, size: int) -> None:
         self._size = size
         self.resized = 0
-        # Of a decoded image.
+        # The size of a decoded image.
         self.bytes = 3 * size * size
         self._threads = ThreadPoolExecutor(min(8, os.cpu_count() or 1))
 
@@ -40,16 +40,17 @@ class PictureDecoder:
         """Returns [n, size, size, 3] of files or their contents; ``names``: for messages. Raises
         InputError.
         """
-        found = np.empty((len(sources), self._size, self._size, 3), np.uint8)
-        into = partial(self._one, found, sources, names)
+        pixels = np.empty((len(sources), self._size, self._size, 3), np.uint8)
+        into = partial(self._one, pixels, sources, names)
         self.resized += sum(self._threads.map(into, range(len(sources))))
-        return found
+        return pixels
 
-    def said(self) -> tuple[str, ...]:
-        """Returns a sentence about images of other sizes, if there were some."""
+    def notes(self) -> tuple[str, ...]:
+        """Returns a note about images of other sizes, if there were some."""
+        if not self.resized:
+            return ()
         size = self._size
-        told = f"{self.resized:,} images had another size, and were brought to {size} × {size}."
-        return (told,) if self.resized else ()
+        return (f"{self.resized:,} images had another size, and were scaled to {size} × {size}.",)
 
     def _one(
         self,
@@ -63,26 +64,29 @@ class PictureDecoder:
             with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
                 self._refuse(image, names[place])
                 other = image.size != (self._size, self._size)
-                into[place] = np.asarray(self._fitted(image.convert("RGB")))
+                into[place] = np.asarray(self._fit(image.convert("RGB")))
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-            text = f"{names[place]}: is no image that can be read; get it from its makers again"
-            raise InputError(Code.FILE_INVALID, text) from None
+            raise InputError(
+                Code.FILE_INVALID, f"{names[place]}: is not a readable image. Download it again."
+            ) from None
         return other
 
     def _refuse(self, image: Image.Image, name: object) -> None:
-        """Raises InputError if an image would lose its pixels' depth, or become too large."""
+        """Raises InputError if an image has more than 8 bits, or is too long."""
         from vfl_party.data.pixels import is_shortened
 
         if image.mode.startswith(_DEEP) or is_shortened(image):
-            what = "has pixels of more than 8 bits"
-        elif max(image.size) > _LONGEST * min(image.size):
-            what = f"is {image.width} × {image.height}, and no picture is so thin"
-        else:
-            return
-        text = f"{name}: {what}; get it from its makers again"
-        raise InputError(Code.FILE_INVALID, text)
+            raise InputError(
+                Code.FILE_INVALID, f"{name}: has pixels of more than 8 bits. Download it again."
+            )
+        if max(image.size) > _MAX_RATIO * min(image.size):
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{name}: must be at most {_MAX_RATIO} times as long as wide (got {image.width} "
+                f"× {image.height}). Download it again.",
+            )
 
-    def _fitted(self, image: Image.Image) -> Image.Image:
+    def _fit(self, image: Image.Image) -> Image.Image:
         size, (width, height) = self._size, image.size
         if (width, height) == (size, size):
             return image

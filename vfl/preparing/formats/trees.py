@@ -1,4 +1,4 @@
-"""Lists the image files of folders whose names say what the images are."""
+"""Lists the image files of folders whose names are the images' classes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENDINGS = (".jpeg", ".jpg", ".png")
 
 def folders_in(folder: Path) -> list[Path]:
     """Returns the folders in a folder, by name. Raises InputError if it cannot be listed."""
-    return [Path(each.path) for each in _listed(folder) if each.is_dir()]
+    return [Path(entry.path) for entry in _entries(folder) if entry.is_dir()]
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -22,14 +22,15 @@ def images_in(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         return []
-    found = (each for each in _listed(folder) if each.name.lower().endswith(_ENDINGS))
-    return [Path(each.path) for each in found if each.is_file()]
+    entries = (entry for entry in _entries(folder) if entry.name.lower().endswith(_ENDINGS))
+    return [Path(entry.path) for entry in entries if entry.is_file()]
 
 
-def _listed(folder: Path) -> Iterator[os.DirEntry[str]]:
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            yield from sorted(entries, key=lambda each: each.name)
+            yield from sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
-        text = f"{folder}: cannot be listed ({error.strerror}); make it readable"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID, f"{folder}: cannot be listed ({error.strerror}). Make it readable."
+        ) from None

@@ -547,7 +547,7 @@ def test_the_guides_data_set_is_prepared_and_trains(tmp_path: Path, installed: I
     lines = [",".join(map(str, row)) + f",{int(row.sum() > 0)}" for row in numbers]
     (tmp_path / "wine.csv").write_text("\n".join(["a,b,c,d,good", *lines]))
     found = vfl.prepare("mine", tmp_path, tmp_path / "out", validation=0.2)
-    assert "60 rows were found, and 1,599 are published." in found.notes
+    assert "The files have 60 rows (published: 1,599)." in found.notes
     assert pd.read_parquet(found.parties["party-2"]).columns.tolist() == ["id", "c", "d"]
     recipe = vfl.Recipe.load(found.recipe).replace({"phases.0.epochs": 1})
     assert vfl.simulate(recipe, quiet=True, out=tmp_path / "runs").metrics["validation"]

@@ -75,7 +75,7 @@ def test_sets_like_mnist_are_told_apart_by_their_folders(tmp_path: Path, name: s
         (tmp_path / folder / "raw").mkdir(parents=True)
         made.write_mnist(tmp_path / folder / "raw", packed=folder != "KMNIST")
     found = vfl.prepare(name, tmp_path, tmp_path / "out", rows=20)
-    assert "vfl prepare` wrote it" in found.recipe.read_text()
+    assert "Written by `vfl prepare`" in found.recipe.read_text()
     assert len(arrays(found, "party-4")["id"]) == 20
 
 
@@ -222,11 +222,11 @@ def test_bhi_pairs_images_of_a_patient_with_the_same_label(tmp_path: Path) -> No
     testing = set(patients[first["split"] == b"test"])
     assert len(testing) == 1
     assert not testing & set(patients[first["split"] == b"train"])
-    assert "45 images were found, and 277,524 are published." in found.notes
+    assert "The folder has 45 images (published: 277,524)." in found.notes
     assert (
         "5 images had no partner of the same patient and label, and were left out." in found.notes
     )
-    assert any(each.endswith("brought to 10 × 10.") for each in found.notes)
+    assert any(each.endswith("scaled to 10 × 10.") for each in found.notes)
 
 
 @pytest.mark.parametrize(("name", "parties"), [("modelnet10", 12), ("modelnet40", 4)])

@@ -63,7 +63,7 @@ def test_every_party_has_its_quarter_of_the_same_rows(files: Path, tmp_path: Pat
 def test_what_differs_from_the_published_files_is_said(files: Path, tmp_path: Path) -> None:
     found = vfl.prepare("mnist", files, tmp_path / "out")
     assert not found.official
-    assert "60 train rows were found, and 60,000 are published." in found.notes
+    assert "The files have 60 train rows (published: 60,000)." in found.notes
     assert all(f"- {note}" in found.summary.read_text() for note in found.notes)
 
 
@@ -100,7 +100,7 @@ def test_the_summary_names_the_paper_whose_numbers_the_recipe_has(
     files: Path, tmp_path: Path
 ) -> None:
     aligned = vfl.prepare("mnist", files, tmp_path / "aligned", divide="halves", parties=2)
-    assert "The numbers of the recipe are those of FedOnce" in aligned.summary.read_text()
+    assert "The values of the recipe are those of FedOnce" in aligned.summary.read_text()
     # FedOnce, the only paper that uses MNIST, trains no clients.
     dealt = vfl.prepare("mnist", files, tmp_path / "dealt", divide="rows", parties=4)
     for text in (dealt.summary.read_text(), dealt.recipe.read_text()):
@@ -271,10 +271,10 @@ def test_strata_with_few_rows_are_drawn_by_their_share() -> None:
     ("need", "told"),
     [
         (Need("a.bin", bytes=3, md5="900150983cd24fb0d6963f7d28e17f72"), []),
-        (Need("a.bin", bytes=4), ["a.bin has 3 bytes, and 4 are published."]),
+        (Need("a.bin", bytes=4), ["a.bin has 3 bytes (published: 4)."]),
         (
             Need("a.bin", bytes=3, md5="0" * 32),
-            ["a.bin has another content than the published file (its MD5 differs)."],
+            ["a.bin differs from the published file (its MD5 differs)."],
         ),
         (Need("a.bin.gz", ("a.bin",), bytes=4), []),
     ],

@@ -59,7 +59,7 @@ def test_libsvm_columns_are_divided_and_labels_are_classes(
     whole = np.concatenate([np.stack(features(each).columns, 1) for each in parts], 1)
     np.testing.assert_array_equal(whole, made.numbers(made.N, 68) > 0)
     assert parts[0]["label"].to_pylist() == [row % 2 for row in range(made.N)]
-    assert "60 rows were found, and 11,055 are published." in found.notes
+    assert "The files have 60 rows (published: 11,055)." in found.notes
 
 
 def important(folder: Path, **given: Any) -> dict[str, set[str]]:
@@ -159,7 +159,7 @@ def test_nuswide_keeps_images_of_one_of_ten_concepts(
     np.testing.assert_allclose(
         image["wt128"].to_numpy()[:50], made.numbers(50, 128)[:, 127], rtol=1e-6
     )
-    assert "70 rows were found, and 269,648 are published." in prepared("nuswide").notes
+    assert "The files have 70 rows (published: 269,648)." in prepared("nuswide").notes
     unpacked = vfl.prepare("nuswide", made.write_nuswide_unpacked(tmp_path), tmp_path / "out")
     assert table(unpacked, "party-1").equals(image)
     assert table(unpacked, "party-2").equals(tags)
@@ -246,7 +246,7 @@ def test_files_that_are_not_what_their_makers_publish(
     wrong(tmp_path, file, data)
     with raises(InputError, Code.FILE_INVALID) as caught:
         vfl.prepare(name, tmp_path, tmp_path / "out", **SMALL.get(name, {}))
-    assert "makers" in str(caught.value)
+    assert "Download it again." in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vfl.preparing.columns.clicks import FEDHSSL, OPTIONS, drawn, halves
+from vfl.preparing.columns.clicks import FEDHSSL, OPTIONS, draw_rows, halves
 from vfl.preparing.columns.official import FLOAT, WORD, ColumnFiles, file
 from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
@@ -35,7 +35,7 @@ _SILENT = (
 def _read(files: Files, request: Request) -> Content:
     types = dict.fromkeys(_CATEGORIES, WORD) | dict.fromkeys(_NUMBERS, FLOAT)
     source = file(files[_FILE], format="text", separator=",")
-    return drawn(ColumnFiles((source,), types), "click", _ROWS, request)
+    return draw_rows(ColumnFiles((source,), types), "click", _ROWS, request)
 
 
 DATASET = DataSet(

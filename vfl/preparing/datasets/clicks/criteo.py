@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vfl.preparing.columns.clicks import FEDHSSL, OPTIONS, drawn, halves
+from vfl.preparing.columns.clicks import FEDHSSL, OPTIONS, draw_rows, halves
 from vfl.preparing.columns.official import FLOAT, WORD, ColumnFiles, FileTree, file
 from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
@@ -27,7 +27,7 @@ def _read_file(files: Files, request: Request) -> Content:
 def _read(source: str, request: Request) -> Content:
     types = dict.fromkeys(_NUMBERS, FLOAT) | dict.fromkeys(_CATEGORIES, WORD)
     layout = file(source, format="text", separator="\t", names=("click", *types))
-    return drawn(ColumnFiles((layout,), types, missing=True), "click", _ROWS, request)
+    return draw_rows(ColumnFiles((layout,), types, missing=True), "click", _ROWS, request)
 
 
 _HALVES = halves(_CATEGORIES, _NUMBERS, missing="zero")

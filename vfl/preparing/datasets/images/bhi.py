@@ -20,8 +20,8 @@ _SPLIT = "80 % of the patients were drawn for training, and the others are for t
 
 
 def _read(files: Files, request: Request) -> Content:
-    """Puts images of each patient with the same label together, at random. The images that are too
-    few for another row are left out.
+    """Puts images of each patient with the same label together, at random. Images that do not fill
+    a row are left out.
     """
     patients = _patients(files[_FOLDER.name])
     order = permutation(derive_seed(request.seed, "bhi", "patients"), len(patients))
@@ -29,11 +29,11 @@ def _read(files: Files, request: Request) -> Content:
     rows, k, images = Pictured(request.options["size"]), request.parties, 0
     for place, patient in enumerate(patients):
         for label in (0, 1):
-            found = images_in(patient / str(label))
-            images += len(found)
-            order = permutation(derive_seed(request.seed, "bhi", place, label), len(found))
-            for start in range(0, len(found) - k + 1, k):
-                own = [found[at] for at in order[start : start + k]]
+            files_ = images_in(patient / str(label))
+            images += len(files_)
+            order = permutation(derive_seed(request.seed, "bhi", place, label), len(files_))
+            for start in range(0, len(files_) - k + 1, k):
+                own = [files_[at] for at in order[start : start + k]]
                 split = TRAIN if place in training else TEST
                 rows.add(own, label, split, f"{patient.name}-{label}-{start // k:05d}")
     return rows.content(_CLASSES, _SPLIT, _left(images - k * len(rows)), _differs(images))
@@ -41,24 +41,29 @@ def _read(files: Files, request: Request) -> Content:
 
 def _patients(root: Path) -> Sequence[Path]:
     """Returns the patients' folders, whose names are numbers. Raises InputError."""
-    found = [each for each in folders_in(root) if each.name.isdigit()]
+    folders = [folder for folder in folders_in(root) if folder.name.isdigit()]
     inner = root / _FOLDER.name
-    if not found and inner.is_dir():
+    if not folders and inner.is_dir():
         return _patients(inner)
-    if not any(images_in(each / label) for each in found for label in "01"):
-        text = f"{root}: holds no images of a patient, as in 10253/0 and 10253/1"
-        raise InputError(Code.FILE_INVALID, f"{text}; unpack the archive of BHI into it")
-    return found
+    if not any(images_in(folder / label) for folder in folders for label in "01"):
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{root}: holds no images of a patient, as in 10253/0 and 10253/1. Unpack the "
+            "archive of BHI into it.",
+        )
+    return folders
 
 
 def _left(images: int) -> list[str]:
-    told = "had no partner of the same patient and label, and were left out."
-    return [f"{images:,} images {told}"] if images else []
+    if not images:
+        return []
+    return [f"{images:,} images had no partner of the same patient and label, and were left out."]
 
 
 def _differs(images: int) -> list[str]:
-    told = f"{images:,} images were found, and {_PUBLISHED:,} are published."
-    return [told] if images != _PUBLISHED else []
+    if images == _PUBLISHED:
+        return []
+    return [f"The folder has {images:,} images (published: {_PUBLISHED:,})."]
 
 
 DATASET = DataSet(

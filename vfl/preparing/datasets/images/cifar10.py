@@ -31,7 +31,7 @@ _PARQUET = "cifar10.parquet"
 _JPEGS = Form(
     (Need(_PARQUET),),
     partial(read_jpegs, _PARQUET, 32),
-    unofficial="a table of JPEG images, which have lost something",
+    unofficial="a table of JPEG images, whose compression loses detail",
 )
 
 DATASET = DataSet(

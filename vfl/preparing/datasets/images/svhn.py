@@ -25,14 +25,17 @@ def _images(path: Path) -> tuple[Array, Array]:
     """Returns images [N, 32, 32, 3] and digits [N] of a file, in which the class 10 is the digit 0.
     Raises InputError.
     """
-    # Late: it brings torch, which a list of data sets does not need.
+    # Imported late: it imports torch, which a list of data sets does not need.
     from vfl_party.data.sources.research.mat import read_variables
 
     images, labels = read_variables(str(path), ("X", "y"))
     fits = images.dtype == np.uint8 and images.shape[1:] == (32, 32, 3)
     if not fits or labels.shape != images.shape[:1]:
-        text = f"{path}: `X` must be bytes [32, 32, 3, N], and `y` the class of each image"
-        raise InputError(Code.FILE_INVALID, f"{text}; get it from its makers again")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: `X` must be bytes [32, 32, 3, N], and `y` the class of each image. "
+            "Download it again.",
+        )
     return images, np.where(labels == 10, 0, labels).astype(np.int64)
 
 

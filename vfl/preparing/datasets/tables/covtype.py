@@ -6,7 +6,7 @@ from vfl.preparing import recipes
 from vfl.preparing.columns.libsvm_set import libsvm_set
 from vfl.preparing.dataset import DataSet, Need, PaperUse
 
-# Tables 2 and 5.
+# The values of Tables 2 and 5.
 _FEDONCE = recipes.fedonce(
     {"kind": "mlp", "hidden": [200, 100, 100]},
     [30, 30],

@@ -7,7 +7,7 @@ from vfl.preparing.columns.libsvm_set import libsvm_set, need
 from vfl.preparing.content import TEST, TRAIN
 from vfl.preparing.dataset import DataSet, PaperUse
 
-# Tables 2 and 5.
+# The values of Tables 2 and 5.
 _FEDONCE = recipes.fedonce(
     {"kind": "mlp", "hidden": [100, 100, 50]},
     [30, 30],

@@ -50,7 +50,7 @@ _GENRES = (
 )
 _YEAR = re.compile(r"\((\d{4})\)\s*$")
 _NUMBER = pa.int32()
-# Tables 2 and 5: of the party with the identities, and of the other one.
+# The values of Tables 2 and 5: of the party with the identities, and of the other one.
 _NCF, _OTHER = ({"kind": "tabular", "hidden": hidden} for hidden in ([32, 16], [128]))
 _FEDONCE = recipes.fedonce(_NCF, [10], (1e-4, 1e-5, 64, 30), (1e-4, 2e-4, 64, 40))
 _SILENT = (
@@ -82,7 +82,7 @@ def _table(place: FileTree, name: str, types: Types) -> ColumnFiles:
 
 
 class _LookUp:
-    """Puts what is known of user and movie beside each rating. All of it is in memory."""
+    """Joins each rating with the columns of its user and movie. All of it is in memory."""
 
     def __init__(self, place: FileTree, source: str, pairs: dict[str, Array]) -> None:
         users = _table(
@@ -101,18 +101,18 @@ class _LookUp:
         """Yields the features of ratings."""
         for start in range(0, len(rows), BLOCK_ROWS):
             own = rows[start : start + BLOCK_ROWS]
-            found = {name: self._pairs[name][own].astype(str) for name in _IDENTITIES}
+            features = {name: self._pairs[name][own].astype(str) for name in _IDENTITIES}
             for name, table in (("user", self._users), ("movie", self._movies)):
                 taken = table.take(pa.array(self._places[name][own]))
-                found |= {each: taken.column(each) for each in taken.column_names}
-            yield pa.table(found)
+                features |= {column: taken.column(column) for column in taken.column_names}
+            yield pa.table(features)
 
 
 def _places(source: str, name: str, known: Array, wanted: Array) -> Array:
     """Returns the row of each identity. Raises InputError if one is not known."""
     order = np.argsort(known, kind="stable")
-    found = np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)
-    places: Array = order[found]
+    indices = np.minimum(np.searchsorted(known, wanted, sorter=order), len(known) - 1)
+    places: Array = order[indices]
     wrong = known[places] != wanted
     if wrong.any():
         row = int(wrong.argmax()) + 1
@@ -127,9 +127,7 @@ def _of_movies(movies: ColumnFiles) -> pa.Table:
     for row, (title, words) in enumerate(zip(*texts, strict=True), 1):
         year, own = _YEAR.search(title), set(words.split("|"))
         if year is None or not own <= {*_GENRES}:
-            raise damaged(
-                movies.files[0].source, f"row {row:,} has no year, or a genre that nobody knows"
-            )
+            raise damaged(movies.files[0].source, f"row {row:,} has no year, or an unknown genre")
         years.append(int(year[1]))
         listed.append(own)
     has = {name: np.array([name in own for own in listed], np.uint8) for name in _GENRES}
@@ -138,7 +136,7 @@ def _of_movies(movies: ColumnFiles) -> pa.Table:
 
 
 def _by_source(_: Content, request: Request) -> Sequence[Part]:
-    names = (*_AUXILIARY, "year", *(f"genre_{each}" for each in _GENRES))
+    names = (*_AUXILIARY, "year", *(f"genre_{name}" for name in _GENRES))
     parts = named(request, [columns(_IDENTITIES), columns(names)])
     return [replace(part, encoder=_NCF if part.name == "party-1" else _OTHER) for part in parts]
 

@@ -41,10 +41,13 @@ def _read(files: Files, _: Request) -> Content:
     features, tags, truth = files.values()
     concepts = Concepts(truth)
     if len(concepts.names) < _CLASSES:
-        text = f"{truth}: holds {len(concepts.names)} concepts, and {_CLASSES} are needed"
-        raise InputError(Code.FILE_INVALID, f"{text}; get it from its makers again")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{truth}: must hold at least {_CLASSES} concepts (got {len(concepts.names)}). "
+            "Download it again.",
+        )
     names = concepts.names[:_CLASSES]
-    shown_NC, splits = concepts.shown(names)
+    shown_NC, splits = concepts.read(names)
     rows = np.flatnonzero(shown_NC.sum(axis=1) == 1)
     whole = ImageFeatures(features, tags)
     return Content(

@@ -25,7 +25,7 @@ from vfl.preparing.dataset import DataSet, Division, Files, Form, PaperUse, Requ
 from vfl.preparing.dividing import COLUMNS, columns, named
 
 _LABEL = "sky"
-# Tables 2 and 5.
+# The values of Tables 2 and 5.
 _FEDONCE = recipes.fedonce(
     {"kind": "mlp", "hidden": [60]}, [50], (3e-4, 1e-5, 128, 50), (7e-5, 1e-5, 128, 50), d=8
 )
@@ -38,7 +38,7 @@ _SILENT = (
 
 def _read(files: Files, _: Request) -> Content:
     features, truth = files.values()
-    shown_NC, splits = Concepts(truth).shown([_LABEL])
+    shown_NC, splits = Concepts(truth).read([_LABEL])
     labels = shown_NC[:, 0].astype(np.int64)
     return Content(labels, splits, ImageFeatures(features).blocks, classes=(f"no {_LABEL}", _LABEL))
 

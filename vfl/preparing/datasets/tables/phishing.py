@@ -15,7 +15,7 @@ from vfl.preparing.dataset import DataSet, Files, Form, Need, PaperUse, Request
 
 _CSV = "phishing.csv.gz"
 _CLASSES = {0.0: "legitimate", 1.0: "phishing"}
-# Tables 2 and 5.
+# The values of Tables 2 and 5.
 _FEDONCE = recipes.fedonce(
     {"kind": "mlp", "hidden": [30, 30]}, [30], (1e-4, 1e-5, 100, 100), (1e-4, 1e-4, 100, 300)
 )
@@ -34,8 +34,8 @@ def _read_csv(files: Files, _: Request) -> Content:
     names = [f"f{at}" for at in range(1, 69)]
 
     def blocks(rows: Rows) -> Iterator[Block]:
-        for each in columns.blocks(rows):
-            yield each.rename_columns(names)
+        for block in columns.blocks(rows):
+            yield block.rename_columns(names)
 
     return Content(labels, None, blocks, classes=tuple(_CLASSES.values()))
 

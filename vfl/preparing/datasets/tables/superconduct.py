@@ -17,7 +17,7 @@ _TABLE = "train.csv"
 _ZIP = "superconductivty+data.zip"
 _WIDTH = 81
 _ROWS = {"": 21_263}
-# Tables 2 and 5.
+# The values of Tables 2 and 5.
 _FEDONCE = recipes.fedonce(
     {"kind": "mlp", "hidden": [30, 30]}, [30, 10], (3e-4, 1e-4, 100, 500), (3e-4, 1e-4, 128, 600)
 )
@@ -31,9 +31,9 @@ def _read(name: str, files: Files, _: Request) -> Content:
     path = files[name]
     source = file(path if name == _TABLE else FileTree(path).source(_TABLE))
     names = _names(source.source)
-    types = {each: FLOAT for each in names if each != _LABEL}
+    types = {name: FLOAT for name in names if name != _LABEL}
     if len(types) != _WIDTH or _LABEL not in names:
-        raise damaged(source.source, f"has not {_WIDTH} columns beside {_LABEL!r}")
+        raise damaged(source.source, f"must have {_WIDTH} columns and {_LABEL!r}")
     columns = ColumnFiles((source,), types)
     labels = columns.of({_LABEL: pa.float64()}).array(_LABEL)
     return Content(labels, None, columns.blocks)

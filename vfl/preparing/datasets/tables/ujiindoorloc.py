@@ -26,7 +26,7 @@ _ZIP, _PARQUET = "ujiindoorloc.zip", "ujiindoorloc.parquet"
 _POINTS = tuple(f"WAP{number:03}" for number in range(1, 521))
 _LABELS = ("LONGITUDE", "LATITUDE")
 _ROWS = 21_048
-# Tables 2 and 5.
+# The values of Tables 2 and 5.
 _FEDONCE = recipes.fedonce(
     {"kind": "mlp", "hidden": [50, 50, 50, 30]},
     [30, 10],
@@ -60,7 +60,7 @@ def _read_parquet(files: Files, request: Request) -> Content:
     parts = ColumnFiles((file(source),), {"part": WORD}).array("part")
     test = parts == "validation"
     if not (test | (parts == "train")).all():
-        raise damaged(source, "holds something else than train and validation in the column 'part'")
+        raise damaged(source, "has values other than train and validation in the column 'part'")
     return _read((source,), request, np.where(test, TEST, TRAIN).astype(object))
 
 
@@ -68,14 +68,16 @@ def _read(sources: tuple[str, ...], request: Request, splits: object = None) -> 
     label, how = request.options["label"], request.options["split"]
     for key, value, known in (("label", label, _LABELS), ("split", how, ("random", "makers"))):
         if value not in known:
-            text = f"{key}: give {' or '.join(known)}, and not {value!r}"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{key}: unknown value {value!r}. Choose {' or '.join(known)}.",
+            )
     columns = ColumnFiles(tuple(map(file, sources)), dict.fromkeys(_POINTS, FLOAT))
-    each = columns.of({label: pa.float64()}).each(label)
+    labels_by_file = columns.of({label: pa.float64()}).by_file(label)
     if len(sources) == 2:
-        splits = np.repeat(np.array([TRAIN, TEST], object), [*map(len, each)])
+        splits = np.repeat(np.array([TRAIN, TEST], object), [*map(len, labels_by_file)])
     own = splits if how == "makers" and isinstance(splits, np.ndarray) else None
-    labels = np.concatenate(each)
+    labels = np.concatenate(labels_by_file)
     return Content(labels, own, columns.blocks, differs=counted(len(labels), _ROWS))
 
 
