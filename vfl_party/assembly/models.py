@@ -34,8 +34,11 @@ def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> 
     if place is None or place.features:
         check_encoder(found, where)
     if place is not None and place.role == "passive" and isinstance(found, RawSettings):
-        text = f'{where}: kind = "raw" would send the columns of {name} as they are'
-        raise InputError(Code.CONFIG_INVALID, f"{text}; take it for the active party alone")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'{where}: kind "raw" is only for the active party, because it sends the columns of '
+            f"{name} unchanged. Choose another encoder.",
+        )
     return found
 
 
@@ -83,8 +86,8 @@ def load_models(models: dict[str, nn.Module], tree: Tree) -> None:
     except (KeyError, RuntimeError):
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            "the checkpoint holds other models than the recipe and the data produce; use "
-            "those of the trained run",
+            "the checkpoint does not fit the models of the recipe and the data. Use the recipe and "
+            "the data of the trained run.",
         ) from None
 
 
@@ -113,7 +116,7 @@ def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: s
     except (KeyError, RuntimeError):
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"recipe: start.run: the encoder of {run_id} differs from what this recipe and "
-            "data produce; give both "
-            "recipes the same model and columns, and start.phases that run's phases",
+            f"recipe: start.run: the encoder of {run_id} does not fit this recipe and its data. "
+            "Set "
+            "the same model and columns in both recipes, and start.phases to that run's phases.",
         ) from None

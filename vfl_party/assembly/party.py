@@ -106,6 +106,7 @@ class Training:
     run_id: ClassVar[str] = ""
 
     def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
+        """Returns the aligned rows with their splits. Raises InputError."""
         rest = (aligned.rest(opened.table), opened.unaligned)
         return prepare(
             opened.recipe,
@@ -120,15 +121,17 @@ class Training:
         )
 
     def begin(self, models: dict[str, nn.Module]) -> None:
+        """Loads the weights of the earlier run, if there is one. Raises InputError."""
         if self.begin_with is not None:
             self.begin_with(models)
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
+        """Makes all phases of the recipe. Raises InputError."""
         _ = prepared
         return party.course.build(party)
 
 
-# From the beginning.
+# Training from initial weights.
 TRAINING = Training()
 
 
@@ -160,6 +163,7 @@ class Opened:
 
     @property
     def recipe(self) -> Recipe:
+        """The recipe of the run."""
         return self.course.recipe
 
     @property
@@ -333,7 +337,8 @@ class Assembled:
 
     @property
     def _data(self) -> str:
-        """What must be the same to resume; '' for labels that are only looked up by id: they may be
+        """The fingerprint that must be equal to resume; '' for labels that are only looked up by id:
+        they may be
         corrected.
         """
         looked_up = self.party.recipe.rows.align == "none" and self.prepared.features is None
@@ -347,9 +352,9 @@ class Assembled:
         if tree["data"] != self._data:
             raise ChangedError(
                 Code.DATA_INVALID,
-                f"{self.prepared.table.source}: its rows or columns are not those that the "
-                "unfinished run began with; "
-                "restore them, or begin a new run with --fresh at the server alone",
+                f"{self.prepared.table.source}: its rows or columns changed since the unfinished "
+                "run "
+                "began. Restore them, or start a new run with --fresh at the server only.",
             )
         load_models(party.models, tree)
         # A checkpoint of an earlier version has none.
@@ -391,7 +396,7 @@ def assemble(
     prepared = work.prepare(opened, aligned)
     own = course.recipe.seed if secret is None else secret
     root = own if label_secret is None else label_secret
-    # Of dropout.
+    # The seed of dropout.
     seed = derive_seed(own, "torch", name)
     torch.manual_seed(seed % 2**63)
     begin(torch.default_generator, seed)
@@ -471,10 +476,10 @@ def check_ranks(party: Party, *, trains: bool) -> None:
     for phase in party.course.phases if trains else ():
         why = phase.method.one_process(phase.settings)
         if why:
-            text = (
-                f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} {why}, and runs in"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} {why}, and needs "
+                f"one process per party. Start {party.name} without torchrun.",
             )
-            text = f"{text} only one process of a party; start {party.name} without torchrun"
-            raise InputError(Code.CONFIG_INVALID, text)
     spec = party.features.spec if party.features is not None else None
     check_spread(party.models.get("encoder"), spec, party.device, party.name)

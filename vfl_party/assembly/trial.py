@@ -31,8 +31,8 @@ def try_party(
     *,
     policy: Policy | None = None,
 ) -> Assembled:
-    """Makes one party as it is before it joins, on the CPU. Raises InputError if the party's
-    program would.
+    """Makes one party as it is before it joins, on the CPU. Raises InputError as the party's
+    program does.
     """
     opened = open_party(recipe, name, data, encoder, load)
     return assemble(opened, expected_rows(opened), policy=policy)
@@ -128,12 +128,15 @@ def modules_of(folder: Path) -> Iterator[None]:
 
 def _check_tested(party: Assembled) -> None:
     if "test" not in party.party.course.evaluated:
-        text = "no phase evaluates the test rows; give finetune one of kind 'evaluate'"
-        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "recipe: phases: no phase evaluates the test rows. Set finetune of one phase of kind "
+            "'evaluate'.",
+        )
     # If the parties hold different rows.
     held = party.party.data.holdings.values()
     if not (any(rows["test"] for rows in held) if held else len(party.party.rows("test"))):
         raise InputError(
             Code.CONFIG_INVALID,
-            "recipe: rows.test: there are no test rows to evaluate; give a share",
+            "recipe: rows.test: no test rows to evaluate. Set a share of the rows.",
         )

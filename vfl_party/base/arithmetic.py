@@ -41,18 +41,18 @@ _BUILT_WITH = {
     "MKL": r"Math Kernel Library Version (\S+?)(?:-Product|\s)",
     "oneDNN": r"MKL-DNN v(\S+)",
 }
-# Of an operation's inner dimension: kernels divide long sums, each at another length.
+# Inner dimensions of the products: kernels divide long sums, each at another length.
 _INNER = (8, 64, 256, 784, 1024, 2048)
 # Rows of a product: kernels for one row, for few, and for many differ.
 _ROWS = (1, 8, 40)
 # Where the numbers of the second operand begin.
 _OTHER = 99_991
-# What is compared, beside libraries, settings and digests.
+# The fields that are compared, besides libraries, settings and digests.
 _FACTS = ("device", "processor", "instructions", "threads")
 # Hexadecimal digits of a digest.
 _DIGITS = 16
-# A party that changes machines all the time shall not outgrow the server's bound of a report.
-MOST_CHANGES = 100
+# A limit, so that a party that changes machines often keeps within the bound of a report.
+MAX_CHANGES = 100
 
 
 def arithmetic(device: torch.device) -> Arithmetic:
@@ -79,7 +79,7 @@ def resumed(
         return now, None
     differs = differences(kept, now)
     change = ArithmeticChange(checkpoint=checkpoint, differs=differs) if differs else None
-    changes = [*kept.changes, *([change] if change is not None else [])][-MOST_CHANGES:]
+    changes = [*kept.changes, *([change] if change is not None else [])][-MAX_CHANGES:]
     return now.model_copy(update={"changes": changes}), change
 
 

@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 ASIDE, DAMAGED = "aside-", "damaged-"
 _PLAIN = frozenset({bool, int, float, str})
-# A failing disk shall not fill up with them.
-MOST_DAMAGED = 3
+# The number of damaged files that stay, so that a failing disk does not fill up.
+MAX_DAMAGED = 3
 FILE = re.compile(r"(\d+)-([\w.-]+)\.safetensors")
 
 
@@ -63,7 +63,7 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
     tensors: dict[str, Tensor] = {}
 
     def walk(node: Any) -> Any:
-        # Most are.
+        # Most nodes are plain values.
         if node is None or type(node) in _PLAIN:
             return node
         if isinstance(node, Tensor):
@@ -78,10 +78,10 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
             return {"tuple": [walk(item) for item in node]}
         if isinstance(node, list):
             return [walk(item) for item in node]
-        # Of a derived type.
+        # A subclass of a plain type.
         if isinstance(node, int | float | str):
             return node
-        raise InternalError(f"a {type(node).__name__} cannot be kept in a checkpoint")
+        raise InternalError(f"a {type(node).__name__} cannot be stored in a checkpoint")
 
     jsonable = walk(tree)
     return tensors, jsonable
@@ -133,7 +133,7 @@ class CheckpointStore:
 
     def __init__(self, folder: Path, keep: int) -> None:
         if keep < 1:
-            raise InternalError(f"a checkpoint store that keeps {keep} checkpoints")
+            raise InternalError(f"a checkpoint store must keep at least 1 checkpoint (got {keep})")
         self._folder, self._keep = folder, keep
         # Starts with the first checkpoint.
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -250,11 +250,11 @@ class CheckpointStore:
                     _read(entry.path)
                 self._verified.add(stamp)
             except OSError as error:
-                text = (
-                    f"{entry.path}: cannot be read ({error.strerror}); make it readable, or "
-                    "remove it"
-                )
-                raise InputError(Code.CHECKPOINT_INVALID, f"{text} to resume without it") from error
+                raise InputError(
+                    Code.CHECKPOINT_INVALID,
+                    f"{entry.path}: cannot be read ({error.strerror}). Make it readable, or "
+                    "remove it to resume without it.",
+                ) from error
             except _DAMAGED as error:
                 self._set_damaged_aside(entry.path, error)
         return self.labels()
@@ -263,10 +263,16 @@ class CheckpointStore:
         aside = path.with_name(DAMAGED + path.name)
         with self._worded("cannot set a damaged checkpoint aside"):
             path.rename(aside)
-            for older in sorted(self._folder.glob(f"{DAMAGED}*"))[:-MOST_DAMAGED]:
+            for older in sorted(self._folder.glob(f"{DAMAGED}*"))[:-MAX_DAMAGED]:
                 older.unlink()
-        text = "%s: the checkpoint is damaged (%s); it is %s now, and the run resumes without it"
-        log.warning(text, path, error, aside.name, extra={"event": "damaged"})
+        log.warning(
+            "%s: the checkpoint is damaged (%s); it was renamed to %s, and the run resumes "
+            "without it",
+            path,
+            error,
+            aside.name,
+            extra={"event": "damaged"},
+        )
 
     def load(self, label: str) -> Any:
         """Returns the tree that was saved as ``label``, with tensors on the CPU.
@@ -281,8 +287,8 @@ class CheckpointStore:
         except (OSError, *_DAMAGED) as error:
             raise InputError(
                 Code.CHECKPOINT_INVALID,
-                f"{entry.path}: the checkpoint is damaged ({error}); restore it; an "
-                "unfinished run resumes without it",
+                f"{entry.path}: the checkpoint is damaged ({error}). Restore it; an unfinished run "
+                "resumes without it.",
             ) from error
 
     def discard_after(self, label: str) -> None:
@@ -300,7 +306,7 @@ class CheckpointStore:
                 left.unlink()
             for entry in reversed(newer):
                 entry.path.rename(entry.path.with_name(ASIDE + entry.path.name))
-            # Counting begins anew, too.
+            # The count restarts, too.
             for path in self._folder.glob(f"{DAMAGED}*") if not label else ():
                 path.rename(path.with_name(ASIDE + path.name))
 
@@ -309,10 +315,10 @@ class CheckpointStore:
         for entry in reversed(entries):
             if entry.label == label:
                 return entry
-        there = ", ".join(entry.label for entry in entries) or "none"
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"{self._folder}: no checkpoint {label}; complete ones: {there}",
+            f"{self._folder}: the checkpoint does not exist (got {label}). Choose one of: "
+            f"{', '.join(entry.label for entry in entries) or 'none'}.",
         )
 
     def _paths(self) -> list[Path]:

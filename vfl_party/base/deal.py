@@ -15,7 +15,7 @@ from vfl_party.base.seeds import Rows, derive_seed, permutation
 
 How = Literal["even", "classes", "dirichlet"]
 
-# Draws of Dirichlet shares, until every party has enough rows.
+# The most draws of Dirichlet shares until every party has enough rows.
 _TRIES = 100
 
 
@@ -49,7 +49,9 @@ def deal(
     """
     labels_N = np.asarray(labels_N)
     if labels_N.ndim != 1:
-        raise _wrong(f"labels of shape {labels_N.shape}: give one class for each row")
+        raise _config_error(
+            f"labels: shape must be [N] (got {labels_N.shape}). Give one class for each row."
+        )
     names, codes_N = np.unique(labels_N, return_inverse=True)
     _check(how, parts, len(names), classes, alpha)
     if how == "even":
@@ -59,11 +61,16 @@ def deal(
         found = _by_classes(codes_N, len(names), parts, classes, seed)
     else:
         found = _by_shares(codes_N, len(names), parts, alpha, least, seed)
-    fewest = min(map(len, found))
-    if fewest < least:
-        text = f"deal {how!r}: a party would get {fewest} rows of {len(codes_N):,}"
-        larger = " or a larger alpha" if how == "dirichlet" else ""
-        raise InputError(Code.DATA_INVALID, f"{text}; take fewer than {parts:,} parties{larger}")
+    min_rows = min(map(len, found))
+    if min_rows < least:
+        raise InputError(
+            Code.DATA_INVALID,
+            f"deal {how!r}: a party gets {min_rows:,} of {len(codes_N):,} rows, fewer than "
+            f"{least:,}. Use fewer than {parts:,} parties or a larger alpha."
+            if how == "dirichlet"
+            else f"deal {how!r}: a party gets {min_rows:,} of {len(codes_N):,} rows, fewer than "
+            f"{least:,}. Use fewer than {parts:,} parties.",
+        )
     return found
 
 
@@ -120,17 +127,26 @@ def _shuffled(codes_N: npt.NDArray[Any], c: int, seed: int) -> Rows:
 
 def _check(how: str, parts: int, C: int, classes: int, alpha: float) -> None:
     if how not in get_args(How):
-        raise _wrong(f"deal {how!r} is unknown: take {', '.join(get_args(How))}")
+        raise _config_error(
+            f"deal: unknown method (got {how!r}). Choose one of {', '.join(get_args(How))}."
+        )
     if parts < 1:
-        raise _wrong(f"{parts} parties: give 1 or more")
+        raise _config_error(f"parts: must be at least 1 (got {parts}). Set 1 or more parties.")
     if how == "classes" and not 1 <= classes <= C:
-        raise _wrong(f"classes = {classes} for each party, and the rows have {C}: take 1 to {C}")
+        raise _config_error(
+            f"classes: must be between 1 and {C}, the classes of the rows (got {classes}). Set 1 "
+            f"to {C}."
+        )
     if how == "classes" and parts * classes < C:
-        text = f"{parts} parties with {classes} classes each leave rows of some of the {C} classes"
-        raise _wrong(f"{text} to nobody: take more classes, or more parties")
+        raise _config_error(
+            f"classes: {parts} parties with {classes} classes per party cannot hold all {C} "
+            "classes. Set more classes, or more parties."
+        )
     if how == "dirichlet" and not 0 < alpha < np.inf:
-        raise _wrong(f"alpha = {alpha}: give a number above 0")
+        raise _config_error(
+            f"alpha: must be greater than 0 and finite (got {alpha}). Set a positive number."
+        )
 
 
-def _wrong(text: str) -> InputError:
+def _config_error(text: str) -> InputError:
     return InputError(Code.CONFIG_INVALID, text)

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# Of the noise that a line may tell of: no recipe has as much.
-_MOST = 1e9
+# The largest noise that a line may have: no recipe has as much.
+_MAX_NOISE = 1e9
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Mechanism:
             raise ValueError(text)
         found = cls(kind, float(noise), float(rate), int(times))  # type: ignore[arg-type]
         if not (
-            0 <= found.noise <= _MOST
+            0 <= found.noise <= _MAX_NOISE
             and 0 <= found.rate <= 1
             and found.times > 0
             and (found.rate == 1 or kind == "gaussian")

@@ -1,5 +1,5 @@
-"""Finds methods, encoders, codecs and the like by name: in our own rooms, among what one run was
-given, or as others' entry points.
+"""Finds methods, encoders, codecs and other plug-ins by name: in our own packages, among the
+plug-ins of one run, or as entry points of other projects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _OURS = ("torch", "vfl", "vfl_common", "vfl_party", "vfl_server")
-# By the first part of a plug-in's module: who has made it.
+# {first part of a plug-in's module: its maker}.
 _loaded: dict[str, str] = {}
 
 # {group, without ``vfl.``: {name: the object that an entry point would name}}.
@@ -54,7 +54,8 @@ class _Scope:
     makers: dict[str, str] = field(default_factory=dict)
 
 
-# Of a run, not of the process: each thread, and each party of a run in one process, sees its own.
+# A run has a scope, not the process: each thread, and each party of a run in one process, sees
+# its own.
 _SCOPE: ContextVar[_Scope] = ContextVar("plug-ins of a run", default=_Scope())  # noqa: B039
 
 
@@ -107,20 +108,22 @@ class PlugIns:
         if found is None:
             names = self.names()
             near = difflib.get_close_matches(name, names, n=1)
-            known = f"known: {', '.join(names)}" if names else "none is installed"
-            hint = f"did you mean {near[0]!r}?" if near else known
             raise InputError(
-                Code.CONFIG_INVALID, f"{where}: there is no {self.what} {name!r}; {hint}"
+                Code.CONFIG_INVALID,
+                f"{where}: unknown {self.what} {name!r}. Did you mean {near[0]!r}?"
+                if near
+                else f"{where}: unknown {self.what} {name!r}. Choose one of: "
+                f"{', '.join(names) or 'none'}.",
             )
         _loaded[_root(found.module)] = found.dist.name if found.dist is not None else found.value
         try:
             return found.load()
         except Exception as error:
-            text = (
+            raise InputError(
+                Code.CONFIG_INVALID,
                 f"{where}: the plug-in {found.value} cannot be loaded: it failed "
-                f"{where_it_failed(error)}"
-            )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; reinstall or remove it") from error
+                f"{where_it_failed(error)}. Reinstall or remove it.",
+            ) from error
 
     def version(self, name: str) -> dict[str, str]:
         """Returns {``group:name``: ``distribution version``} of a plug-in; nothing if the name is
@@ -149,21 +152,21 @@ class PlugIns:
         except VflError:
             raise
         except Exception as error:
-            text = (
-                f"{where}: the {self.what} {name!r} cannot be made: it failed "
-                f"{where_it_failed(error)}"
-            )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: the {self.what} {name!r} cannot be created: it failed "
+                f"{where_it_failed(error)}. Correct the plug-in.",
+            ) from error
         return self.checked(made, name, where, wanted)
 
     def checked(self, made: object, name: str, where: str, wanted: type[T]) -> T:
-        """Returns ``made``. Raises InputError if it is no ``wanted``."""
+        """Returns ``made``. Raises InputError if it is not a ``wanted``."""
         if not isinstance(made, wanted):
-            text = (
-                f"{where}: the {self.what} {name!r} gives a {type(made).__name__}, and a "
-                f"{wanted.__name__} is wanted"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: the {self.what} {name!r} must return a {wanted.__name__} (got "
+                f"{type(made).__name__}). Correct the plug-in.",
             )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in")
         return made
 
     def _others(self) -> list[EntryPoint]:
@@ -177,8 +180,11 @@ class PlugIns:
         one of ours, which would come first.
         """
         if self.is_ours(name):
-            text = f"plugins: {self.group.removeprefix('vfl.')}: there is a {self.what} {name!r}"
-            raise InputError(Code.CONFIG_INVALID, f"{text} already; choose another name")
+            group = self.group.removeprefix("vfl.")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"plugins: {group}: the {self.what} {name!r} already exists. Choose another name.",
+            )
         found = self._given()[name]
         for root in _roots(found):
             _SCOPE.get().makers[root] = "of this notebook or script" if root == "__main__" else root
@@ -207,8 +213,10 @@ def blaming() -> Iterator[None]:
         if maker is None:
             raise
         log.exception("the plug-in %s failed", maker, extra={"event": "plug-in"})
-        text = f"the plug-in {maker} failed {where_it_failed(error)}; correct the plug-in"
-        raise InputError(Code.CONFIG_INVALID, text) from error
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"the plug-in {maker} failed {where_it_failed(error)}. Correct the plug-in.",
+        ) from error
 
 
 def where_it_failed(error: Exception) -> str:

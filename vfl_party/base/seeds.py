@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from vfl_common.packing.dither import derive
 
-# Row numbers.
+# Row numbers, in the canonical order of the ids.
 Rows = npt.NDArray[np.int64]
 
-# Numbers of a permutation that is kept: 8 MiB.
-_MOST_KEPT = 1 << 20
+# The longest permutation that is cached: 8 MiB.
+_MAX_CACHED = 1 << 20
 # Numbers that are compared at once.
-_AT_ONCE = 1 << 20
+_CHUNK = 1 << 20
 
 
 # Seeds from here on are secret, and have 128 bits: too many to try them all.
@@ -55,16 +55,16 @@ def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
 
     It cannot be written to.
     """
-    return _kept(seed, n) if n <= _MOST_KEPT else _drawn(seed, n)
+    return _kept(seed, n) if n <= _MAX_CACHED else _drawn(seed, n)
 
 
 def _drawn(seed: int, n: int) -> npt.NDArray[np.int64]:
     keys = np.random.Philox(key=seed).random_raw(n)
     # Five times as fast as a stable sort, and the same if no two keys are equal.
     order = np.argsort(keys)
-    starts = range(0, n, _AT_ONCE)
+    starts = range(0, n, _CHUNK)
     # A little at a time, or it would take as much memory as the keys.
-    found = (keys[order[start : start + _AT_ONCE + 1]] for start in starts)
+    found = (keys[order[start : start + _CHUNK + 1]] for start in starts)
     if any(bool((some[1:] == some[:-1]).any()) for some in found):
         order = np.argsort(keys, kind="stable")
     order = order.astype(np.int64, copy=False)
@@ -146,7 +146,7 @@ def cut_order(
     test, validation, local = np.split(order, [n_test, n_test + n_validation])
     common = local[: round(len(local) * aligned)]
     found = {"test": np.sort(test), "validation": np.sort(validation), "local": np.sort(local)}
-    # Of many rows, one array for splits that are the same.
+    # Splits that are the same share one array.
     found["aligned"] = found["local"] if len(common) == len(local) else np.sort(common)
     train = common[:labelled]
     found["train"] = found["aligned"] if len(train) == len(common) else np.sort(train)

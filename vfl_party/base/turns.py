@@ -43,7 +43,7 @@ class _Modes(NamedTuple):
     nested: int = 0
     # Whether the weights that are cast are kept.
     kept: bool = True
-    # By _CAST.
+    # The autocast of each type of _CAST.
     cast: tuple[tuple[bool, torch.dtype], ...] = ((False, torch.bfloat16), (False, torch.float16))
     mkldnn: bool = True
 
@@ -107,7 +107,7 @@ class TakingTurns(Turns):
         self._on_turn: _Player | None = None
         # Where ``play`` chooses who is next.
         self._home = getcurrent()
-        # Whose state torch has.
+        # The party whose state torch has.
         self._last: _Player | None = None
 
     def join(self, name: str, act: Callable[[], None], *, helps: bool = False) -> None:
@@ -132,7 +132,10 @@ class TakingTurns(Turns):
                     break
             else:
                 names = ", ".join(each.name for each in self._players)
-                text = f"{names} all wait; a method asks for what its other side never sends"
+                text = (
+                    f"{names} all wait; a method waits for a message that its other side never "
+                    "sends"
+                )
                 raise InternalError(text)
             self._players.remove(player)
             self._restore(player)

@@ -55,7 +55,7 @@ class Part:
     """
 
     convolutions: int
-    # That it gives.
+    # The channels of its output.
     channels: int
     # An image's height or width after it.
     side: Callable[[int], int]
@@ -249,7 +249,7 @@ def _halved_down(side: int) -> int:
 
 
 def strided(stride: int, side: int) -> int:
-    """Returns an image's height or width after a convolution that keeps it but for its stride."""
+    """Returns an image's height or width after a padded convolution of this stride."""
     return -(-side // stride)
 
 

@@ -45,11 +45,11 @@ def lightgbm(where: str) -> Any:
         import lightgbm
     except (ImportError, OSError) as error:
         # OSError: libgomp, which its library needs, is missing.
-        text = (
-            f"{where}: gbdt needs LightGBM, which cannot be imported here "
-            f"({str(error).splitlines()[0]})"
-        )
-        raise InputError(Code.CONFIG_INVALID, f"{text}; {INSTALL}") from None
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: gbdt needs LightGBM, which cannot be imported "
+            f"({str(error).splitlines()[0]}). Install it: {INSTALL}.",
+        ) from None
     return lightgbm
 
 
@@ -75,8 +75,11 @@ def check_loss(task: TaskSettings, library: str, where: str) -> None:
         lacks = (*lacks, HuberSettings)
     if task.loss is not None and isinstance(task.loss, lacks):
         name = {"sklearn": "scikit-learn", "lightgbm": "LightGBM"}[library]
-        text = f'{where}: {name} has nothing for task.loss = "{task.loss.kind}"; take splitnn'
-        raise InputError(Code.CONFIG_INVALID, f"{text}, or remove it")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'{where}: {name} does not support this task.loss (got "{task.loss.kind}"). Use '
+            "splitnn, or remove task.loss.",
+        )
 
 
 def grow(
@@ -92,10 +95,10 @@ def grow(
         classes = task.classes or 2
         missing = sorted(set(range(classes)) - set(train.y.astype(int).tolist()))
         if missing:
-            text = f"recipe: model.top: trees need training rows of all {classes} classes (got none"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text} of {len(missing)}). Give more training rows, or fewer classes.",
+                f"recipe: model.top: trees need training rows of all {classes} classes (got none "
+                f"of {len(missing)}). Provide more training rows, or fewer classes.",
             )
     of = _by_sklearn if top.library == "sklearn" else _by_lightgbm
     return of(task, top, train, validation, seed % 2**31)
@@ -138,7 +141,7 @@ def _by_sklearn(
         model.fit(train.x, train.y, sample_weight=train.weights, **more)
     rounds = model._predictors
     if validation is not None:
-        # Of the model without trees, then after each round; the largest is the best.
+        # Scores of the model without trees, then after each round; the largest is the best.
         rounds = rounds[: int(np.argmax(model.validation_score_))]
     baseline = np.asarray(model._baseline_prediction, np.float64).reshape(-1)
     return _joined([[_of_sklearn(tree.nodes) for tree in each] for each in rounds], baseline)
@@ -152,7 +155,7 @@ def _of_sklearn(nodes: npt.NDArray[Any]) -> _Tree:
     sides = [np.where(is_leaf, itself, nodes[side].astype(np.int64)) for side in ("left", "right")]
     return {
         "feature": np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int64),
-        # Of a split between present and missing numbers it is infinite.
+        # A split between present and missing numbers has an infinite threshold.
         "threshold": np.minimum(nodes["num_threshold"], np.finfo(np.float64).max),
         "missing_left": nodes["missing_go_to_left"].astype(bool),
         "child": np.stack(sides, axis=1),

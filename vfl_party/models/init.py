@@ -13,7 +13,8 @@ import torch
 from vfl_common.errors import InternalError
 from vfl_party.base.seeds import SECRET
 
-# Of the state of Mersenne Twister; the byte of torch's state where they begin, 8 bytes each.
+# The words of the state of Mersenne Twister; the byte of torch's state where they begin, 8 bytes
+# each.
 _WORDS, _FIRST = 624, 24
 
 
@@ -72,7 +73,7 @@ def _check_layout() -> None:
     theirs.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": _WORDS}}
     drawn = torch.empty(2 * _WORDS, dtype=torch.int32).random_(generator=ours)
     if not np.array_equal(drawn.numpy(), theirs.random_raw(2 * _WORDS) & 0x7FFFFFFF):
-        text = 'torch keeps the state of its generator in another way than init = "secret" knows'
         raise InternalError(
-            f'{text}; install torch as pyproject.toml names it, or set init = "recipe"'
+            'init = "secret" does not support the generator state of this version of torch; '
+            'install the torch of pyproject.toml, or set init = "recipe"'
         )

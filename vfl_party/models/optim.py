@@ -147,9 +147,10 @@ def build_optimizer(settings: OptimizerSettings, params: Iterable[Tensor]) -> Op
     """
     params = list(params)
     if not params:
-        text = 'an encoder of kind "raw" has no weights to train'
         raise InputError(
-            Code.MODEL_INVALID, f"{text}; take another encoder for this phase, or leave it out"
+            Code.MODEL_INVALID,
+            'model.encoder: kind "raw" has no weights to train. Use another encoder for this '
+            "phase, or remove the phase.",
         )
     lr, decay = settings.lr, settings.weight_decay
     if settings.kind == "sgd":
@@ -219,8 +220,11 @@ def build_schedule(settings: OptimizerSettings, optimizer: Optimizer, epochs: in
     """
     warmup = settings.warmup_epochs
     if warmup and warmup >= epochs:
-        text = f"recipe: phases: optimizer.warmup_epochs = {warmup} of {epochs} epochs leaves none"
-        raise InputError(Code.CONFIG_INVALID, f"{text} with the whole learning rate; lower it")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: optimizer.warmup_epochs: must be less than the {epochs} epochs (got "
+            f"{warmup}). Set fewer warm-up epochs.",
+        )
     after = _decay(settings, epochs - warmup)
 
     def factor(epoch: int) -> float:

@@ -20,11 +20,11 @@ from torch import Tensor
 ROWS = 32
 # The most rows computed at once: torch computes up to 32,768 numbers of an elementwise operation on
 # one thread, so 64 numbers a row, and every number of blocks can be checked.
-_MOST = 512
-# Of larger images a block of 32 would cost a single request three times as much as one of 8.
-_IMAGES, _MOST_IMAGES, _SMALL_IMAGE = 8, 32, 64
+_MAX = 512
+# With larger images, a block of 32 would cost a single request three times as much as one of 8.
+_IMAGES, _MAX_IMAGES, _SMALL_IMAGE = 8, 32, 64
 # A GPU needs many rows at once, and its rows are not checked.
-_MOST_GPU = 1024
+_MAX_GPU = 1024
 # If other numbers of rows give other bits, all blocks have exactly this many. MKL limited to AVX2
 # computes a row of such a block alike at every place, which it does not in blocks of 32.
 _CONSTANT = 64
@@ -49,8 +49,8 @@ class Blocks:
     def usual(cls, x: Tensor) -> Blocks:
         """Returns the blocks for a model's first input, [N, F], or [N, C, H, W] of images."""
         if x.device.type != "cpu":
-            return cls(ROWS, _MOST_GPU)
-        return cls(_IMAGES, _MOST_IMAGES) if _are_large(x.shape[1:]) else cls(ROWS, _MOST)
+            return cls(ROWS, _MAX_GPU)
+        return cls(_IMAGES, _MAX_IMAGES) if _are_large(x.shape[1:]) else cls(ROWS, _MAX)
 
 
 def in_blocks(compute: Compute, blocks: Blocks | None, *inputs: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def in_blocks(compute: Compute, blocks: Blocks | None, *inputs: Tensor) -> Tenso
 
 def sample_rows(shape: Sequence[int]) -> int:
     """Returns how many rows ``checked`` needs of an input whose rows have this shape."""
-    return _CONSTANT if _are_large(shape) else _MOST
+    return _CONSTANT if _are_large(shape) else _MAX
 
 
 def _are_large(shape: Sequence[int]) -> bool:

@@ -42,7 +42,7 @@ class Chain:
     ) -> None:
         self.filters = (*filters, *([codec] if codec is not None else []))
         self._coded = codec is not None
-        # All that they want to be told.
+        # The names of all tensors that the filters must be told.
         self.knows = frozenset(name for each in self.filters for name in each.knows)
         # Filters that change nothing are not called, to save time at every step.
         self._apply = [each for each in self.filters if _overrides(each, "apply")]
@@ -54,7 +54,7 @@ class Chain:
         self._leaves = [each for each in self.filters if type(each).leaves is not Filter.leaves]
         self._noisy = [each for each in self.filters if each.draws] if sent is not None else []
         self._sent, self._way = sent, way
-        # By id of the first; holds that spec, so that no id is reused.
+        # {id of a spec: that spec and its stages}; holding the spec keeps its id from being reused.
         self._specs: dict[int, tuple[BundleSpec, ...]] = {}
         # Dtypes and shapes for which apply has kept to wire_spec.
         self._agreeing: set[tuple[Any, ...]] = set()
@@ -86,7 +86,7 @@ class Chain:
     def leaves(self, leaving: Leaving) -> None:
         """Has each filter check a bundle that is about to leave. Raises VflError if it may not."""
         for each in self._leaves:
-            with _worded(each, "cannot be asked about what leaves"):
+            with _worded(each, "cannot check what leaves"):
                 each.leaves(leaving)
 
     def _renew_noise(self, at: Passage, tensors: Tensors) -> None:
@@ -94,11 +94,14 @@ class Chain:
         would come now.
         """
         if self._sent is not None and self._sent.differs(self._way, at, tensors):
-            text = (
-                "%s has got other tensors of %s, %s, before the interruption: their noise is "
-                "drawn anew"
+            log.warning(
+                "%s received other tensors of %s, %s, before the interruption: new noise is drawn "
+                "for them",
+                at.receiver,
+                self._way,
+                at.step,
+                extra={"event": "noise"},
             )
-            log.warning(text, at.receiver, self._way, at.step, extra={"event": "noise"})
             for each in self._noisy:
                 each.renew()
 
@@ -108,12 +111,12 @@ class Chain:
         for name in sorted(declared.keys() | sent.keys()):
             want, got = declared.get(name), sent.get(name)
             if want != got:
-                text = (
-                    f"{self}: these make {name!r} {got or 'nothing'}, and {want or 'nothing'} is "
-                    "declared; correct the plug-in among them"
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{self}: tensor {name!r} leaves as {got or 'nothing'}, but wire_spec "
+                    f"declares {want or 'nothing'}. Keep the tensor's shape and dtype, or declare "
+                    "the new ones in wire_spec of the plug-in's Filter.",
                 )
-                text = f"{text}: keep the shape, or let wire_spec of a Filter say the new one"
-                raise InputError(Code.CONFIG_INVALID, text)
 
     def undo(
         self, tensors: dict[str, Tensor], at: Passage = NOWHERE, spec: BundleSpec | None = None
@@ -160,7 +163,7 @@ class Chain:
         found: Tensors = tensors
         for place in places:
             each = self.filters[place]
-            with _worded(each, "cannot be undone on what has arrived"):
+            with _worded(each, "cannot be undone on what arrived"):
                 found = dict(each.undo_at(at, found, stages[place]) if stages else each.undo(found))
         return dict(found)
 
@@ -184,10 +187,10 @@ class Chain:
     def _declared(self, spec: BundleSpec) -> tuple[BundleSpec, ...]:
         stages = [spec]
         for each in self.filters:
-            with _worded(each, "cannot say what it makes of what leaves"):
+            with _worded(each, "cannot give the spec of what leaves"):
                 made = each.wire_spec(stages[-1])
                 if not isinstance(made, BundleSpec):
-                    raise TypeError(f"wire_spec gives a {type(made).__name__}, not a BundleSpec")
+                    raise TypeError(f"wire_spec returns a {type(made).__name__}, not a BundleSpec")
                 stages.append(made)
         return tuple(stages)
 
@@ -233,13 +236,11 @@ def _drawn(each: Filter) -> InputError:
     """Returns the error of a transform that draws from torch's generators, whose seed follows from
     the recipe's.
     """
-    text = (
-        f"{each.text} draws from torch's generator, and every peer can draw the same from the "
-        "recipe's seed"
-    )
     return InputError(
         Code.CONFIG_INVALID,
-        f"{text}; derive it from vfl_party.outbound.noise.NoisyFilter, and draw from self._random",
+        f"{each.text}: the transform draws from torch's generator, which every peer can repeat "
+        "from the recipe's seed. Derive it from vfl_party.outbound.noise.NoisyFilter, and draw "
+        "from self._random.",
     )
 
 
@@ -251,9 +252,10 @@ def _worded(each: Filter, what: str) -> Iterator[None]:
     except VflError:
         raise
     except Exception as error:
-        text = f"{each.text} {what}: it failed {where_it_failed(error)}"
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it"
+            Code.CONFIG_INVALID,
+            f"{each.text} {what}: it failed {where_it_failed(error)}. Correct the plug-in, or "
+            "remove it.",
         ) from error
 
 

@@ -85,22 +85,20 @@ def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Directi
     where = _where(recipe, table, phase, exchange)
     name = next((each for each in coding.NAMES if each == table.codec), None)
     if name is None:
-        text = (
-            f"the server averages {exchange.name!r}, and knows {', '.join(coding.NAMES)}, not "
-            f"codec {table.codec!r}"
-        )
         raise InputError(
-            Code.CONFIG_INVALID, f"{where}: {text}; choose one of these, or remove the table"
+            Code.CONFIG_INVALID,
+            f"{where}: the server averages {exchange.name!r} and does not support codec "
+            f"{table.codec!r}. Choose one of {', '.join(coding.NAMES)}, or remove the table.",
         )
     if name != "bits":
         return Coding(name)
     settings = parse(BitsSettings, dict(table.settings), f"{where}: codec bits")
     if settings.scales != "float32":
-        text = (
-            f"{where}: scales are float32 in {exchange.name!r}, which the server averages; "
-            "remove scales"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: scales must be float32 in {exchange.name!r}, which the server averages "
+            f"(got {settings.scales}). Remove scales.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
     stochastic = settings.rounding == "stochastic"
     seed = _seed(recipe, phase, exchange, direction) if stochastic else 0
     return Coding(name, settings.bits, stochastic, seed)
@@ -151,10 +149,10 @@ def _codec(
         return codecs.make("identity", where) if plain else None
     where = _where(recipe, table, phase, exchange)
     if all(each is not table for each in recipe.wire) and codecs.has_settings(table.codec, where):
-        text = f"codec {table.codec!r} has settings of its own"
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{where}: {text}; write it as a table of wire, with phase = {phase!r}",
+            f"{where}: codec {table.codec!r} has settings, which phases.codec cannot hold. Write "
+            f"it as a table of wire, with phase = {phase!r}.",
         )
     answered = bool(exchange.up.tensors and exchange.down.tensors)
     place = codecs.Place(
@@ -235,9 +233,14 @@ def check_asked(
         ]
         sent = [of for each in between for of in (each.up, each.down)]
         if phase.codec != "identity" and not _carries_float32(sent):
-            what = "carries no float32 numbers" if between else "exchanges nothing"
-            text = f"recipe: phases: {phase.name}: codec: the phase {what} between parties"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase.name}: codec: the phase sends no float32 numbers between "
+                f"parties (got {phase.codec}). Remove codec."
+                if between
+                else f"recipe: phases: {phase.name}: codec: the phase sends nothing between "
+                f"parties (got {phase.codec}). Remove codec.",
+            )
         names = [name for of, name in opened if of == phase.name]
         for each in phase.transforms:
             where = f"recipe: phases: {phase.name}: transforms"
@@ -245,32 +248,31 @@ def check_asked(
             if each.exchange == PREDICTION and exchange is None:
                 exchange = prediction
             if exchange is None:
-                text = (
-                    f"there is no exchange {each.exchange!r} in this phase (it has "
-                    f"{', '.join(names) or 'none'})"
-                )
-                raise InputError(Code.CONFIG_INVALID, f"{where}: {text}")
-            if exchange.asks == "server":
-                text = (
-                    f"exchange {each.exchange!r} is with the server, and a recipe's transforms "
-                    "are between parties"
-                )
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{where}: {text}; take a setting of the method, or remove it",
+                    f"{where}: unknown exchange in this phase (got {each.exchange!r}). Choose one "
+                    f"of: {', '.join(names) or 'none'}.",
+                )
+            if exchange.asks == "server":
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{where}: exchange {each.exchange!r} is with the server, but a recipe's "
+                    "transforms apply between parties. Use a setting of the method instead, or "
+                    "remove the transform.",
                 )
             sends = exchange.up if each.sent_by == "passive" else exchange.down
             if not sends.tensors:
-                text = f"in exchange {each.exchange!r} {each.sent_by} parties send nothing"
                 raise InputError(
-                    Code.CONFIG_INVALID, f"{where}: {text}; give the other sent_by, or remove it"
+                    Code.CONFIG_INVALID,
+                    f"{where}: {each.sent_by} parties send nothing in exchange {each.exchange!r}. "
+                    "Set the other sent_by, or remove the transform.",
                 )
             if not _carries_float32([sends]):
-                text = (
-                    f"what {each.sent_by} parties send in exchange {each.exchange!r} is no "
-                    "float32 numbers"
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{where}: {each.kind}: {each.sent_by} parties send no float32 numbers in "
+                    f"exchange {each.exchange!r}. Remove the transform.",
                 )
-                raise InputError(Code.CONFIG_INVALID, f"{where}: {each.kind}: {text}; remove it")
             if exchange is prediction:
                 # Its chain is made after the training.
                 use = Use(each.kind, each.settings)
@@ -294,33 +296,27 @@ def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> No
             if not found:
                 names = sorted({name for _, name in of_phase})
                 near = difflib.get_close_matches(table.exchange, names, n=1)
-                hint = (
-                    f"did you mean {near[0]!r}?"
-                    if near
-                    else f"there is {', '.join(names) or 'none'}"
-                )
                 raise InputError(
-                    Code.CONFIG_INVALID, f"{where}: there is no exchange {table.exchange!r}; {hint}"
+                    Code.CONFIG_INVALID,
+                    f"{where}: unknown exchange {table.exchange!r}. Did you mean {near[0]!r}?"
+                    if near
+                    else f"{where}: unknown exchange {table.exchange!r}. Choose one of: "
+                    f"{', '.join(names) or 'none'}.",
                 )
         up = [each.up for each in found] if table.direction != "down" else []
         sent = [*up, *([each.down for each in found] if table.direction != "up" else [])]
         if not _carries_float32(sent):
-            what = (
-                f"exchange {table.exchange!r}"
-                if table.exchange is not None
-                else "what parties send each other"
-            )
-            way = f" {table.direction}" if table.direction is not None else ""
-            text = f"{what} carries no float32 numbers{way}"
             raise InputError(
-                Code.CONFIG_INVALID, f"{where}: {text}; remove the table, or name another exchange"
+                Code.CONFIG_INVALID,
+                f"{where}: "
+                f"{f'exchange {table.exchange!r} carries' if table.exchange else 'the exchanges between parties carry'} no float32 numbers{way}. Remove the table, or name another exchange.",
             )
         before = _before(recipe, table, opened)
         if before is not None:
-            text = f"it holds for nothing, because {before} goes before it wherever it would hold"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: {text} (phase, then exchange, then direction); remove one",
+                f"{where}: this table never applies: {before} takes precedence everywhere it "
+                "could apply (phase, then exchange, then direction). Remove one of them.",
             )
 
 
@@ -368,24 +364,23 @@ def _check_fits(
         transform = transforms.load(use.kind, where)
         tasks = transform.tasks
         if transform.of_batch and parts > 1:
-            text = (
-                f"transform {use.kind} is noise for whole batches, and micro_batches sends "
-                f"each in {parts} parts"
-            )
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: {text}; set micro_batches = 1, or remove the transform",
+                f"{where}: transform {use.kind} adds noise to whole batches, but micro_batches "
+                f"sends each batch in {parts} parts. Set micro_batches = 1, or remove the "
+                "transform.",
             )
         if tasks and recipe.task.kind not in tasks:
-            text = f"transform {use.kind} is for a task of kind {' or '.join(sorted(tasks))}"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: {text}, not {recipe.task.kind}; take iso or max_norm",
+                f"{where}: transform {use.kind} requires task.kind {' or '.join(sorted(tasks))} "
+                f"(got {recipe.task.kind}). Use iso or max_norm.",
             )
         if not each.knows <= sent.beside:
-            text = f"transform {use.kind} must know the rows' labels, and who sends this knows none"
             raise InputError(
-                Code.CONFIG_INVALID, f"{where}: {text}; add it to the gradients of split training"
+                Code.CONFIG_INVALID,
+                f"{where}: transform {use.kind} needs the rows' labels, which this sender does "
+                "not hold. Add it to the gradients of split training instead.",
             )
 
 
@@ -413,13 +408,15 @@ def _allowed(policy: Policy, phase: str, exchange: Exchange, sent: Sent, where: 
     except VflError:
         raise
     except Exception as error:
-        text = f"{where}: the party's policy failed {where_it_failed(error)}"
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}; correct it, or choose another in the party file"
+            Code.CONFIG_INVALID,
+            f"{where}: the party's policy failed {where_it_failed(error)}. Correct it, or choose "
+            "another in the party file.",
         ) from error
     if not isinstance(made, Filter):
-        text = f"{where}: the party's policy gives a {type(made).__name__}, and a Filter is wanted"
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}; correct it, or choose another in the party file"
+            Code.CONFIG_INVALID,
+            f"{where}: the party's policy must return a Filter (got {type(made).__name__}). "
+            "Correct it, or choose another in the party file.",
         )
     return made

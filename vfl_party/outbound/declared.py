@@ -35,7 +35,7 @@ def spec_of(dtype: torch.dtype, *shape: int) -> TensorSpec:
     """
     if dtype not in WIRE:
         raise InternalError(
-            f"a tensor of {dtype} cannot be sent; the wire carries {', '.join(map(str, WIRE))}"
+            f"a tensor of {dtype} cannot be sent; the wire supports {', '.join(map(str, WIRE))}"
         )
     return TensorSpec(WIRE[dtype], shape)
 
@@ -79,10 +79,11 @@ class Use:
         except VflError:
             raise
         except Exception as error:
-            text = (
-                f"{where}: transform {self.kind} cannot be made: it failed {where_it_failed(error)}"
-            )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: transform {self.kind} cannot be created: it failed "
+                f"{where_it_failed(error)}. Correct the plug-in.",
+            ) from error
         made.of_plugin = not transforms.REGISTRY.is_ours(self.kind)
         return Leaving(made, self.leave) if self.leave else made
 
@@ -225,12 +226,12 @@ class Exchange:
         try:
             return sent.spec(**sizes)
         except KeyError as missing:
-            text = (
-                f"phase {phase}: exchange {self.name}: the word {missing} in the shapes of "
-                f"{sent} has no size"
-            )
-            ways = f"give {missing.args[0]}= where the exchange is opened, or at each step"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}") from None
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"phase {phase}: exchange {self.name}: the word {missing} in the shapes of {sent} "
+                f"has no size. Pass {missing.args[0]}= where the exchange is opened, or at each "
+                "step.",
+            ) from None
 
 
 @dataclass(frozen=True)

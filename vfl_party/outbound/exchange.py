@@ -199,8 +199,11 @@ class Asking(_Side):
             self._connections.server if self.exchange.asks == "server" else self._connections.link
         )
         if link is None:
-            text = f"{self.exchange.name}: this party has no link to {self.peer}"
-            raise InputError(Code.ROLE_MISMATCH, text)
+            raise InputError(
+                Code.ROLE_MISMATCH,
+                f"{self.exchange.name}: this party has no link to {self.peer}. Open the exchange "
+                "only at a party that asks.",
+            )
         return link
 
     def swap(
@@ -268,11 +271,12 @@ class Asking(_Side):
         except StepPassed as passed:
             if self.lenient:
                 raise
-            text = (
-                f"{self.peer} says that {passed.now} is under way, but {step} must not go on "
-                "without this party"
-            )
-            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self.peer) from None
+            raise PeerError(
+                Code.STEP_OUT_OF_ORDER,
+                f"{self.peer}: {passed.now} is already under way, but {step} cannot complete "
+                "without this party.",
+                party=self.peer,
+            ) from None
 
 
 class Answering(_Side):
@@ -309,7 +313,9 @@ class Answering(_Side):
         """Returns the hub. Raises InputError at a passive party."""
         if self._connections.hub is None:
             raise InputError(
-                Code.ROLE_MISMATCH, f"{self.exchange.name}: this party is not the active party"
+                Code.ROLE_MISMATCH,
+                f"{self.exchange.name}: this party is not the active party. Answer the exchange "
+                "only at the active party.",
             )
         return self._connections.hub
 
@@ -524,15 +530,18 @@ def check_finite(tensors: Mapping[str, Tensor], *, party: str, step: StepKey) ->
     """
     for name, tensor in tensors.items():
         if nonfinite(tensor):
-            message = f"tensor {name[:40]!r} of {party} at {step} holds NaN or infinity"
-            raise PeerError(Code.NON_FINITE, message, party=party)
+            raise PeerError(
+                Code.NON_FINITE,
+                f"tensor {name[:40]!r} of {party} at {step} contains NaN or infinity",
+                party=party,
+            )
 
 
 def _buffer(tensor: Tensor) -> Buffer:
     dtype = WIRE.get(tensor.dtype)
     if dtype is None:
         raise InternalError(
-            f"a tensor of {tensor.dtype} cannot be sent; the wire carries "
+            f"a tensor of {tensor.dtype} cannot be sent; the wire supports "
             f"{', '.join(map(str, WIRE))}"
         )
     # Numpy has no such dtype.

@@ -10,10 +10,10 @@ import torch
 
 from vfl_party.outbound.filter import Passage, Tensors
 
-# No digest: tensors of several contents have left.
+# Stands for a digest after different tensors have left at the same place.
 _SEVERAL = b""
-# Messages; about 50 MB. A rollback goes back by a few checkpoints.
-_MOST = 200_000
+# This many digests take about 50 MB. A rollback goes back by a few checkpoints.
+_MAX_MESSAGES = 200_000
 
 
 class SentBefore:
@@ -43,6 +43,6 @@ class SentBefore:
         same = self._digests.pop(key, found) == found
         # The newest are last.
         self._digests[key] = found if same else _SEVERAL
-        if len(self._digests) > _MOST:
+        if len(self._digests) > _MAX_MESSAGES:
             del self._digests[next(iter(self._digests))]
         return not same

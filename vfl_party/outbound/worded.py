@@ -21,18 +21,20 @@ from vfl_party.outbound.declared import PREDICTION, PREDICTS, Exchange, Sent, Us
 from vfl_party.outbound.filter import Filter, Leaving, Passage, Tensors
 from vfl_party.record.lines import ALL
 
-# Whose numbers may be written in fewer bits.
+# Kinds of bundle whose numbers a codec may write in fewer bits.
 _CODED = ("embedding", "gradient")
 
 
-def refused(key: str, wanted: Any, given: str, remedy: str = "") -> InputError:
-    """Returns the refusal of a policy, for its own people: the key, what it wants, and what is
-    given.
+def refused(key: str, wanted: Any, violation: str, remedy: str = "") -> InputError:
+    """Returns the error of a violated policy key, for the party itself: the key, its value, and
+    the violation.
     """
-    said = in_words(wanted)
-    is_word = isinstance(wanted, str) or wanted == ()
-    text = f"policy.{key}{': ' if is_word else ' = '}{said} in the party file: {given}"
-    return InputError(Code.REFUSED, f"{text}; {remedy or 'ask for less, or change the policy'}")
+    sign = ": " if isinstance(wanted, str) or wanted == () else " = "
+    fix = remedy or "Ask for less, or change the policy."
+    return InputError(
+        Code.REFUSED,
+        f"policy.{key}{sign}{in_words(wanted)} in the party file: {violation}. {fix}",
+    )
 
 
 def in_words(value: Any) -> str:
@@ -67,11 +69,14 @@ class Worded:
         where = f"exchange {exchange.name} of phase {phase}"
         settings, kind = self._settings, sent.kind.label
         if settings.kinds is not None and kind not in settings.kinds:
-            raise refused("kinds", settings.kinds, f"{where} would send {kind}")
+            raise refused("kinds", settings.kinds, f"{where} sends {kind}")
         if kind in settings.encrypted and set(sent.tensors) != {"ciphertexts"}:
-            ways = 'take secureboost with encryption = "paillier" or "ou", or change the policy'
-            given = f"{where} would send {kind} that is not encrypted"
-            raise refused("encrypted", settings.encrypted, given, ways)
+            raise refused(
+                "encrypted",
+                settings.encrypted,
+                f"{where} sends {kind} that is not encrypted",
+                'Use secureboost with encryption = "paillier" or "ou", or change the policy.',
+            )
         for demand in settings.demands:
             if demand.kind == kind:
                 of_phase = (
@@ -92,9 +97,14 @@ def _check_known(demand: Demand) -> None:
     known = sorted(transforms.load(demand.transform, where).settings.model_fields)
     for name in (*demand.at_least, *demand.at_most):
         if name not in known:
-            text = f"{where}: the transform {demand.transform} has no setting {name}"
-            has = f"it has {listed(known)}" if known else "it has none; leave the bound out"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; {has}")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: the transform {demand.transform} has no setting {name}. Choose one of "
+                f"{listed(known)}."
+                if known
+                else f"{where}: the transform {demand.transform} has no settings (got {name}). "
+                "Remove the bound.",
+            )
 
 
 def _check_demand(demand: Demand, sent: Sent, where: str, of_phase: str) -> None:
@@ -103,17 +113,23 @@ def _check_demand(demand: Demand, sent: Sent, where: str, of_phase: str) -> None
     """
     found = [use for use in sent.through if use.kind == demand.transform]
     if not found:
-        given = f"{where} would send {demand.kind} without it"
-        ways = f"add it to the transforms {of_phase}"
-        raise refused("demands", demand.transform, given, ways)
+        raise refused(
+            "demands",
+            demand.transform,
+            f"{where} sends {demand.kind} without it",
+            f"Add it to the transforms {of_phase}.",
+        )
     if all(bare := [sorted(use.leave & sent.tensors.keys()) for use in found]):
-        given = f"{where} would send a part of {demand.kind} without it: {listed(bare[0])}"
-        raise refused("demands", demand.transform, given)
+        raise refused(
+            "demands",
+            demand.transform,
+            f"{where} sends a part of {demand.kind} without it: {listed(bare[0])}",
+        )
     # The strongest may be any of them.
     wrong = [_weaker(demand, use, where) for use in found]
     if all(wrong):
-        wanted, given = wrong[0] or ("", "")
-        raise refused(f"demands: {demand.transform}", wanted, given, "ask for a stronger one")
+        bound, violation = wrong[0] or ("", "")
+        raise refused(f"demands: {demand.transform}", bound, violation, "Ask for a stronger one.")
 
 
 def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
@@ -129,8 +145,12 @@ def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
             value = values.get(name)
             number = isinstance(value, int | float)
             if not number or not fits(value, bound):
-                given = f"{name} is {value:g}" if number else f"it has no number {name}"
-                return f"{name} {word} {bound:g}", f"at {where}, {given}"
+                return (
+                    f"{name} {word} {bound:g}",
+                    f"at {where}, {name} is {value:g}"
+                    if number
+                    else f"at {where}, it has no number {name}",
+                )
     return None
 
 
@@ -220,12 +240,13 @@ class Held(Filter):
         for receiver in leaving.to:
             most = counts.added(receiver, leaving.rows, width)
             if settings.most_numbers is not None and most > settings.most_numbers:
-                given = f"{receiver} would have {most:,} numbers about one person"
-                raise self._refused("most_numbers", given)
+                raise self._refused(
+                    "most_numbers", f"{receiver} would get {most:,} numbers about one person"
+                )
 
-    def _refused(self, key: str, given: str) -> InputError:
-        given = f"{given} with {self._where}, which did not leave"
-        return refused(key, getattr(self._settings, key), given)
+    def _refused(self, key: str, violation: str) -> InputError:
+        bound = getattr(self._settings, key)
+        return refused(key, bound, f"{violation} with {self._where}, which was not sent")
 
     def state(self) -> dict[str, Any] | None:
         return {"policy": self._counts.state()} if self._counts.is_kept_by(self) else None

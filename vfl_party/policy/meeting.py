@@ -79,9 +79,11 @@ def shown_by(guards: Sequence[Guard]) -> str:
     shown = {each.key: found for each in guards if (found := each.shows()) is not None}
     text = json.dumps(shown, sort_keys=True, separators=(",", ":")) if shown else ""
     if len(text.encode()) > MOST_SHOWN:
-        size = f"{len(text.encode()):,} bytes, and peers read {MOST_SHOWN:,}"
-        said = f"policy, grant and head of a record take {size}"
-        raise InputError(Code.CONFIG_INVALID, f"{said}; shorten the lists in [policy]")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"policy: with the grant and the record's head, must take at most {MOST_SHOWN:,} "
+            f"bytes (got {len(text.encode()):,}). Shorten the lists in [policy].",
+        )
     return text
 
 
@@ -108,5 +110,8 @@ def _table(name: str, text: str) -> dict[str, Any]:
             return table
     except (ValueError, RecursionError):
         pass
-    said = f"what {name} shows of its policy is no table; install the same version at all parties"
-    raise PeerError(Code.MALFORMED_MESSAGE, said, party=name)
+    raise PeerError(
+        Code.MALFORMED_MESSAGE,
+        f"{name}: its policy is not a readable table. Install the same version at all parties.",
+        party=name,
+    )

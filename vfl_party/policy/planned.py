@@ -1,4 +1,4 @@
-"""What a party would send in a run, by what its phases declare, before anything runs."""
+"""Plans what a party sends in a run, from the declarations of its phases, before anything runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vfl_party.phases.context import Party
 # Splits that have no row in common.
 _APART = ("train", "validation", "test")
 # Steps of a run; counting more takes longer than people wait.
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 
 
 @dataclass
 class Plan:
-    """What a party would send.
+    """What a party plans to send.
 
     ``payload_bytes``: to all. ``numbers``: {peer: about the person of whom most is told}.
     ``batches``: {(phase, exchange): the least rows of a batch that is told of row by row}.
@@ -49,7 +49,7 @@ def planned(party: Party, rows: int) -> Plan | None:
     # {(peer, phase, exchange, round): (numbers about a row, rows)}.
     rounds: dict[tuple[str, str, str, int], tuple[int, int]] = {}
     for number, each in enumerate(occurrences(party, rows)):
-        if number == MOST_STEPS:
+        if number == MAX_STEPS:
             return None
         sent, up = sent_by(party, each.exchange)
         to = receivers(party, each, up=up)

@@ -26,7 +26,6 @@ from vfl_party.base.mechanism import Mechanism
 # opacus's orders, and orders to add if the best one is the first or the last. Binomials overflow
 # above 1024.
 ORDERS = (*(1 + tenths / 10 for tenths in range(1, 100)), *range(12, 64))
-# Fmt: skip.
 MORE_ORDERS = (
     *(1 + hundredths / 100 for hundredths in range(1, 10)),
     *ORDERS,
@@ -35,10 +34,10 @@ MORE_ORDERS = (
     512,
     1024,
 )
-# Less noise hides nothing, and its square may be no number.
-_LEAST = 1e-9
+# Less noise hides nothing, and its square may underflow.
+_MIN_MEANINGFUL = 1e-9
 # The range in which a noise multiplier is searched.
-MOST_NOISE, LEAST_NOISE = 2.0**13, 2.0**-6
+MAX_NOISE, MIN_NOISE = 2.0**13, 2.0**-6
 
 
 @dataclass(frozen=True)
@@ -57,15 +56,18 @@ class Spending:
         if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"a noise multiplier is at least 0, not {self.noise_multiplier}",
+                f"noise_multiplier: must be at least 0 (got {self.noise_multiplier}). Set 0 or "
+                "more.",
             )
         if not 0 <= self.sampling_rate <= 1:
             raise InputError(
-                Code.CONFIG_INVALID, f"a sampling rate is between 0 and 1, not {self.sampling_rate}"
+                Code.CONFIG_INVALID,
+                f"sampling_rate: must be between 0 and 1 (got {self.sampling_rate}). Set a "
+                "probability.",
             )
         if self.steps < 0:
             raise InputError(
-                Code.CONFIG_INVALID, f"a number of steps is at least 0, not {self.steps}"
+                Code.CONFIG_INVALID, f"steps: must be at least 0 (got {self.steps}). Set 0 or more."
             )
 
     @property
@@ -99,7 +101,7 @@ def composed(uses: Iterable[tuple[Mechanism, int]], delta: float) -> float:
     pure = sum(once)
     if not taken:
         return pure
-    if any(each.noise < _LEAST for each, _ in taken):
+    if any(each.noise < _MIN_MEANINGFUL for each, _ in taken):
         return math.inf
     value, order = _convert(taken, ORDERS, delta)
     if order in (ORDERS[0], ORDERS[-1]):
@@ -121,26 +123,36 @@ def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]])
     parties: (sampling rate, steps) of each. Raises InputError if no multiplier gives that ε.
     """
     if not (target > 0 and math.isfinite(target)):
-        raise InputError(Code.CONFIG_INVALID, f"epsilon is a number greater than 0, not {target}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"epsilon: must be greater than 0 (got {target}). Set a positive number.",
+        )
 
     def spent(noise: float) -> float:
         return epsilon([Spending(noise, rate, steps) for rate, steps in parties], delta)
 
-    what = f"no noise multiplier gives epsilon = {target:g} at delta = {delta:g} over these steps"
     if not any(rate and steps for rate, steps in parties):
-        raise InputError(Code.CONFIG_INVALID, f"{what}: no party takes a step")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"epsilon: no party takes a step, so noise cannot give epsilon (got {target:g}). Set "
+            "noise_multiplier instead.",
+        )
     low = high = 1.0
     while spent(high) > target:
         low, high = high, 2 * high
-        if high > MOST_NOISE:
+        if high > MAX_NOISE:
             raise InputError(
-                Code.CONFIG_INVALID, f"{what}: give a larger epsilon or delta, or fewer steps"
+                Code.CONFIG_INVALID,
+                f"epsilon: too small for these steps at delta = {delta:g} (got {target:g}). Set a "
+                "larger epsilon or delta, or fewer steps.",
             )
     while low == high or spent(low) <= target:
         low, high = low / 2, low
-        if low < LEAST_NOISE:
+        if low < MIN_NOISE:
             raise InputError(
-                Code.CONFIG_INVALID, f"{what}: epsilon is too large; give noise_multiplier instead"
+                Code.CONFIG_INVALID,
+                f"epsilon: too large for these steps at delta = {delta:g} (got {target:g}). Set "
+                "noise_multiplier instead.",
             )
     while spent(high) < 0.99 * target:
         middle = math.sqrt(low * high)
@@ -173,17 +185,18 @@ class Budget:
 
     def note(self, steps_done: int) -> str:
         """Says why training stopped, for the report."""
-        text = (
+        return (
             f"training stopped after {steps_done} steps: the next step would exceed epsilon = "
-            f"{self.target:g}"
+            f"{self.target:g} (delta = {self.delta:g})"
         )
-        return f"{text} (delta = {self.delta:g})"
 
 
 def _check(delta: float) -> None:
     if not 0 < delta < 1:
         raise InputError(
-            Code.CONFIG_INVALID, f"delta is between 0 and 1, both excluded, not {delta}"
+            Code.CONFIG_INVALID,
+            f"delta: must be greater than 0 and less than 1 (got {delta}). Set a small "
+            "probability.",
         )
 
 

@@ -31,19 +31,20 @@ def check_model(module: nn.Module) -> None:
     be computed.
     """
     if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
-        text = (
-            "differential privacy needs models without BatchNorm, which makes a row's output "
-            "depend on other rows"
+        raise InputError(
+            Code.MODEL_INVALID,
+            "differential privacy: the model has BatchNorm, which makes a row's output depend on "
+            "other rows. Set batch_norm = false, or use GroupNorm in your own encoder.",
         )
-        hint = "set batch_norm = false, or use GroupNorm in your own encoder"
-        raise InputError(Code.MODEL_INVALID, f"{text}; {hint}")
     from vfl_party.privacy.private_optimizer import GradSampleHooks, ModuleValidator
 
     found = [*ModuleValidator.validate(module), *GradSampleHooks.validate(module)]
     what = [text for text in map(str, found) if "training mode" not in text]
     if what:
         raise InputError(
-            Code.MODEL_INVALID, f"differential privacy cannot train this model: {what[0].strip()}"
+            Code.MODEL_INVALID,
+            f"differential privacy: cannot train this model ({what[0].strip()}). Change the "
+            "layer, or remove dp.",
         )
 
 
@@ -140,7 +141,7 @@ class DpTraining:
             self._hooks.disable_hooks()
         if any(len(p.grad_sample) != len(rows) for p in self._params):  # type: ignore[attr-defined]
             raise InternalError(
-                "a step of differential privacy passes each of its rows through each layer once"
+                "a step of differential privacy must pass each row through each layer exactly once"
             )
         return value.detach()
 
@@ -165,6 +166,7 @@ class DpTraining:
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores what ``state`` returned."""
         self._optimizer.load_state_dict(tree["optimizer"])
         self._noise.load_state(tree["noise"])
         self._key, self._steps = tree["key"], tree["steps"]

@@ -21,8 +21,8 @@ from vfl_party.privacy.accountant import Budget, Spending, epsilon, noise_for
 from vfl_party.privacy.settings import DpSettings, Mode
 from vfl_party.privacy.statement import statement
 
-# One budget for all phases.
-_ALIKE = ("epsilon", "noise_multiplier", "delta", "division")
+# Settings that must be equal in all phases: they share one budget.
+_SHARED = ("epsilon", "noise_multiplier", "delta", "division")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Share:
 
 
 def _untold(phase: str, spending: Spending, of: str) -> None:
-    """Outside of a run nothing is spent."""
+    """Does nothing: outside of a run, no budget is spent."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class PrivacyPlan:
         return found if self.mode == "fixed" else replace(found, noise=0.0)
 
     def share(self, phase: str, party: str) -> Share:
+        """Returns a party's share in a phase."""
         for share in self.shares:
             if (share.phase, share.party) == (phase, party):
                 return share
@@ -147,21 +148,20 @@ def make_plan(
         return None
     dp = phases[0].dp
     if dp.delta * rows >= 1.0:
-        text = (
-            f"recipe: phases: dp.delta = {dp.delta:g} of {phases[0].name} is not below 1 / "
-            f"{rows} training rows"
-        )
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text}: it would allow revealing one whole row; take {0.1 / rows:.0e} or less",
+            f"recipe: phases: {phases[0].name}: dp.delta: must be less than 1 / {rows} training "
+            f"rows, or one whole row may be revealed (got {dp.delta:g}). Set {0.1 / rows:.0e} or "
+            "less.",
         )
     for phase in phases[1:]:
-        for key in _ALIKE:
+        for key in _SHARED:
             if getattr(phase.dp, key) != getattr(dp, key):
-                text = f"recipe: phases: dp.{key} of {phases[0].name} and of {phase.name} differ"
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{text}; one budget covers all phases with dp: make them equal",
+                    f"recipe: phases: dp.{key} of {phases[0].name} and {phase.name} must be "
+                    f"equal, because one budget covers all phases with dp (got {getattr(dp, key)} "
+                    f"and {getattr(phase.dp, key)}). Set the same value in both.",
                 )
     shares = [
         Share(phase.name, party, Spending(dp.noise_multiplier or 0.0, rate, steps))

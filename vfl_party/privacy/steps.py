@@ -102,4 +102,5 @@ class PrivateSteps:
         return self.begin().state()
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores what ``state`` returned."""
         self.begin().load_state(tree)

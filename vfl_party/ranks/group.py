@@ -28,13 +28,13 @@ from vfl_party.ranks.rendezvous import require_static
 
 log = logging.getLogger(__name__)
 
-# For the next word: torchrun ends all processes if one dies.
+# The timeout for the next word: torchrun ends all processes if one dies.
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)
-# For all processes to start.
+# The time for all processes to start.
 _ALL_THERE_S = 120
-# From one word of a rank at work to the next.
+# The time between two words of a rank at work.
 _BEAT_S = 5.0
-# In its errors, plain RuntimeErrors: its file, or an earlier timeout.
+# Marks of gloo's errors, which are plain RuntimeErrors: its file, or an earlier timeout.
 _GLOO_SAYS = ("/gloo/", "pair closure")
 
 
@@ -77,10 +77,15 @@ def together() -> Iterator[None]:
         ):
             raise
         why = str(error).strip().partition("\n")[0][:200]
-        text = f"the processes of this party lost each other ({type(error).__name__}: {why})"
-        log.exception(text, extra={"event": "failed"})
+        log.exception(
+            "the processes of this party lost each other (%s: %s)",
+            type(error).__name__,
+            why,
+            extra={"event": "failed"},
+        )
         raise RankLost(
-            f"{text}; start them again with the same command, and the run resumes"
+            f"the processes of this party lost each other ({type(error).__name__}: {why}). Start "
+            "them again with the same command to resume the run."
         ) from error
 
 
@@ -97,7 +102,7 @@ def packed(facts: dict[str, Any], arrays: Sequence[Whole]) -> Tensor:
     """
     for each in arrays:
         if each.dtype not in (np.int64, np.uint8):
-            raise TypeError(f"an array of {each.dtype} is not for other ranks")
+            raise TypeError(f"an array of {each.dtype} cannot be sent to other ranks")
     head = json.dumps([facts, [[each.dtype.str, len(each)] for each in arrays]]).encode()
     parts = [len(head).to_bytes(8, "little"), head, *(each.tobytes() for each in arrays)]
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)

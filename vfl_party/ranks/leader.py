@@ -93,10 +93,10 @@ class SpreadEncoder:
         for inputs in batches:
             made = self._noted.of(inputs)
             if made is None:
-                text = "a phase changes the inputs of an encoder by itself, which other"
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{text} processes of the party cannot repeat; start it without torchrun",
+                    "a phase changes the inputs of an encoder, which other processes of the party "
+                    "cannot repeat. Start the party without torchrun.",
                 )
             facts, more = self._facts(made)
             told.append(facts)
@@ -187,39 +187,36 @@ def check_spread(
     if encoder is None or spec is None:
         raise InputError(
             Code.MODEL_INVALID,
-            f"{where}: it has no features, so no encoder to share; start one process",
+            f"{where}: has no features, so no encoder to share. Start one process.",
         )
     if isinstance(encoder, StochasticEncoder):
         raise InputError(
             Code.MODEL_INVALID,
-            f"{where}: mid draws embeddings in one process; start one, or remove mid",
+            f"{where}: mid draws embeddings in one process. Start one process, or remove mid.",
         )
     if device.type == "cpu" and any(isinstance(module, _BatchNorm) for module in encoder.modules()):
-        text = (
-            f"{where}: batch normalisation is over the whole batch, which torch can do only "
-            "across GPUs"
-        )
         raise InputError(
             Code.MODEL_INVALID,
-            f"{text}; start one process, take device = 'cuda', or set batch_norm = false",
+            f"{where}: torch computes batch normalisation over several processes only on GPUs. "
+            "Start one process, set device = 'cuda', or set batch_norm = false.",
         )
     unused = _unused(encoder, spec, device, where)
     if unused:
-        text = (
-            f"{where}: the encoder's {unused[0]} gets no gradient, as every parameter that is "
-            "trained must"
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"{where}: every trained parameter must get a gradient (got none for {unused[0]}). "
+            "Remove it, or set requires_grad = False.",
         )
-        raise InputError(Code.MODEL_INVALID, f"{text}; remove it, or set requires_grad = False")
 
 
 def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: str) -> list[str]:
-    """Returns names of parameters without a gradient. Raises InputError if none is trained, or no
-    rows fail.
+    """Returns names of parameters without a gradient. Raises InputError if none is trained, or
+    if a batch of no rows fails.
     """
     trained = {name: each for name, each in encoder.named_parameters() if each.requires_grad}
     if not trained:
         raise InputError(
-            Code.MODEL_INVALID, f"{where}: the encoder has nothing to train; start one process"
+            Code.MODEL_INVALID, f"{where}: the encoder has nothing to train. Start one process."
         )
     mode = encoder.training
     # So that statistics stay as they are.
@@ -235,12 +232,12 @@ def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: st
                     encoder(*inputs).sum(), list(trained.values()), allow_unused=True
                 )
     except Exception as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        text = (
-            f"{where}: the encoder fails on a batch of no rows, which a short last batch may "
-            f"give a rank ({what})"
-        )
-        raise InputError(Code.MODEL_INVALID, f"{text}; start one process") from error
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"{where}: the encoder fails on a batch of no rows, which a rank may get from a short "
+            f"last batch ({problem}). Start one process.",
+        ) from error
     finally:
         encoder.train(mode)
     return [name for name, each in zip(trained, gradients, strict=True) if each is None]

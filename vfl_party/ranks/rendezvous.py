@@ -19,8 +19,8 @@ import torch
 from vfl_common.errors import Code, InputError
 
 _PROGRAMS = ("torchrun", "torch.distributed.run")
-# Between torchrun and this process.
-_MOST_SHELLS = 8
+# The most shells between torchrun and this process.
+_MAX_SHELLS = 8
 
 
 def require_static() -> None:
@@ -32,12 +32,12 @@ def require_static() -> None:
     backend = rendezvous(_launcher())
     if backend == "static":
         return
-    text = f"torchrun: whoever reaches the port of its rendezvous runs code here (got {backend})"
-    ways = "Give --master-addr 127.0.0.1 and a free --master-port in place of --standalone or"
     raise InputError(
         Code.CONFIG_INVALID,
-        f"{text}. {ways} --rdzv-backend; with several hosts, the first one's address and "
-        "--node-rank, on a network of these hosts alone.",
+        "torchrun: this rendezvous lets anyone who reaches its port run code here (got "
+        f"{backend}). Set --master-addr 127.0.0.1 and a free --master-port in place of "
+        "--standalone or --rdzv-backend; with several hosts, set the first one's address and "
+        "--node-rank, on a network of these hosts only.",
     )
 
 
@@ -76,7 +76,7 @@ def _launcher() -> list[str]:
     empty if the system shows none.
     """
     pid = os.getppid()
-    for _ in range(_MOST_SHELLS):
+    for _ in range(_MAX_SHELLS):
         try:
             data = Path(f"/proc/{pid}/cmdline").read_bytes()
             status = Path(f"/proc/{pid}/status").read_text()

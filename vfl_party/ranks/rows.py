@@ -57,14 +57,19 @@ def begin(ranks: Ranks, alike: dict[str, str], parts: Sequence[Part], prepared: 
         found = ranks.answers(_answer(digest))
     mine, host = found[0]["digest"], found[0]["host"]
     for rank, each in enumerate(found):
-        who = f"process {rank} of this party, on {each['host']}"
         if each["error"]:
-            text = f"{who}, cannot make the rows ready: {each['error']}"
-            raise InputError(Code.DATA_INVALID, text)
+            raise InputError(
+                Code.DATA_INVALID,
+                f"process {rank} of this party, on {each['host']}: cannot prepare the rows "
+                f"({each['error']}). Correct its copy of the files.",
+            )
         if each["digest"] != mine:
-            text = f"{who}, reads another table than process 0, on {host}"
-            text = f"{text}: {prepared.table.source} has other ids or values there"
-            raise InputError(Code.DATA_INVALID, f"{text}; copy the same file to all hosts")
+            raise InputError(
+                Code.DATA_INVALID,
+                f"process {rank} of this party, on {each['host']}: {prepared.table.source} has "
+                f"other ids or values than for process 0, on {host}. Copy the same file to all "
+                "hosts.",
+            )
 
 
 def _answer(digest: str, error: str = "") -> dict[str, Any]:
@@ -112,15 +117,17 @@ class OwnRows:
             except InputError as problem:
                 error = str(problem)
             except IndexError:
-                error = "its table has fewer rows; copy the same file to all hosts"
+                error = "its table has fewer rows than that of process 0"
         self._ranks.answers(_answer(digest, error))
         return not error
 
     def _prepared(self, facts: dict[str, Any], arrays: Iterator[Whole]) -> Prepared:
         for what, value in facts["alike"].items():
             if self._alike[what] != value:
-                text = f"{what} is not that of process 0"
-                raise InputError(Code.CONFIG_INVALID, f"{text}; give all hosts the same")
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{what}: is not that of process 0. Copy the same files to all hosts.",
+                )
         self._tables = self._tables or self._read()
         preprocessor = Preprocessor.from_state(facts["preprocessor"])
         tables: list[Table] = []

@@ -33,8 +33,8 @@ from vfl_party.record.note import Head
 LINES, HASHES, STATE, SECRET = "lines.jsonl", "hashes", "hashes.json", "people.secret"
 _SECRET_BYTES = 32
 _SYNC_S = 1.0
-_WHAT = "cannot be written, and nothing leaves without it"
-# Read at once.
+_WHAT = "cannot be written, and nothing leaves without a record"
+# The bytes that are read at once.
 _CHUNK = 1 << 22
 
 
@@ -110,7 +110,7 @@ class Book:
         """Returns the head of all lines so far, which are on the disk then. Raises InputError."""
         with self._locked():
             self._require_whole(os.fstat(self._file).st_size)
-            # Of other programs of the party, too.
+            # Lines of other programs of the party are synchronised, too.
             os.fdatasync(self._file)
             size, at = self._grown()
             return Head(self.origin, size, tree.root(size, self._hash_at), at)
@@ -268,13 +268,16 @@ def secret_of(folder: Path) -> bytes:
     try:
         found = path.read_bytes()
     except OSError as error:
-        text = f"{path}: cannot be read ({error.strerror}); restore it"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}). Restore it from a copy."
+        ) from None
     # Records of earlier versions do not name it.
     noted = _first(folder / LINES).get("key", _noted(found))
     if len(found) != _SECRET_BYTES or noted != _noted(found):
-        text = f"{path}: is not the key with which this record was begun; restore it"
-        raise InputError(Code.FILE_INVALID, text)
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not the key with which this record was created. Restore it from a copy.",
+        )
     return found
 
 
@@ -290,8 +293,10 @@ def _first(path: Path) -> dict[str, Any]:
             found = json.loads(file.readline())
         return {**found, "record": str(found["record"]), "party": str(found["party"])}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        text = f"{path}: is no record of what left; restore it, or move its folder away"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not a record of what left. Restore it, or move its folder away.",
+        ) from None
 
 
 def _origin(path: Path, name: str) -> str:
@@ -301,8 +306,9 @@ def _origin(path: Path, name: str) -> str:
     first = _first(path)
     identity, party = first["record"], first["party"]
     if party != name:
-        text = (
-            f"{path}: is the record of {party}, not of {name}; give each party a folder of its own"
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is the record of another party (got {party}, not {name}). Set a separate "
+            "folder for each party.",
         )
-        raise InputError(Code.FILE_INVALID, text)
     return f"vfl-record/{party}/{identity}"

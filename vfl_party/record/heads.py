@@ -39,10 +39,10 @@ from vfl_party.record.evidence import Proof, goes_on, keep, proof_text
 from vfl_party.record.note import Head, Held, SignedNote
 
 PEERS, OWN = "peers", "heads.jsonl"
-# To show a head that is not older than one that another program of the party shows.
+# The tries to show a head that is not older than one that another program of the party shows.
 _TRIES = 3
-# Of a peer, in one process: each adds a line to the record.
-_MOST_CALLS = 2000
+# The most calls of a peer in one process: each adds a line to the record.
+_MAX_CALLS = 2000
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Heads:
         self.met: dict[str, str] = {}
         # {passive party: the active party's head that it holds}; see ``relay``.
         self.relayed: dict[str, Held] = {}
-        # Of the record, when its head was last cosigned by the active party.
+        # The size of the record when the active party last cosigned its head.
         self._cosigned_size = -1
         self._calls: Counter[str] = Counter()
 
@@ -115,8 +115,11 @@ class Heads:
                 self._keep(peer, seen)
                 self._cosigned_size = own.head.size
                 return
-        text = f"{peer} has not signed the head of the record of {self.book.name}"
-        raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{peer}: did not sign the head of the record of {self.book.name}",
+            party=peer,
+        )
 
     def _of_others(self, peer: str, held: Held | None) -> list[tuple[str, Held]]:
         """Returns (holder, the active party's head that it holds) of other passive parties: as many
@@ -152,9 +155,12 @@ class Heads:
         """
         with self._lock:
             self._calls[peer] += 1
-            if self._calls[peer] > _MOST_CALLS:
-                text = f"{peer} has shown its record {_MOST_CALLS:,} times, and no honest one does"
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+            if self._calls[peer] > _MAX_CALLS:
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{peer}: showed its record more than {_MAX_CALLS:,} times",
+                    party=peer,
+                )
             if call.note:
                 seen = self._read(peer, call)
                 own, held = self._signed(), self.held(peer)
@@ -168,8 +174,11 @@ class Heads:
                     proofs=tuple((each.hashes, each.signature) for each in more),
                 )
             if peer not in self._between:
-                text = f"{peer} has not shown the head of its record"
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{peer}: did not show the head of its record",
+                    party=peer,
+                )
             seen, own, held = self._between.pop(peer)
             if self.held(peer) != held:
                 # Other programs of both have met meanwhile: the proof is of an older head. An
@@ -179,7 +188,7 @@ class Heads:
             self._keep_own(peer, own, call.cosigned, seen)
             return ShownHead(cosigned=str(self._keep(peer, seen)))
 
-    # -- both
+    # -- both roles
     # ----------------------------------------------------------------------
 
     def held(self, peer: str) -> Held | None:
@@ -188,13 +197,15 @@ class Heads:
         """
         path = self._path(peer)
         try:
-            # The last alone: a peer can make many.
+            # Only the last head is read: a peer can make many.
             return next(_newest_first(path), None)
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
-            text = f"{path}: cannot be read as heads of a record; restore it"
-            raise InputError(Code.FILE_INVALID, text) from None
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: is not a readable file of record heads. Restore it from a copy.",
+            ) from None
 
     def _path(self, peer: str) -> Path:
         return self.book.folder / PEERS / f"{peer}.jsonl"
@@ -222,20 +233,29 @@ class Heads:
         """Returns what a peer shows, with its own signature alone. Raises PeerError if it has not
         signed it.
         """
-        what = "the head of the record"
-        certificate = shown(call.certificates, self._credentials(), peer, what)
+        certificate = shown(call.certificates, self._credentials(), peer, "the head of the record")
         try:
             note = SignedNote.read(call.note)
         except ValueError:
-            text = f"{what} of {peer} cannot be read; run the same version of this program at all"
-            raise PeerError(Code.MALFORMED_MESSAGE, f"{text} parties", party=peer) from None
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{peer}: the head of its record cannot be read. Run the same version of this "
+                "program at all parties.",
+                party=peer,
+            ) from None
         if note.head.owner != peer:
-            text = f"{peer} shows a head of another party's record ({note.head.origin})"
-            raise PeerError(Code.IDENTITY_MISMATCH, text, party=peer)
+            raise PeerError(
+                Code.IDENTITY_MISMATCH,
+                f"{peer}: showed a head of another party's record (got {note.head.origin})",
+                party=peer,
+            )
         note = note.signed_by(peer, certificate)
         if not note.signatures:
-            text = f"{what} of {peer} is not signed with the key of its certificate"
-            raise PeerError(Code.IDENTITY_MISMATCH, text, party=peer)
+            raise PeerError(
+                Code.IDENTITY_MISMATCH,
+                f"{peer}: the head of its record is not signed with the key of its certificate",
+                party=peer,
+            )
         chain = x509.load_pem_x509_certificates(call.certificates)[: 1 + MOST_INTERMEDIATES]
         return _Shown(note, certificate, "".join(_pem(each) for each in chain))
 
@@ -251,19 +271,45 @@ class Heads:
         old, new = held.note.head, seen.note.head
         newer = Held(seen.note, {peer: seen.chain}, now())
         path, why = keep(self.book.folder / PEERS, peer, held, newer, proof)
-        by = f", which {of} holds" if of else ""
-        lines = f"the {old.size:,} lines whose head it signed{by}"
+        lines, holder = f"{old.size:,}", of or self.book.name
         if why:
-            text = f"the record of {peer} does not go on from {lines}: lines were changed or lost"
-        elif old.origin != new.origin:
-            text = f"the record of {peer} is another one than that of {lines}"
-        else:
-            text = f"{peer} has not shown that its record goes on from {lines}"
-        kept = "the evidence is" if why else "both heads, which are no evidence, are in"
-        own = f"{text}; {kept} {path}; ask {peer} for its record"
-        own = f"{own}, or accept the new one: vfl-party disclosures accept PARTY {peer}"
-        text = f"{text}; {peer} restores its record, or asks others to accept the new one"
-        raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer).privately(own)
+            public = PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{peer}: its record contradicts the head of {lines} lines that it signed and "
+                f"{holder} holds: lines were changed or lost. Restore the record of {peer}, or "
+                "ask the others to accept the new one.",
+                party=peer,
+            )
+            raise public.privately(
+                f"{peer}: its record contradicts the head of {lines} lines that it signed and "
+                f"{holder} holds: lines were changed or lost; the evidence is {path}. Ask {peer} "
+                f"for its record, or accept the new one: vfl-party disclosures accept PARTY {peer}"
+            )
+        if old.origin != new.origin:
+            public = PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{peer}: showed another record than the one whose head of {lines} lines {holder} "
+                f"holds. Restore the record of {peer}, or ask the others to accept the new one.",
+                party=peer,
+            )
+            raise public.privately(
+                f"{peer}: showed another record than the one whose head of {lines} lines {holder} "
+                f"holds; both heads, which are no evidence, are in {path}. Ask {peer} for its "
+                f"record, or accept the new one: vfl-party disclosures accept PARTY {peer}"
+            )
+        public = PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{peer}: did not prove that its record extends the head of {lines} lines that it "
+            f"signed and {holder} holds. Restore the record of {peer}, or ask the others to "
+            "accept the new one.",
+            party=peer,
+        )
+        raise public.privately(
+            f"{peer}: did not prove that its record extends the head of {lines} lines that it "
+            f"signed and {holder} holds; both heads, which are no evidence, are in {path}. Ask "
+            f"{peer} for its record, or accept the new one: vfl-party disclosures accept PARTY "
+            f"{peer}"
+        )
 
     def _keep_own(self, peer: str, own: SignedNote, cosigned: str, seen: _Shown) -> None:
         """Keeps the head of this party's record with the peer's signature. Raises PeerError if the
@@ -275,8 +321,11 @@ class Heads:
         except ValueError:
             note = SignedNote(Head("", 0, b""))
         if note.head != own.head or not note.signatures:
-            text = f"{peer} has not signed the head of the record of {self.book.name}"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{peer}: did not sign the head of the record of {self.book.name}",
+                party=peer,
+            )
         certificates = {
             self.book.name: chain_pem(self._credentials()).decode(),
             peer: seen.chain,
@@ -309,8 +358,10 @@ def signed(folder: Path) -> list[Held]:
     try:
         return [*_newest_first(path)][::-1] if path.is_file() else []
     except (OSError, UnicodeDecodeError):
-        text = f"{path}: cannot be read as heads of a record; restore it"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not a readable file of record heads. Restore it from a copy.",
+        ) from None
 
 
 def _newest_first(path: Path) -> Iterator[Held]:
@@ -324,15 +375,21 @@ def accept(folder: Path, peer: str) -> Path:
     where they are now. Raises InputError if there are none.
     """
     if not PLAIN_NAME.fullmatch(peer):
-        raise InputError(Code.CONFIG_INVALID, f"{printable(peer)} is no name of a party")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"PEER: not a valid party name (got {printable(peer)}). Pass the name of a party.",
+        )
     path = folder / PEERS / f"{peer}.jsonl"
     # What was set aside before stays.
     aside = path.with_name(f"{peer}.until-{now():.6f}.jsonl")
     try:
         path.rename(aside)
     except OSError as error:
-        text = f"{path}: cannot be set aside ({error.strerror}); no head of {peer} is held there"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: no heads of {peer} can be set aside ({error.strerror}). Check the name of "
+            "the peer.",
+        ) from None
     return aside
 
 

@@ -21,10 +21,10 @@ from vfl_party.record import people
 from vfl_party.record.book import LINES, lines_from, secret_of
 from vfl_party.record.lines import ALL, TAG, TOGETHER, Rows, Way, unpacked, unpacked_tags
 
-# Of what the record knows, a sentence names as many: of runs, the newest.
-_MOST_NAMES = 10
-# Of rows, which have numbers of four bytes; and of anything else, to add up some without care.
-_MOST_ROWS, _MOST = 2**32, 2**48
+# The most names that a message lists; of runs, the newest.
+_MAX_NAMES = 10
+# The most rows, whose numbers have four bytes; and the most of anything else, so that sums fit.
+_MAX_ROWS, _MAX_NUMBER = 2**32, 2**48
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,11 @@ class Disclosure:
 
     @property
     def _wrong(self) -> InputError:
-        text = f"line {self.line + 1} of the record tells of rows that there are not; restore it"
-        return InputError(Code.FILE_INVALID, text)
+        return InputError(
+            Code.FILE_INVALID,
+            f"line {self.line + 1} of the record: refers to rows that do not exist. Restore the "
+            "record from a copy.",
+        )
 
     def of(self, times: int, among: int) -> Disclosure:
         """Returns it for a person of whom it tells ``times`` times, of ``among`` in all: the
@@ -152,7 +155,7 @@ class Reader:
     def __init__(self, known: Mapping[tuple[str, str], dict[str, Any]] | None = None) -> None:
         self.known: dict[tuple[str, str], dict[str, Any]] = {}
         self._ways: dict[str, Way] = {}
-        # By run and generation: whose the rows are, and how many.
+        # {(run, generation): (digest of the rows' ids, number of rows)}.
         self._whose: dict[tuple[str, int], tuple[str, int]] = {}
         self._keys: dict[str, str] = {}
         for line in (known or {}).values():
@@ -186,7 +189,7 @@ class Reader:
         elif "people" in line:
             of = _word(line["run"]), _number(line["generation"])
             bytes.fromhex(line["people"])
-            self._whose[of] = line["people"], _number(line["rows"], _MOST_ROWS)
+            self._whose[of] = line["people"], _number(line["rows"], _MAX_ROWS)
             self.known["people", f"{of[0]}/{of[1]}"] = line
         elif "head" in line:
             self._keys = {**self._keys, _word(line["head"]): _word(line["key"])}
@@ -208,8 +211,11 @@ class RecordHistory:
     def __init__(self, folder: Path) -> None:
         self._folder, self._path = folder, folder / LINES
         if not self._path.is_file():
-            text = f"{folder}: holds no record; this party has sent nothing, or it is elsewhere"
-            raise InputError(Code.FILE_INVALID, f"{text} (record.folder of the party file)")
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{folder}: contains no record. Check record.folder of the party file; a party "
+                "that has sent nothing has no record.",
+            )
 
     def disclosures(
         self,
@@ -244,9 +250,11 @@ class RecordHistory:
                 values.update(each.to if name == "peer" else [getattr(each.way, name)])
         for name, values in known.items():
             if asked[name] not in values:
-                text = f"{self._folder}: the record knows no {name} {asked[name]}"
-                text += f"; it knows {listed(sorted(values)[-_MOST_NAMES:])}" if values else ""
-                raise InputError(Code.CONFIG_INVALID, text)
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{self._folder}: the record has no {name} {asked[name]}. Choose one of: "
+                    f"{listed(sorted(values)[-_MAX_NAMES:]) or 'none'}.",
+                )
 
     def about(self, spellings: Collection[str], of: Iterable[Disclosure]) -> Iterator[Disclosure]:
         """Yields those of some disclosures that tell of one person alone, by ``rows``, with how
@@ -318,8 +326,11 @@ class RecordHistory:
                 try:
                     found = reader.read(number_, text)
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    text_ = f"{self._path}: line {number_ + 1} is none of a record; restore it"
-                    raise InputError(Code.FILE_INVALID, text_) from None
+                    raise InputError(
+                        Code.FILE_INVALID,
+                        f"{self._path}: line {number_ + 1} is not a line of a record. Restore the "
+                        "record from a copy.",
+                    ) from None
                 yield found, at
         finally:
             os.close(file)
@@ -332,11 +343,11 @@ def _word(value: Any) -> str:
     return value
 
 
-def _number(value: Any, most: int = _MOST) -> int:
+def _number(value: Any, max_value: int = _MAX_NUMBER) -> int:
     """Returns a number of a line, from 0. Raises TypeError, or ValueError if it is too large."""
     if not isinstance(value, int):
         raise TypeError(value)
-    if not 0 <= value <= most:
+    if not 0 <= value <= max_value:
         raise ValueError(value)
     return value
 
@@ -416,6 +427,7 @@ class Sum:
 
     @property
     def fields(self) -> dict[str, Any]:
+        """The sums for JSON."""
         names = ("bundles", "numbers", "payload_bytes", "message_bytes", "messages")
         asked = {} if self.of_person is None else {"of_person": self.of_person}
         return {"people": self.people, **{name: getattr(self, name) for name in names}, **asked}

@@ -24,11 +24,11 @@ from vfl_common.text import to_json
 from vfl_common.wire.frames import BundleSizes, measure
 from vfl_party.record.people import TAG_BYTES
 
-# Of rows: all that the line before it of the kind ``people`` knows, at most.
+# In place of rows: all rows of the last line of the kind ``people``, at most.
 ALL = "*"
-# Of no rows.
+# In place of rows: none.
 NOBODY = ""
-# Of several rows together: a sum or a mean, weights.
+# In place of rows: several together, as in a sum, a mean or weights.
 TOGETHER = "+"
 Rows = npt.NDArray[np.int64]
 # A larger bundle is not hashed as a whole, unless the party wants it.
@@ -69,18 +69,19 @@ class Way:
 
     @property
     def fields(self) -> dict[str, Any]:
+        """The declaration for JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def packed(rows: Sequence[int] | npt.NDArray[Any] | str | None, most: int = 0) -> str | None:
+def packed(rows: Sequence[int] | npt.NDArray[Any] | str | None, bound: int = 0) -> str | None:
     """Writes numbers of rows, in any order; None and words such as ``ALL`` as they are. It is done
     at every step, so it takes few calls.
 
-    ``most``: all numbers are below it; 0: that is not known.
+    ``bound``: all numbers are below it; 0: that is not known.
     """
     if rows is None or isinstance(rows, str):
         return rows
-    width = 2 if 0 < most <= 1 << 16 else 4
+    width = 2 if 0 < bound <= 1 << 16 else 4
     if not len(rows):
         return NOBODY
     data = (rows if isinstance(rows, np.ndarray) else np.asarray(rows)).astype(_TYPES[width])

@@ -37,9 +37,9 @@ _RSA = b"\xffvfl RSA-PSS SHA-256"
 _COSIGNATURE = b"\xffvfl cosignature/v1 SHA-256"
 _TIME_BYTES = 8
 _ID_BYTES = 4
-# Of a note, in characters; and of its numbers, as in the messages between parties.
-MOST = 16_384
-_MOST_NUMBER = 2**63 - 1
+# The most characters of a note; and its largest number, as in the messages between parties.
+MAX_CHARACTERS = 16_384
+_MAX_NUMBER = 2**63 - 1
 MOST_SIGNATURES = 16
 _BEFORE = "\N{EM DASH} "
 _ORIGIN = re.compile(r"[!-~]{1,200}")
@@ -75,7 +75,7 @@ class Head:
         origin, size, root, at, *rest = text.split("\n")
         when = int(at.removeprefix("at "))
         found = cls(origin, int(size), base64.b64decode(root, validate=True), when)
-        numbers = 0 <= found.size <= _MOST_NUMBER and abs(found.at) <= _MOST_NUMBER
+        numbers = 0 <= found.size <= _MAX_NUMBER and abs(found.at) <= _MAX_NUMBER
         if rest != [""] or found.text != text or not _ORIGIN.fullmatch(origin) or not numbers:
             raise ValueError(text)
         if len(found.root) != HASH_BYTES:
@@ -97,7 +97,7 @@ class SignedNote:
     @classmethod
     def read(cls, text: str) -> Self:
         """Reads what ``str`` gives. Raises ValueError if it is no note."""
-        if len(text) > MOST:
+        if len(text) > MAX_CHARACTERS:
             raise ValueError("too long")
         body, blank, rest = text.rpartition("\n\n")
         lines = rest.splitlines(keepends=True)

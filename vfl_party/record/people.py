@@ -18,7 +18,7 @@ from vfl_common.files import fsync_folder, locked, private_file, unwritable
 
 FOLDER = "people"
 TAG_BYTES = 16
-# Of a file that is being written.
+# The name of a file that is being written.
 _UNNAMED = "unnamed"
 
 
@@ -71,9 +71,12 @@ def read(path: Path, digest: str) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        text = f"{path}: cannot be read ({error.strerror}); restore it"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}). Restore it from a copy."
+        ) from None
     if sha256(data).hexdigest() != digest:
-        text = f"{path}: is not what the record has noted; restore it"
-        raise InputError(Code.FILE_INVALID, text)
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: its SHA-256 is not the one in the record. Restore it from a copy.",
+        )
     return data

@@ -25,7 +25,7 @@ from vfl_party.record.heads import Heads
 from vfl_party.record.history import Disclosure, Private
 from vfl_party.record.lines import Form, Way, packed, packed_tags
 
-# Of a way, in this order; the last ones may be left out.
+# The fields of a way, in this order; the last ones may be left out.
 _WORDS = ("exchange", "direction", "what", "chain", "how", "cost")
 
 
@@ -82,7 +82,7 @@ class Recorder:
         self._asks_for, self._whole = frozenset(asks_for), whole
         self._allows = allows
         self._ways: dict[tuple[str, ...], _Declared] = {}
-        # Of which numbers of rows are below, and the digest of their ids.
+        # The number of rows, and the digest of their ids.
         self._rows, self._people = 0, ""
         self.book.add(**self._run, recipe=recipe, keys=dict(keys))
 
@@ -116,8 +116,11 @@ class Recorder:
         for peer in to:
             if peer not in self._asks_for or peer in self.heads.met:
                 continue
-            text = f"{peer} has not shown the head of its record, and gets nothing before it does"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{peer}: did not show the head of its record, and gets nothing before it does",
+                party=peer,
+            )
         about = packed(rows, self._rows)
         with self._alone():
             self._write(way, step, bundle, to, bundle.kind.label, numbers, about)

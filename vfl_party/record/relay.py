@@ -43,7 +43,7 @@ class HeadRelay:
         self._credentials = credentials
 
     def before(self, asked: object) -> None:
-        """A run that is only planned has no heads."""
+        """Does nothing: a run that is only planned has no heads."""
 
     def shows(self) -> dict[str, Any] | None:
         """Returns the newest head of the active party that this party holds, signed by it alone."""
@@ -70,8 +70,13 @@ class HeadRelay:
                     continue
             except ValueError:
                 pass
-            text = "the head of the record of %s that %s passes on is not signed by %s; left out"
-            log.warning(text, self._active, peer, self._active, extra={"event": "record"})
+            log.warning(
+                "ignoring the head of the record of %s that %s passes on: it is not signed by %s",
+                self._active,
+                peer,
+                self._active,
+                extra={"event": "record"},
+            )
         self._heads.relayed = relayed
 
     def _counts(self, held: Held) -> bool:

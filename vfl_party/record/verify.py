@@ -24,7 +24,7 @@ _HEAD = b'{"head":'
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found. ``wrong``: in sentences; empty: nothing is.
+    """The result of a verification. ``wrong``: the problems, in sentences; empty: none.
 
     ``lines``: of the record; ``covered``: those that the newest signed head counts; ``heads``: how
     many signed heads there are; ``signers``: {who has signed: the most lines}; ``records``: {peer:
@@ -40,7 +40,7 @@ class Verified:
 
 
 def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> Verified:
-    """Computes the tree of a record anew, and compares it with each head that was signed. Raises
+    """Recomputes the tree of a record, and compares it with each head that was signed. Raises
     InputError if there is no record, or if its heads cannot be read.
 
     ``credentials``: have the CA that certificates must come from; ``owner``: the party whose record
@@ -52,10 +52,12 @@ def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> 
     try:
         grown = _grown(folder / LINES)
     except OSError as error:
-        text = f"{folder / LINES}: cannot be read ({error.strerror}); restore it"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder / LINES}: cannot be read ({error.strerror}). Restore it from a copy.",
+        ) from None
     if grown.rest:
-        wrong.append(f"the last line has no end: {grown.rest} bytes; nothing was sent for it")
+        wrong.append(f"the last line is incomplete ({grown.rest} bytes); nothing was sent for it")
     origin = _origin(grown.first, owner or credentials.name)
     signers: dict[str, int] = {}
     for number, held in enumerate(heads, 1):
@@ -89,17 +91,21 @@ def copy(folder: Path, out: Path) -> None:
     except OSError as error:
         raise unwritable(out, error) from None
     if not (out / LINES).is_file():
-        raise InputError(Code.FILE_INVALID, f"{folder}: has no record to copy")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder}: contains no record. Check record.folder of the party file.",
+        )
 
 
 def require(folder: Path, credentials: Credentials) -> None:
     """Raises InputError if the record is not as it was signed, with what is wrong first."""
     found = verify(folder, credentials)
     if found.wrong:
-        more = len(found.wrong) - 1
-        others = f", and {more} more" if more else ""
-        text = f"{folder}: the record is not as it was signed: {found.wrong[0]}{others}"
-        raise InputError(Code.FILE_INVALID, f"{text}; restore it from a copy")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder}: the record is not as it was signed ({len(found.wrong)} problems): "
+            f"{found.wrong[0]}. Restore it from a copy.",
+        )
 
 
 @dataclass
@@ -178,8 +184,9 @@ def _problem(head: Head, origin: str, grown: _Grown) -> str:
     if head.origin != origin:
         return f"it is of another record, {head.origin}"
     if head.size > grown.lines:
-        text = f"it counts {head.size:,} lines, and the record has {grown.lines:,}"
-        return f"{text}: its end is missing"
+        return (
+            f"it counts {head.size:,} lines, but the record has {grown.lines:,}: its end is missing"
+        )
     if tree.root(head.size, grown.hash_at) != head.root:
-        return f"one of the first {head.size:,} lines is not as it was signed"
+        return f"one of the first {head.size:,} lines was changed after it was signed"
     return ""

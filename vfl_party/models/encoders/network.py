@@ -113,8 +113,9 @@ def _begin(conv: nn.Module) -> None:
 
 def _check_width(settings: NetworkSettings, last: nn.Module, embedding_size: int) -> None:
     if isinstance(last, nn.Linear) and last.in_features != embedding_size:
-        text = (
-            f'model.encoder: kind = "{settings.kind}" without its last layer gives '
-            f"{last.in_features} numbers a row, and embedding_size is {embedding_size}"
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"model.encoder: embedding_size must be {last.in_features}, the width of "
+            f'"{settings.kind}" without its last layer (got {embedding_size}). Change '
+            "embedding_size, or set last_layer = true.",
         )
-        raise InputError(Code.MODEL_INVALID, f"{text}; make them equal, or set last_layer = true")

@@ -49,7 +49,7 @@ class Metric:
 PLUGINS = PlugIns("vfl.metrics", "metric", ours=tuple(METRICS))
 
 
-# By the kind of the task; of all others it is ``auc``.
+# {task kind: its first metric}; all other kinds have ``auc``.
 _FIRST = {
     "multiclass": "accuracy",
     "regression": "rmse",
@@ -154,9 +154,10 @@ def _others(
         except VflError:
             raise
         except Exception as error:
-            text = f"{_WHERE}: the metric {name!r} failed {where_it_failed(error)}"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it"
+                Code.CONFIG_INVALID,
+                f"{_WHERE}: the metric {name!r} failed {where_it_failed(error)}. Correct the "
+                "plug-in, or remove it.",
             ) from error
         if value is None:
             continue
@@ -166,11 +167,11 @@ def _others(
             # No number, or a tensor of several.
             number = math.nan
         if not math.isfinite(number):
-            text = (
-                f"{_WHERE}: the metric {name!r} gives {str(value)[:40]}, and a finite number, "
-                "or None, is wanted"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{_WHERE}: the metric {name!r} must return a finite number or None (got "
+                f"{str(value)[:40]}). Correct the plug-in, or remove it.",
             )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it")
         found[name] = number
     return found
 
@@ -341,6 +342,7 @@ def _regression(
 
 @cache
 def functional() -> Any:
+    """Returns ``torchmetrics.functional``, imported on first use."""
     with _not_installed("torchvision", "matplotlib"):
         import torchmetrics.functional
 

@@ -35,7 +35,7 @@ class LossOfRows(Generic[S]):
 
 
 class NoSettings(Section):
-    """What a function by itself has: no settings."""
+    """The settings of a bare function: none."""
 
 
 PLUGINS = PlugIns("vfl.losses", "loss", ours=LOSSES)
@@ -70,18 +70,27 @@ def _checked(
             raise
         # It may raise anything.
         except Exception as error:
-            text = f"{where} failed {where_it_failed(error)}; correct it"
-            raise InputError(Code.CONFIG_INVALID, text) from error
-        wanted = f"and {outputs_NO.dtype} of shape [{len(outputs_NO)}], a number a row, is wanted"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where} failed {where_it_failed(error)}. Correct the plug-in.",
+            ) from error
         if not isinstance(each_N, Tensor):
-            text = f"{where} gives {type(each_N).__name__}, {wanted}; correct it"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where} must return {outputs_NO.dtype} of shape [{len(outputs_NO)}], one number "
+                f"per row (got {type(each_N).__name__}). Correct the plug-in.",
+            )
         if each_N.shape != outputs_NO.shape[:1] or each_N.dtype != outputs_NO.dtype:
-            text = f"{where} gives {each_N.dtype} of shape {list(each_N.shape)}, {wanted}"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; correct it")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where} must return {outputs_NO.dtype} of shape [{len(outputs_NO)}], one number "
+                f"per row (got {each_N.dtype} of shape {list(each_N.shape)}). Correct the plug-in.",
+            )
         if outputs_NO.requires_grad and not each_N.requires_grad:
-            text = f"{where} gives numbers through which no gradient flows; compute them with torch"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where} must return numbers with a gradient. Compute them with torch.",
+            )
         return each_N
 
     return of_rows

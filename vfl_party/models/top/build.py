@@ -20,7 +20,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.dtypes import real
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.models.combine import combined_size
-from vfl_party.models.encoders.custom import made_by
+from vfl_party.models.encoders.custom import build_module
 from vfl_party.models.encoders.mlp import layers
 from vfl_party.models.top.attention import AttentionPooling
 from vfl_party.models.top.combination import build_combination
@@ -62,7 +62,7 @@ def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:
             return BoostedTrees(outputs)
         case CustomTop():
             where = f"model.top.factory = {settings.factory!r}"
-            top = made_by(settings.factory, settings.options, where, in_features, outputs)
+            top = build_module(settings.factory, settings.options, where, in_features, outputs)
         case PluginTop():
             top = build_plugin_top(settings, in_features, outputs)
     return _checked(top, in_features, outputs)
@@ -76,18 +76,22 @@ def _checked(top: nn.Module, in_features: int, outputs: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             out = top(torch.zeros(2, in_features))
     except Exception as error:
-        text = f"the top model fails on two rows of {in_features} numbers {where_it_failed(error)}"
-        raise InputError(Code.MODEL_INVALID, text) from error
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"the top model: failed on two rows of {in_features} numbers "
+            f"{where_it_failed(error)}. Correct the top model.",
+        ) from error
     top.train(mode)
     if not isinstance(out, Tensor) or out.dtype != real():
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
         raise InputError(
-            Code.MODEL_INVALID, f"the top model gives {got}, but a float32 tensor is needed"
+            Code.MODEL_INVALID,
+            f"the top model: must return a float32 tensor (got {got}). Correct the top model.",
         )
     if out.shape != (2, outputs):
-        text = (
-            f"the top model gives a tensor of shape {list(out.shape)} for two rows, but the task "
-            f"asks for [2, {outputs}]"
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"the top model: must return a tensor of shape [2, {outputs}] for two rows (got "
+            f"{list(out.shape)}). Correct the top model.",
         )
-        raise InputError(Code.MODEL_INVALID, text)
     return top

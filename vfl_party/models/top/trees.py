@@ -90,7 +90,7 @@ class BoostedTrees(nn.Module):
             if not len(inner):
                 return depth
             at = child_M2[inner].reshape(-1)
-        raise ValueError("the nodes of the trees form a ring")
+        raise ValueError("the nodes of the trees form a cycle")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
         """Takes trees of any number of nodes."""

@@ -1,4 +1,4 @@
-"""Codecs, which write numbers on the wire: one file a codec, found by its name."""
+"""Codecs, which encode numbers for the wire: one file per codec, loaded by name."""
 
 from __future__ import annotations
 
@@ -59,8 +59,11 @@ def make(
     export = REGISTRY.load(name, where)
     if not isinstance(export, Codec):
         if settings:
-            text = f"{where}: codec {name!r} has no settings, and {sorted(settings)[0]!r} is set"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or choose another codec")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: codec {name!r} has no settings (got {sorted(settings)[0]!r}). Remove "
+                "it, or choose another codec.",
+            )
         return REGISTRY.make(name, where, Filter)
     read = parse(export.settings, dict(settings or {}), f"{where}: codec {name}")
     try:
@@ -68,8 +71,11 @@ def make(
     except VflError as error:
         raise InputError(error.code, f"{where}: codec {name}: {error}") from None
     except Exception as error:
-        text = f"{where}: the codec {name!r} cannot be made: it failed {where_it_failed(error)}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: the codec {name!r} cannot be created: it failed {where_it_failed(error)}. "
+            "Correct the plug-in.",
+        ) from error
 
 
 def settings_of(name: str, where: str) -> type[Section] | None:

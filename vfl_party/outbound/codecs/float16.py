@@ -42,11 +42,11 @@ class TwoBytes(Filter):
         found = x.detach().to(self.dtype)
         if x.numel() and bool((found.isinf() & x.isfinite()).any()):
             largest = x.detach().abs().max().item()
-            text = f"codec {self.text}: tensor {name!r} holds {largest:.3g}, and it writes at most"
             raise InputError(
                 Code.NON_FINITE,
-                f"{text} {torch.finfo(self.dtype).max:.5g}; choose another codec, or scale "
-                "the model",
+                f"codec {self.text}: tensor {name!r} exceeds the largest {self.text} number, "
+                f"{torch.finfo(self.dtype).max:.5g} (got {largest:.3g}). Choose another codec, or "
+                "scale the model.",
             )
         return found
 

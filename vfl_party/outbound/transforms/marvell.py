@@ -18,7 +18,7 @@ from vfl_party.outbound.noise import NoisyFilter, Positive
 from vfl_party.outbound.sumkl import Statistics, optimum, sum_kl
 from vfl_party.outbound.transforms import Transform
 
-_GROWTH, _MOST_SCALE = 1.5, 1e6
+_GROWTH, _MAX_SCALE = 1.5, 1e6
 
 
 class MarvellSettings(Section):
@@ -31,11 +31,11 @@ class MarvellSettings(Section):
     or ``error``.
     """
     error: Annotated[float, Field(gt=0.0, lt=0.5)] | None = None
-    """The least error that any detector shall have; s is found for each batch."""
+    """The minimum error of any detector; s is found for each batch."""
 
     def model_post_init(self, _context: Any) -> None:
         if (self.scale is None) == (self.error is None):
-            raise ValueError("give scale or error, and not both")
+            raise ValueError("set either scale or error, not both")
 
 
 class Marvell(NoisyFilter):
@@ -100,7 +100,7 @@ class Marvell(NoisyFilter):
             return self._last * found.gap
         scale = 1.0
         while (
-            scale < _MOST_SCALE
+            scale < _MAX_SCALE
             and sum_kl(found, optimum(found, scale * found.gap)) > (2 - 4 * self._error) ** 2
         ):
             scale *= _GROWTH
@@ -111,7 +111,7 @@ class Marvell(NoisyFilter):
         if self._positive_B is None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                "marvell was not told the labels of the rows; correct the method",
+                "marvell: the method did not pass the labels of the rows. Correct the method.",
             )
         positive_B = self._positive_B
         return {name: self.noise(x, positive_B.to(x.device)) for name, x in tensors.items()}
