@@ -128,7 +128,7 @@ def run(
         app = PartyApp(files, console, wait_s, metrics=metrics, linger_s=linger_s, ranks=ranks)
         _, folder = app.train(fresh=fresh)
     if report:
-        charts = [path for each in reporters for path in each(folder.path.parent)]
+        charts = [path for draw in reporters for path in draw(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
     # From then on the same command begins a new run.
     do_last(folder.finishing())
@@ -156,17 +156,17 @@ def check(party: Path, device: str | None, offline: bool, verbose: bool) -> None
     from vfl_party.runtime.preflight import check as look
 
     findings = list(look(party, device, offline=offline))
-    shown = findings
+    visible = findings
     if not verbose:
-        shown = [finding for finding in findings if not finding.detail]
-        shown.sort(key=lambda finding: VERDICTS.index(finding.verdict))
-    for finding in shown:
+        visible = [finding for finding in findings if not finding.detail]
+        visible.sort(key=lambda finding: VERDICTS.index(finding.verdict))
+    for finding in visible:
         head = f"{finding.verdict:<4}  {finding.about:<12}  "
         indent = " " * (len(finding.text) - len(finding.text.lstrip(" ")))
         # A table's names and values may be anything.
         text = indent + clean(finding.text, LINE)
         click.echo(_broken(head, text) if finding.about == "leaves" else head + text)
-    if len(shown) < len(findings):
+    if len(visible) < len(findings):
         click.echo("Run the same command with -v to see all checks.")
     require(findings)
 
@@ -332,19 +332,19 @@ def _predict_solo(
     console = Console("vfl-party")
     for text in unseen(trained, alone.opened.table):
         console.show("unseen", said=f"{alone.opened.table.source}: {text}")
-    found = alone.write([written], files.device)
+    result = alone.write([written], files.device)
     scorings.note(
         Path(files.file.out),
         party=name,
         recipe=trained.recipe.name,
         model=trained.run_id,
         run="",
-        rows=found.rows,
-        scored=found.written,
+        rows=result.rows,
+        scored=result.written,
         output=str(written.path.absolute()),
     )
-    facts = {key: value for key, value in asdict(found).items() if value != ""}
-    console.emit("predicted", **facts, output=str(written.path), said=str(found))
+    facts = {key: value for key, value in asdict(result).items() if value != ""}
+    console.emit("predicted", **facts, output=str(written.path), said=str(result))
     console.show("scores", said=alone.meaning(files.file.data or rows))
     return 0
 
@@ -410,12 +410,12 @@ def forget(
         folder = RunFolder(path, path.parent.name)
         if folder.facts().get("job") != "train":
             continue
-        found = trace(folder, name, who, remove=not dry_run)
-        here, known = here or not found.lacks_it, known or found.has_row
-        click.echo(found.said)
-        for held in found.held:
-            said = clean(str(held), LINE)
-            click.echo(f"  {said.replace('; removed', '; would be removed') if dry_run else said}")
+        traces = trace(folder, name, who, remove=not dry_run)
+        here, known = here or not traces.lacks_it, known or traces.has_row
+        click.echo(traces.said)
+        for held in traces.held:
+            text = clean(str(held), LINE)
+            click.echo(f"  {text.replace('; removed', '; would be removed') if dry_run else text}")
     for held in outputs(out, name, who):
         known = True
         click.echo(clean(str(held), LINE))
@@ -456,8 +456,8 @@ def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
 
     outlook = read_outlook(plan)
     with naming(outlook.file):
-        found = count(outlook, rows, read_rounds(ended))
-    click.echo(to_json({"event": "forecast", **found.model_dump(mode="json")}, compact=True))
+        result = count(outlook, rows, read_rounds(ended))
+    click.echo(to_json({"event": "forecast", **result.model_dump(mode="json")}, compact=True))
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -529,16 +529,16 @@ def _reporters() -> list[Callable[[Path], list[Path]]]:
     """Loads the entry points of the group ``vfl.reports``, which draw a run. Raises InputError if
     there are none.
     """
-    found: list[Callable[[Path], list[Path]]] = [
-        each.load() for each in entry_points(group="vfl.reports")
+    reporters: list[Callable[[Path], list[Path]]] = [
+        entry.load() for entry in entry_points(group="vfl.reports")
     ]
-    if not found:
+    if not reporters:
         raise InputError(
             Code.CONFIG_INVALID,
             "--report: no installed package draws reports (entry points of the group "
             "vfl.reports). Install vfl as its README says.",
         )
-    return found
+    return reporters
 
 
 cli.add_command(account)

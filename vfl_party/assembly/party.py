@@ -114,7 +114,7 @@ class Training:
             aligned.of(opened.table),
             opened.settings,
             opened.encoder,
-            [each for each in rest if each is not None],
+            [table for table in rest if table is not None],
             aligned.division,
             tabular=opened.course.lone_phase is None,
             own_labels=opened.course.own_labels,
@@ -259,19 +259,19 @@ class Assembled:
     def aggregations(self) -> tuple[AggregationPlan, ...]:
         """The weights that the phases swap with the server."""
         rounds = {phase.name: phase.rounds for phase in self.phases}
-        recipe, found = self.party.recipe, []
-        for (phase, _), each in self.party.exchanges.items():
-            if each.exchange.asks == "server":
+        recipe, plans = self.party.recipe, []
+        for (phase, _), opened in self.party.exchanges.items():
+            if opened.exchange.asks == "server":
                 up, down = (
-                    coding_of(recipe, phase, each.exchange, direction)
+                    coding_of(recipe, phase, opened.exchange, direction)
                     for direction in ("up", "down")
                 )
-                spec = each.chains.up.before_codec(each.exchange.up.spec())
-                of = each.exchange
-                found.append(
+                spec = opened.chains.up.before_codec(opened.exchange.up.spec())
+                of = opened.exchange
+                plans.append(
                     AggregationPlan(phase, rounds[phase], spec, of.passive, up, down, of.draw)
                 )
-        return tuple(found)
+        return tuple(plans)
 
     @property
     def privacy_json(self) -> str:
@@ -288,19 +288,28 @@ class Assembled:
         aligning = alignment_of(recipe, divides=self.opened.divides).occurrences(
             len(self.prepared.table)
         )
-        keys = {(each.step.phase, each.exchange.name): each for each in aligning}.values()
+        keys = {
+            (occurrence.step.phase, occurrence.exchange.name): occurrence for occurrence in aligning
+        }.values()
         first = [
-            (each.step.phase, each.exchange, party.chains(each.step.phase, each.exchange))
-            for each in keys
+            (
+                occurrence.step.phase,
+                occurrence.exchange,
+                party.chains(occurrence.step.phase, occurrence.exchange),
+            )
+            for occurrence in keys
         ]
         opened = [
-            (phase, each.exchange, each.chains) for (phase, _), each in party.exchanges.items()
+            (phase, open_exchange.exchange, open_exchange.chains)
+            for (phase, _), open_exchange in party.exchanges.items()
         ]
-        found = [
-            summarised(recipe, phase, each, chains, after_labels=party.course.after_labels(phase))
-            for phase, each, chains in (*first, *opened)
+        summaries = [
+            summarised(
+                recipe, phase, exchange, chains, after_labels=party.course.after_labels(phase)
+            )
+            for phase, exchange, chains in (*first, *opened)
         ]
-        return [line for lines in found for line in lines] if recipe.passives else []
+        return [line for lines in summaries for line in lines] if recipe.passives else []
 
     @property
     def leaves(self) -> list[ExchangeSummary]:
@@ -324,7 +333,7 @@ class Assembled:
         itself.
         """
         party, prepared = self.party, self.prepared
-        chains = {key: each.chains.state() for key, each in party.exchanges.items()}
+        chains = {key: opened.chains.state() for key, opened in party.exchanges.items()}
         return {
             "models": {name: dict(model.state_dict()) for name, model in party.models.items()},
             "generators": random_states(party.device),
@@ -337,9 +346,8 @@ class Assembled:
 
     @property
     def _data(self) -> str:
-        """The fingerprint that must be equal to resume; '' for labels that are only looked up by id:
-        they may be
-        corrected.
+        """The fingerprint that must be equal to resume; '' for labels that are only looked up by
+        id: they may be corrected.
         """
         looked_up = self.party.recipe.rows.align == "none" and self.prepared.features is None
         return "" if looked_up else self.prepared.fingerprint
@@ -463,12 +471,12 @@ def _targets(opened: Opened, prepared: Prepared, root: int, device: torch.device
 
 def parts_of(opened: Opened, aligned: Aligned) -> list[Part]:
     """Returns where the rows that ``Work.prepare`` makes ready are in the party's tables."""
-    found = [Part(0, aligned.positions(opened.table))]
+    parts = [Part(0, aligned.positions(opened.table))]
     if opened.work.job == "train":
         rest = aligned.rest_positions(opened.table)
-        found += [Part(0, rest)] if rest is not None else []
-        found += [Part(1)] if opened.unaligned is not None else []
-    return found
+        parts += [Part(0, rest)] if rest is not None else []
+        parts += [Part(1)] if opened.unaligned is not None else []
+    return parts
 
 
 def check_ranks(party: Party, *, trains: bool) -> None:

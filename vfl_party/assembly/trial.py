@@ -47,28 +47,28 @@ def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, As
         for name, data in divide(recipe, folder).items()
     }
     if recipe.rows.partial:
-        partly = of_tables(recipe, {name: each.table for name, each in opened.items()})
+        partly = of_tables(recipe, {name: party.table for name, party in opened.items()})
         return {
-            name: assemble(each, partly[name], policy=of_trial(recipe, name))
-            for name, each in opened.items()
+            name: assemble(party, partly[name], policy=of_trial(recipe, name))
+            for name, party in opened.items()
         }
     # With the division that the others will hear of.
-    told = expected_rows(opened[recipe.active.name])
-    rows = {name: expected_rows(each) for name, each in opened.items()}
+    shared = expected_rows(opened[recipe.active.name])
+    rows = {name: expected_rows(party) for name, party in opened.items()}
     # Here, all parties' rows are known.
     if recipe.rows.align == "none":
-        held = {each.name: rows[each.name].holdings[each.name] for each in recipe.passives}
+        held = {place.name: rows[place.name].holdings[place.name] for place in recipe.passives}
         return {
-            name: assemble(each, replace(rows[name], holdings=held), policy=of_trial(recipe, name))
-            for name, each in opened.items()
+            name: assemble(party, replace(rows[name], holdings=held), policy=of_trial(recipe, name))
+            for name, party in opened.items()
         }
     return {
         name: assemble(
-            each,
-            told if told.ids == rows[name].ids else rows[name],
+            party,
+            shared if shared.ids == rows[name].ids else rows[name],
             policy=of_trial(recipe, name),
         )
-        for name, each in opened.items()
+        for name, party in opened.items()
     }
 
 
@@ -97,13 +97,13 @@ def try_all(recipes: Sequence[Tried], folder: Path) -> None:
         return tables[key]
 
     with modules_of(folder):
-        for each in recipes:
+        for trial in recipes:
             try:
-                parties = try_parties(each.recipe, folder, once)
-                if each.tested:
-                    _check_tested(parties[each.recipe.active.name])
+                parties = try_parties(trial.recipe, folder, once)
+                if trial.tested:
+                    _check_tested(parties[trial.recipe.active.name])
             except VflError as error:
-                raise InputError(error.code, f"{each.title}: {error}") from None
+                raise InputError(error.code, f"{trial.title}: {error}") from None
 
 
 @contextlib.contextmanager

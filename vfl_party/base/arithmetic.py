@@ -65,7 +65,7 @@ def arithmetic(device: torch.device) -> Arithmetic:
 
 
 def resumed(
-    kept: Arithmetic | None, now: Arithmetic, checkpoint: str
+    before: Arithmetic | None, now: Arithmetic, checkpoint: str
 ) -> tuple[Arithmetic, ArithmeticChange | None]:
     """Returns ``now`` with all changes of the run, and the change at this resume; None if nothing
     differs.
@@ -75,11 +75,11 @@ def resumed(
         now: of this process.
         checkpoint: its label.
     """
-    if kept is None:
+    if before is None:
         return now, None
-    differs = differences(kept, now)
+    differs = differences(before, now)
     change = ArithmeticChange(checkpoint=checkpoint, differs=differs) if differs else None
-    changes = [*kept.changes, *([change] if change is not None else [])][-MAX_CHANGES:]
+    changes = [*before.changes, *([change] if change is not None else [])][-MAX_CHANGES:]
     return now.model_copy(update={"changes": changes}), change
 
 
@@ -87,11 +87,11 @@ def differences(before: Arithmetic, now: Arithmetic) -> list[str]:
     """Returns in what two processes compute otherwise, a text for each difference, such as
     ``threads: 2, was 1``; [] if in nothing.
     """
-    found = [(name, getattr(now, name), getattr(before, name)) for name in _FACTS]
+    facts = [(name, getattr(now, name), getattr(before, name)) for name in _FACTS]
     for new, old in ((now.libraries, before.libraries), (now.settings, before.settings)):
-        found += [(name, new.get(name), old.get(name)) for name in dict.fromkeys([*new, *old])]
+        facts += [(name, new.get(name), old.get(name)) for name in dict.fromkeys([*new, *old])]
     texts = [
-        f"{name}: {new or 'none'}, was {old or 'none'}" for name, new, old in found if new != old
+        f"{name}: {new or 'none'}, was {old or 'none'}" for name, new, old in facts if new != old
     ]
     bits = [name for name in now.digests if now.digests[name] != before.digests.get(name)]
     if bits:
@@ -125,14 +125,14 @@ def _arithmetic(device: torch.device, threads: int) -> Arithmetic:
 
 def _built_with() -> dict[str, str]:
     text = torch.__config__.show()
-    found = {name: re.search(pattern, text) for name, pattern in _BUILT_WITH.items()}
-    return {name: match[1] for name, match in found.items() if match}
+    matches = {name: re.search(pattern, text) for name, pattern in _BUILT_WITH.items()}
+    return {name: match[1] for name, match in matches.items() if match}
 
 
 def _digest(results: Iterator[Tensor]) -> str:
     digest = hashlib.sha256()
-    for each in results:
-        digest.update(each.cpu().contiguous().numpy().tobytes())
+    for tensor in results:
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:_DIGITS]
 
 

@@ -192,8 +192,8 @@ class CheckpointStore:
         try:
             paths = self._paths()
             entries = self._files(paths)
-            kept = self._complete(entries)[-self._keep :]
-            unwanted = [entry.path for entry in entries if entry not in kept]
+            retained = self._complete(entries)[-self._keep :]
+            unwanted = [entry.path for entry in entries if entry not in retained]
             for left in (*unwanted, *_starting(".tmp-", paths)):
                 left.unlink(missing_ok=True)
             with os.fdopen(
@@ -208,7 +208,7 @@ class CheckpointStore:
             # Somebody may have tidied up meanwhile.
             for left in _starting(ASIDE, paths):
                 left.unlink(missing_ok=True)
-            self._verified &= {_stamp(entry.path) for entry in kept}
+            self._verified &= {_stamp(entry.path) for entry in retained}
             self._verified.add(_stamp(path))
         except OSError as error:
             # The first error is the one to report.

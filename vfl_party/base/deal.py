@@ -56,12 +56,12 @@ def deal(
     _check(how, parts, len(names), classes, alpha)
     if how == "even":
         order = permutation(derive_seed(seed, "deal"), len(codes_N))
-        found = [np.sort(rows) for rows in np.array_split(order, parts)]
+        dealt = [np.sort(rows) for rows in np.array_split(order, parts)]
     elif how == "classes":
-        found = _by_classes(codes_N, len(names), parts, classes, seed)
+        dealt = _by_classes(codes_N, len(names), parts, classes, seed)
     else:
-        found = _by_shares(codes_N, len(names), parts, alpha, least, seed)
-    min_rows = min(map(len, found))
+        dealt = _by_shares(codes_N, len(names), parts, alpha, least, seed)
+    min_rows = min(map(len, dealt))
     if min_rows < least:
         raise InputError(
             Code.DATA_INVALID,
@@ -71,10 +71,12 @@ def deal(
             else f"deal {how!r}: a party gets {min_rows:,} of {len(codes_N):,} rows, fewer than "
             f"{least:,}. Use fewer than {parts:,} parties.",
         )
-    return found
+    return dealt
 
 
-def _by_classes(codes_N: npt.NDArray[Any], C: int, parts: int, each: int, seed: int) -> list[Rows]:
+def _by_classes(
+    codes_N: npt.NDArray[Any], C: int, parts: int, per_party: int, seed: int
+) -> list[Rows]:
     """Gives each party ``each`` classes, in turn from random orders of all classes, and a shard of
     each of them.
     """
@@ -83,7 +85,7 @@ def _by_classes(codes_N: npt.NDArray[Any], C: int, parts: int, each: int, seed: 
     turn = 0
     for part in range(parts):
         mine: set[int] = set()
-        while len(mine) < each:
+        while len(mine) < per_party:
             free = next((c for c in waiting if c not in mine), None)
             if free is None:
                 waiting += map(int, permutation(derive_seed(seed, "deal", "turn", turn), C))
@@ -92,12 +94,12 @@ def _by_classes(codes_N: npt.NDArray[Any], C: int, parts: int, each: int, seed: 
             waiting.remove(free)
             mine.add(free)
             takers[free].append(part)
-    found: list[list[Rows]] = [[] for _ in range(parts)]
+    dealt: list[list[Rows]] = [[] for _ in range(parts)]
     for c, those in enumerate(takers):
         rows = _shuffled(codes_N, c, seed)
         for part, shard in zip(those, np.array_split(rows, len(those)), strict=True):
-            found[part].append(shard)
-    return [np.sort(np.concatenate(shards)) for shards in found]
+            dealt[part].append(shard)
+    return [np.sort(np.concatenate(shards)) for shards in dealt]
 
 
 def _by_shares(
@@ -108,16 +110,16 @@ def _by_shares(
     """
     by_class = [_shuffled(codes_N, c, seed) for c in range(C)]
     random = np.random.Generator(np.random.Philox(key=derive_seed(seed, "deal", "shares")))
-    found: list[Rows] = []
+    dealt: list[Rows] = []
     for _ in range(_TRIES):
         cut = []
         for rows in by_class:
             ends = np.cumsum(random.dirichlet(np.full(parts, alpha)))[:-1] * len(rows)
             cut.append(np.split(rows, np.round(ends).astype(np.int64)))
-        found = [np.sort(np.concatenate(shards)) for shards in zip(*cut, strict=True)]
-        if min(map(len, found)) >= least:
+        dealt = [np.sort(np.concatenate(shards)) for shards in zip(*cut, strict=True)]
+        if min(map(len, dealt)) >= least:
             break
-    return found
+    return dealt
 
 
 def _shuffled(codes_N: npt.NDArray[Any], c: int, seed: int) -> Rows:

@@ -118,10 +118,10 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
     """Returns the states of the generators from which torch draws for a party on ``device``: the
     CPU's, and its GPU's.
     """
-    found = {"cpu": torch.get_rng_state()}
+    states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
-    return found
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
@@ -145,7 +145,7 @@ def plain_arithmetic() -> Callable[[], None]:
         *(backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul),
         *(backends.mkldnn.conv, backends.mkldnn.rnn, backends.mkldnn.matmul),
     ]
-    before = [each.fp32_precision for each in operations]
+    before = [operation.fp32_precision for operation in operations]
 
     def flags(matmul: Any, cudnn: Any) -> None:
         if matmul is not None:
@@ -154,9 +154,9 @@ def plain_arithmetic() -> Callable[[], None]:
             backends.cudnn.allow_tf32 = cudnn
 
     def each_is(words: list[str]) -> None:
-        for each, word in zip(operations, words, strict=True):
-            if each.fp32_precision != word:
-                each.fp32_precision = word
+        for operation, word in zip(operations, words, strict=True):
+            if operation.fp32_precision != word:
+                operation.fp32_precision = word
 
     # Both: the flags alone give way to what torch.backends.fp32_precision says, and reading a flag
     # of another value than that of its operations is an error in torch.

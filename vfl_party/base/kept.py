@@ -23,8 +23,8 @@ class KeptFile:
             self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             path.chmod(0o600)
             self._file.execute("PRAGMA journal_mode = WAL")
-            for each in tables:
-                self._file.execute(f"CREATE TABLE IF NOT EXISTS {each}")
+            for table in tables:
+                self._file.execute(f"CREATE TABLE IF NOT EXISTS {table}")
         except (sqlite3.Error, OSError) as error:
             raise InputError(
                 Code.FILE_INVALID,

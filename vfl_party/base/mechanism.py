@@ -39,12 +39,12 @@ class Mechanism:
         kind, noise, rate, times = text.split(" ")
         if kind not in ("gaussian", "laplace", "response"):
             raise ValueError(text)
-        found = cls(kind, float(noise), float(rate), int(times))  # type: ignore[arg-type]
+        mechanism = cls(kind, float(noise), float(rate), int(times))  # type: ignore[arg-type]
         if not (
-            0 <= found.noise <= _MAX_NOISE
-            and 0 <= found.rate <= 1
-            and found.times > 0
-            and (found.rate == 1 or kind == "gaussian")
+            0 <= mechanism.noise <= _MAX_NOISE
+            and 0 <= mechanism.rate <= 1
+            and mechanism.times > 0
+            and (mechanism.rate == 1 or kind == "gaussian")
         ):
             raise ValueError(text)
-        return found
+        return mechanism

@@ -60,9 +60,9 @@ _SCOPE: ContextVar[_Scope] = ContextVar("plug-ins of a run", default=_Scope())  
 
 
 @contextlib.contextmanager
-def using(given: Given) -> Iterator[None]:
+def using(plugins: Given) -> Iterator[None]:
     """Lets the block find what is ``given`` by its name, beside our own and what is installed."""
-    token = _SCOPE.set(_Scope(given))
+    token = _SCOPE.set(_Scope(plugins))
     try:
         yield
     finally:
@@ -90,7 +90,7 @@ class PlugIns:
 
     def names(self) -> list[str]:
         """Returns all known names, sorted."""
-        return sorted({*self.ours, *self._given(), *(each.name for each in self._others())})
+        return sorted({*self.ours, *self._given(), *(entry.name for entry in self._others())})
 
     def is_ours(self, name: str) -> bool:
         """Returns whether the export of that name is one of our own."""
@@ -104,8 +104,8 @@ class PlugIns:
         """
         if name in self._given():
             return self._of_run(name)
-        found = self._other(name)
-        if found is None:
+        entry = self._other(name)
+        if entry is None:
             names = self.names()
             near = difflib.get_close_matches(name, names, n=1)
             raise InputError(
@@ -115,13 +115,13 @@ class PlugIns:
                 else f"{where}: unknown {self.what} {name!r}. Choose one of: "
                 f"{', '.join(names) or 'none'}.",
             )
-        _loaded[_root(found.module)] = found.dist.name if found.dist is not None else found.value
+        _loaded[_root(entry.module)] = entry.dist.name if entry.dist is not None else entry.value
         try:
-            return found.load()
+            return entry.load()
         except Exception as error:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: the plug-in {found.value} cannot be loaded: it failed "
+                f"{where}: the plug-in {entry.value} cannot be loaded: it failed "
                 f"{where_it_failed(error)}. Reinstall or remove it.",
             ) from error
 
@@ -129,10 +129,10 @@ class PlugIns:
         """Returns {``group:name``: ``distribution version``} of a plug-in; nothing if the name is
         ours or unknown, or of what the run was given, which has no version.
         """
-        found = self._other(name)
-        if found is None:
+        entry = self._other(name)
+        if entry is None:
             return {}
-        made_by = found.dist
+        made_by = entry.dist
         return {
             f"{self.group}:{name}": f"{made_by.name} {made_by.version}"
             if made_by is not None
@@ -185,15 +185,15 @@ class PlugIns:
                 Code.CONFIG_INVALID,
                 f"plugins: {group}: the {self.what} {name!r} already exists. Choose another name.",
             )
-        found = self._given()[name]
-        for root in _roots(found):
+        export = self._given()[name]
+        for root in _roots(export):
             _SCOPE.get().makers[root] = "of this notebook or script" if root == "__main__" else root
-        return found
+        return export
 
     def _other(self, name: str) -> EntryPoint | None:
         if name in self.ours or name in self._given():
             return None
-        return next((each for each in self._others() if each.name == name), None)
+        return next((entry for entry in self._others() if entry.name == name), None)
 
 
 @contextlib.contextmanager
@@ -254,8 +254,8 @@ def _makers() -> dict[str, str]:
 def _roots(made: Any) -> set[str]:
     """Returns the first parts of the modules from which an object comes, or what it holds."""
     inside = vars(made).values() if not isinstance(made, type) and hasattr(made, "__dict__") else ()
-    named = [getattr(each, "__module__", None) for each in (made, *inside)]
-    return {_root(each) for each in named if isinstance(each, str)} - {*_OURS, "builtins", ""}
+    named = [getattr(part, "__module__", None) for part in (made, *inside)]
+    return {_root(module) for module in named if isinstance(module, str)} - {*_OURS, "builtins", ""}
 
 
 def _root(module: str) -> str:
@@ -302,11 +302,11 @@ def _modules_of(package: str, shelves: bool) -> dict[str, str]:
     """Returns a package's modules by name. Reads its folder once, which every phase would otherwise
     do.
     """
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         path = f"{package}.{module.name}"
         if shelves and module.ispkg:
-            found |= _modules_of(path, False)
+            modules |= _modules_of(path, False)
         else:
-            found[module.name] = path
-    return found
+            modules[module.name] = path
+    return modules

@@ -64,8 +64,8 @@ def _drawn(seed: int, n: int) -> npt.NDArray[np.int64]:
     order = np.argsort(keys)
     starts = range(0, n, _CHUNK)
     # A little at a time, or it would take as much memory as the keys.
-    found = (keys[order[start : start + _CHUNK + 1]] for start in starts)
-    if any(bool((some[1:] == some[:-1]).any()) for some in found):
+    blocks = (keys[order[start : start + _CHUNK + 1]] for start in starts)
+    if any(bool((some[1:] == some[:-1]).any()) for some in blocks):
         order = np.argsort(keys, kind="stable")
     order = order.astype(np.int64, copy=False)
     order.setflags(write=False)
@@ -131,9 +131,9 @@ def stratified_order(root: int, classes_N: npt.NDArray[np.int64]) -> Rows:
         int(classes_N.max(initial=0)) + 1
     )
     place_N = np.empty(len(classes_N), np.float64)
-    for each in np.unique(classes_N):
-        rows = order[classes_N[order] == each]
-        place_N[rows] = (np.arange(len(rows)) + starts[each] / 2.0**64) / len(rows)
+    for class_ in np.unique(classes_N):
+        rows = order[classes_N[order] == class_]
+        place_N[rows] = (np.arange(len(rows)) + starts[class_] / 2.0**64) / len(rows)
     return order[np.argsort(place_N[order], kind="stable")]
 
 
@@ -145,12 +145,12 @@ def cut_order(
     """
     test, validation, local = np.split(order, [n_test, n_test + n_validation])
     common = local[: round(len(local) * aligned)]
-    found = {"test": np.sort(test), "validation": np.sort(validation), "local": np.sort(local)}
+    splits = {"test": np.sort(test), "validation": np.sort(validation), "local": np.sort(local)}
     # Splits that are the same share one array.
-    found["aligned"] = found["local"] if len(common) == len(local) else np.sort(common)
+    splits["aligned"] = splits["local"] if len(common) == len(local) else np.sort(common)
     train = common[:labelled]
-    found["train"] = found["aligned"] if len(train) == len(common) else np.sort(train)
-    return found
+    splits["train"] = splits["aligned"] if len(train) == len(common) else np.sort(train)
+    return splits
 
 
 def batch_sizes(rows: int, size: int) -> list[int]:
@@ -167,7 +167,7 @@ def batches(
     """
     order = rows[permutation(derive_seed(root, phase, epoch), len(rows))]
     sizes = batch_sizes(len(rows), size)
-    return [order[size * at : size * at + each] for at, each in enumerate(sizes)]
+    return [order[size * at : size * at + count] for at, count in enumerate(sizes)]
 
 
 def full_batches(

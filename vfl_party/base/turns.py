@@ -131,7 +131,7 @@ class TakingTurns(Turns):
                 if player.is_so():
                     break
             else:
-                names = ", ".join(each.name for each in self._players)
+                names = ", ".join(player.name for player in self._players)
                 text = (
                     f"{names} all wait; a method waits for a message that its other side never "
                     "sends"

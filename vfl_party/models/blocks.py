@@ -138,9 +138,9 @@ def group_norm(channels: int) -> nn.GroupNorm:
     evenly.
     """
     groups = next(
-        each
-        for each in range(max(1, channels // CHANNELS_PER_GROUP), 0, -1)
-        if channels % each == 0
+        divisor
+        for divisor in range(max(1, channels // CHANNELS_PER_GROUP), 0, -1)
+        if channels % divisor == 0
     )
     return nn.GroupNorm(groups, channels)
 

@@ -144,7 +144,7 @@ def _by_sklearn(
         # Scores of the model without trees, then after each round; the largest is the best.
         rounds = rounds[: int(np.argmax(model.validation_score_))]
     baseline = np.asarray(model._baseline_prediction, np.float64).reshape(-1)
-    return _joined([[_of_sklearn(tree.nodes) for tree in each] for each in rounds], baseline)
+    return _joined([[_of_sklearn(tree.nodes) for tree in trees] for trees in rounds], baseline)
 
 
 _Tree = dict[str, npt.NDArray[Any]]
@@ -192,11 +192,11 @@ def _by_lightgbm(
         watched = [lgb.Dataset(validation.x, validation.y, data, weight=validation.weights)]
         callbacks = [lgb.early_stopping(top.early_stopping, verbose=False)]
     made = lgb.train(parameters, data, top.trees, watched, callbacks=callbacks)
-    kept = made.best_iteration if validation is not None else made.current_iteration()
+    best_round = made.best_iteration if validation is not None else made.current_iteration()
     outputs = task.outputs
     trees = [
-        _of_lightgbm(each["tree_structure"])
-        for each in made.dump_model(num_iteration=kept)["tree_info"]
+        _of_lightgbm(tree["tree_structure"])
+        for tree in made.dump_model(num_iteration=best_round)["tree_info"]
     ]
     rounds = [trees[at : at + outputs] for at in range(0, len(trees), outputs)]
     return _joined(rounds, np.zeros(outputs))
@@ -241,7 +241,7 @@ def _walk(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _joined(rounds: list[list[_Tree]], baseline: Doubles) -> Grown:
     """Returns trees as one table of nodes."""
-    trees = [tree for each in rounds for tree in each]
+    trees = [tree for round_ in rounds for tree in round_]
     sizes = [len(tree["value"]) for tree in trees]
     first = np.cumsum([0, *sizes])[:-1].astype(np.int64)
     if not trees:

@@ -33,9 +33,9 @@ def seeded(seed: int) -> Iterator[None]:
 
 def generator(seed: int) -> torch.Generator:
     """Returns a generator on the CPU that starts from ``seed``."""
-    found = torch.Generator()
-    begin(found, seed)
-    return found
+    random = torch.Generator()
+    begin(random, seed)
+    return random
 
 
 def begin(of: torch.Generator, seed: int) -> None:

@@ -81,11 +81,15 @@ class _DirectAdam(_Direct, Adam):
         # The first step, or the state was loaded.
         if grads is None or moments is None or moments.of is not self.state:
             _adam_step(self)
-            found = [self.state[each] for each in group["params"]] if grads is not None else []
+            states = (
+                [self.state[parameter] for parameter in group["params"]]
+                if grads is not None
+                else []
+            )
             names = ("exp_avg", "exp_avg_sq", "step")
             self._moments = (
-                _Moments(self.state, *([each[name] for each in found] for name in names))
-                if found
+                _Moments(self.state, *([state[name] for state in states] for name in names))
+                if states
                 else None
             )
             return
@@ -114,12 +118,12 @@ class _DirectAdam(_Direct, Adam):
         """
         group, *others = self.param_groups
         if self._alike is None:
-            kinds = {(each.device, each.dtype) for each in group["params"]}
+            kinds = {(parameter.device, parameter.dtype) for parameter in group["params"]}
             self._alike = not others and len(kinds) == 1
-        grads = [each.grad for each in group["params"]]
+        grads = [parameter.grad for parameter in group["params"]]
         return (
             grads
-            if self._alike and all(each is not None and not each.is_sparse for each in grads)
+            if self._alike and all(grad is not None and not grad.is_sparse for grad in grads)
             else None
         )
 
@@ -169,8 +173,8 @@ def keep_rate(optimizer: Optimizer, params: Sequence[Tensor]) -> None:
     if not params:
         return
     (group,) = optimizer.param_groups
-    own = {id(each) for each in params}
-    group["params"] = [each for each in group["params"] if id(each) not in own]
+    own = {id(parameter) for parameter in params}
+    group["params"] = [parameter for parameter in group["params"] if id(parameter) not in own]
     options = {key: value for key, value in group.items() if key != "params"}
     optimizer.add_param_group({**options, "params": list(params), "kept": True})
 

@@ -37,15 +37,15 @@ def top_state(encoder: nn.Module) -> dict[str, Tensor]:
                 f"top_layers: the encoder has no such submodule (got {layer!r}). Name a submodule "
                 "of the encoder.",
             )
-    found = {
+    state = {
         name: tensor
         for name, tensor in encoder.state_dict(keep_vars=True).items()
         if name.startswith(tuple(f"{layer}." for layer in layers)) and tensor.is_floating_point()
     }
-    if not found:
+    if not state:
         raise InputError(
             Code.MODEL_INVALID,
             "top_layers: the encoder names no layers to aggregate. Set the attribute top_layers "
             "to names of submodules, or set aggregate = false.",
         )
-    return found
+    return state

@@ -63,8 +63,8 @@ def in_blocks(compute: Compute, blocks: Blocks | None, *inputs: Tensor) -> Tenso
     if short := -n % blocks.rows:
         inputs = tuple(torch.cat([x, x[-1:].expand(short, *x.shape[1:])]) for x in inputs)
     parts = zip(*(torch.split(x, blocks.most) for x in inputs), strict=True)
-    found = [compute(*part) for part in parts]
-    return (found[0] if len(found) == 1 else torch.cat(found))[:n]
+    outputs = [compute(*part) for part in parts]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[:n]
 
 
 def sample_rows(shape: Sequence[int]) -> int:
@@ -87,8 +87,8 @@ def checked(compute: Compute, samples: Sequence[Inputs]) -> Blocks:
         return replace(usual, why=f"computed on {samples[0][0].device}, where rows are not checked")
     why = ""
     for blocks in (usual, Blocks(_CONSTANT, _CONSTANT)):
-        found = (_difference(compute, blocks, inputs) for inputs in samples)
-        why = next(filter(None, found), "")
+        differences = (_difference(compute, blocks, inputs) for inputs in samples)
+        why = next(filter(None, differences), "")
         if not why:
             return blocks
     return replace(usual, why=why)
@@ -118,4 +118,4 @@ def inexact(blocks: Mapping[str, Blocks]) -> str:
     """Returns why rows of a party's models, {name: its blocks}, do not keep their bits; '' if all
     do.
     """
-    return "; ".join(f"{name}: {each.why}" for name, each in blocks.items() if each.why)
+    return "; ".join(f"{name}: {own.why}" for name, own in blocks.items() if own.why)

@@ -67,7 +67,7 @@ def own_optimizer(
 
     Raises InputError if ``optimizers`` names somebody who is no party of the recipe.
     """
-    names = [each.name for each in recipe.parties]
+    names = [place.name for place in recipe.parties]
     for name in optimizers:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)

@@ -48,7 +48,7 @@ def make_chains(
     chain and undoes the other's, so it makes both. Its policy is only in its own. Raises InputError
     if the recipe names an unknown transform or codec, or if the policy refuses.
     """
-    settings = next((each for each in recipe.phases if each.name == phase), None)
+    settings = next((entry for entry in recipe.phases if entry.name == phase), None)
     sends = {
         "up": role == "passive" or exchange.asks == "server",
         "down": role == "active" and exchange.asks == "active",
@@ -83,7 +83,7 @@ def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Directi
     if table is None:
         return PLAIN
     where = _where(recipe, table, phase, exchange)
-    name = next((each for each in coding.NAMES if each == table.codec), None)
+    name = next((codec for codec in coding.NAMES if codec == table.codec), None)
     if name is None:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -114,14 +114,20 @@ def wire_table(
     No table holds for what is no phase of the recipe (alignment, prediction), and only one that
     names the exchange for averages.
     """
-    settings = next((each for each in recipe.phases if each.name == phase), None)
+    settings = next((entry for entry in recipe.phases if entry.name == phase), None)
     if settings is None:
         return None
     short = (
         [WireSettings(codec=settings.codec, phase=phase)] if settings.codec != "identity" else []
     )
-    fits = [each for each in (*short, *recipe.wire) if _fits(each, phase, exchange, direction)]
-    return max(fits, key=lambda each: [name is not None for name in each.named], default=None)
+    fits = [
+        candidate
+        for candidate in (*short, *recipe.wire)
+        if _fits(candidate, phase, exchange, direction)
+    ]
+    return max(
+        fits, key=lambda candidate: [name is not None for name in candidate.named], default=None
+    )
 
 
 def _fits(table: WireSettings, phase: str, exchange: Exchange, direction: Direction) -> bool:
@@ -145,10 +151,10 @@ def _codec(
         coding_of(recipe, phase, exchange, direction)
     table = wire_table(recipe, phase, exchange, direction)
     if table is None:
-        plain = any(each.name == phase for each in recipe.phases) and not averaged
+        plain = any(entry.name == phase for entry in recipe.phases) and not averaged
         return codecs.make("identity", where) if plain else None
     where = _where(recipe, table, phase, exchange)
-    if all(each is not table for each in recipe.wire) and codecs.has_settings(table.codec, where):
+    if all(other is not table for other in recipe.wire) and codecs.has_settings(table.codec, where):
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: codec {table.codec!r} has settings, which phases.codec cannot hold. Write "
@@ -163,7 +169,7 @@ def _codec(
 
 def _where(recipe: Recipe, table: WireSettings, phase: str, exchange: Exchange) -> str:
     """Returns the beginning of an error's sentence about a table, or about the codec of a phase."""
-    number = next((number for number, each in enumerate(recipe.wire, 1) if each is table), None)
+    number = next((number for number, other in enumerate(recipe.wire, 1) if other is table), None)
     return (
         f"recipe: phases: {phase}: exchange {exchange.name}"
         if number is None
@@ -229,9 +235,9 @@ def check_asked(
     for phase in recipe.phases:
         codecs.make(phase.codec, f"recipe: phases: {phase.name}")
         between = [
-            each for (of, _), each in opened.items() if of == phase.name and each.asks == "active"
+            swap for (of, _), swap in opened.items() if of == phase.name and swap.asks == "active"
         ]
-        sent = [of for each in between for of in (each.up, each.down)]
+        sent = [of for swap in between for of in (swap.up, swap.down)]
         if phase.codec != "identity" and not _carries_float32(sent):
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -242,40 +248,43 @@ def check_asked(
                 f"parties (got {phase.codec}). Remove codec.",
             )
         names = [name for of, name in opened if of == phase.name]
-        for each in phase.transforms:
+        for transform in phase.transforms:
             where = f"recipe: phases: {phase.name}: transforms"
-            exchange = opened.get((phase.name, each.exchange))
-            if each.exchange == PREDICTION and exchange is None:
+            exchange = opened.get((phase.name, transform.exchange))
+            if transform.exchange == PREDICTION and exchange is None:
                 exchange = prediction
             if exchange is None:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{where}: unknown exchange in this phase (got {each.exchange!r}). Choose one "
+                    f"{where}: unknown exchange in this phase (got {transform.exchange!r}). "
+                    "Choose one "
                     f"of: {', '.join(names) or 'none'}.",
                 )
             if exchange.asks == "server":
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{where}: exchange {each.exchange!r} is with the server, but a recipe's "
+                    f"{where}: exchange {transform.exchange!r} is with the server, but a recipe's "
                     "transforms apply between parties. Use a setting of the method instead, or "
                     "remove the transform.",
                 )
-            sends = exchange.up if each.sent_by == "passive" else exchange.down
+            sends = exchange.up if transform.sent_by == "passive" else exchange.down
             if not sends.tensors:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{where}: {each.sent_by} parties send nothing in exchange {each.exchange!r}. "
+                    f"{where}: {transform.sent_by} parties send nothing in exchange "
+                    f"{transform.exchange!r}. "
                     "Set the other sent_by, or remove the transform.",
                 )
             if not _carries_float32([sends]):
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{where}: {each.kind}: {each.sent_by} parties send no float32 numbers in "
-                    f"exchange {each.exchange!r}. Remove the transform.",
+                    f"{where}: {transform.kind}: {transform.sent_by} parties send no float32 "
+                    "numbers in "
+                    f"exchange {transform.exchange!r}. Remove the transform.",
                 )
             if exchange is prediction:
                 # Its chain is made after the training.
-                use = Use(each.kind, each.settings)
+                use = Use(transform.kind, transform.settings)
                 _check_fits(recipe, [use], [use.make(where)], sends, 1, where)
 
 
@@ -288,12 +297,12 @@ def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> No
         # Where every setting is possible.
         place = codecs.Place(averaged=True, up=True)
         codecs.make(table.codec, where, table.settings, place)
-        of_phase = {key: each for key, each in opened.items() if table.phase in (None, key[0])}
+        of_phase = {key: swap for key, swap in opened.items() if table.phase in (None, key[0])}
         if table.exchange is None:
-            found = [each for each in of_phase.values() if each.asks == "active"]
+            exchanges = [swap for swap in of_phase.values() if swap.asks == "active"]
         else:
-            found = [each for (_, name), each in of_phase.items() if name == table.exchange]
-            if not found:
+            exchanges = [swap for (_, name), swap in of_phase.items() if name == table.exchange]
+            if not exchanges:
                 names = sorted({name for _, name in of_phase})
                 near = difflib.get_close_matches(table.exchange, names, n=1)
                 raise InputError(
@@ -303,13 +312,14 @@ def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> No
                     else f"{where}: unknown exchange {table.exchange!r}. Choose one of: "
                     f"{', '.join(names) or 'none'}.",
                 )
-        up = [each.up for each in found] if table.direction != "down" else []
-        sent = [*up, *([each.down for each in found] if table.direction != "up" else [])]
+        up = [swap.up for swap in exchanges] if table.direction != "down" else []
+        sent = [*up, *([swap.down for swap in exchanges] if table.direction != "up" else [])]
         if not _carries_float32(sent):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: "
-                f"{f'exchange {table.exchange!r} carries' if table.exchange else 'the exchanges between parties carry'} no float32 numbers{way}. Remove the table, or name another exchange.",
+                f"{where}: {table.exchange or 'every exchange'} carries no float32 numbers "
+                f"(direction: {table.direction or 'both'}). Remove the table, or name another "
+                "exchange.",
             )
         before = _before(recipe, table, opened)
         if before is not None:
@@ -326,7 +336,7 @@ def _before(
     """Returns the name of a table, or of a phase's codec, that takes all places of ``table``; None
     if it has one.
     """
-    found: list[WireSettings] = []
+    winners: list[WireSettings] = []
     for (phase, _), exchange in opened.items():
         for direction in get_args(Direction):
             if _fits(table, phase, exchange, direction) and _carries_float32(
@@ -335,16 +345,20 @@ def _before(
                 chosen = wire_table(recipe, phase, exchange, direction)
                 if chosen is table:
                     return None
-                found += [chosen] if chosen is not None else []
+                winners += [chosen] if chosen is not None else []
     number = next(
-        (number for number, each in enumerate(recipe.wire, 1) if any(each is one for one in found)),
+        (
+            number
+            for number, other in enumerate(recipe.wire, 1)
+            if any(other is one for one in winners)
+        ),
         None,
     )
     return f"table {number}" if number is not None else "the phase's codec"
 
 
 def _carries_float32(sent: Iterable[Sent]) -> bool:
-    return any(dtype is torch.float32 for each in sent for dtype, _ in each.tensors.values())
+    return any(dtype is torch.float32 for part in sent for dtype, _ in part.tensors.values())
 
 
 def _check_fits(
@@ -360,7 +374,7 @@ def _check_fits(
 
     Also if its noise depends on whole batches, and they are sent in ``parts``.
     """
-    for use, each in zip(uses, filters, strict=True):
+    for use, filter_ in zip(uses, filters, strict=True):
         transform = transforms.load(use.kind, where)
         tasks = transform.tasks
         if transform.of_batch and parts > 1:
@@ -376,7 +390,7 @@ def _check_fits(
                 f"{where}: transform {use.kind} requires task.kind {' or '.join(sorted(tasks))} "
                 f"(got {recipe.task.kind}). Use iso or max_norm.",
             )
-        if not each.knows <= sent.beside:
+        if not filter_.knows <= sent.beside:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where}: transform {use.kind} needs the rows' labels, which this sender does "
@@ -394,10 +408,12 @@ def _asked(recipe: Recipe, phase: str, exchange: Exchange, direction: str) -> li
         return []
     name = PREDICTION if phase in PREDICTS else exchange.name
     return [
-        Use(each.kind, each.settings)
+        Use(transform.kind, transform.settings)
         for of in recipe.phases
-        for each in of.transforms
-        if phase in PREDICTS | {of.name} and each.exchange == name and each.sent_by == sender
+        for transform in of.transforms
+        if phase in PREDICTS | {of.name}
+        and transform.exchange == name
+        and transform.sent_by == sender
     ]
 
 

@@ -125,11 +125,11 @@ class Leaving(Filter):
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
         whole = self._of.wire_spec(spec)
-        kept = {
-            name: spec.tensors[name] if name in self._leave else each
-            for name, each in whole.tensors.items()
+        tensors = {
+            name: spec.tensors[name] if name in self._leave else tensor_spec
+            for name, tensor_spec in whole.tensors.items()
         }
-        return BundleSpec(spec.kind, kept)
+        return BundleSpec(spec.kind, tensors)
 
     def state(self) -> dict[str, Any] | None:
         return self._of.state()
@@ -189,7 +189,7 @@ class Sent:
         return " ".join(
             [
                 self.kind.label,
-                ", ".join(f"{name} {_words(*each)}" for name, each in self.tensors.items()),
+                ", ".join(f"{name} {_words(*declared)}" for name, declared in self.tensors.items()),
             ]
         )
 

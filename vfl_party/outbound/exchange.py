@@ -107,7 +107,7 @@ class _Side:
         self,
         step: StepKey,
         bundle: Bundle,
-        given: Tensors,
+        tensors: Tensors,
         to: Sequence[str],
         about: About,
         *,
@@ -122,18 +122,18 @@ class _Side:
             return
         if about is None and sent.about_rows:
             about = ALL
-        numbers = sum(x.numel() for x in given.values())
-        if given and chain.watches:
-            people = len(about) if _is_listed(about) else _rows_in(sent, given) * (about is ALL)
-            payload = sum(each.data.nbytes for each in bundle.tensors.values())
+        numbers = sum(x.numel() for x in tensors.values())
+        if tensors and chain.watches:
+            people = len(about) if _is_listed(about) else _rows_in(sent, tensors) * (about is ALL)
+            payload = sum(buffer.data.nbytes for buffer in bundle.tensors.values())
             leaving = Leaving(step, bundle.kind.label, to, numbers, payload, about, people)
             chain.leaves(leaving)
         if record is None:
             return
-        words = self._words.get((up, len(given)))
+        words = self._words.get((up, len(tensors)))
         if words is None:
-            words = way_of(self.exchange, self.chains, len(given), up=up)
-            self._words[up, len(given)] = words
+            words = way_of(self.exchange, self.chains, len(tensors), up=up)
+            self._words[up, len(tensors)] = words
         record.leaves(words, step, bundle, to, numbers=numbers, rows=about)
 
 
@@ -152,10 +152,10 @@ def _direction(exchange: Exchange, chains: Chains, *, up: bool) -> tuple[Sent, C
     return (exchange.up, chains.up) if up else (exchange.down, chains.down)
 
 
-def _rows_in(sent: Sent, given: Tensors) -> int:
+def _rows_in(sent: Sent, tensors: Tensors) -> int:
     """Returns the number of rows in tensors that are declared with rows."""
     sizes = (
-        len(given[name]) for name, (_, shape) in sent.tensors.items() if shape[:1] == ("rows",)
+        len(tensors[name]) for name, (_, shape) in sent.tensors.items() if shape[:1] == ("rows",)
     )
     return next(sizes, 0)
 
@@ -301,8 +301,8 @@ class Answering(_Side):
         for word, size in sizes.items():
             if not isinstance(size, Mapping):
                 alike[word] = size
-            elif len(found := set(size.values())) == 1:
-                alike[word] = found.pop()
+            elif len(distinct := set(size.values())) == 1:
+                alike[word] = distinct.pop()
             else:
                 for party, own in size.items():
                     self._own.setdefault(party, {})[word] = own
@@ -374,8 +374,8 @@ class Answering(_Side):
         numbers of the rows that the answers tell of, for the party's record; {party: rows} if
         these differ.
         """
-        for each in tensors.values():
-            wait_for_gpus(each)
+        for own in tensors.values():
+            wait_for_gpus(own)
         self._reply(step, tensors, beside, about)
 
     @spends(ENCODE)
@@ -392,14 +392,14 @@ class Answering(_Side):
         made: dict[_Ids, Tensors] = {}
         # Holds the tensors, so that no id is reused.
         encoded: dict[_Ids, tuple[Tensors, Bundle]] = {}
-        for party, each in tensors.items():
+        for party, own in tensors.items():
             if party in beside:
                 down.tell(beside[party])
-            given = _ids(each)
-            if given not in made or not repeats:
-                made[given] = down.apply(each, Passage(step, self.chains.party, party))
-            ready = made[given]
-            key = given if ready is each else _ids(ready)
+            ids = _ids(own)
+            if ids not in made or not repeats:
+                made[ids] = down.apply(own, Passage(step, self.chains.party, party))
+            ready = made[ids]
+            key = ids if ready is own else _ids(ready)
             if key not in encoded:
                 encoded[key] = ready, to_bundle(kind, ready)
             replies[party] = encoded[key][1]
@@ -579,12 +579,12 @@ def _move(host: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     with torch.cuda.stream(copies):
         # Returns the same tensor if it is pinned already.
         pinned = [tensor.pin_memory() for tensor in host.values()]
-        found = [tensor.to(device, non_blocking=True) for tensor in pinned]
+        moved = [tensor.to(device, non_blocking=True) for tensor in pinned]
     kernels.wait_stream(copies)
-    for tensor in found:
+    for tensor in moved:
         tensor.record_stream(kernels)
     copies.synchronize()
-    return dict(zip(host, found, strict=True))
+    return dict(zip(host, moved, strict=True))
 
 
 @cache

@@ -39,10 +39,10 @@ class SentBefore:
             digest.update(
                 x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
             )
-        found, key = digest.digest(), (way, at)
-        same = self._digests.pop(key, found) == found
+        current, key = digest.digest(), (way, at)
+        same = self._digests.pop(key, current) == current
         # The newest are last.
-        self._digests[key] = found if same else _SEVERAL
+        self._digests[key] = current if same else _SEVERAL
         if len(self._digests) > _MAX_MESSAGES:
             del self._digests[next(iter(self._digests))]
         return not same

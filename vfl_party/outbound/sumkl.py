@@ -82,8 +82,8 @@ def optimum(of: Statistics, power: float) -> Variances:
         return Variances(gap * along_0, 0.0, gap * (budget - (1 - p) * along_0) / p, 0.0)
     # The mirrored problem: classes change places.
     if u > v:
-        found = _optimum(v, u, budget, 1 - p, of.width)
-        return Variances(gap * found[2], 0.0, gap * found[0], gap * found[1])
+        mirrored = _optimum(v, u, budget, 1 - p, of.width)
+        return Variances(gap * mirrored[2], 0.0, gap * mirrored[0], gap * mirrored[1])
     along_0, across_0, along_1 = _optimum(u, v, budget, p, of.width)
     return Variances(gap * along_0, gap * across_0, gap * along_1, 0.0)
 

@@ -40,7 +40,7 @@ def refused(key: str, wanted: Any, violation: str, remedy: str = "") -> InputErr
 def in_words(value: Any) -> str:
     """Writes the value of a key of ``[policy]`` for a person."""
     if isinstance(value, list | tuple):
-        return listed([str(each) for each in value]) or "none"
+        return listed([str(item) for item in value]) or "none"
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -111,22 +111,22 @@ def _check_demand(demand: Demand, sent: Sent, where: str, of_phase: str) -> None
     """Raises InputError (REFUSED) if what is sent does not pass the transform that is demanded.
     ``of_phase``: the transforms of the recipe among which it must be, in words.
     """
-    found = [use for use in sent.through if use.kind == demand.transform]
-    if not found:
+    uses = [use for use in sent.through if use.kind == demand.transform]
+    if not uses:
         raise refused(
             "demands",
             demand.transform,
             f"{where} sends {demand.kind} without it",
             f"Add it to the transforms {of_phase}.",
         )
-    if all(bare := [sorted(use.leave & sent.tensors.keys()) for use in found]):
+    if all(bare := [sorted(use.leave & sent.tensors.keys()) for use in uses]):
         raise refused(
             "demands",
             demand.transform,
             f"{where} sends a part of {demand.kind} without it: {listed(bare[0])}",
         )
     # The strongest may be any of them.
-    wrong = [_weaker(demand, use, where) for use in found]
+    wrong = [_weaker(demand, use, where) for use in uses]
     if all(wrong):
         bound, violation = wrong[0] or ("", "")
         raise refused(f"demands: {demand.transform}", bound, violation, "Ask for a stronger one.")
@@ -168,14 +168,14 @@ class Counts:
         # The filter that keeps this state for all: that of the first bundle.
         self._keeper: Filter | None = None
 
-    def is_kept_by(self, found: Filter) -> bool:
+    def is_kept_by(self, filter_: Filter) -> bool:
         """Whether a filter keeps this state for all."""
-        return self._keeper is found
+        return self._keeper is filter_
 
-    def adds_to(self, found: Filter, sent_bytes: int) -> None:
+    def adds_to(self, filter_: Filter, sent_bytes: int) -> None:
         """Adds bytes that are about to leave through a filter."""
         if self._keeper is None:
-            self._keeper = found
+            self._keeper = filter_
             self.bytes += self._before.bytes if self._before is not None else 0
         self.bytes += sent_bytes
 
@@ -196,14 +196,14 @@ class Counts:
 
     def state(self) -> dict[str, Any]:
         """Returns all, for a checkpoint."""
-        numbers = {name: torch.from_numpy(each.copy()) for name, each in self._numbers.items()}
+        numbers = {name: torch.from_numpy(counts.copy()) for name, counts in self._numbers.items()}
         return {"bytes": self.bytes, "numbers": numbers, "all": dict(self._all)}
 
     def load_state(self, state: dict[str, Any], keeper: Filter) -> None:
         """Restores what ``state`` returned; ``keeper`` keeps it from now on."""
         self._keeper = keeper
         self.bytes, self._all = state["bytes"], dict(state["all"])
-        self._numbers = {name: each.numpy().copy() for name, each in state["numbers"].items()}
+        self._numbers = {name: counts.numpy().copy() for name, counts in state["numbers"].items()}
 
 
 class Held(Filter):

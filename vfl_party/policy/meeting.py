@@ -65,7 +65,7 @@ class Guard(Protocol):
         """Returns what all parties may read, fit for JSON; None: nothing."""
         ...
 
-    def met(self, run_id: str, shown: Mapping[str, Any]) -> None:
+    def met(self, run_id: str, tables: Mapping[str, Any]) -> None:
         """Called when all have joined, in each generation, before anything leaves.
 
         ``shown``: {party: what it shows under this guard's key; None if nothing}, of this party
@@ -76,8 +76,8 @@ class Guard(Protocol):
 
 def shown_by(guards: Sequence[Guard]) -> str:
     """Returns what a party shows to all. Raises InputError if that is too much."""
-    shown = {each.key: found for each in guards if (found := each.shows()) is not None}
-    text = json.dumps(shown, sort_keys=True, separators=(",", ":")) if shown else ""
+    tables = {guard.key: table for guard in guards if (table := guard.shows()) is not None}
+    text = json.dumps(tables, sort_keys=True, separators=(",", ":")) if tables else ""
     if len(text.encode()) > MOST_SHOWN:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -88,16 +88,16 @@ def shown_by(guards: Sequence[Guard]) -> str:
 
 
 def meet(
-    guards: Sequence[Guard], run_id: str, shown: Mapping[str, str]
+    guards: Sequence[Guard], run_id: str, texts: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Has each guard check what the parties show, and returns it. ``shown``: {party: its text}, as
     it came.
 
     Raises InputError (REFUSED), and PeerError if a text is no table.
     """
-    tables = {name: _table(name, text) for name, text in shown.items()}
-    for each in guards:
-        each.met(run_id, {name: table.get(each.key) for name, table in tables.items()})
+    tables = {name: _table(name, text) for name, text in texts.items()}
+    for guard in guards:
+        guard.met(run_id, {name: table.get(guard.key) for name, table in tables.items()})
     return tables
 
 

@@ -158,10 +158,10 @@ class WordsGuard:
             return {"plugin": self._policy}
         return self._policy.model_dump(mode="json", exclude_none=True)
 
-    def met(self, run_id: str, shown: Mapping[str, Any]) -> None:
+    def met(self, run_id: str, tables: Mapping[str, Any]) -> None:
         """Raises PeerError if the server has not passed on what this party shows."""
         _ = run_id
-        if isinstance(self._policy, PolicySettings) and shown.get(self._name) != self.shows():
+        if isinstance(self._policy, PolicySettings) and tables.get(self._name) != self.shows():
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
                 "the server changes the parties' policies on their way. Install this release at "
@@ -176,10 +176,10 @@ def told(policy: str | PolicySettings) -> Iterator[str]:
         yield without_words(policy)
         return
     yield f"level = {policy.level}"
-    said = policy.model_dump(
+    fields = policy.model_dump(
         mode="json", exclude_none=True, exclude={"level", "account", "demands"}
     )
-    for key, value in said.items():
+    for key, value in fields.items():
         if value not in (False, [], "none") and not (key == "least_rows" and value == 1):
             yield f"{key} = {in_words(value)}"
         elif value == [] and key in ("phases", "kinds", "peers", "recipes", "plugins"):

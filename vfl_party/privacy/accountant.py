@@ -82,7 +82,7 @@ def epsilon(spendings: Sequence[Spending], delta: float) -> float:
 
     Raises InputError if δ is not between 0 and 1.
     """
-    return composed([(each.mechanism, each.steps) for each in spendings], delta)
+    return composed([(spending.mechanism, spending.steps) for spending in spendings], delta)
 
 
 def composed(uses: Iterable[tuple[Mechanism, int]], delta: float) -> float:
@@ -94,14 +94,14 @@ def composed(uses: Iterable[tuple[Mechanism, int]], delta: float) -> float:
     """
     _check(delta)
     uses = [*uses]
-    once = {each.noise for each, times in uses if times and each.kind == "response"}
-    taken = [(each, times) for each, times in uses if times and each.rate]
-    taken = [(each, times) for each, times in taken if each.kind != "response"]
+    once = {mechanism.noise for mechanism, times in uses if times and mechanism.kind == "response"}
+    taken = [(mechanism, times) for mechanism, times in uses if times and mechanism.rate]
+    taken = [(mechanism, times) for mechanism, times in taken if mechanism.kind != "response"]
     # Pure differential privacy adds up as it is.
     pure = sum(once)
     if not taken:
         return pure
-    if any(each.noise < _MIN_MEANINGFUL for each, _ in taken):
+    if any(mechanism.noise < _MIN_MEANINGFUL for mechanism, _ in taken):
         return math.inf
     value, order = _convert(taken, ORDERS, delta)
     if order in (ORDERS[0], ORDERS[-1]):
@@ -207,7 +207,7 @@ def _convert(
     # Late: opacus costs 1.6 s and 110 MB.
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
-    rdp = np.sum([times * _of(each, orders) for each, times in uses], axis=0)
+    rdp = np.sum([times * _of(mechanism, orders) for mechanism, times in uses], axis=0)
     with warnings.catch_warnings():
         # The bound holds at any order; epsilon() adds orders.
         warnings.filterwarnings("ignore", "Optimal order is the")
@@ -229,8 +229,8 @@ def _laplace(scale: float, orders: tuple[float, ...]) -> npt.NDArray[np.float64]
     """
     a = np.asarray(orders, dtype=np.float64)
     up, down = np.log(a / (2 * a - 1)), np.log((a - 1) / (2 * a - 1))
-    found: npt.NDArray[np.float64] = np.logaddexp(up + (a - 1) / scale, down - a / scale) / (a - 1)
-    return np.maximum(found, 0.0)
+    rdp: npt.NDArray[np.float64] = np.logaddexp(up + (a - 1) / scale, down - a / scale) / (a - 1)
+    return np.maximum(rdp, 0.0)
 
 
 @lru_cache(maxsize=256)

@@ -38,8 +38,8 @@ def check_model(module: nn.Module) -> None:
         )
     from vfl_party.privacy.private_optimizer import GradSampleHooks, ModuleValidator
 
-    found = [*ModuleValidator.validate(module), *GradSampleHooks.validate(module)]
-    what = [text for text in map(str, found) if "training mode" not in text]
+    problems = [*ModuleValidator.validate(module), *GradSampleHooks.validate(module)]
+    what = [text for text in map(str, problems) if "training mode" not in text]
     if what:
         raise InputError(
             Code.MODEL_INVALID,
@@ -79,8 +79,10 @@ class DpTraining:
 
         check_model(module)
         self._params = [p for p in module.parameters() if p.requires_grad]
-        given = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        if {id(p) for p in given} != {id(p) for p in self._params}:
+        optimized = [
+            p for group in optimizer.param_groups for p in group["params"] if p.requires_grad
+        ]
+        if {id(p) for p in optimized} != {id(p) for p in self._params}:
             raise InternalError("the optimizer's parameters are not those of the module")
         self._module, self._rows, self._batch_size = module, rows, batch_size
         self._rate = poisson.sampling_rate(len(rows), batch_size)

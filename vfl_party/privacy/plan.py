@@ -75,8 +75,8 @@ class PrivacyPlan:
         """Returns what each step costs a row, for the account: without bound if targets were
         matched.
         """
-        found = spending.mechanism
-        return found if self.mode == "fixed" else replace(found, noise=0.0)
+        mechanism = spending.mechanism
+        return mechanism if self.mode == "fixed" else replace(mechanism, noise=0.0)
 
     def share(self, phase: str, party: str) -> Share:
         """Returns a party's share in a phase."""
@@ -102,7 +102,7 @@ class PrivacyPlan:
         else:
             parts, others = (
                 len(self.parties),
-                [each for each in self.shares if each.party == party and each != own],
+                [share for share in self.shares if share.party == party and share != own],
             )
         delta, rest = self.dp.delta / parts, tuple(_spendings(others))
         if self.dp.epsilon is not None:
@@ -185,20 +185,22 @@ def _with_noise(target: float, dp: DpSettings, shares: Sequence[Share]) -> list[
     """
     names = list(dict.fromkeys(share.party for share in shares))
     groups = [names] if dp.division == "moments" else [[name] for name in names]
-    found = {}
+    noise_by_party = {}
     for group in groups:
         own = tuple(
             (s.spending.sampling_rate, s.spending.steps) for s in shares if s.party in group
         )
         noise = _noise(target / len(groups), dp.delta / len(groups), own)
-        found.update(dict.fromkeys(group, noise))
+        noise_by_party.update(dict.fromkeys(group, noise))
     return [
         Share(
-            each.phase,
-            each.party,
-            Spending(found[each.party], each.spending.sampling_rate, each.spending.steps),
+            share.phase,
+            share.party,
+            Spending(
+                noise_by_party[share.party], share.spending.sampling_rate, share.spending.steps
+            ),
         )
-        for each in shares
+        for share in shares
     ]
 
 

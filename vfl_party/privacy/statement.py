@@ -26,8 +26,8 @@ def statement(mode: Mode, epsilon: float, delta: float, without: Sequence[str] =
         return (
             f"No guarantee: gradients were clipped, but a party added no noise to them; {trusted}."
         )
-    shown = math.ceil(round(epsilon * 100, 6)) / 100
-    figures = f"epsilon = {shown:.2f}, delta = {delta:g}"
+    rounded = math.ceil(round(epsilon * 100, 6)) / 100
+    figures = f"epsilon = {rounded:.2f}, delta = {delta:g}"
     if without:
         named = f"No guarantee: the training of {' and '.join(without)} is not covered"
         return f"{named}, and the accountant's {figures} counts the other phases alone; {trusted}."

@@ -63,13 +63,15 @@ class _Share:
 
     def add(self, wanted: str, *, trains: bool) -> None:
         """Makes the next encoder: the party's own, one of its two, or one beside it."""
-        found = next((each for each in self._candidates() if structure(each) == wanted), None)
-        if found is None:
+        own = next(
+            (candidate for candidate in self._candidates() if structure(candidate) == wanted), None
+        )
+        if own is None:
             raise InternalError("a phase has an encoder that is not of the party's kind")
         if not trains:
             # A moving average of the party's own.
-            found.requires_grad_(requires_grad=False)
-        ranks, encoder = self._ranks, found.to(self._ranks.device)
+            own.requires_grad_(requires_grad=False)
+        ranks, encoder = self._ranks, own.to(self._ranks.device)
         self._encoders.append(OnRanks(ranks, encoder, self._spec, self._precision, trains=trains))
 
     def _candidates(self) -> Iterator[nn.Module]:

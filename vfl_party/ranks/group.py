@@ -100,11 +100,11 @@ def packed(facts: dict[str, Any], arrays: Sequence[Whole]) -> Tensor:
     """Returns facts and arrays of whole numbers as bytes, uint8 [S]. Raises TypeError if an array
     holds other numbers, as rows do.
     """
-    for each in arrays:
-        if each.dtype not in (np.int64, np.uint8):
-            raise TypeError(f"an array of {each.dtype} cannot be sent to other ranks")
-    head = json.dumps([facts, [[each.dtype.str, len(each)] for each in arrays]]).encode()
-    parts = [len(head).to_bytes(8, "little"), head, *(each.tobytes() for each in arrays)]
+    for array in arrays:
+        if array.dtype not in (np.int64, np.uint8):
+            raise TypeError(f"an array of {array.dtype} cannot be sent to other ranks")
+    head = json.dumps([facts, [[array.dtype.str, len(array)] for array in arrays]]).encode()
+    parts = [len(head).to_bytes(8, "little"), head, *(array.tobytes() for array in arrays)]
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
 
 
@@ -195,7 +195,7 @@ class Ranks:
         bodies = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
         own = torch.cat([body, torch.zeros(longest - len(body), dtype=torch.uint8)])
         dist.all_gather(bodies, own, group=self.words)
-        return [unpacked(each[: int(size)])[0] for each, size in zip(bodies, sizes, strict=True)]
+        return [unpacked(part[: int(size)])[0] for part, size in zip(bodies, sizes, strict=True)]
 
     def send(self, parts: Sequence[Tensor], to: Sequence[int]) -> None:
         """Sends each of the ranks ``to`` one tensor; skips empty ones."""

@@ -88,7 +88,7 @@ class SpreadEncoder:
 
     def _told(self, batches: tuple[tuple[Tensor, ...], ...]) -> tuple[list[Any], list[Whole]]:
         """Returns how the batches were made, as ``_Rows`` of the others reads it."""
-        told: list[Any] = []
+        batch_facts: list[Any] = []
         arrays: list[Whole] = []
         for inputs in batches:
             made = self._noted.of(inputs)
@@ -99,9 +99,9 @@ class SpreadEncoder:
                     "cannot repeat. Start the party without torchrun.",
                 )
             facts, more = self._facts(made)
-            told.append(facts)
+            batch_facts.append(facts)
             arrays += more
-        return told, arrays
+        return batch_facts, arrays
 
     def _facts(self, made: Made) -> tuple[dict[str, Any], list[Whole]]:
         view = made.view
@@ -213,7 +213,9 @@ def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: st
     """Returns names of parameters without a gradient. Raises InputError if none is trained, or
     if a batch of no rows fails.
     """
-    trained = {name: each for name, each in encoder.named_parameters() if each.requires_grad}
+    trained = {
+        name: parameter for name, parameter in encoder.named_parameters() if parameter.requires_grad
+    }
     if not trained:
         raise InputError(
             Code.MODEL_INVALID, f"{where}: the encoder has nothing to train. Start one process."
@@ -240,7 +242,7 @@ def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: st
         ) from error
     finally:
         encoder.train(mode)
-    return [name for name, each in zip(trained, gradients, strict=True) if each is None]
+    return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
 
 
 def _seed(device: torch.device) -> int:

@@ -67,8 +67,8 @@ def rendezvous(command: Sequence[str]) -> str:
 
 def _place(command: Sequence[str]) -> int | None:
     """Returns where torchrun's options begin in a command; None if it is another program's."""
-    names = [Path(each).name for each in command]
-    return next((names.index(each) for each in _PROGRAMS if each in names), None)
+    names = [Path(word).name for word in command]
+    return next((names.index(program) for program in _PROGRAMS if program in names), None)
 
 
 def _launcher() -> list[str]:
@@ -82,7 +82,7 @@ def _launcher() -> list[str]:
             status = Path(f"/proc/{pid}/status").read_text()
         except OSError:
             break
-        command = [each.decode(errors="replace") for each in data.rstrip(b"\0").split(b"\0")]
+        command = [word.decode(errors="replace") for word in data.rstrip(b"\0").split(b"\0")]
         # A shell's command may name torchrun in one long word.
         if _place(command) is not None:
             return command

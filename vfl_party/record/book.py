@@ -169,9 +169,9 @@ class Book:
         end = size
         while end > 0:
             begin = max(0, end - _CHUNK)
-            found = os.pread(self._file, end - begin, begin).rfind(b"\n")
-            if found >= 0:
-                end = begin + found + 1
+            newline = os.pread(self._file, end - begin, begin).rfind(b"\n")
+            if newline >= 0:
+                end = begin + newline + 1
                 break
             end = begin
         if end < size:
@@ -206,18 +206,18 @@ class Book:
         of their head.
         """
         lines, at, headed = self._known()
-        kept = [tree.kept(lines)]
-        os.ftruncate(self._hashes, kept[0] * tree.HASH_BYTES)
+        stored = [tree.kept(lines)]
+        os.ftruncate(self._hashes, stored[0] * tree.HASH_BYTES)
         new: list[bytes] = []
 
         def hash_at(place: int) -> bytes:
-            return new[place - kept[0]] if place >= kept[0] else self._hash_at(place)
+            return new[place - stored[0]] if place >= stored[0] else self._hash_at(place)
 
         for line in lines_from(self._file, at, self._end):
             new += tree.added(tree.leaf_hash(line), lines, hash_at)
             lines, at = lines + 1, at + len(line) + 1
         data = memoryview(b"".join(new))
-        offset = kept[0] * tree.HASH_BYTES
+        offset = stored[0] * tree.HASH_BYTES
         while data:
             written = os.pwrite(self._hashes, data, offset)
             data, offset = data[written:], offset + written
@@ -266,19 +266,19 @@ def secret_of(folder: Path) -> bytes:
     """
     path = folder / SECRET
     try:
-        found = path.read_bytes()
+        key = path.read_bytes()
     except OSError as error:
         raise InputError(
             Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}). Restore it from a copy."
         ) from None
     # Records of earlier versions do not name it.
-    noted = _first(folder / LINES).get("key", _noted(found))
-    if len(found) != _SECRET_BYTES or noted != _noted(found):
+    noted = _first(folder / LINES).get("key", _noted(key))
+    if len(key) != _SECRET_BYTES or noted != _noted(key):
         raise InputError(
             Code.FILE_INVALID,
             f"{path}: is not the key with which this record was created. Restore it from a copy.",
         )
-    return found
+    return key
 
 
 def _noted(key: bytes) -> str:
@@ -290,8 +290,8 @@ def _first(path: Path) -> dict[str, Any]:
     """Returns the first line of a record. Raises InputError if it is none."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.readline())
-        return {**found, "record": str(found["record"]), "party": str(found["party"])}
+            first = json.loads(file.readline())
+        return {**first, "record": str(first["record"]), "party": str(first["party"])}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise InputError(
             Code.FILE_INVALID,

@@ -47,7 +47,7 @@ def proof_text(old: int, new: Head, hashes: Sequence[bytes]) -> bytes:
     """Returns what the owner of a record signs with a proof from its first ``old`` lines to
     ``new``.
     """
-    lines = (base64.b64encode(each).decode() for each in (new.root, *hashes))
+    lines = (base64.b64encode(digest).decode() for digest in (new.root, *hashes))
     return "\n".join(["vfl-record/proof/v1", new.origin, f"{old} {new.size}", *lines, ""]).encode()
 
 
@@ -61,11 +61,11 @@ def contradiction(one: Held, other: Held, peer: str, proof: Proof) -> str:
     """Returns how two heads of a peer's record contradict each other, or '' if it has not signed a
     contradiction. The certificates of both have been checked.
     """
-    small, large = sorted((one, other), key=lambda each: each.note.head.size)
-    for each in (small, large):
-        certificate = _first_certificate(each.certificates.get(peer, ""))
-        owned = each.note.head.owner == peer
-        if certificate is None or not owned or not each.note.is_cosigned_by(peer, certificate):
+    small, large = sorted((one, other), key=lambda held: held.note.head.size)
+    for held in (small, large):
+        certificate = _first_certificate(held.certificates.get(peer, ""))
+        owned = held.note.head.owner == peer
+        if certificate is None or not owned or not held.note.is_cosigned_by(peer, certificate):
             return ""
     old, new = small.note.head, large.note.head
     if old.origin != new.origin:
@@ -84,8 +84,8 @@ def contradiction(one: Held, other: Held, peer: str, proof: Proof) -> str:
         )
     if goes_on(old, new, proof) or not proof.signature:
         return ""
-    said = proof_text(old.size, new, proof.hashes)
-    if certificate is None or not has_signed(certificate, said, proof.signature):
+    message = proof_text(old.size, new, proof.hashes)
+    if certificate is None or not has_signed(certificate, message, proof.signature):
         return ""
     return (
         f"a head of {old.size:,} lines on {_when(old.at)}, one of {new.size:,} lines on "
@@ -93,19 +93,19 @@ def contradiction(one: Held, other: Held, peer: str, proof: Proof) -> str:
     )
 
 
-def keep(folder: Path, peer: str, held: Held, shown: Held, proof: Proof) -> tuple[Path, str]:
+def keep(folder: Path, peer: str, held: Held, newer: Held, proof: Proof) -> tuple[Path, str]:
     """Writes two heads of a peer that do not go on from one another. Returns the file and the
     contradiction; '' if there is none. After ``MAX_FILES`` files of a kind no more are written.
     """
-    why = contradiction(held, shown, peer, proof)
+    why = contradiction(held, newer, peer, proof)
     kind = "broken" if why else "not-shown"
-    path = folder / f"{peer}.{kind}-{shown.note.head.root.hex()[:12]}.json"
+    path = folder / f"{peer}.{kind}-{newer.note.head.root.hex()[:12]}.json"
     fields = {
         "held": json.loads(held.line),
-        "shown": {"note": str(shown.note), "certificates": shown.certificates},
-        "proof": [each.hex() for each in proof.hashes],
+        "shown": {"note": str(newer.note), "certificates": newer.certificates},
+        "proof": [digest.hex() for digest in proof.hashes],
         "proof_signature": proof.signature.hex(),
-        "at": shown.at,
+        "at": newer.at,
     }
     # The error is raised even if the disk is full.
     with contextlib.suppress(InputError):
@@ -121,8 +121,8 @@ def evidence(path: Path, peer: str, credentials: Credentials) -> str:
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         held = Held.read(json.dumps(fields["held"]))
-        shown = Held.read(json.dumps({"at": 0, **fields["shown"]}))
-        hashes = tuple(bytes.fromhex(each) for each in fields["proof"])
+        newer = Held.read(json.dumps({"at": 0, **fields["shown"]}))
+        hashes = tuple(bytes.fromhex(digest) for digest in fields["proof"])
         proof = Proof(hashes, bytes.fromhex(fields.get("proof_signature", "")))
     except OSError as error:
         raise InputError(
@@ -134,23 +134,23 @@ def evidence(path: Path, peer: str, credentials: Credentials) -> str:
             f"{path}: is not evidence about a record. Pass a file that a failed meeting of two "
             "parties wrote.",
         ) from None
-    for each in (held, shown):
-        if each.note.head.owner != peer:
+    for head in (held, newer):
+        if head.note.head.owner != peer:
             raise _unproven(
                 path,
                 peer,
-                f"one of its heads is of another party's record, {each.note.head.origin}",
+                f"one of its heads is of another party's record, {head.note.head.origin}",
             )
-        if peer not in signers(each, credentials)[0]:
+        if peer not in signers(head, credentials)[0]:
             raise _unproven(path, peer, f"one of its heads is not signed by {peer}")
-    if why := contradiction(held, shown, peer, proof):
+    if why := contradiction(held, newer, peer, proof):
         return f"{peer} has signed {why}"
-    raise _unproven(path, peer, _why_unproven(held, shown, peer, proof))
+    raise _unproven(path, peer, _why_unproven(held, newer, peer, proof))
 
 
-def _why_unproven(held: Held, shown: Held, peer: str, proof: Proof) -> str:
+def _why_unproven(held: Held, newer: Held, peer: str, proof: Proof) -> str:
     """Returns why two heads that the peer has signed prove nothing."""
-    old, new = held.note.head, shown.note.head
+    old, new = held.note.head, newer.note.head
     if old.origin != new.origin:
         return (
             f"it has signed heads of two records, {old.origin} and {new.origin}, as after a lost "
@@ -158,9 +158,9 @@ def _why_unproven(held: Held, shown: Held, peer: str, proof: Proof) -> str:
         )
     if goes_on(old, new, proof):
         return "its heads are consistent"
-    for each in (held, shown):
-        certificate = _first_certificate(each.certificates.get(peer, ""))
-        if certificate is None or not each.note.is_cosigned_by(peer, certificate):
+    for head in (held, newer):
+        certificate = _first_certificate(head.certificates.get(peer, ""))
+        if certificate is None or not head.note.is_cosigned_by(peer, certificate):
             return (
                 "one of its heads was signed by a version without cosignatures, which signed any "
                 "head"

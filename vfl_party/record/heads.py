@@ -171,7 +171,7 @@ class Heads:
                     self._shows(own, held),
                     proof=proof.hashes,
                     proof_signature=proof.signature,
-                    proofs=tuple((each.hashes, each.signature) for each in more),
+                    proofs=tuple((other.hashes, other.signature) for other in more),
                 )
             if peer not in self._between:
                 raise PeerError(
@@ -257,7 +257,7 @@ class Heads:
                 party=peer,
             )
         chain = x509.load_pem_x509_certificates(call.certificates)[: 1 + MOST_INTERMEDIATES]
-        return _Shown(note, certificate, "".join(_pem(each) for each in chain))
+        return _Shown(note, certificate, "".join(_pem(cert) for cert in chain))
 
     def _require_going_on(
         self, peer: str, held: Held | None, seen: _Shown, proof: Proof, of: str = ""
@@ -330,8 +330,8 @@ class Heads:
             self.book.name: chain_pem(self._credentials()).decode(),
             peer: seen.chain,
         }
-        found = Held(own.with_those_of(note), certificates, now())
-        _append(self.book.folder / OWN, found.line)
+        own_head = Held(own.with_those_of(note), certificates, now())
+        _append(self.book.folder / OWN, own_head.line)
 
     def _keep(self, peer: str, seen: _Shown) -> SignedNote:
         """Keeps a peer's head, and notes in this party's record that it was shown; returns it with
@@ -397,7 +397,7 @@ def _set_aside(folder: Path, peer: str) -> set[str]:
     """Returns the names of a peer's records in place of which a person has accepted another."""
     files = (folder / PEERS).glob(f"{peer}.until-*.jsonl")
     newest = (next(_newest_first(path), None) for path in files)
-    return {each.note.head.origin for each in newest if each is not None}
+    return {held.note.head.origin for held in newest if held is not None}
 
 
 def _state(held: Held) -> tuple[str, int, bytes]:

@@ -68,9 +68,9 @@ class Disclosure:
         if self.about == ALL:
             return np.arange(self.table_rows)
         try:
-            found = unpacked(self.about)
-            if not len(found) or found[-1] < self.table_rows:
-                return found
+            numbers = unpacked(self.about)
+            if not len(numbers) or numbers[-1] < self.table_rows:
+                return numbers
         except ValueError:
             pass
         raise self._wrong
@@ -183,8 +183,8 @@ class Reader:
     def _refer(self, line: dict[str, Any]) -> None:
         if "way" in line:
             names = line.keys() & Way.__dataclass_fields__
-            said: dict[str, Any] = {name: _word(line[name]) for name in names - {"generation"}}
-            self._ways[line["way"]] = Way(generation=_number(line["generation"]), **said)
+            words: dict[str, Any] = {name: _word(line[name]) for name in names - {"generation"}}
+            self._ways[line["way"]] = Way(generation=_number(line["generation"]), **words)
             self.known["way", line["way"]] = line
         elif "people" in line:
             of = _word(line["run"]), _number(line["generation"])
@@ -228,26 +228,26 @@ class RecordHistory:
         """Yields what has left, the oldest first; only what fits, if something is asked for. Raises
         InputError that names the line if one cannot be read.
         """
-        for found in self._all():
-            way = found.way
+        for disclosure in self._all():
+            way = disclosure.way
             if (
                 run in (None, way.run)
                 and phase in (None, way.phase)
                 and kind in (None, way.kind)
-                and (peer is None or peer in found.to)
+                and (peer is None or peer in disclosure.to)
             ):
-                yield found
+                yield disclosure
 
     def check_known(self, **asked: str | None) -> None:
         """Raises InputError if nothing in the record has the ``run``, ``peer``, ``phase`` or
         ``kind`` that is asked for: a slip of the pen would read as if nothing had left.
         """
-        known: dict[str, set[str]] = {name: set() for name, given in asked.items() if given}
+        known: dict[str, set[str]] = {name: set() for name, value in asked.items() if value}
         if not known:
             return
-        for each in self._all():
+        for disclosure in self._all():
             for name, values in known.items():
-                values.update(each.to if name == "peer" else [getattr(each.way, name)])
+                values.update(disclosure.to if name == "peer" else [getattr(disclosure.way, name)])
         for name, values in known.items():
             if asked[name] not in values:
                 raise InputError(
@@ -263,28 +263,28 @@ class RecordHistory:
         ``spellings``: the person's id, as the runs have spelt it. Raises InputError.
         """
         secret = secret_of(self._folder)
-        tags = [people.tag(secret, each) for each in spellings]
+        tags = [people.tag(secret, spelling) for spelling in spellings]
         if not tags:
             return
         places: dict[str, Rows] = {}
         wanted = np.frombuffer(b"".join(tags), TAG)
-        for each in of:
-            if (tagged := each.tags) is not None:
-                told, often = tagged
-                times = int(often[np.isin(told, wanted)].sum())
+        for disclosure in of:
+            if (tagged := disclosure.tags) is not None:
+                row_tags, often = tagged
+                times = int(often[np.isin(row_tags, wanted)].sum())
                 if times:
-                    yield each.of(times, int(often.sum()))
+                    yield disclosure.of(times, int(often.sum()))
                 continue
-            if not each.people or not each.about:
+            if not disclosure.people or not disclosure.about:
                 continue
-            if each.people not in places:
-                places[each.people] = np.concatenate(
-                    [people.rows_of(self._folder, each.people, tag) for tag in tags]
+            if disclosure.people not in places:
+                places[disclosure.people] = np.concatenate(
+                    [people.rows_of(self._folder, disclosure.people, tag) for tag in tags]
                 )
-            rows = each.rows
-            times = int(np.isin(rows, places[each.people]).sum())
+            rows = disclosure.rows
+            times = int(np.isin(rows, places[disclosure.people]).sum())
             if times:
-                yield each.of(times, len(rows))
+                yield disclosure.of(times, len(rows))
 
     def runs_with(self, spellings: Collection[str]) -> dict[str, bool]:
         """Returns {run: whether a person was among its rows}, of the runs whose rows the record
@@ -295,18 +295,18 @@ class RecordHistory:
         reader, secret = Reader(), secret_of(self._folder)
         for _ in self.lines(reader):
             pass
-        tags = [people.tag(secret, each) for each in spellings]
-        found: dict[str, bool] = {}
+        tags = [people.tag(secret, spelling) for spelling in spellings]
+        runs: dict[str, bool] = {}
         for (kind, _), line in reader.known.items():
             if kind != "people" or line["what"] != "aligned":
                 continue
             run, digest = line["run"], line["people"]
             has = any(len(people.rows_of(self._folder, digest, tag)) for tag in tags)
-            found[run] = found.get(run, False) or has
-        return found
+            runs[run] = runs.get(run, False) or has
+        return runs
 
     def _all(self) -> Iterator[Disclosure]:
-        return (each for each, _ in self.lines() if isinstance(each, Disclosure))
+        return (entry for entry, _ in self.lines() if isinstance(entry, Disclosure))
 
     def lines(
         self, reader: Reader | None = None, number: int = 0, at: int = 0
@@ -324,14 +324,14 @@ class RecordHistory:
             for number_, text in enumerate(whole, number):
                 at += len(text) + 1
                 try:
-                    found = reader.read(number_, text)
+                    entry = reader.read(number_, text)
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                     raise InputError(
                         Code.FILE_INVALID,
                         f"{self._path}: line {number_ + 1} is not a line of a record. Restore the "
                         "record from a copy.",
                     ) from None
-                yield found, at
+                yield entry, at
         finally:
             os.close(file)
 
@@ -401,28 +401,28 @@ class Sum:
     _people: dict[tuple[str, int], npt.NDArray[np.bool_]] = field(default_factory=dict)
     _tags: set[bytes] = field(default_factory=set)
 
-    def add(self, found: Disclosure) -> None:
+    def add(self, disclosure: Disclosure) -> None:
         """Adds one bundle, as one receiver got it."""
         self.bundles += 1
-        self.numbers += found.numbers
-        self.payload_bytes += found.payload_bytes
-        self.message_bytes += found.message_bytes
-        self.messages += found.messages
-        self.first, self.last = min(self.first, found.at), max(self.last, found.at)
-        if found.of_person is not None:
-            self.of_person = (self.of_person or 0) + found.of_person
-        if (tagged := found.tags) is not None:
+        self.numbers += disclosure.numbers
+        self.payload_bytes += disclosure.payload_bytes
+        self.message_bytes += disclosure.message_bytes
+        self.messages += disclosure.messages
+        self.first, self.last = min(self.first, disclosure.at), max(self.last, disclosure.at)
+        if disclosure.of_person is not None:
+            self.of_person = (self.of_person or 0) + disclosure.of_person
+        if (tagged := disclosure.tags) is not None:
             self._tags.update(tagged[0].tolist())
-        elif found.about not in (None, "", TOGETHER):
-            of, rows = (found.people, found.table_rows), found.rows
+        elif disclosure.about not in (None, "", TOGETHER):
+            of, rows = (disclosure.people, disclosure.table_rows), disclosure.rows
             if of not in self._people:
-                self._people[of] = np.zeros(found.table_rows, bool)
+                self._people[of] = np.zeros(disclosure.table_rows, bool)
             self._people[of][rows] = True
 
     @property
     def people(self) -> int:
         """How many rows were told of one by one; of a table of ids that has changed, the most."""
-        rows = (int(each.sum()) for each in self._people.values())
+        rows = (int(mask.sum()) for mask in self._people.values())
         return max(rows, default=0) + len(self._tags)
 
     @property
@@ -437,9 +437,9 @@ def summed(of: Iterable[Disclosure]) -> dict[tuple[str, str, Way], Sum]:
     """Returns {(run, receiver, what left): the sum}, in the order in which they began. Generations
     of a run are summed.
     """
-    found: dict[tuple[str, str, Way], Sum] = {}
-    for each in of:
-        way = Way(**{**each.way.fields, "generation": 0})
-        for receiver in each.to:
-            found.setdefault((way.run, receiver, way), Sum()).add(each)
-    return found
+    sums: dict[tuple[str, str, Way], Sum] = {}
+    for disclosure in of:
+        way = Way(**{**disclosure.way.fields, "generation": 0})
+        for receiver in disclosure.to:
+            sums.setdefault((way.run, receiver, way), Sum()).add(disclosure)
+    return sums

@@ -95,8 +95,8 @@ def unpacked(text: str) -> Rows:
     width, _, data = text.partition(":")
     if width not in {"2", "4"}:
         raise ValueError(text)
-    found = np.frombuffer(base64.b64decode(data, validate=True), _TYPES[int(width)])
-    return np.sort(found.astype(np.int64))
+    rows = np.frombuffer(base64.b64decode(data, validate=True), _TYPES[int(width)])
+    return np.sort(rows.astype(np.int64))
 
 
 def packed_tags(tags: bytes, times: Sequence[int] | npt.NDArray[Any] | None = None) -> str:
@@ -105,11 +105,11 @@ def packed_tags(tags: bytes, times: Sequence[int] | npt.NDArray[Any] | None = No
     """
     if not tags:
         return NOBODY
-    found = f"{_TAGGED}{binascii.b2a_base64(tags, newline=False).decode()}"
+    text = f"{_TAGGED}{binascii.b2a_base64(tags, newline=False).decode()}"
     if times is None:
-        return found
+        return text
     counts = binascii.b2a_base64(np.asarray(times).astype(_TYPES[4]).tobytes(), newline=False)
-    return f"{found}:{counts.decode()}"
+    return f"{text}:{counts.decode()}"
 
 
 def unpacked_tags(text: str | None) -> tuple[npt.NDArray[np.void], Rows] | None:
@@ -138,10 +138,10 @@ class Form:
 
     def __init__(self, bundle: Bundle, secret: bytes) -> None:
         self._tensors = [
-            (name, each.dtype, each.shape, each.data.nbytes)
-            for name, each in bundle.tensors.items()
+            (name, buffer.dtype, buffer.shape, buffer.data.nbytes)
+            for name, buffer in bundle.tensors.items()
         ]
-        heads = [_form(*each[:3]) for each in self._tensors]
+        heads = [_form(*tensor[:3]) for tensor in self._tensors]
         # The key fills the first block of SHA-256, and the first head is in the digest already.
         # Lengths follow from the heads, so that no digest continues another.
         key = sha256(_KEY + secret).digest().ljust(_BLOCK_BYTES, b"\0")
@@ -156,24 +156,24 @@ class Form:
         if len(tensors) != len(self._tensors):
             return False
         for name, dtype, shape, nbytes in self._tensors:
-            found = tensors.get(name)
+            tensor = tensors.get(name)
             if (
-                found is None
-                or found.dtype != dtype
-                or found.shape != shape
-                or found.data.nbytes != nbytes
+                tensor is None
+                or tensor.dtype != dtype
+                or tensor.shape != shape
+                or tensor.data.nbytes != nbytes
             ):
                 return False
         # In this order, too.
-        return len(tensors) == 1 or [*tensors] == [each[0] for each in self._tensors]
+        return len(tensors) == 1 or [*tensors] == [known[0] for known in self._tensors]
 
     def sizes(self, step: StepKey, bundle: Bundle) -> BundleSizes:
         """Returns the size of a bundle of this form, as ``measure`` does."""
         bits = step.round.bit_length(), step.batch.bit_length()
-        found = self._sizes.get(bits)
-        if found is None:
-            found = self._sizes[bits] = measure(step, bundle)
-        return found
+        size = self._sizes.get(bits)
+        if size is None:
+            size = self._sizes[bits] = measure(step, bundle)
+        return size
 
     def digest(self, step: StepKey, bundle: Bundle, *, whole: bool = False) -> str:
         """Returns a digest of what crosses the wire: names, dtypes, shapes and bytes, by SHA-256
@@ -183,18 +183,18 @@ class Form:
         step, and says so: ``keyed-sample:`` in place of ``keyed:``. ``whole``: it takes all bytes.
         Records of earlier versions have ``sample:`` and ``sha256:``, without a key.
         """
-        found, sampled = self._begun.copy(), False
+        hasher, sampled = self._begun.copy(), False
         for head, buffer in zip(self._heads, bundle.tensors.values(), strict=True):
             data = buffer.data
             if head:
-                found.update(head)
+                hasher.update(head)
             if not whole and data.nbytes > SMALL_BYTES:
                 sampled = True
                 places = data.nbytes - _SAMPLE_BYTES + 1
                 first = (step.round * 7919 + step.batch * 104_729) % places
                 data = data[first : first + _SAMPLE_BYTES]
-            found.update(data)
-        return f"{'keyed-sample' if sampled else 'keyed'}:{found.hexdigest()}"
+            hasher.update(data)
+        return f"{'keyed-sample' if sampled else 'keyed'}:{hasher.hexdigest()}"
 
 
 def digest_of(bundle: Bundle, step: StepKey, secret: bytes, *, whole: bool = False) -> str:

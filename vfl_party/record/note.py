@@ -74,13 +74,13 @@ class Head:
         """Reads ``text``. Raises ValueError if it is no head."""
         origin, size, root, at, *rest = text.split("\n")
         when = int(at.removeprefix("at "))
-        found = cls(origin, int(size), base64.b64decode(root, validate=True), when)
-        numbers = 0 <= found.size <= _MAX_NUMBER and abs(found.at) <= _MAX_NUMBER
-        if rest != [""] or found.text != text or not _ORIGIN.fullmatch(origin) or not numbers:
+        head = cls(origin, int(size), base64.b64decode(root, validate=True), when)
+        numbers = 0 <= head.size <= _MAX_NUMBER and abs(head.at) <= _MAX_NUMBER
+        if rest != [""] or head.text != text or not _ORIGIN.fullmatch(origin) or not numbers:
             raise ValueError(text)
-        if len(found.root) != HASH_BYTES:
+        if len(head.root) != HASH_BYTES:
             raise ValueError(root)
-        return found
+        return head
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class SignedNote:
     signatures: tuple[tuple[str, bytes, bytes], ...] = ()
 
     def __str__(self) -> str:
-        lines = [_line(*each) for each in self.signatures]
+        lines = [_line(*signature) for signature in self.signatures]
         return f"{self.head.text}\n{''.join(lines)}"
 
     @classmethod
@@ -117,11 +117,13 @@ class SignedNote:
         own = [(name, cosigner_id(name, certificate), signature)]
         if older or self.head.owner == name:
             own.insert(0, (name, key_id(name, certificate), sign(credentials, head.encode())))
-        return SignedNote(self.head, (*(each for each in self.signatures if each[0] != name), *own))
+        return SignedNote(
+            self.head, (*(other for other in self.signatures if other[0] != name), *own)
+        )
 
     def with_those_of(self, other: SignedNote) -> SignedNote:
         """Adds the signatures of another copy of the note."""
-        new = [each for each in other.signatures if each not in self.signatures]
+        new = [signature for signature in other.signatures if signature not in self.signatures]
         return SignedNote(self.head, (*self.signatures, *new))
 
     def signed_by(self, name: str, certificate: x509.Certificate) -> SignedNote:
@@ -130,10 +132,10 @@ class SignedNote:
         """
         good: dict[bytes, tuple[str, bytes, bytes]] = {}
         for signer, key, signature in self.signatures:
-            said = self._said_by(name, certificate, key, signature)
-            if signer != name or key in good or said is None:
+            message = self._said_by(name, certificate, key, signature)
+            if signer != name or key in good or message is None:
                 continue
-            if has_signed(certificate, said[0], said[1]):
+            if has_signed(certificate, message[0], message[1]):
                 good[key] = signer, key, signature
         return SignedNote(self.head, tuple(good.values()))
 
@@ -180,7 +182,7 @@ class Held:
         try:
             fields = json.loads(text)
             certificates, at = dict(fields["certificates"]), float(fields["at"])
-            if not all(isinstance(each, str) for each in certificates.values()):
+            if not all(isinstance(certificate, str) for certificate in certificates.values()):
                 raise ValueError(text)
             return cls(SignedNote.read(fields["note"]), certificates, at)
         except (KeyError, TypeError, AttributeError, RecursionError):
@@ -197,8 +199,8 @@ def key_id(name: str, certificate: x509.Certificate) -> bytes:
 
 def cosigner_id(name: str, certificate: x509.Certificate) -> bytes:
     """Returns the identifier of a certificate's key in cosignatures, 4 bytes."""
-    said = name.encode() + b"\n" + _COSIGNATURE + _spki(certificate)
-    return sha256(said).digest()[:_ID_BYTES]
+    message = name.encode() + b"\n" + _COSIGNATURE + _spki(certificate)
+    return sha256(message).digest()[:_ID_BYTES]
 
 
 def _spki(certificate: x509.Certificate) -> bytes:
@@ -220,7 +222,7 @@ def _signature(line: str) -> tuple[str, bytes, bytes]:
         data = base64.b64decode(encoded, validate=True)
     except binascii.Error:
         raise ValueError(line) from None
-    found = name, data[:_ID_BYTES], data[_ID_BYTES:]
-    if _line(*found) != line or not found[2]:
+    signature = name, data[:_ID_BYTES], data[_ID_BYTES:]
+    if _line(*signature) != line or not signature[2]:
         raise ValueError(line)
-    return found
+    return signature

@@ -42,8 +42,8 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
             unnamed = place / _UNNAMED
             # Piece by piece: all tags of a large table would take its memory.
             with private_file(unnamed) as file:
-                for each in ids:
-                    data = tag(secret, each)
+                for person in ids:
+                    data = tag(secret, person)
                     digest.update(data)
                     file.write(data)
                     count += 1

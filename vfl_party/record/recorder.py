@@ -32,11 +32,11 @@ _WORDS = ("exchange", "direction", "what", "chain", "how", "cost")
 class Allows(Protocol):
     """Decides what may leave, and hears of what was written."""
 
-    def __call__(self, found: Disclosure | Private, /) -> None:
+    def __call__(self, entry: Disclosure | Private, /) -> None:
         """Raises InputError if something may not leave."""
         ...
 
-    def wrote(self, found: Disclosure | Private, begin: int, end: int, /) -> None:
+    def wrote(self, entry: Disclosure | Private, begin: int, end: int, /) -> None:
         """Called when the line of something is written, from ``begin`` to ``end`` in the file."""
         ...
 
@@ -125,18 +125,20 @@ class Recorder:
         with self._alone():
             self._write(way, step, bundle, to, bundle.kind.label, numbers, about)
 
-    def tells(self, way: Sequence[str], told: Outgoing) -> None:
+    def tells(self, way: Sequence[str], outgoing: Outgoing) -> None:
         """Writes what a program that serves is about to tell of ids. It takes any id, known before
         or not, and writes its tag. Raises InputError as ``leaves``.
         """
         secret = self.book.secret
-        about = packed_tags(b"".join([people.tag(secret, each) for each in told.ids]), told.times)
-        data = memoryview(told.content)
-        content = Bundle(Kind.ROWS, {told.kind: Buffer(DType.UINT8, (len(data),), data)})
-        size = BundleSizes(told.payload_bytes, told.message_bytes, 1)
-        step = StepKey(told.phase, told.scoring, told.place)
+        about = packed_tags(
+            b"".join([people.tag(secret, person) for person in outgoing.ids]), outgoing.times
+        )
+        data = memoryview(outgoing.content)
+        content = Bundle(Kind.ROWS, {outgoing.kind: Buffer(DType.UINT8, (len(data),), data)})
+        size = BundleSizes(outgoing.payload_bytes, outgoing.message_bytes, 1)
+        step = StepKey(outgoing.phase, outgoing.scoring, outgoing.place)
         with self._alone():
-            sent = (told.to,), told.kind, told.numbers, about, size, told.asked
+            sent = (outgoing.to,), outgoing.kind, outgoing.numbers, about, size, outgoing.asked
             self._write(way, step, content, *sent)
 
     def _alone(self) -> AbstractContextManager[None]:
@@ -168,9 +170,9 @@ class Recorder:
         size = size or form.sizes(step, bundle)
         # In whole numbers: to word a float takes longer.
         at_s, at_ms = divmod(time.time_ns() // 1_000_000, 1000)
-        found = None
+        disclosure = None
         if self._allows is not None:
-            found = Disclosure(
+            disclosure = Disclosure(
                 line=-1,
                 at=at_s + at_ms / 1000,
                 way=declared.way,
@@ -187,7 +189,7 @@ class Recorder:
                 table_rows=self._rows,
                 asked=asked,
             )
-            self._allows(found)
+            self._allows(disclosure)
         # Written by hand, because it is done at every step.
         whose = "null" if about is None else f'"{about}"'
         of_question = f'"asked":{asked},' if asked else ""
@@ -200,8 +202,8 @@ class Recorder:
             f'"at":{at_s}.{at_ms:03d}}}'
         )
         place = self.book.add_line(text)
-        if self._allows is not None and found is not None:
-            self._allows.wrote(found, *place)
+        if self._allows is not None and disclosure is not None:
+            self._allows.wrote(disclosure, *place)
 
     def spends(self, phase: str, cost: str, steps: int, of: str, to: Sequence[str]) -> None:
         """Writes that a step of training with differential privacy is about to be taken. Raises as
@@ -222,9 +224,9 @@ class Recorder:
     def _declare(self, phase: str, kind: str, way: Sequence[str], form: Form) -> _Declared:
         words: dict[str, Any] = dict(zip(_WORDS, way, strict=False))
         declared = Way(phase=phase, kind=kind, **words, **self._run)
-        found = self._ways[phase, kind, *way] = _Declared(declared.key, declared, form)
-        self.book.add(way=found.key, **declared.fields)
-        return found
+        entry = self._ways[phase, kind, *way] = _Declared(declared.key, declared, form)
+        self.book.add(way=entry.key, **declared.fields)
+        return entry
 
 
 class ServingRecord:
@@ -235,7 +237,7 @@ class ServingRecord:
     def __init__(self, recorder: Recorder, way: Sequence[str]) -> None:
         self._recorder, self._way, self._writing = recorder, way, threading.Lock()
 
-    def __call__(self, told: Outgoing) -> None:
+    def __call__(self, outgoing: Outgoing) -> None:
         """Writes that something is about to be told. Raises InputError if it may not leave."""
         with self._writing:
-            self._recorder.tells(self._way, told)
+            self._recorder.tells(self._way, outgoing)

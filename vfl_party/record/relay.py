@@ -50,17 +50,17 @@ class HeadRelay:
         held = self._heads.held(self._active) if self._me != self._active else None
         if held is None or not self._counts(held):
             return None
-        shown: dict[str, Any] = json.loads(self._bare(held).line)
-        return shown
+        fields: dict[str, Any] = json.loads(self._bare(held).line)
+        return fields
 
-    def met(self, run_id: str, shown: Mapping[str, Any]) -> None:
+    def met(self, run_id: str, heads: Mapping[str, Any]) -> None:
         """Keeps the heads that other passive parties show, for the next call to the active party.
 
         A head that the active party has not signed proves nothing, and is left out with a warning.
         """
         _ = run_id
         relayed = {}
-        for peer, value in shown.items():
+        for peer, value in heads.items():
             if peer in (self._me, self._active) or value is None:
                 continue
             try:
@@ -85,6 +85,6 @@ class HeadRelay:
 
     def _bare(self, held: Held) -> Held:
         """Returns a head without the signatures of others."""
-        own = tuple(each for each in held.note.signatures if each[0] == self._active)
+        own = tuple(signature for signature in held.note.signatures if signature[0] == self._active)
         chain = {self._active: held.certificates.get(self._active, "")}
         return Held(SignedNote(held.note.head, own), chain)

@@ -71,9 +71,9 @@ def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> 
             others = ", ".join(by) or "nobody"
             wrong.append(f"head {number}, signed by {others}: {problem}")
     # A head is kept before the line that notes it.
-    kept = Counter(name for each in signed(folder) for name in _names(each))
-    wrong += _missing(grown.shown, kept)
-    covered = max((each.note.head.size for each in heads), default=0)
+    counts = Counter(name for stored in signed(folder) for name in _names(stored))
+    wrong += _missing(grown.shown, counts)
+    covered = max((stored.note.head.size for stored in heads), default=0)
     several = {peer: [*names] for peer, names in grown.origins.items() if len(names) > 1}
     return Verified(grown.lines, covered, len(heads), signers, tuple(wrong), several)
 
@@ -99,12 +99,12 @@ def copy(folder: Path, out: Path) -> None:
 
 def require(folder: Path, credentials: Credentials) -> None:
     """Raises InputError if the record is not as it was signed, with what is wrong first."""
-    found = verify(folder, credentials)
-    if found.wrong:
+    result = verify(folder, credentials)
+    if result.wrong:
         raise InputError(
             Code.FILE_INVALID,
-            f"{folder}: the record is not as it was signed ({len(found.wrong)} problems): "
-            f"{found.wrong[0]}. Restore it from a copy.",
+            f"{folder}: the record is not as it was signed ({len(result.wrong)} problems): "
+            f"{result.wrong[0]}. Restore it from a copy.",
         )
 
 
@@ -128,21 +128,21 @@ class _Grown:
 
 def _grown(path: Path) -> _Grown:
     """Computes the tree of a file of lines. Raises OSError."""
-    found = _Grown()
+    grown = _Grown()
     with path.open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
-                found.rest = len(line)
+                grown.rest = len(line)
                 break
-            found.first = found.first or line
+            grown.first = grown.first or line
             if line.startswith(_HEAD):
                 peer, origin = _peer_and_origin(line)
-                found.shown[peer] += 1
-                found.origins.setdefault(peer, {})[origin] = None
-            for each in tree.added(tree.leaf_hash(line[:-1]), found.lines, found.hash_at):
-                found.hashes += each
-            found.lines += 1
-    return found
+                grown.shown[peer] += 1
+                grown.origins.setdefault(peer, {})[origin] = None
+            for digest in tree.added(tree.leaf_hash(line[:-1]), grown.lines, grown.hash_at):
+                grown.hashes += digest
+            grown.lines += 1
+    return grown
 
 
 def _peer_and_origin(line: bytes) -> tuple[str, str]:
@@ -156,14 +156,14 @@ def _peer_and_origin(line: bytes) -> tuple[str, str]:
         return "", ""
 
 
-def _missing(shown: Mapping[str, int], signed: Mapping[str, int]) -> list[str]:
+def _missing(notes: Mapping[str, int], signed: Mapping[str, int]) -> list[str]:
     """Says which signed heads are missing: whenever a peer shows its head, it signs that of this
     record, and that is kept before the line is written.
     """
     return [
         f"{peer} has signed a head of this record {times:,} times, and {OWN} holds "
         f"{signed.get(peer, 0):,} of these heads: heads were lost or deleted"
-        for peer, times in shown.items()
+        for peer, times in notes.items()
         if peer and signed.get(peer, 0) < times
     ]
 

@@ -68,8 +68,12 @@ def width_of(recipe: Recipe, party: str, settings: EncoderSettings, spec: InputS
     if these go into trees as they are and the recipe gives the party no width.
     """
     place = recipe.party(party)
-    given = place is not None and place.embedding_size is not None
-    if isinstance(recipe.model.top, GbdtTop) and isinstance(settings, RawSettings) and not given:
+    has_width = place is not None and place.embedding_size is not None
+    if (
+        isinstance(recipe.model.top, GbdtTop)
+        and isinstance(settings, RawSettings)
+        and not has_width
+    ):
         return math.prod(spec.shape)
     return recipe.embedding_size(party)
 

@@ -67,12 +67,12 @@ def _imported(factory: str, where: str) -> Callable[..., Any]:
             f"{where}: cannot import {module_name} ({_first_line(error)}). Put its folder on "
             "PYTHONPATH."
         ) from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    target = getattr(module, name, None)
+    if not callable(target):
         raise _invalid(
             f"{where}: {module_name} has no function or class {name!r}. Correct the name."
         )
-    make: Callable[..., Any] = found
+    make: Callable[..., Any] = target
     return make
 
 

@@ -52,7 +52,7 @@ def _mobilenet(settings: NetworkSettings, spec: InputSpec, embedding_size: int) 
     """
     from torchvision.models import mobilenet_v2
 
-    stages = [list(each) for each in mobilenet_stages(small=settings.small_images)]
+    stages = [list(stage) for stage in mobilenet_stages(small=settings.small_images)]
     model: nn.Module = mobilenet_v2(
         weights=None, num_classes=embedding_size, inverted_residual_setting=stages
     )
@@ -91,7 +91,7 @@ def _vgg(settings: NetworkSettings, spec: InputSpec, embedding_size: int) -> nn.
     classifier: nn.Sequential = model.classifier  # type: ignore[assignment]
     features[0] = nn.Conv2d(spec.shape[0], VGG13[0], 3, padding=1)
     _begin(features[0])
-    pools = [place for place, each in enumerate(features) if isinstance(each, nn.MaxPool2d)]
+    pools = [place for place, layer in enumerate(features) if isinstance(layer, nn.MaxPool2d)]
     for number, place in enumerate(pools):
         if min(spec.shape[1:]) >> number < 2:
             features[place] = nn.Identity()

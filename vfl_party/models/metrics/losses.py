@@ -135,8 +135,8 @@ def _focal(task: TaskSettings, gamma: float) -> _Reducible:
         else:
             towards = outputs_NO * (2.0 * targets - 1.0)
             entropy, log_wrong = F.softplus(-towards), F.logsigmoid(-towards)
-        each = (gamma * log_wrong).exp() * entropy
-        return each.mean() if reduction == "mean" else each
+        losses = (gamma * log_wrong).exp() * entropy
+        return losses.mean() if reduction == "mean" else losses
 
     return loss
 
@@ -154,8 +154,8 @@ def _of_plugin(settings: PluginLossSettings) -> _Reducible:
 def _pinball(q: float) -> _Reducible:
     def loss(outputs_N1: Tensor, targets_N1: Tensor, /, *, reduction: str) -> Tensor:
         above = targets_N1 - outputs_N1
-        each = torch.maximum(q * above, (q - 1.0) * above)
-        return each.mean() if reduction == "mean" else each
+        losses = torch.maximum(q * above, (q - 1.0) * above)
+        return losses.mean() if reduction == "mean" else losses
 
     return loss
 
@@ -189,8 +189,8 @@ def _ranknet(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Te
     total = torch.zeros_like(outputs_N1[:, 0]) if one_by_one else outputs_N1.new_zeros(())
     count = 0
     for first_P, second_P in pairs(targets_N2[:, 1]):
-        kept = relevance_N[first_P] > relevance_N[second_P]
-        first_P, second_P = first_P[kept], second_P[kept]
+        ordered_P = relevance_N[first_P] > relevance_N[second_P]
+        first_P, second_P = first_P[ordered_P], second_P[ordered_P]
         each_P = F.softplus(outputs_N1[second_P, 0] - outputs_N1[first_P, 0])
         count += len(each_P)
         # A sum over no pairs has a gradient, too.
@@ -228,9 +228,11 @@ def pairs(query_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """
     order = query_N.argsort(stable=True)
     sizes_Q = torch.unique_consecutive(query_N[order], return_counts=True)[1]
-    size_N, end_N = (each.repeat_interleave(sizes_Q) for each in (sizes_Q, sizes_Q.cumsum(0)))
+    size_N, end_N = (
+        values_Q.repeat_interleave(sizes_Q) for values_Q in (sizes_Q, sizes_Q.cumsum(0))
+    )
     step = max(1, _MAX_PAIRS // int(sizes_Q.max()) if len(order) else 1)
-    parts = (torch.split(each, step) for each in (size_N, end_N, order))
+    parts = (torch.split(values_N, step) for values_N in (size_N, end_N, order))
     for size_R, end_R, order_R in zip(*parts, strict=True):
         row_P = torch.arange(len(order_R), device=order.device).repeat_interleave(size_R)
         # The first pair of a row has the first row of its query.

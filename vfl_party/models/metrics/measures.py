@@ -62,8 +62,8 @@ def load_metric(name: str) -> Metric:
     """Returns the metric of a plug-in; a function by itself is one of which more is better. Raises
     InputError if there is none.
     """
-    found = PLUGINS.load(name, _WHERE)
-    made = Metric(found) if callable(found) and not isinstance(found, type) else found
+    loaded = PLUGINS.load(name, _WHERE)
+    made = Metric(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded
     return PLUGINS.checked(made, name, _WHERE, Metric)
 
 
@@ -120,20 +120,20 @@ def evaluate(
     targets = targets.detach().cpu().to(torch.int64 if task.kind == "multiclass" else torch.float64)
     if weights_N is not None:
         weights_N = weights_N.detach().cpu().double()
-    found = {"loss": loss_fn(task)(outputs_NO, targets, weights_N).item()}
+    metrics = {"loss": loss_fn(task)(outputs_NO, targets, weights_N).item()}
     if task.kind == "regression":
-        found |= _regression(task, scores(task, outputs_NO), targets, unscale)
+        metrics |= _regression(task, scores(task, outputs_NO), targets, unscale)
     elif task.kind == "survival":
-        found |= _survival(outputs_NO.squeeze(1), *targets.unbind(dim=1))
+        metrics |= _survival(outputs_NO.squeeze(1), *targets.unbind(dim=1))
     elif task.kind == "ranking":
-        found |= _ranking(task, outputs_NO.squeeze(1), *targets.unbind(dim=1))
+        metrics |= _ranking(task, outputs_NO.squeeze(1), *targets.unbind(dim=1))
     elif task.kind == "binary":
-        found |= _binary(task, outputs_NO.squeeze(1), targets.squeeze(1).long(), threshold)
+        metrics |= _binary(task, outputs_NO.squeeze(1), targets.squeeze(1).long(), threshold)
     elif task.kind == "multilabel":
-        found |= _multilabel(task, outputs_NO, targets.long())
+        metrics |= _multilabel(task, outputs_NO, targets.long())
     else:
-        found |= _multiclass(task, outputs_NO.log_softmax(dim=1), targets)
-    return found | (_others(task, outputs_NO, targets, unscale) if task.plugin_metrics else {})
+        metrics |= _multiclass(task, outputs_NO.log_softmax(dim=1), targets)
+    return metrics | (_others(task, outputs_NO, targets, unscale) if task.plugin_metrics else {})
 
 
 def _others(
@@ -146,7 +146,7 @@ def _others(
     scores_NO = scores(task, outputs_NO)
     if task.kind == "regression" and unscale is not None:
         scores_NO, targets = unscale(scores_NO), unscale(targets)
-    found = {}
+    metrics = {}
     for name in task.plugin_metrics:
         metric = load_metric(name)
         try:
@@ -172,8 +172,8 @@ def _others(
                 f"{_WHERE}: the metric {name!r} must return a finite number or None (got "
                 f"{str(value)[:40]}). Correct the plug-in, or remove it.",
             )
-        found[name] = number
-    return found
+        metrics[name] = number
+    return metrics
 
 
 def _binary(
@@ -181,12 +181,12 @@ def _binary(
 ) -> dict[str, float]:
     m, guess_N = functional().classification, decided(logits_N, threshold).long()
     both = bool(targets_N.min() != targets_N.max())
-    found = {
+    metrics = {
         "accuracy": m.binary_accuracy(guess_N, targets_N, validate_args=False).item(),
         "f1": m.binary_f1_score(guess_N, targets_N, validate_args=False).item(),
     }
     if both:
-        found["auc"] = _auc(logits_N, targets_N)
+        metrics["auc"] = _auc(logits_N, targets_N)
     wanted: dict[str, Callable[[], float]] = {
         "precision": lambda: m.binary_precision(guess_N, targets_N, validate_args=False).item(),
         "recall": lambda: m.binary_recall(guess_N, targets_N, validate_args=False).item(),
@@ -197,25 +197,25 @@ def _binary(
     }
     if both:
         wanted |= {
-            "gini": lambda: 2 * found["auc"] - 1,
+            "gini": lambda: 2 * metrics["auc"] - 1,
             "ks": lambda: _ks(logits_N, targets_N),
             "average_precision": lambda: m.binary_average_precision(
                 _ranks(logits_N), targets_N, validate_args=False
             ).item(),
         }
-    return found | _asked(task, wanted)
+    return metrics | _asked(task, wanted)
 
 
 def _multilabel(task: TaskSettings, logits_NL: Tensor, targets_NL: Tensor) -> dict[str, float]:
-    each = [
+    by_label = [
         _binary(task, logits_N.contiguous(), targets_N.contiguous(), None)
         for logits_N, targets_N in zip(logits_NL.T, targets_NL.T, strict=True)
     ]
-    found: dict[str, list[float]] = {}
-    for of_label in each:
+    metrics: dict[str, list[float]] = {}
+    for of_label in by_label:
         for name, value in of_label.items():
-            found.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+            metrics.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in metrics.items()}
 
 
 def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dict[str, float]:
@@ -224,7 +224,7 @@ def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dic
     def of(measure: Callable[..., Tensor], **how: object) -> float:
         return measure(scores_NC, targets_N, n, validate_args=False, **how).item()
 
-    found = {
+    metrics = {
         "accuracy": of(m.multiclass_accuracy, average="micro"),
         "f1": of(m.multiclass_f1_score, average="macro"),
     }
@@ -232,7 +232,7 @@ def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dic
     # Class by class: multiclass_auroc warns of every class that does not occur.
     if len(classes) > 1:
         aucs = [_auc(scores_NC[:, k], (targets_N == k).long()) for k in classes]
-        found["auc"] = sum(aucs) / len(aucs)
+        metrics["auc"] = sum(aucs) / len(aucs)
     wanted: dict[str, Callable[[], float]] = {
         "precision": lambda: of(m.multiclass_precision, average="macro"),
         "recall": lambda: of(m.multiclass_recall, average="macro"),
@@ -245,8 +245,8 @@ def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dic
     for name in task.own_metrics:
         k = top_of(name)
         if k is not None:
-            found[name] = of(m.multiclass_accuracy, average="micro", top_k=min(k, n))
-    return found | _asked(task, wanted)
+            metrics[name] = of(m.multiclass_accuracy, average="micro", top_k=min(k, n))
+    return metrics | _asked(task, wanted)
 
 
 def _asked(task: TaskSettings, known: dict[str, Callable[[], float]]) -> dict[str, float]:
@@ -310,7 +310,7 @@ def _ranking(
     ]
     ndcg = functional().retrieval.retrieval_normalized_dcg
     return {
-        name: sum(ndcg(*each, top_k=k).item() for each in queries) / len(queries)
+        name: sum(ndcg(*query, top_k=k).item() for query in queries) / len(queries)
         for name, k in names.items()
         if queries
     }
@@ -324,7 +324,7 @@ def _regression(
 ) -> dict[str, float]:
     m, scaled = functional(), (values_N1.flatten(), targets_N1.flatten())
     own = tuple(map(unscale, scaled)) if unscale is not None else scaled
-    found = {
+    metrics = {
         "rmse": m.mean_squared_error(*own, squared=False).item(),
         "rmse_scaled": m.mean_squared_error(*scaled, squared=False).item(),
     }
@@ -337,7 +337,7 @@ def _regression(
         ).item()
     if bool((own[1] != 0).all()):
         wanted["mape"] = lambda: m.mean_absolute_percentage_error(*own).item()
-    return found | _asked(task, wanted)
+    return metrics | _asked(task, wanted)
 
 
 @cache
@@ -360,9 +360,9 @@ def _not_installed(*packages: str) -> Iterator[None]:
     """
     from lightning_utilities.core.imports import RequirementCache
 
-    found = RequirementCache.__bool__
-    RequirementCache.__bool__ = lambda self: self.requirement not in packages and found(self)  # type: ignore[method-assign]
+    is_available = RequirementCache.__bool__
+    RequirementCache.__bool__ = lambda self: self.requirement not in packages and is_available(self)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        RequirementCache.__bool__ = found  # type: ignore[method-assign]
+        RequirementCache.__bool__ = is_available  # type: ignore[method-assign]

@@ -49,8 +49,8 @@ def rows_loss(settings: PluginLossSettings) -> Callable[[Tensor, Tensor], Tensor
     if there is no such loss or its settings are wrong, and, when it is called, if it fails or does
     not give a number for each row.
     """
-    found = PLUGINS.load(settings.kind, _WHERE)
-    made = _of_function(found) if callable(found) and not isinstance(found, type) else found
+    loaded = PLUGINS.load(settings.kind, _WHERE)
+    made = _of_function(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded
     export = PLUGINS.checked(made, settings.kind, _WHERE, LossOfRows)
     own = parse(export.settings, settings.settings, _WHERE)
     return _checked(export, own, f"{_WHERE}: the loss {settings.kind!r}")

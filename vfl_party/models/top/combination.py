@@ -99,9 +99,9 @@ def _describe(out: object) -> str:
 
 
 def _load(settings: PluginCombination) -> tuple[Combination[Any], Section]:
-    found = PLUGINS.load(settings.kind, _WHERE)
-    alone = callable(found) and not isinstance(found, type)
-    made = Combination(_NoSettings, lambda *_: _Function(found)) if alone else found
+    loaded = PLUGINS.load(settings.kind, _WHERE)
+    alone = callable(loaded) and not isinstance(loaded, type)
+    made = Combination(_NoSettings, lambda *_: _Function(loaded)) if alone else loaded
     export = PLUGINS.checked(made, settings.kind, _WHERE, Combination)
     own: Section = parse(export.settings, settings.settings, _WHERE)
     return export, own

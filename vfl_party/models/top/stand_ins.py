@@ -54,5 +54,5 @@ class MissingNumbers(StandIns):
 
 def learnt_stand_ins(models: Mapping[str, nn.Module]) -> StandIns | None:
     """Returns the stand-ins among an active party's models, {name: model}; None if it has none."""
-    found = models.get(NAME)
-    return found if isinstance(found, StandIns) else None
+    model = models.get(NAME)
+    return model if isinstance(model, StandIns) else None

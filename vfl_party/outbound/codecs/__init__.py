@@ -107,33 +107,35 @@ class Packed(Filter):
 
     def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
         """Raises InputError (NON_FINITE) if a number cannot be written."""
-        found: dict[str, Tensor] = {}
+        packed: dict[str, Tensor] = {}
         for name, x in tensors.items():
             parts = parts_of(self.coder, spec_of(x.dtype, *x.shape))
             if parts is None:
-                found[name] = x
+                packed[name] = x
                 continue
             values = np.ascontiguousarray(x.detach().cpu().numpy())
             arrays = self._encoded(name, values, seed_of(self._seed, at.sender, at.step, name))
-            found |= {
+            packed |= {
                 name_of(name, suffix): _tensor(arrays[suffix], part.dtype)
                 for suffix, part in parts.items()
             }
-        return found
+        return packed
 
     def undo_at(self, at: Passage, tensors: Tensors, spec: BundleSpec) -> Tensors:
         """Raises PeerError if no ``apply_at`` gives such values."""
-        found: dict[str, Tensor] = {}
-        for name, each in spec.tensors.items():
-            parts = parts_of(self.coder, each)
+        restored: dict[str, Tensor] = {}
+        for name, tensor_spec in spec.tensors.items():
+            parts = parts_of(self.coder, tensor_spec)
             if parts is None:
-                found[name] = tensors[name]
+                restored[name] = tensors[name]
                 continue
             arrays = {suffix: _array(tensors[name_of(name, suffix)]) for suffix in parts}
-            values = decoded(self.coder, name, arrays, each.shape, party=at.sender, step=at.step)
+            values = decoded(
+                self.coder, name, arrays, tensor_spec.shape, party=at.sender, step=at.step
+            )
             device = next(iter(tensors.values())).device
-            found[name] = torch.from_numpy(values).to(device)
-        return found
+            restored[name] = torch.from_numpy(values).to(device)
+        return restored
 
     def apply(self, tensors: Tensors) -> Tensors:
         return self.apply_at(NOWHERE, tensors)
@@ -147,8 +149,8 @@ class Packed(Filter):
 
 def _tensor(values: Any, dtype: DType) -> Tensor:
     """Returns an array as a tensor. Numpy has no bfloat16: its bits come as uint16."""
-    found = torch.from_numpy(values)
-    return found.view(torch.bfloat16) if dtype is DType.BFLOAT16 else found
+    tensor = torch.from_numpy(values)
+    return tensor.view(torch.bfloat16) if dtype is DType.BFLOAT16 else tensor
 
 
 def _array(sent: Tensor) -> Any:

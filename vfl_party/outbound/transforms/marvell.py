@@ -78,34 +78,35 @@ class Marvell(NoisyFilter):
         negatives, positives = rows[~positive_B], rows[positive_B]
         mean_0, mean_1 = negatives.mean(dim=0), positives.mean(dim=0)
         delta_D = mean_1 - mean_0
-        found = Statistics(
+        statistics = Statistics(
             u=(negatives - mean_0).pow(2).mean().item(),
             v=(positives - mean_1).pow(2).mean().item(),
             gap=delta_D.pow(2).sum().item(),
             share=len(positives) / len(rows),
             width=rows.shape[1],
         )
-        if found.gap == 0.0:
+        if statistics.gap == 0.0:
             return g_BD.detach()
-        best = optimum(found, self._power(found))
+        best = optimum(statistics, self._power(statistics))
         lambda1_B = torch.where(positive_B, best.along_1, best.along_0).double()
         lambda2_B = torch.where(positive_B, best.across_1, best.across_0).double()
         unit_D = delta_D / delta_D.norm()
         along_BD = ((lambda1_B - lambda2_B).clamp_min(0.0).sqrt() * along_B)[:, None] * unit_D
         return _like(rows + along_BD + lambda2_B.sqrt()[:, None] * across_BD, g_BD)
 
-    def _power(self, found: Statistics) -> float:
+    def _power(self, statistics: Statistics) -> float:
         """Returns s·‖Δ‖²; with an ``error``, for the first s of 1, 1.5, 2.25, … that reaches it."""
         if self._error is None:
-            return self._last * found.gap
+            return self._last * statistics.gap
         scale = 1.0
         while (
             scale < _MAX_SCALE
-            and sum_kl(found, optimum(found, scale * found.gap)) > (2 - 4 * self._error) ** 2
+            and sum_kl(statistics, optimum(statistics, scale * statistics.gap))
+            > (2 - 4 * self._error) ** 2
         ):
             scale *= _GROWTH
         self._last = scale
-        return scale * found.gap
+        return scale * statistics.gap
 
     def apply(self, tensors: Tensors) -> Tensors:
         if self._positive_B is None:
