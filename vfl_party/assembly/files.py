@@ -105,13 +105,13 @@ def read_own(path: Path, *, device: str | None = None, recipe: Recipe | None = N
     """Reads a party file and its recipe, for a process that speaks to no other party. Arguments as
     ``read_files``. Raises InputError.
     """
-    file, recipe, settings = _named(path, recipe)
+    file, recipe, settings = _load_named(path, recipe)
     check_code(path, file, recipe)
     encoder = encoder_settings(recipe, file.name, file.encoder)
     return OwnFiles(file, recipe, settings, resolve_device(device or file.device), encoder)
 
 
-def _named(path: Path, recipe: Recipe | None) -> tuple[PartyFile, Recipe, PartySettings]:
+def _load_named(path: Path, recipe: Recipe | None) -> tuple[PartyFile, Recipe, PartySettings]:
     """Returns a party file, the recipe, and the party's place in it. Raises InputError."""
     file = load_party(path)
     # The user's own encoder is imported from the party file's folder.
@@ -145,7 +145,7 @@ def read_files(
             server that is.
         keyring: of a party that serves several recipes, whose members are those of all of them.
     """
-    file, recipe, settings = _named(path, recipe)
+    file, recipe, settings = _load_named(path, recipe)
     uses = BOTH if settings.role == "active" else DIALS
     if keyring is None:
         members = members_of(recipe, pins=file.pins)

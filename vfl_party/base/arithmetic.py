@@ -102,7 +102,7 @@ def differences(before: Arithmetic, now: Arithmetic) -> list[str]:
 @cache
 def _arithmetic(device: torch.device, threads: int) -> Arithmetic:
     backends: Any = torch.backends
-    libraries = {"torch": torch.__version__, **_built_with(), "numpy": np.__version__}
+    libraries = {"torch": torch.__version__, **_get_build_versions(), "numpy": np.__version__}
     if device.type == "cuda":
         libraries |= {"CUDA": str(torch.version.cuda), "cuDNN": str(backends.cudnn.version())}
     # bfloat16 on a CPU turns oneDNN off for a whole process when the first model runs, so that a
@@ -123,7 +123,7 @@ def _arithmetic(device: torch.device, threads: int) -> Arithmetic:
     )
 
 
-def _built_with() -> dict[str, str]:
+def _get_build_versions() -> dict[str, str]:
     text = torch.__config__.show()
     matches = {name: re.search(pattern, text) for name, pattern in _BUILT_WITH.items()}
     return {name: match[1] for name, match in matches.items() if match}

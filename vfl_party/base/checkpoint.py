@@ -164,7 +164,7 @@ class CheckpointStore:
         """
         self.flush()
         paths = self._paths()
-        last = max((entry.sequence for entry in _named(paths)), default=0)
+        last = max((entry.sequence for entry in _parse_entries(paths)), default=0)
         name = f"{max(last, _last_damaged(paths)) + 1:06d}-{label}{SUFFIX}"
         if not FILE.fullmatch(name):
             raise InternalError(f"{label!r} cannot be a checkpoint's label")
@@ -261,7 +261,7 @@ class CheckpointStore:
 
     def _set_damaged_aside(self, path: Path, error: Exception) -> None:
         aside = path.with_name(DAMAGED + path.name)
-        with self._worded("cannot set a damaged checkpoint aside"):
+        with self._convert_os_errors("cannot set a damaged checkpoint aside"):
             path.rename(aside)
             for older in sorted(self._folder.glob(f"{DAMAGED}*"))[:-MAX_DAMAGED]:
                 older.unlink()
@@ -301,7 +301,7 @@ class CheckpointStore:
         self.flush()
         last = self._find(label).sequence if label else -1
         newer = [entry for entry in self._files(self._paths()) if entry.sequence > last]
-        with self._worded("cannot set checkpoints aside"):
+        with self._convert_os_errors("cannot set checkpoints aside"):
             for left in self._folder.glob(f"{ASIDE}*") if newer else ():
                 left.unlink()
             for entry in reversed(newer):
@@ -322,13 +322,13 @@ class CheckpointStore:
         )
 
     def _paths(self) -> list[Path]:
-        with self._worded("cannot list the checkpoints"):
+        with self._convert_os_errors("cannot list the checkpoints"):
             return list(self._folder.iterdir())
 
     def _files(self, paths: Iterable[Path]) -> list[_Entry]:
         """Returns the files that have a checkpoint's name, in the order of their count."""
-        with self._worded("cannot list the checkpoints"):
-            return [entry for entry in _named(paths) if entry.path.is_file()]
+        with self._convert_os_errors("cannot list the checkpoints"):
+            return [entry for entry in _parse_entries(paths) if entry.path.is_file()]
 
     def _complete(self, entries: list[_Entry]) -> list[_Entry]:
         """Returns the complete ones among ``entries``, one a label; opens none that is known to be
@@ -348,7 +348,7 @@ class CheckpointStore:
             return False
 
     @contextlib.contextmanager
-    def _worded(self, what: str) -> Iterator[None]:
+    def _convert_os_errors(self, what: str) -> Iterator[None]:
         """Raises an OSError of the block as the InputError of ``unwritable``."""
         try:
             yield
@@ -356,7 +356,7 @@ class CheckpointStore:
             raise unwritable(self._folder, error, what, Code.CHECKPOINT_INVALID) from error
 
 
-def _named(paths: Iterable[Path]) -> list[_Entry]:
+def _parse_entries(paths: Iterable[Path]) -> list[_Entry]:
     """Returns all that has a checkpoint's name: a folder too, whose name no file can take."""
     matches = [(FILE.fullmatch(path.name), path) for path in paths]
     return sorted(_Entry(int(match[1]), match[2], path) for match, path in matches if match)

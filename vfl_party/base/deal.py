@@ -27,7 +27,7 @@ def deal(
     seed: int = 0,
     classes: int = 2,
     alpha: float = 0.5,
-    least: int = 1,
+    min_rows: int = 1,
 ) -> list[Rows]:
     """Deals the rows of a data set to ``parts`` parties: row numbers of each, ascending.
 
@@ -42,9 +42,9 @@ def deal(
         parts: the number of parties.
         classes: ``classes``: how many classes each party has.
         alpha: ``dirichlet``: the concentration, above 0.
-        least: the fewest rows of a party.
+        min_rows: the fewest rows of a party.
 
-    Raises InputError (DATA_INVALID) if a party would get fewer rows than ``least``, and
+    Raises InputError (DATA_INVALID) if a party would get fewer rows than ``min_rows``, and
     (CONFIG_INVALID) if a number makes no sense.
     """
     labels_N = np.asarray(labels_N)
@@ -60,16 +60,16 @@ def deal(
     elif how == "classes":
         dealt = _by_classes(codes_N, len(names), parts, classes, seed)
     else:
-        dealt = _by_shares(codes_N, len(names), parts, alpha, least, seed)
-    min_rows = min(map(len, dealt))
-    if min_rows < least:
+        dealt = _by_shares(codes_N, len(names), parts, alpha, min_rows, seed)
+    smallest = min(map(len, dealt))
+    if smallest < min_rows:
         raise InputError(
             Code.DATA_INVALID,
-            f"deal {how!r}: a party gets {min_rows:,} of {len(codes_N):,} rows, fewer than "
-            f"{least:,}. Use fewer than {parts:,} parties or a larger alpha."
+            f"deal {how!r}: a party gets {smallest:,} of {len(codes_N):,} rows, fewer than "
+            f"{min_rows:,}. Use fewer than {parts:,} parties or a larger alpha."
             if how == "dirichlet"
-            else f"deal {how!r}: a party gets {min_rows:,} of {len(codes_N):,} rows, fewer than "
-            f"{least:,}. Use fewer than {parts:,} parties.",
+            else f"deal {how!r}: a party gets {smallest:,} of {len(codes_N):,} rows, fewer than "
+            f"{min_rows:,}. Use fewer than {parts:,} parties.",
         )
     return dealt
 
@@ -96,19 +96,19 @@ def _by_classes(
             takers[free].append(part)
     dealt: list[list[Rows]] = [[] for _ in range(parts)]
     for c, those in enumerate(takers):
-        rows = _shuffled(codes_N, c, seed)
+        rows = _shuffle_class(codes_N, c, seed)
         for part, shard in zip(those, np.array_split(rows, len(those)), strict=True):
             dealt[part].append(shard)
     return [np.sort(np.concatenate(shards)) for shards in dealt]
 
 
 def _by_shares(
-    codes_N: npt.NDArray[Any], C: int, parts: int, alpha: float, least: int, seed: int
+    codes_N: npt.NDArray[Any], C: int, parts: int, alpha: float, min_rows: int, seed: int
 ) -> list[Rows]:
     """Cuts each class by shares from a Dirichlet distribution; draws again, up to 100 times, while
     a party has too few rows.
     """
-    by_class = [_shuffled(codes_N, c, seed) for c in range(C)]
+    by_class = [_shuffle_class(codes_N, c, seed) for c in range(C)]
     random = np.random.Generator(np.random.Philox(key=derive_seed(seed, "deal", "shares")))
     dealt: list[Rows] = []
     for _ in range(_TRIES):
@@ -117,12 +117,12 @@ def _by_shares(
             ends = np.cumsum(random.dirichlet(np.full(parts, alpha)))[:-1] * len(rows)
             cut.append(np.split(rows, np.round(ends).astype(np.int64)))
         dealt = [np.sort(np.concatenate(shards)) for shards in zip(*cut, strict=True)]
-        if min(map(len, dealt)) >= least:
+        if min(map(len, dealt)) >= min_rows:
             break
     return dealt
 
 
-def _shuffled(codes_N: npt.NDArray[Any], c: int, seed: int) -> Rows:
+def _shuffle_class(codes_N: npt.NDArray[Any], c: int, seed: int) -> Rows:
     rows = np.flatnonzero(codes_N == c)
     return rows[permutation(derive_seed(seed, "deal", "class", c), len(rows))]
 

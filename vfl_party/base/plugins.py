@@ -50,7 +50,7 @@ GROUPS = (
 class _Scope:
     """What one run was given, and, as in ``_loaded``, who has made what it has loaded of that."""
 
-    given: Given = field(default_factory=dict)
+    plugins: Given = field(default_factory=dict)
     makers: dict[str, str] = field(default_factory=dict)
 
 
@@ -61,7 +61,7 @@ _SCOPE: ContextVar[_Scope] = ContextVar("plug-ins of a run", default=_Scope())  
 
 @contextlib.contextmanager
 def using(plugins: Given) -> Iterator[None]:
-    """Lets the block find what is ``given`` by its name, beside our own and what is installed."""
+    """Lets the block find ``plugins`` by their names, besides our own and the installed ones."""
     token = _SCOPE.set(_Scope(plugins))
     try:
         yield
@@ -71,7 +71,7 @@ def using(plugins: Given) -> Iterator[None]:
 
 def given_now() -> Given:
     """Returns what the block of ``using`` around the caller was given; nothing outside of one."""
-    return _SCOPE.get().given
+    return _SCOPE.get().plugins
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PlugIns:
 
     def names(self) -> list[str]:
         """Returns all known names, sorted."""
-        return sorted({*self.ours, *self._given(), *(entry.name for entry in self._others())})
+        return sorted({*self.ours, *self._get_plugins(), *(entry.name for entry in self._others())})
 
     def is_ours(self, name: str) -> bool:
         """Returns whether the export of that name is one of our own."""
@@ -102,7 +102,7 @@ class PlugIns:
         Raises InputError that names ``where`` and the nearest name if there is none, or if the
         import fails.
         """
-        if name in self._given():
+        if name in self._get_plugins():
             return self._of_run(name)
         entry = self._other(name)
         if entry is None:
@@ -172,7 +172,7 @@ class PlugIns:
     def _others(self) -> list[EntryPoint]:
         return list(entry_points(group=self.group))
 
-    def _given(self) -> Mapping[str, Any]:
+    def _get_plugins(self) -> Mapping[str, Any]:
         return given_now().get(self.group.removeprefix("vfl."), {})
 
     def _of_run(self, name: str) -> Any:
@@ -185,13 +185,13 @@ class PlugIns:
                 Code.CONFIG_INVALID,
                 f"plugins: {group}: the {self.what} {name!r} already exists. Choose another name.",
             )
-        export = self._given()[name]
+        export = self._get_plugins()[name]
         for root in _roots(export):
             _SCOPE.get().makers[root] = "of this notebook or script" if root == "__main__" else root
         return export
 
     def _other(self, name: str) -> EntryPoint | None:
-        if name in self.ours or name in self._given():
+        if name in self.ours or name in self._get_plugins():
             return None
         return next((entry for entry in self._others() if entry.name == name), None)
 
@@ -282,7 +282,7 @@ class Registry(PlugIns):
     def load(self, name: str, where: str) -> Any:
         """Imports the export of that name, as ``PlugIns.load``; our own come first."""
         own = self._own()
-        if name in own and name not in self._given():
+        if name in own and name not in self._get_plugins():
             return getattr(importlib.import_module(own[name]), self.attribute)
         return super().load(name, where)
 

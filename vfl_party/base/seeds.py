@@ -55,10 +55,10 @@ def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
 
     It cannot be written to.
     """
-    return _kept(seed, n) if n <= _MAX_CACHED else _drawn(seed, n)
+    return _cached_permutation(seed, n) if n <= _MAX_CACHED else _draw_permutation(seed, n)
 
 
-def _drawn(seed: int, n: int) -> npt.NDArray[np.int64]:
+def _draw_permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
     keys = np.random.Philox(key=seed).random_raw(n)
     # Five times as fast as a stable sort, and the same if no two keys are equal.
     order = np.argsort(keys)
@@ -73,7 +73,7 @@ def _drawn(seed: int, n: int) -> npt.NDArray[np.int64]:
 
 
 # Parties of one process ask for the same one after the other.
-_kept = lru_cache(maxsize=1)(_drawn)
+_cached_permutation = lru_cache(maxsize=1)(_draw_permutation)
 
 
 def split_rows(

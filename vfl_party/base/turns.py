@@ -41,8 +41,8 @@ class _Modes(NamedTuple):
     grad: bool = True
     dtype: torch.dtype = torch.float32
     nested: int = 0
-    # Whether the weights that are cast are kept.
-    kept: bool = True
+    # Whether cast weights are cached.
+    cached: bool = True
     # The autocast of each type of _CAST.
     cast: tuple[tuple[bool, torch.dtype], ...] = ((False, torch.bfloat16), (False, torch.float16))
     mkldnn: bool = True
@@ -72,7 +72,7 @@ class _Modes(NamedTuple):
             pass
         while torch.autocast_decrement_nesting() > self.nested:
             pass
-        torch.set_autocast_cache_enabled(self.kept)
+        torch.set_autocast_cache_enabled(self.cached)
         for kind, (on, dtype) in zip(_CAST, self.cast, strict=True):
             torch.set_autocast_enabled(kind, on)
             torch.set_autocast_dtype(kind, dtype)

@@ -144,7 +144,7 @@ def _by_sklearn(
         # Scores of the model without trees, then after each round; the largest is the best.
         rounds = rounds[: int(np.argmax(model.validation_score_))]
     baseline = np.asarray(model._baseline_prediction, np.float64).reshape(-1)
-    return _joined([[_of_sklearn(tree.nodes) for tree in trees] for trees in rounds], baseline)
+    return _concatenate([[_of_sklearn(tree.nodes) for tree in trees] for trees in rounds], baseline)
 
 
 _Tree = dict[str, npt.NDArray[Any]]
@@ -199,7 +199,7 @@ def _by_lightgbm(
         for tree in made.dump_model(num_iteration=best_round)["tree_info"]
     ]
     rounds = [trees[at : at + outputs] for at in range(0, len(trees), outputs)]
-    return _joined(rounds, np.zeros(outputs))
+    return _concatenate(rounds, np.zeros(outputs))
 
 
 def _of_lightgbm(root: dict[str, Any]) -> _Tree:
@@ -239,7 +239,7 @@ def _walk(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
         waiting += [node[side] for side in ("right_child", "left_child") if side in node]
 
 
-def _joined(rounds: list[list[_Tree]], baseline: Doubles) -> Grown:
+def _concatenate(rounds: list[list[_Tree]], baseline: Doubles) -> Grown:
     """Returns trees as one table of nodes."""
     trees = [tree for round_ in rounds for tree in round_]
     sizes = [len(tree["value"]) for tree in trees]

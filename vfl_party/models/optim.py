@@ -238,11 +238,11 @@ def build_schedule(settings: OptimizerSettings, optimizer: Optimizer, epochs: in
         return Plateau(optimizer, factor, settings.factor, settings.plateau_patience)
     return LambdaLR(
         optimizer,
-        [_kept if group.get("kept") else factor for group in optimizer.param_groups],
+        [_constant_factor if group.get("kept") else factor for group in optimizer.param_groups],
     )
 
 
-def _kept(_epoch: int) -> float:
+def _constant_factor(_epoch: int) -> float:
     return 1.0
 
 

@@ -72,10 +72,10 @@ class Chain:
             self._renew_noise(at, tensors)
         for filter_ in self._apply:
             before = _generators(tensors) if filter_.of_plugin else ()
-            with _worded(filter_, "cannot be applied to what leaves"):
+            with _name_filter(filter_, "cannot be applied to what leaves"):
                 changed = dict(filter_.apply_at(at, changed))
             if filter_.of_plugin and before != _generators(tensors):
-                raise _drawn(filter_)
+                raise _draw_error(filter_)
         signature = tuple((name, x.dtype, x.shape) for name, x in tensors.items())
         if signature not in self._agreeing:
             self._check(_as_sent(tensors), changed)
@@ -90,7 +90,7 @@ class Chain:
     def leaves(self, leaving: Leaving) -> None:
         """Has each filter check a bundle that is about to leave. Raises VflError if it may not."""
         for filter_ in self._leaves:
-            with _worded(filter_, "cannot check what leaves"):
+            with _name_filter(filter_, "cannot check what leaves"):
                 filter_.leaves(leaving)
 
     def _renew_noise(self, at: Passage, tensors: Tensors) -> None:
@@ -111,7 +111,7 @@ class Chain:
 
     def _check(self, spec: BundleSpec, tensors: Tensors) -> None:
         """Raises InputError if tensors of ``given`` have become others than the chain declares."""
-        declared, sent = self._declared(spec)[-1].tensors, _as_sent(tensors).tensors
+        declared, sent = self._declare(spec)[-1].tensors, _as_sent(tensors).tensors
         for name in sorted(declared.keys() | sent.keys()):
             want, got = declared.get(name), sent.get(name)
             if want != got:
@@ -167,7 +167,7 @@ class Chain:
         result: Tensors = tensors
         for place in places:
             filter_ = self.filters[place]
-            with _worded(filter_, "cannot be undone on what arrived"):
+            with _name_filter(filter_, "cannot be undone on what arrived"):
                 result = dict(
                     filter_.undo_at(at, result, stages[place]) if stages else filter_.undo(result)
                 )
@@ -187,13 +187,13 @@ class Chain:
         """Returns ``spec``, and what each filter makes of it."""
         known = self._specs.get(id(spec))
         if known is None:
-            known = self._specs[id(spec)] = self._declared(spec)
+            known = self._specs[id(spec)] = self._declare(spec)
         return known
 
-    def _declared(self, spec: BundleSpec) -> tuple[BundleSpec, ...]:
+    def _declare(self, spec: BundleSpec) -> tuple[BundleSpec, ...]:
         stages = [spec]
         for filter_ in self.filters:
-            with _worded(filter_, "cannot give the spec of what leaves"):
+            with _name_filter(filter_, "cannot give the spec of what leaves"):
                 made = filter_.wire_spec(stages[-1])
                 if not isinstance(made, BundleSpec):
                     raise TypeError(f"wire_spec returns a {type(made).__name__}, not a BundleSpec")
@@ -238,7 +238,7 @@ def _generators(tensors: Tensors) -> tuple[object, ...]:
     return tuple(state.numpy().tobytes() for state in states)
 
 
-def _drawn(filter_: Filter) -> InputError:
+def _draw_error(filter_: Filter) -> InputError:
     """Returns the error of a transform that draws from torch's generators, whose seed follows from
     the recipe's.
     """
@@ -251,7 +251,7 @@ def _drawn(filter_: Filter) -> InputError:
 
 
 @contextlib.contextmanager
-def _worded(filter_: Filter, what: str) -> Iterator[None]:
+def _name_filter(filter_: Filter, what: str) -> Iterator[None]:
     """Words an error of a filter, which may be somebody's own, with its name."""
     try:
         yield

@@ -60,7 +60,7 @@ def make_chains(
         where = f"recipe: phases: {phase}: exchange {exchange.name}"
         if not sent.tensors:
             return Chain([])
-        uses = [*sent.through, *_asked(recipe, phase, exchange, direction)]
+        uses = [*sent.through, *_recipe_transforms(recipe, phase, exchange, direction)]
         mine = [use for use in uses if use.role in (None, role) or not sends[direction]]
         filters: list[Filter] = [use.make(where) for use in mine]
         parts = settings.settings.get("micro_batches", 1) if settings is not None else 1
@@ -68,7 +68,7 @@ def make_chains(
         if sends[direction]:
             # With all that it passes.
             passed = replace(sent, through=tuple(mine))
-            filters.append(_allowed(policy, phase, exchange, passed, where))
+            filters.append(_apply_policy(policy, phase, exchange, passed, where))
         way = f"{phase}: {exchange.name}, {direction}"
         return Chain(filters, _codec(recipe, phase, exchange, direction, where), before, way)
 
@@ -398,7 +398,7 @@ def _check_fits(
             )
 
 
-def _asked(recipe: Recipe, phase: str, exchange: Exchange, direction: str) -> list[Use]:
+def _recipe_transforms(recipe: Recipe, phase: str, exchange: Exchange, direction: str) -> list[Use]:
     """Returns the transforms that the recipe adds to the method's in this direction. Those of a
     prediction stand in any phase, and numbers that are no float32 pass none of them.
     """
@@ -417,7 +417,7 @@ def _asked(recipe: Recipe, phase: str, exchange: Exchange, direction: str) -> li
     ]
 
 
-def _allowed(policy: Policy, phase: str, exchange: Exchange, sent: Sent, where: str) -> Filter:
+def _apply_policy(policy: Policy, phase: str, exchange: Exchange, sent: Sent, where: str) -> Filter:
     """Returns the policy's filter. Raises InputError if the policy refuses, or is faulty."""
     try:
         made = policy(phase, exchange, sent)

@@ -92,7 +92,7 @@ class _Side:
         """Returns the clock of this generation."""
         return self._connections.clock
 
-    def _expected(self, sent: Sent, chain: Chain, sizes: Mapping[str, int]) -> _Specs:
+    def _expect_specs(self, sent: Sent, chain: Chain, sizes: Mapping[str, int]) -> _Specs:
         """Returns the specs of what arrives with these sizes; a phase has few, for thousands of
         steps.
         """
@@ -259,11 +259,11 @@ class Asking(_Side):
         """Waits for the reply and returns the peer's tensors, without gradient. Raises as
         ``Link.receive``.
         """
-        spec, wire = self._expected(self.exchange.down, self.chains.down, sizes)
+        spec, wire = self._expect_specs(self.exchange.down, self.chains.down, sizes)
         bundle = self._receive(step, wire)
         self.clock.to(DECODE)
         at = Passage(step, self.peer, self.chains.party)
-        return _arrived(self.chains.down, bundle, at, spec, self._device)
+        return _unpack_arrival(self.chains.down, bundle, at, spec, self._device)
 
     def _receive(self, step: StepKey, wire: BundleSpec) -> Bundle:
         try:
@@ -341,16 +341,17 @@ class Answering(_Side):
             asked = {name: {} for name in self._own} if each is None else each
             each = {name: {**self._own[name], **own} for name, own in asked.items()}
         received: dict[str, dict[str, Tensor]] = {}
-        alike = self._expected(sent, up, sizes) if each is None else None
+        alike = self._expect_specs(sent, up, sizes) if each is None else None
         specs = {
-            name: self._expected(sent, up, {**sizes, **own}) for name, own in (each or {}).items()
+            name: self._expect_specs(sent, up, {**sizes, **own})
+            for name, own in (each or {}).items()
         }
 
         def arrived(party: str, bundle: Bundle) -> None:
             self.clock.to(DECODE)
             spec = (alike or specs[party]).meant
             at = Passage(step, party, self.chains.party)
-            received[party] = _arrived(up, bundle, at, spec, self._device)
+            received[party] = _unpack_arrival(up, bundle, at, spec, self._device)
             self.clock.to(WAIT)
 
         wire = alike.wire if alike is not None else {name: specs[name].wire for name in specs}
@@ -441,7 +442,7 @@ def _ids(tensors: Tensors) -> _Ids:
     return tuple((name, id(x)) for name, x in tensors.items())
 
 
-def _arrived(
+def _unpack_arrival(
     chain: Chain, bundle: Bundle, at: Passage, spec: BundleSpec, device: torch.device
 ) -> dict[str, Tensor]:
     """Returns the tensors that were ``spec`` before the chain, on ``device``. Raises as ``take_in``

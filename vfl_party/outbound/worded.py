@@ -220,7 +220,7 @@ class Held(Filter):
         settings, counts = self._settings, self._counts
         counts.adds_to(self, leaving.payload_bytes * len(leaving.to))
         if settings.most_bytes is not None and counts.bytes > settings.most_bytes:
-            raise self._refused("most_bytes", f"{counts.bytes:,} bytes would have left")
+            raise self._refusal("most_bytes", f"{counts.bytes:,} bytes would have left")
         bits = 8 * leaving.payload_bytes / max(1, leaving.numbers)
         if (
             settings.most_bits is not None
@@ -228,23 +228,23 @@ class Held(Filter):
             and leaving.numbers
             and bits > settings.most_bits
         ):
-            raise self._refused("most_bits", f"a number takes {bits:.3g} bits")
+            raise self._refusal("most_bits", f"a number takes {bits:.3g} bits")
         listed = leaving.rows is not None and not isinstance(leaving.rows, str)
         # Ids that are compared before the first phase are no numbers about a person.
         if not listed and (leaving.rows != ALL or leaving.kind == "rows"):
             return
         rows = leaving.people
         if self._batches and 0 < rows < settings.least_rows:
-            raise self._refused("least_rows", f"a batch has {rows:,} rows")
+            raise self._refusal("least_rows", f"a batch has {rows:,} rows")
         width = -(-leaving.numbers // max(1, rows))
         for receiver in leaving.to:
-            most = counts.added(receiver, leaving.rows, width)
-            if settings.most_numbers is not None and most > settings.most_numbers:
-                raise self._refused(
-                    "most_numbers", f"{receiver} would get {most:,} numbers about one person"
+            total = counts.added(receiver, leaving.rows, width)
+            if settings.most_numbers is not None and total > settings.most_numbers:
+                raise self._refusal(
+                    "most_numbers", f"{receiver} would get {total:,} numbers about one person"
                 )
 
-    def _refused(self, key: str, violation: str) -> InputError:
+    def _refusal(self, key: str, violation: str) -> InputError:
         bound = getattr(self._settings, key)
         return refused(key, bound, f"{violation} with {self._where}, which was not sent")
 

@@ -55,7 +55,7 @@ class SpreadEncoder:
         ranks, learns = self._ranks, torch.is_grad_enabled()
         number = self._number(encoder)
         rows, count = len(batches[0][0]), len(batches)
-        made, arrays = self._told(batches)
+        made, arrays = self._describe_batches(batches)
         facts = {
             "encoder": number,
             "batches": made,
@@ -86,7 +86,9 @@ class SpreadEncoder:
         self._shared.append((encoder, shared))
         return len(self._shared) - 1
 
-    def _told(self, batches: tuple[tuple[Tensor, ...], ...]) -> tuple[list[Any], list[Whole]]:
+    def _describe_batches(
+        self, batches: tuple[tuple[Tensor, ...], ...]
+    ) -> tuple[list[Any], list[Whole]]:
         """Returns how the batches were made, as ``_Rows`` of the others reads it."""
         batch_facts: list[Any] = []
         arrays: list[Whole] = []
@@ -107,13 +109,13 @@ class SpreadEncoder:
         view = made.view
         if view is not None:
             drawn = view.drawn.numpy()
-            number = self._known_views(view.of)
+            number = self._number_of_views(view.of)
             return {"views": number, "which": view.which, "count": view.count}, [made.rows, drawn]
         if made.others is not None:
             return {"column": made.column}, [made.rows, made.others]
         return {}, [made.rows]
 
-    def _known_views(self, views: Views) -> int:
+    def _number_of_views(self, views: Views) -> int:
         if views not in self._views:
             facts = {"settings": json.loads(views.settings)}
             self._ranks.tell(Word.VIEWS, facts, [views.pool.astype(np.int64)])
@@ -200,7 +202,7 @@ def check_spread(
             f"{where}: torch computes batch normalisation over several processes only on GPUs. "
             "Start one process, set device = 'cuda', or set batch_norm = false.",
         )
-    unused = _unused(encoder, spec, device, where)
+    unused = _find_unused(encoder, spec, device, where)
     if unused:
         raise InputError(
             Code.MODEL_INVALID,
@@ -209,7 +211,9 @@ def check_spread(
         )
 
 
-def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: str) -> list[str]:
+def _find_unused(
+    encoder: nn.Module, spec: InputSpec, device: torch.device, where: str
+) -> list[str]:
     """Returns names of parameters without a gradient. Raises InputError if none is trained, or
     if a batch of no rows fails.
     """

@@ -110,7 +110,7 @@ class OwnRows:
         digest = error = ""
         with self._ranks.at_work():
             try:
-                prepared = self._prepared(facts, iter(arrays))
+                prepared = self._prepare(facts, iter(arrays))
                 digest = prepared.inputs_digest
                 assert prepared.features is not None  # noqa: S101 - made there
                 self._features = prepared.features.to(self._ranks.device)
@@ -121,7 +121,7 @@ class OwnRows:
         self._ranks.answers(_answer(digest, error))
         return not error
 
-    def _prepared(self, facts: dict[str, Any], arrays: Iterator[Whole]) -> Prepared:
+    def _prepare(self, facts: dict[str, Any], arrays: Iterator[Whole]) -> Prepared:
         for what, value in facts["alike"].items():
             if self._alike[what] != value:
                 raise InputError(

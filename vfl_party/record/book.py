@@ -66,12 +66,12 @@ class Book:
         # Where this process knows the file to end, with a whole line.
         self._end, self._dirty, self._closed = -1, False, threading.Event()
         self._failed: OSError | None = None
-        with self._locked():
+        with self._lock():
             self.is_new = os.fstat(self._file).st_size == 0
             if self.is_new:
                 # One program at a time: tags of people that another key has made are of nobody.
                 key = kept_secret(folder / SECRET, secrets.token_bytes(_SECRET_BYTES))
-                first = {"record": secrets.token_hex(16), "party": name, "key": _noted(key)}
+                first = {"record": secrets.token_hex(16), "party": name, "key": _fingerprint(key)}
                 self._write(f"{to_json({**first, 'at': now()}, compact=True)}\n".encode())
         self.origin = _origin(self.path, name)
         self.secret = secret_of(folder)
@@ -89,7 +89,7 @@ class Book:
         file.
         """
         line, file = f"{text}\n".encode(), self._file
-        # As ``_locked``, in fewer calls: this is done at every step.
+        # As ``_lock``, in fewer calls: this is done at every step.
         with self._mutex:
             try:
                 if self._failed is not None:
@@ -108,23 +108,23 @@ class Book:
 
     def head(self) -> Head:
         """Returns the head of all lines so far, which are on the disk then. Raises InputError."""
-        with self._locked():
+        with self._lock():
             self._require_whole(os.fstat(self._file).st_size)
             # Lines of other programs of the party are synchronised, too.
             os.fdatasync(self._file)
-            size, at = self._grown()
+            size, at = self._grow_tree()
             return Head(self.origin, size, tree.root(size, self._hash_at), at)
 
     def consistency(self, old: int, new: int) -> list[bytes]:
         """Returns the proof that the tree of ``new`` lines goes on from that of ``old``; see
         ``tree.consistency``. Both are sizes that the record has had.
         """
-        with self._locked():
+        with self._lock():
             return tree.consistency(old, new, self._hash_at)
 
     def inclusion(self, number: int, size: int) -> list[bytes]:
         """Returns the proof that a line is in the tree of ``size`` lines."""
-        with self._locked():
+        with self._lock():
             return tree.inclusion(number, size, self._hash_at)
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Book:
     # ----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         with self._mutex:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             try:
@@ -201,11 +201,11 @@ class Book:
     def _hash_at(self, place: int) -> bytes:
         return os.pread(self._hashes, tree.HASH_BYTES, place * tree.HASH_BYTES)
 
-    def _grown(self) -> tuple[int, int]:
+    def _grow_tree(self) -> tuple[int, int]:
         """Adds the hashes of the lines that are new. Returns how many lines there are, and the time
         of their head.
         """
-        lines, at, headed = self._known()
+        lines, at, headed = self._read_state()
         stored = [tree.kept(lines)]
         os.ftruncate(self._hashes, stored[0] * tree.HASH_BYTES)
         new: list[bytes] = []
@@ -229,7 +229,7 @@ class Book:
         write_atomic(self.folder / STATE, to_json({"lines": lines, "bytes": at, "at": headed}))
         return lines, headed
 
-    def _known(self) -> tuple[int, int, int]:
+    def _read_state(self) -> tuple[int, int, int]:
         """Returns how many lines have their hashes, where these lines end, and the time of the last
         head.
         """
@@ -272,8 +272,8 @@ def secret_of(folder: Path) -> bytes:
             Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}). Restore it from a copy."
         ) from None
     # Records of earlier versions do not name it.
-    noted = _first(folder / LINES).get("key", _noted(key))
-    if len(key) != _SECRET_BYTES or noted != _noted(key):
+    noted = _first(folder / LINES).get("key", _fingerprint(key))
+    if len(key) != _SECRET_BYTES or noted != _fingerprint(key):
         raise InputError(
             Code.FILE_INVALID,
             f"{path}: is not the key with which this record was created. Restore it from a copy.",
@@ -281,7 +281,7 @@ def secret_of(folder: Path) -> bytes:
     return key
 
 
-def _noted(key: bytes) -> str:
+def _fingerprint(key: bytes) -> str:
     """Returns what the first line names a key by; it does not tell the key."""
     return sha256(key).hexdigest()[:32]
 

@@ -91,7 +91,7 @@ class Heads:
         ``ask``: makes one call.
         """
         for left in reversed(range(_TRIES)):
-            own, held = self._signed(), self.held(peer)
+            own, held = self._sign_head(), self.held(peer)
             others = self._of_others(peer, held)
             also = tuple(other.note.head.size for _, other in others)
             first = ask(replace(self._shows(own, held), also=also))
@@ -144,7 +144,7 @@ class Heads:
         peers have signed.
         """
         certificates = {self.book.name: chain_pem(self._credentials()).decode()}
-        _append(self.book.folder / OWN, Held(self._signed(), certificates, now()).line)
+        _append(self.book.folder / OWN, Held(self._sign_head(), certificates, now()).line)
 
     # -- the active party
     # ----------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Heads:
                 )
             if call.note:
                 seen = self._read(peer, call)
-                own, held = self._signed(), self.held(peer)
+                own, held = self._sign_head(), self.held(peer)
                 self._between[peer] = seen, own, held
                 proof = self._proof(call, own.head)
                 more = (self._proof_from(size, own.head) for size in call.also)
@@ -210,7 +210,7 @@ class Heads:
     def _path(self, peer: str) -> Path:
         return self.book.folder / PEERS / f"{peer}.jsonl"
 
-    def _signed(self) -> SignedNote:
+    def _sign_head(self) -> SignedNote:
         return SignedNote(self.book.head()).signed(self._credentials())
 
     def _shows(self, own: SignedNote, held: Held | None) -> ShownHead:

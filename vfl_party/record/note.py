@@ -40,7 +40,7 @@ _ID_BYTES = 4
 # The most characters of a note; and its largest number, as in the messages between parties.
 MAX_CHARACTERS = 16_384
 _MAX_NUMBER = 2**63 - 1
-MOST_SIGNATURES = 16
+MAX_SIGNATURES = 16
 _BEFORE = "\N{EM DASH} "
 _ORIGIN = re.compile(r"[!-~]{1,200}")
 
@@ -101,7 +101,7 @@ class SignedNote:
             raise ValueError("too long")
         body, blank, rest = text.rpartition("\n\n")
         lines = rest.splitlines(keepends=True)
-        if not blank or len(lines) > MOST_SIGNATURES:
+        if not blank or len(lines) > MAX_SIGNATURES:
             raise ValueError(text)
         return cls(Head.read(f"{body}\n"), tuple(_signature(line) for line in lines))
 
@@ -113,7 +113,9 @@ class SignedNote:
         """
         name, certificate = credentials.name, credentials.certificate
         at, head = int(time.time()), self.head.text
-        signature = at.to_bytes(_TIME_BYTES, "big") + sign(credentials, _cosigned(at, head))
+        signature = at.to_bytes(_TIME_BYTES, "big") + sign(
+            credentials, _cosignature_message(at, head)
+        )
         own = [(name, cosigner_id(name, certificate), signature)]
         if older or self.head.owner == name:
             own.insert(0, (name, key_id(name, certificate), sign(credentials, head.encode())))
@@ -132,14 +134,14 @@ class SignedNote:
         """
         good: dict[bytes, tuple[str, bytes, bytes]] = {}
         for signer, key, signature in self.signatures:
-            message = self._said_by(name, certificate, key, signature)
+            message = self._message_of(name, certificate, key, signature)
             if signer != name or key in good or message is None:
                 continue
             if has_signed(certificate, message[0], message[1]):
                 good[key] = signer, key, signature
         return SignedNote(self.head, tuple(good.values()))
 
-    def _said_by(
+    def _message_of(
         self, name: str, certificate: x509.Certificate, key: bytes, signature: bytes
     ) -> tuple[bytes, bytes] | None:
         """Returns what a signature is over, and its bytes; None if it has another key."""
@@ -148,7 +150,7 @@ class SignedNote:
         if key != cosigner_id(name, certificate):
             return None
         at = int.from_bytes(signature[:_TIME_BYTES], "big")
-        return _cosigned(at, self.head.text), signature[_TIME_BYTES:]
+        return _cosignature_message(at, self.head.text), signature[_TIME_BYTES:]
 
     def is_signed_by(self, name: str, certificate: x509.Certificate) -> bool:
         """Whether the key of a certificate has signed or cosigned the head in this name."""
@@ -207,7 +209,7 @@ def _spki(certificate: x509.Certificate) -> bytes:
     return certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _cosigned(at: int, head: str) -> bytes:
+def _cosignature_message(at: int, head: str) -> bytes:
     """Returns the message of a cosignature (C2SP tlog-cosignature)."""
     return f"cosignature/v1\ntime {at}\n{head}".encode()
 

@@ -43,10 +43,10 @@ def place(level: int, number: int) -> int:
 
 def kept(size: int) -> int:
     """Returns how many hashes are kept of a tree of ``size`` leaves."""
-    return 0 if size == 0 else place(0, size - 1) + 1 + _completed(size - 1)
+    return 0 if size == 0 else place(0, size - 1) + 1 + _count_completed(size - 1)
 
 
-def _completed(leaf: int) -> int:
+def _count_completed(leaf: int) -> int:
     """Returns how many subtrees the leaf of this number completes, beside itself."""
     return (~leaf & (leaf + 1)).bit_length() - 1
 
@@ -54,7 +54,7 @@ def _completed(leaf: int) -> int:
 def added(leaf: bytes, number: int, hash_at: Kept) -> list[bytes]:
     """Returns the hashes to keep when a leaf is added to a tree of ``number`` leaves."""
     hashes = [leaf]
-    for level in range(_completed(number)):
+    for level in range(_count_completed(number)):
         left = hash_at(place(level, (number >> level) - 1))
         hashes.append(node_hash(left, hashes[-1]))
     return hashes

@@ -50,7 +50,7 @@ def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> 
     # Before the lines: programs that run meanwhile add lines, and then heads of these.
     heads = signed(folder)
     try:
-        grown = _grown(folder / LINES)
+        grown = _build_tree(folder / LINES)
     except OSError as error:
         raise InputError(
             Code.FILE_INVALID,
@@ -72,7 +72,7 @@ def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> 
             wrong.append(f"head {number}, signed by {others}: {problem}")
     # A head is kept before the line that notes it.
     counts = Counter(name for stored in signed(folder) for name in _names(stored))
-    wrong += _missing(grown.shown, counts)
+    wrong += _missing(grown.heads, counts)
     covered = max((stored.note.head.size for stored in heads), default=0)
     several = {peer: [*names] for peer, names in grown.origins.items() if len(names) > 1}
     return Verified(grown.lines, covered, len(heads), signers, tuple(wrong), several)
@@ -109,16 +109,16 @@ def require(folder: Path, credentials: Credentials) -> None:
 
 
 @dataclass
-class _Grown:
+class _RecordTree:
     """The tree of a record: its hashes one after the other, as it has millions. ``first``: the
-    first line; ``rest``: bytes after the last line's end; ``shown``: {peer: how often the record
+    first line; ``rest``: bytes after the last line's end; ``heads``: {peer: how often the record
     notes that it has shown its head}; ``origins``: {peer: the names of the records it has shown}.
     """
 
     first: bytes = b""
     lines: int = 0
     rest: int = 0
-    shown: Counter[str] = field(default_factory=Counter)
+    heads: Counter[str] = field(default_factory=Counter)
     origins: dict[str, dict[str, None]] = field(default_factory=dict)
     hashes: bytearray = field(default_factory=bytearray)
 
@@ -126,9 +126,9 @@ class _Grown:
         return bytes(self.hashes[place * tree.HASH_BYTES : (place + 1) * tree.HASH_BYTES])
 
 
-def _grown(path: Path) -> _Grown:
+def _build_tree(path: Path) -> _RecordTree:
     """Computes the tree of a file of lines. Raises OSError."""
-    grown = _Grown()
+    grown = _RecordTree()
     with path.open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
@@ -137,7 +137,7 @@ def _grown(path: Path) -> _Grown:
             grown.first = grown.first or line
             if line.startswith(_HEAD):
                 peer, origin = _peer_and_origin(line)
-                grown.shown[peer] += 1
+                grown.heads[peer] += 1
                 grown.origins.setdefault(peer, {})[origin] = None
             for digest in tree.added(tree.leaf_hash(line[:-1]), grown.lines, grown.hash_at):
                 grown.hashes += digest
@@ -179,7 +179,7 @@ def _origin(first: bytes, name: str) -> str:
         return ""
 
 
-def _problem(head: Head, origin: str, grown: _Grown) -> str:
+def _problem(head: Head, origin: str, grown: _RecordTree) -> str:
     """Returns '' if a head is that of the first lines of the record; else what is wrong."""
     if head.origin != origin:
         return f"it is of another record, {head.origin}"

@@ -26,7 +26,7 @@ def asks_for_codes(settings: CustomSettings) -> bool:
     """Returns whether the factory has ``takes_codes = True``. Raises InputError (MODEL_INVALID) if
     it cannot be imported.
     """
-    return bool(getattr(_imported(settings.factory, _where(settings)), "takes_codes", False))
+    return bool(getattr(_import_factory(settings.factory, _where(settings)), "takes_codes", False))
 
 
 def build_module(factory: str, options: Mapping[str, Any], where: str, *args: Any) -> nn.Module:
@@ -36,7 +36,7 @@ def build_module(factory: str, options: Mapping[str, Any], where: str, *args: An
     ``where``: the key that names it. Raises InputError (MODEL_INVALID) if the factory cannot be
     imported, fails, or gives no ``torch.nn.Module``.
     """
-    make = _imported(factory, where)
+    make = _import_factory(factory, where)
     return module_of(lambda: make(*args, **options), where, "the factory")
 
 
@@ -57,7 +57,7 @@ def module_of(make: Callable[[], object], where: str, whose: str) -> nn.Module:
     return model
 
 
-def _imported(factory: str, where: str) -> Callable[..., Any]:
+def _import_factory(factory: str, where: str) -> Callable[..., Any]:
     module_name, _, name = factory.partition(":")
     try:
         module = import_module(module_name)

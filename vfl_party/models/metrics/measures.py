@@ -203,7 +203,7 @@ def _binary(
                 _ranks(logits_N), targets_N, validate_args=False
             ).item(),
         }
-    return metrics | _asked(task, wanted)
+    return metrics | _compute_requested(task, wanted)
 
 
 def _multilabel(task: TaskSettings, logits_NL: Tensor, targets_NL: Tensor) -> dict[str, float]:
@@ -246,10 +246,12 @@ def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dic
         k = top_of(name)
         if k is not None:
             metrics[name] = of(m.multiclass_accuracy, average="micro", top_k=min(k, n))
-    return metrics | _asked(task, wanted)
+    return metrics | _compute_requested(task, wanted)
 
 
-def _asked(task: TaskSettings, known: dict[str, Callable[[], float]]) -> dict[str, float]:
+def _compute_requested(
+    task: TaskSettings, known: dict[str, Callable[[], float]]
+) -> dict[str, float]:
     """Computes those of ``known`` that the recipe names."""
     return {name: known[name]() for name in task.own_metrics if name in known}
 
@@ -337,7 +339,7 @@ def _regression(
         ).item()
     if bool((own[1] != 0).all()):
         wanted["mape"] = lambda: m.mean_absolute_percentage_error(*own).item()
-    return metrics | _asked(task, wanted)
+    return metrics | _compute_requested(task, wanted)
 
 
 @cache

@@ -53,14 +53,14 @@ def rows_loss(settings: PluginLossSettings) -> Callable[[Tensor, Tensor], Tensor
     made = _of_function(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded
     export = PLUGINS.checked(made, settings.kind, _WHERE, LossOfRows)
     own = parse(export.settings, settings.settings, _WHERE)
-    return _checked(export, own, f"{_WHERE}: the loss {settings.kind!r}")
+    return _check_output(export, own, f"{_WHERE}: the loss {settings.kind!r}")
 
 
 def _of_function(function: Callable[[Tensor, Tensor], Tensor]) -> LossOfRows[NoSettings]:
     return LossOfRows(NoSettings, lambda _, outputs, targets: function(outputs, targets))
 
 
-def _checked(
+def _check_output(
     export: LossOfRows[Any], own: Section, where: str
 ) -> Callable[[Tensor, Tensor], Tensor]:
     def of_rows(outputs_NO: Tensor, targets: Tensor) -> Tensor:

@@ -65,10 +65,10 @@ def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:
             top = build_module(settings.factory, settings.options, where, in_features, outputs)
         case PluginTop():
             top = build_plugin_top(settings, in_features, outputs)
-    return _checked(top, in_features, outputs)
+    return _check_top_model(top, in_features, outputs)
 
 
-def _checked(top: nn.Module, in_features: int, outputs: int) -> nn.Module:
+def _check_top_model(top: nn.Module, in_features: int, outputs: int) -> nn.Module:
     """Passes two rows of zeros through a top model in evaluation mode; see ``checked_encoder``."""
     mode = top.training
     top.eval()

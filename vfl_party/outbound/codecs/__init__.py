@@ -114,7 +114,7 @@ class Packed(Filter):
                 packed[name] = x
                 continue
             values = np.ascontiguousarray(x.detach().cpu().numpy())
-            arrays = self._encoded(name, values, seed_of(self._seed, at.sender, at.step, name))
+            arrays = self._encode(name, values, seed_of(self._seed, at.sender, at.step, name))
             packed |= {
                 name_of(name, suffix): _tensor(arrays[suffix], part.dtype)
                 for suffix, part in parts.items()
@@ -143,7 +143,7 @@ class Packed(Filter):
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
         return wire_spec(self.coder, spec)
 
-    def _encoded(self, name: str, values: Any, seed: int) -> dict[str, Any]:
+    def _encode(self, name: str, values: Any, seed: int) -> dict[str, Any]:
         return encoded(self.coder, name, values, seed)
 
 
@@ -174,14 +174,14 @@ class WithFeedback(Packed):
         self.text = f"{coder.text[:-1]}, error feedback)"
         self._left: dict[str, Any] = {}
 
-    def _encoded(self, name: str, values: Any, seed: int) -> dict[str, Any]:
+    def _encode(self, name: str, values: Any, seed: int) -> dict[str, Any]:
         left = self._left.get(name)
         rows = values.reshape(rows_of(values.shape))
         low, high = rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
         # NaN and infinity are refused below.
         with np.errstate(over="ignore", invalid="ignore"):
             wanted = rows if left is None else np.clip(rows + left, low, high)
-        sent = super()._encoded(name, wanted, seed)
+        sent = super()._encode(name, wanted, seed)
         read = self.coder.decode(sent, rows.shape)
         self._left[name] = rows - read if left is None else (rows - read) + left
         return sent
