@@ -60,8 +60,8 @@ def begin(ranks: Ranks, alike: dict[str, str], parts: Sequence[Part], prepared: 
         if answer["error"]:
             raise InputError(
                 Code.DATA_INVALID,
-                f"process {rank} of this party, on {answer['host']}: cannot prepare the rows "
-                f"({answer['error']}). Correct its copy of the files.",
+                f"process {rank} of this party, on {answer['host']}: {answer['error']} Check the "
+                "files there.",
             )
         if answer["digest"] != mine:
             raise InputError(
@@ -117,7 +117,7 @@ class OwnRows:
             except InputError as problem:
                 error = str(problem)
             except IndexError:
-                error = "its table has fewer rows than that of process 0"
+                error = "its table has fewer rows than that of process 0."
         self._ranks.answers(_answer(digest, error))
         return not error
 
