@@ -11,8 +11,8 @@ _UNSET = 1
 
 
 def _set_mkl_branch() -> None:
-    """Makes Intel's MKL compute a row of a product alike at every address in memory (AUTO) and for
-    every number of rows and threads (STRICT, on Intel's processors).
+    """Makes Intel's MKL compute a row of a product in the same way at every address in memory
+    (AUTO) and for every number of rows and threads (STRICT, on Intel's processors).
 
     MKL reads the variable at its first product, and a value of the environment takes precedence.
     Warns if torch has computed a product before.

@@ -174,9 +174,7 @@ def _telling(
 
 
 def _check_relayed(path: Path, file: PartyFile, recipe: Recipe) -> None:
-    """Raises InputError if the server would tell passive parties an address that nobody can
-    dial.
-    """
+    """Raises InputError if the server passes on an address that nobody can dial."""
     relayed, key = (
         (file.advertise, "advertise") if file.advertise is not None else (file.listen, "listen")
     )

@@ -196,7 +196,7 @@ def open_party(
     """Reads the data of a party. Rows to predict have no labels. Raises InputError."""
     course, labels = Course(recipe), work.job == "train"
     if labels:
-        # Before a large table is read.
+        # The recipe is checked before a large table is read.
         course.check()
     data = data.ruled(recipe.rows.id_rules)
     if course.own_models():

@@ -52,7 +52,7 @@ def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, As
             name: assemble(party, partly[name], policy=of_trial(recipe, name))
             for name, party in opened.items()
         }
-    # With the division that the others will hear of.
+    # The active party's division, which the others receive.
     shared = expected_rows(opened[recipe.active.name])
     rows = {name: expected_rows(party) for name, party in opened.items()}
     # Here, all parties' rows are known.
@@ -84,8 +84,8 @@ class Tried:
 def try_all(recipes: Sequence[Tried], folder: Path) -> None:
     """Makes all parties of each recipe, without training; paths are relative to ``folder``.
 
-    Raises InputError, with the title, at the first recipe that a party would refuse, or that cannot
-    give the metrics of the test rows although the study wants them.
+    Raises InputError, with the title, at the first recipe that a party refuses, or that cannot give
+    the metrics of the test rows although the study wants them.
     """
     tables: dict[tuple[str, bool], Table] = {}
 

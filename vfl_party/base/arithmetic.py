@@ -1,5 +1,4 @@
-"""Describes what decides the last bits of this process's numbers, so that a checkpoint can say with
-what it was computed.
+"""Describes what decides the last bits of this process's numbers, for the checkpoints of a run.
 
 Sums of floating-point numbers depend on their order, and libraries choose the order by instruction
 set, number of threads and version. So the same program gives the same bits only with the same of
@@ -71,7 +70,7 @@ def resumed(
     differs.
 
     Args:
-        kept: as the checkpoint has it; None: a release wrote it that did not say.
+        before: as the checkpoint has it; None: an earlier release wrote it.
         now: of this process.
         checkpoint: its label.
     """

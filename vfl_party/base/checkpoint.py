@@ -15,8 +15,8 @@ Parties that resume need a label that all of them hold. Why ``keep`` = 2 is enou
 that round from every other party, which has thus returned from its own save of round k - 1. That
 save first waited for the one of round k - 2, so the label k - 2 is on every disk when the first
 party saves label k. It may be the newest one at a party that is killed now. So the label k - 2 must
-stay beside k - 1 and k, and may go when the save of k + 1 begins: by the same argument all hold k -
-1 then. Hence a save removes the older files before it writes, not after: ``keep`` stay, and the new
+stay with k - 1 and k, and may go when the save of k + 1 begins: by the same argument all hold k - 1
+then. Hence a save removes the older files before it writes, not after: ``keep`` stay, and the new
 one comes on top.
 """
 
@@ -109,7 +109,7 @@ def unpack(tensors: dict[str, Tensor], jsonable: Any) -> Any:
     return walk(jsonable)
 
 
-# What reading a damaged file raises.
+# The errors that reading a damaged file raises.
 _DAMAGED = (ValueError, KeyError, TypeError, safetensors.SafetensorError)
 
 
@@ -138,7 +138,7 @@ class CheckpointStore:
         # Starts with the first checkpoint.
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-        # What this process has written, or found whole.
+        # Stamps of files that this process has written, or found undamaged.
         self._verified: set[tuple[str, int, int]] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -402,7 +402,7 @@ def _metadata(path: Path) -> dict[str, str]:
     """Reads the header's metadata. Raises SafetensorError if it is unreadable or does not fit the
     file's size.
     """
-    # Torch would open it again, and not say that it has gone.
+    # The torch framework opens the file again, and does not report that it is gone.
     with safe_open(path, framework="np") as file:
         return dict(file.metadata() or {})
 

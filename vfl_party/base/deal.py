@@ -1,6 +1,7 @@
-"""Deals rows to parties that hold different rows of one data set, for experiments on one machine.
+"""Divides the rows of one data set among parties, for experiments on one machine.
 
-Every row goes to exactly one party. The same labels, seed and numbers always deal alike.
+Every row goes to exactly one party. The same labels, seed and numbers always give the same
+division.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def deal(
         alpha: ``dirichlet``: the concentration, above 0.
         min_rows: the fewest rows of a party.
 
-    Raises InputError (DATA_INVALID) if a party would get fewer rows than ``min_rows``, and
-    (CONFIG_INVALID) if a number makes no sense.
+    Raises InputError (DATA_INVALID) if a party gets fewer rows than ``min_rows``, and
+    (CONFIG_INVALID) if a number is invalid.
     """
     labels_N = np.asarray(labels_N)
     if labels_N.ndim != 1:

@@ -186,9 +186,10 @@ def keep_freed_memory() -> None:
     """Lets glibc keep up to 128 MiB of freed memory for the next step; other C libraries are left
     as they are.
 
-    It would give a step's tensors and frames of some megabytes back to the system and fault them in
-    again, page by page: 3 % fewer steps with embeddings of 4 MiB. Blocks above 32 MiB, as of tables
-    that are read, are given back. Settings in the environment (``MALLOC_…``) take precedence.
+    Otherwise glibc gives a step's tensors and frames of some megabytes back to the system and
+    faults them in again, page by page: 3 % fewer steps with embeddings of 4 MiB. Blocks above 32
+    MiB, as of tables that are read, are given back. Settings in the environment (``MALLOC_…``) take
+    precedence.
     """
     # The numbers of the settings are from malloc.h.
     settings = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 128 << 20)}

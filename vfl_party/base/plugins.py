@@ -81,7 +81,7 @@ class PlugIns:
     Args:
         group: the group's name.
         what: the word for one of them in error messages.
-        ours: names that are no plug-in's, because we have them ourselves; for hints.
+        ours: names of our own exports, for hints.
     """
 
     group: str
@@ -269,7 +269,7 @@ class Registry(PlugIns):
     Args:
         package: the package's name; it is imported when it is first looked at.
         attribute: the name of each module's export; an entry point names the export itself.
-        shelves: the folders of the package hold the modules, and are no exports themselves.
+        shelves: the folders of the package contain the modules, and are not exports.
     """
 
     package: str
@@ -299,9 +299,7 @@ class Registry(PlugIns):
 
 @cache
 def _modules_of(package: str, shelves: bool) -> dict[str, str]:
-    """Returns a package's modules by name. Reads its folder once, which every phase would otherwise
-    do.
-    """
+    """Returns a package's modules by name. Reads its folder only once."""
     modules: dict[str, str] = {}
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         path = f"{package}.{module.name}"

@@ -1,6 +1,6 @@
 """Derives seeds, orders and splits at every party by itself, so that they never cross the wire.
 
-What several parties must have alike (splits, the order of common batches, weights that start equal)
+What several parties must share (splits, the order of common batches, weights that start equal)
 follows from the recipe's seed. What only one party needs follows from ``Party.own_seed``, which may
 be secret: decision 29.
 """
@@ -63,7 +63,7 @@ def _draw_permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
     # Five times as fast as a stable sort, and the same if no two keys are equal.
     order = np.argsort(keys)
     starts = range(0, n, _CHUNK)
-    # A little at a time, or it would take as much memory as the keys.
+    # In chunks, because all keys at once need twice the memory.
     blocks = (keys[order[start : start + _CHUNK + 1]] for start in starts)
     if any(bool((some[1:] == some[:-1]).any()) for some in blocks):
         order = np.argsort(keys, kind="stable")
@@ -94,8 +94,8 @@ def split_rows(
     ``aligned``, the share that all parties hold; ``train``, the aligned rows with known labels.
     ``train`` has at most ``labelled`` rows; all if it is None. With one seed, a smaller split is a
     subset of a larger one. Row numbers are positions in the canonical order of the ids.
-    ``folds``, ``fold``: see ``with_fold_first``; then ``test`` has no effect. ``drawn``: if not,
-    the rows are in no random order: for who counts them.
+    ``folds``, ``fold``: see ``with_fold_first``; then ``test`` has no effect. ``drawn``: whether
+    the rows are in a random order; if only their numbers matter, they need not be.
     """
     order = permutation(derive_seed(root, "split"), n) if drawn else np.arange(n)
     order, n_test = with_fold_first(order, round(n * test), folds, fold)

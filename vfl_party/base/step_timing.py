@@ -75,7 +75,7 @@ class Steps:
         self._finished, self._under_way = self._finished + max(steps, self._under_way), 0
 
 
-# What a party does with its time.
+# The activities among which a party's time is divided.
 ENCODE, WAIT, DECODE, COMPUTE = "encode", "wait", "decode", "compute"
 
 

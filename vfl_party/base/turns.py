@@ -31,7 +31,7 @@ _CAST = ("cpu", "cuda")
 
 
 class _Modes(NamedTuple):
-    """What a party can set in torch, beside the generators, for all that its thread or process
+    """What a party can set in torch, besides the generators, for all that its thread or process
     computes next.
 
     ``nested``: how many ``torch.autocast`` it is in. torch keeps the weights that autocast has cast
@@ -63,9 +63,7 @@ class _Modes(NamedTuple):
         )
 
     def set(self) -> None:
-        """Gives torch these modes. It forgets the weights that were cast in others: they are cast
-        anew.
-        """
+        """Gives torch these modes. It drops weights that were cast in other modes."""
         torch.set_grad_enabled(self.grad)
         torch.set_default_dtype(self.dtype)
         while torch.autocast_increment_nesting() <= self.nested:
@@ -89,7 +87,7 @@ class _Player:
     helps: bool
     generators: list[Tensor]
     modes: _Modes
-    # What it waits for.
+    # The condition that it waits for.
     is_so: Callable[[], object] = field(default=lambda: True)
 
 
@@ -115,7 +113,7 @@ class TakingTurns(Turns):
         without it.
         """
         body = greenlet(act, self._home)
-        # What the run was given, which a greenlet does not see by itself.
+        # A greenlet does not inherit the plug-ins of the run by itself.
         body.gr_context = contextvars.copy_context()
         self._players.append(_Player(name, body, helps, self._generators(), _Modes.now()))
 
@@ -192,15 +190,15 @@ class TakingTurns(Turns):
 
 @contextlib.contextmanager
 def alone(threads: int, devices: Sequence[torch.device]) -> Iterator[TakingTurns]:
-    """Gives the block torch as a process of its own would have it, with ``threads``; gives it back
-    as it was.
+    """Gives the block torch in the state of a new process, with ``threads``; gives it back as it
+    was.
     """
     gpus = sorted({device.index for device in devices if device.type == "cuda"})
     threads_before, modes_before = torch.get_num_threads(), _Modes.now()
     with contextlib.ExitStack() as modes:
         modes.enter_context(torch.random.fork_rng(devices=gpus))
         modes.enter_context(torch.inference_mode(False))
-        # A mode of its own, which every call of torch would go through.
+        # The default device is a mode that slows down every call of torch.
         if torch.get_default_device().type != "cpu":
             modes.enter_context(torch.device("cpu"))
         modes.callback(plain_arithmetic())

@@ -1,4 +1,4 @@
-"""Threads that read rows and decode images beside a party's own thread."""
+"""Threads that read rows and decode images for a party's main thread."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _words(seed: int) -> np.ndarray:
 
 
 def _fill(of: torch.Generator, words: np.ndarray) -> None:
-    # So that the next number is drawn from these words, and no half of a normal pair is left.
+    # Seeding drops a cached half of a normal pair, so that the next number comes from these words.
     of.manual_seed(0)
     state = of.get_state().numpy().copy()
     state[_FIRST : _FIRST + 8 * _WORDS].view("<u8")[:] = words

@@ -68,7 +68,7 @@ class _Moments(NamedTuple):
 
 class _DirectAdam(_Direct, Adam):
     """Calls torch's kernel with moments that it has listed once, instead of at each step: 35
-    instead of 55 µs, and 4 % of a small run's processor time. Torch's own step is the way beside.
+    instead of 55 µs, and 4 % of a small run's processor time. Torch's own step is the fallback.
     """
 
     # Whether all parameters have one dtype, on one device; None: not known yet.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 # The rows of a block of vectors: vectorised loops over a multiple of 32 rows have no scalar end,
-# and MKL multiplies multiples of 32 rows alike in its STRICT mode.
+# and MKL multiplies multiples of 32 rows in the same way in its STRICT mode.
 ROWS = 32
 # The most rows computed at once: torch computes up to 32,768 numbers of an elementwise operation on
 # one thread, so 64 numbers a row, and every number of blocks can be checked.
@@ -26,7 +26,7 @@ _IMAGES, _MAX_IMAGES, _SMALL_IMAGE = 8, 32, 64
 # A GPU needs many rows at once, and its rows are not checked.
 _MAX_GPU = 1024
 # If other numbers of rows give other bits, all blocks have exactly this many. MKL limited to AVX2
-# computes a row of such a block alike at every place, which it does not in blocks of 32.
+# computes a row of such a block in the same way at every place, which it does not in blocks of 32.
 _CONSTANT = 64
 
 Compute = Callable[..., Tensor]

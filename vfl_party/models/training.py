@@ -65,7 +65,7 @@ def own_optimizer(
 ) -> OptimizerSettings | None:
     """Returns the optimizer that the recipe gives to ``party`` alone; None if it gives none.
 
-    Raises InputError if ``optimizers`` names somebody who is no party of the recipe.
+    Raises InputError if ``optimizers`` names an unknown party.
     """
     names = [place.name for place in recipe.parties]
     for name in optimizers:

@@ -29,8 +29,8 @@ class Chain:
     """The filters of one direction of an exchange, in the order of application: fixed when the
     chain is made.
 
-    ``codec``: the last one, if any. ``sent``: what has left through the chain of the ``way``
-    before; None: nothing that counts.
+    ``codec``: the last one, if any. ``sent``: what has left through the chain of this ``way``
+    before; None: it is not tracked.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Chain:
                 filter_.leaves(leaving)
 
     def _renew_noise(self, at: Passage, tensors: Tensors) -> None:
-        """Draws other noise if the receiver has got other tensors of this step under the noise that
-        would come now.
+        """Draws new noise if the receiver has other tensors of this step under the noise that comes
+        next.
         """
         if self._sent is not None and self._sent.differs(self._way, at, tensors):
             log.warning(
@@ -128,7 +128,7 @@ class Chain:
         """Returns what the receiver works with; ``spec``: of what was given to ``apply``. Raises
         VflError.
 
-        Raises PeerError if what has arrived is nothing that ``apply`` gives.
+        Raises PeerError if the tensors cannot come from ``apply``.
         """
         if not self._undo:
             return tensors

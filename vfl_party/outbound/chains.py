@@ -66,7 +66,7 @@ def make_chains(
         parts = settings.settings.get("micro_batches", 1) if settings is not None else 1
         _check_fits(recipe, mine, filters, sent, parts, where)
         if sends[direction]:
-            # With all that it passes.
+            # The policy sees all transforms that the tensors pass.
             passed = replace(sent, through=tuple(mine))
             filters.append(_apply_policy(policy, phase, exchange, passed, where))
         way = f"{phase}: {exchange.name}, {direction}"
@@ -107,12 +107,12 @@ def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Directi
 def wire_table(
     recipe: Recipe, phase: str, exchange: Exchange, direction: Direction
 ) -> WireSettings | None:
-    """Returns the table of ``wire`` that holds for a direction of an exchange, if one does;
-    ``phases.codec`` is one.
+    """Returns the table of ``wire`` that applies to a direction of an exchange, or None;
+    ``phases.codec`` counts as a table.
 
-    One that names the phase goes before one that does not, then the exchange, then the direction.
-    No table holds for what is no phase of the recipe (alignment, prediction), and only one that
-    names the exchange for averages.
+    A table that names the phase takes precedence, then one that names the exchange, then the
+    direction. No table applies outside of the recipe's phases (alignment, prediction), and only one
+    that names the exchange applies to averages.
     """
     settings = next((entry for entry in recipe.phases if entry.name == phase), None)
     if settings is None:
@@ -131,7 +131,7 @@ def wire_table(
 
 
 def _fits(table: WireSettings, phase: str, exchange: Exchange, direction: Direction) -> bool:
-    """Returns whether a table would hold for a direction of an exchange, if there were no other."""
+    """Returns whether a table matches a direction of an exchange."""
     names = (exchange.name,) if exchange.asks == "server" else (None, exchange.name)
     return (
         table.phase in (None, phase)
@@ -143,8 +143,8 @@ def _fits(table: WireSettings, phase: str, exchange: Exchange, direction: Direct
 def _codec(
     recipe: Recipe, phase: str, exchange: Exchange, direction: Direction, where: str
 ) -> Filter | None:
-    """Returns the codec of a direction; None if there is none, and if the exchange is part of no
-    phase.
+    """Returns the codec of a direction; None without a codec, and for an exchange outside of the
+    phases.
     """
     averaged = exchange.asks == "server"
     if averaged:
@@ -225,7 +225,7 @@ def check_asked(
     opened: Mapping[tuple[str, str], Exchange],
     prediction: Exchange | None = None,
 ) -> None:
-    """Raises InputError if a transform or codec of the recipe would do nothing: whoever asks for
+    """Raises InputError if a transform or codec of the recipe has no effect: a recipe that asks for
     noise must get it.
 
     Args:
@@ -289,9 +289,7 @@ def check_asked(
 
 
 def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:
-    """Raises InputError if a table of ``wire`` holds for nothing; ``opened``: as for
-    ``check_asked``.
-    """
+    """Raises InputError if a table of ``wire`` never applies; ``opened``: see ``check_asked``."""
     for number, table in enumerate(recipe.wire, 1):
         where = f"recipe: wire: table {number}"
         # Where every setting is possible.
@@ -333,8 +331,8 @@ def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> No
 def _before(
     recipe: Recipe, table: WireSettings, opened: Mapping[tuple[str, str], Exchange]
 ) -> str | None:
-    """Returns the name of a table, or of a phase's codec, that takes all places of ``table``; None
-    if it has one.
+    """Returns the table, or the phase's codec, that takes precedence everywhere over ``table``;
+    None if ``table`` applies somewhere.
     """
     winners: list[WireSettings] = []
     for (phase, _), exchange in opened.items():
@@ -369,7 +367,7 @@ def _check_fits(
     parts: int,
     where: str,
 ) -> None:
-    """Raises InputError if a transform is not for the recipe's task, or must know what this
+    """Raises InputError if a transform does not support the recipe's task, or needs what this
     direction does not tell.
 
     Also if its noise depends on whole batches, and they are sent in ``parts``.
@@ -400,7 +398,7 @@ def _check_fits(
 
 def _recipe_transforms(recipe: Recipe, phase: str, exchange: Exchange, direction: str) -> list[Use]:
     """Returns the transforms that the recipe adds to the method's in this direction. Those of a
-    prediction stand in any phase, and numbers that are no float32 pass none of them.
+    prediction may be in any phase; tensors other than float32 pass none of them.
     """
     sender = "passive" if direction == "up" else "active"
     sent = exchange.up if direction == "up" else exchange.down

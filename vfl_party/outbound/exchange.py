@@ -63,7 +63,7 @@ class Connections(Protocol):
         ...
 
 
-# Whose the rows of a bundle are: their numbers; ``ALL``; None: those of nobody alone.
+# The rows that a bundle tells of: their numbers; ``ALL``; None: no single rows.
 About: TypeAlias = "Sequence[int] | npt.NDArray[Any] | str | None"
 
 
@@ -389,7 +389,7 @@ class Answering(_Side):
     ) -> None:
         down, kind, repeats = self.chains.down, self.exchange.down.kind, self.chains.down.repeats
         replies: dict[str, Bundle] = {}
-        # By what was given to the chain.
+        # {ids of the tensors given to the chain: what the chain returned}.
         made: dict[_Ids, Tensors] = {}
         # Holds the tensors, so that no id is reused.
         encoded: dict[_Ids, tuple[Tensors, Bundle]] = {}
@@ -404,7 +404,7 @@ class Answering(_Side):
             if key not in encoded:
                 encoded[key] = ready, to_bundle(kind, ready)
             replies[party] = encoded[key][1]
-        # Before any of them leaves, a line for each bundle.
+        # The record gets a line for each bundle before any of them leaves.
         to: dict[int, list[str]] = {}
         for party, bundle in replies.items():
             to.setdefault(id(bundle), []).append(party)
@@ -484,8 +484,8 @@ def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
 
 
 def wait_for_gpus(tensors: Tensors) -> None:
-    """Waits until ``tensors`` are computed: a GPU only has its orders so far, and their time is
-    computing, not encoding.
+    """Waits until ``tensors`` are computed: GPU kernels run asynchronously, and their time counts
+    as computing, not as encoding.
     """
     for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
@@ -567,7 +567,7 @@ def _view(buffer: Buffer) -> Tensor:
 
 
 def _move(host: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copies to a GPU on a separate stream, beside the kernels that are under way.
+    """Copies to a GPU on a separate stream, while kernels run.
 
     Three orders are kept. Later kernels wait for the copies (``wait_stream``). The memory of a copy
     is not reused before the kernels that read it are done (``record_stream``): torch knows only the

@@ -22,7 +22,7 @@ class Passage(NamedTuple):
     receiver: str
 
 
-# Tensors that are on no way yet: those of a test, say.
+# For tensors that are not part of a bundle, such as those of a test.
 NOWHERE = Passage(StepKey("", 0, 0), "", "")
 
 

@@ -41,7 +41,7 @@ class PrivateGaussian:
         return torch.from_numpy(drawn).to(reference.device)
 
     def state(self) -> dict[str, Any]:
-        """Returns the generator's state, for this party's own checkpoints: whoever knows it can
+        """Returns the generator's state, for this party's own checkpoints: anyone who knows it can
         subtract the noise.
         """
         state = dict(self._random.bit_generator.state)

@@ -1,5 +1,5 @@
-"""What a party has sent before: after an interruption nobody gets other numbers under the same
-noise.
+"""Digests of what a party has sent: after an interruption, no receiver gets other tensors under the
+same noise.
 """
 
 from __future__ import annotations

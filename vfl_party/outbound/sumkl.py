@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 # Points and rounds of the search: each round looks closer around the best point.
 _POINTS, _ROUNDS = 129, 6
-# A variance this small beside the distance of the means is none.
+# A variance this small, relative to the distance of the means, counts as zero.
 _NOTHING = 1e-12
 
 Numbers = npt.NDArray[np.float64]

@@ -50,8 +50,8 @@ class Worded:
     """What the settings let out; see ``Policy``.
 
     ``beside``: another policy, which must agree. ``after``: the one that has watched what left
-    before, to find the rows in common. Raises InputError if a demand names a transform or a setting
-    that there is not.
+    before, to find the rows in common. Raises InputError if a demand names an unknown transform or
+    setting.
     """
 
     def __init__(
@@ -90,9 +90,7 @@ class Worded:
 
 
 def _check_known(demand: Demand) -> None:
-    """Raises InputError if a demand names a transform that there is not, or a setting that it has
-    not.
-    """
+    """Raises InputError if a demand names an unknown transform or setting."""
     where = "policy.demands in the party file"
     known = sorted(transforms.load(demand.transform, where).settings.model_fields)
     for name in (*demand.at_least, *demand.at_most):
@@ -207,8 +205,8 @@ class Counts:
 
 
 class Held(Filter):
-    """Refuses a bundle that would pass a limit; changes nothing. ``batches``: it has numbers for
-    each row of a batch. Bits of trees have not: of these, ``trees.least_rows`` counts the rows.
+    """Refuses a bundle that exceeds a limit; changes nothing. ``batches``: it has numbers for each
+    row of a batch. Bits of trees have not: of these, ``trees.least_rows`` counts the rows.
     """
 
     def __init__(self, settings: PolicySettings, where: str, counts: Counts, batches: bool) -> None:
@@ -220,7 +218,7 @@ class Held(Filter):
         settings, counts = self._settings, self._counts
         counts.adds_to(self, leaving.payload_bytes * len(leaving.to))
         if settings.most_bytes is not None and counts.bytes > settings.most_bytes:
-            raise self._refusal("most_bytes", f"{counts.bytes:,} bytes would have left")
+            raise self._refusal("most_bytes", f"a total of {counts.bytes:,} bytes")
         bits = 8 * leaving.payload_bytes / max(1, leaving.numbers)
         if (
             settings.most_bits is not None
@@ -230,7 +228,7 @@ class Held(Filter):
         ):
             raise self._refusal("most_bits", f"a number takes {bits:.3g} bits")
         listed = leaving.rows is not None and not isinstance(leaving.rows, str)
-        # Ids that are compared before the first phase are no numbers about a person.
+        # Ids compared before the first phase do not count as numbers about a person.
         if not listed and (leaving.rows != ALL or leaving.kind == "rows"):
             return
         rows = leaving.people

@@ -1,4 +1,4 @@
-"""Digests of the plug-ins that a run has a party use."""
+"""Digests of the plug-ins of a run."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from vfl_party.assembly.party import Opened
 from vfl_party.phases.context import Party
 from vfl_party.policy.planned import Plan, planned
 
-# In the party's folder of a run: what all have shown, by party.
+# The file, in the party's folder of a run, of what each party has shown.
 SHOWN = "shown.json"
 
 
@@ -48,13 +48,13 @@ class Proposed:
 
 
 class Guard(Protocol):
-    """Checks runs; a party has several. Its people read the text of what it raises, and the others
-    only that the party refuses.
+    """Checks runs; a party has several. Only the party itself reads the text of its errors; the
+    others read that it refuses.
     """
 
     @property
     def key(self) -> str:
-        """Under which this guard shows the others something."""
+        """The key of this guard in the table that parties show."""
         ...
 
     def before(self, asked: Proposed) -> None:
@@ -93,7 +93,7 @@ def meet(
     """Has each guard check what the parties show, and returns it. ``shown``: {party: its text}, as
     it came.
 
-    Raises InputError (REFUSED), and PeerError if a text is no table.
+    Raises InputError (REFUSED), and PeerError if a text is not a table.
     """
     tables = {name: _table(name, text) for name, text in texts.items()}
     for guard in guards:

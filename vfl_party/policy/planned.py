@@ -32,8 +32,8 @@ class Plan:
 
 
 def planned(party: Party, rows: int) -> Plan | None:
-    """Returns what the party would send, as far as its phases declare it; None if they declare too
-    many steps to be counted, or if how many rows the others hold is not known yet.
+    """Returns what the party sends, as far as its phases declare it; None if they declare too many
+    steps to be counted, or if how many rows the others hold is not known yet.
 
     The rows of a batch are not known, and rounds are taken to go through the rows of a split; what
     leaves is counted exactly.
@@ -93,7 +93,7 @@ def _add_people(
 
 
 def occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
-    """Yields what a run would exchange, with a table of ``rows`` rows."""
+    """Yields the exchanges of a run, with a table of ``rows`` rows."""
     yield from alignment_of(party.recipe).occurrences(rows)
     for phase in party.course.phases:
         traffic = phase.method.traffic(party, phase.name, phase.settings)

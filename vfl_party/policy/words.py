@@ -60,7 +60,7 @@ class WordsGuard:
         self.check_epochs(asked.epochs)
         self._check_plan(policy, asked)
         if policy.demands and asked.opened.work.job == "train":
-            # A demand that only a prediction does not meet would show after the training.
+            # Check prediction too, or an unmet demand shows only after the training.
             exchanges_of(asked.party)
 
     def check_epochs(self, epochs: Mapping[str, int]) -> None:

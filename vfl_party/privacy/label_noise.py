@@ -2,7 +2,7 @@
 
 The noise of a label is drawn once and kept, over epochs and runs: it follows from a secret of the
 active party, ε and the row's id. So ε does not grow with what is sent, and averaging does not
-remove the noise. Whoever reads every gradient perfectly reads the noisy label.
+remove the noise. An attacker who reads every gradient perfectly still reads only the noisy label.
 """
 
 from __future__ import annotations

@@ -138,8 +138,8 @@ class PrivacyPlan:
 def make_plan(
     phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] = ()
 ) -> PrivacyPlan | None:
-    """Plans a recipe's private phases over ``rows`` training rows; returns None if there are no
-    such phases or rows.
+    """Plans a recipe's private phases over ``rows`` training rows; returns None without such phases
+    or rows.
 
     outside: names of phases that train without privacy. Raises InputError if two phases do not
     share one budget, if delta is too large for ``rows``, or if no noise gives epsilon.

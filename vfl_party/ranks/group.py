@@ -253,7 +253,7 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
         return
     with _endable(), together():
         dist.init_process_group("gloo", timeout=timedelta(seconds=_ALL_THERE_S))
-        # Before the other parties lose patience with this one, which ends the run.
+        # A timeout below that of the other parties, after which they end the run.
         silent = timedelta(seconds=timeout_s / 2)
         words = dist.new_group(backend="gloo", timeout=silent)
         backend = "nccl" if device.type == "cuda" else "gloo"

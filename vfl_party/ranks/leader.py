@@ -37,7 +37,7 @@ class SpreadEncoder:
         self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision, noted: Noted
     ) -> None:
         self._ranks, self._spec, self._precision, self._noted = ranks, spec, precision, noted
-        # With the original: a number is that of one encoder as long as it lives.
+        # Holding the original keeps its number valid as long as it lives.
         self._shared: list[tuple[nn.Module, OnRanks]] = []
         self._views: list[Views] = []
         self._encoder = encoder
@@ -71,7 +71,7 @@ class SpreadEncoder:
         z: Tensor = _Gather.apply(shared(own), ranks, number, [count * size for size in sizes])
         if count == 1:
             return [z]
-        # By rank, and within a rank by batch.
+        # The parts are ordered by rank, and within a rank by batch.
         parts = torch.split(z, [size for size in sizes for _ in range(count)])
         return [torch.cat(parts[place::count]) for place in range(count)]
 
@@ -127,8 +127,8 @@ class _Gather(torch.autograd.Function):
     """Forward: gathers the ranks' embeddings, in order. Backward: sends each rank its rows of the
     gradient.
 
-    Their backward passes run beside this one, and DistributedDataParallel sums the gradients (see
-    ``reduce``).
+    Their backward passes run in parallel with this one, and DistributedDataParallel sums the
+    gradients (see ``reduce``).
     """
 
     @staticmethod
@@ -225,7 +225,7 @@ def _find_unused(
             Code.MODEL_INVALID, f"{where}: the encoder has nothing to train. Start one process."
         )
     mode = encoder.training
-    # So that statistics stay as they are.
+    # Evaluation mode leaves statistics unchanged.
     encoder.eval()
     try:
         with torch.random.fork_rng(devices=[]):

@@ -1,9 +1,10 @@
 """The rendezvous by which torchrun's processes find each other.
 
 The state of torch's c10d rendezvous is a pickle in a store that listens on all addresses of the
-host and asks for no key: whoever reaches its port runs code in torchrun, as the party's user, and a
-loopback endpoint changes nothing about that. torchrun takes this rendezvous with ``--standalone``,
-and on one host also without ``--master-port``. The static rendezvous has a store without a pickle.
+host and asks for no key: anyone who reaches its port runs code in torchrun, as the party's user,
+and a loopback endpoint changes nothing about that. torchrun takes this rendezvous with
+``--standalone``, and on one host also without ``--master-port``. The static rendezvous has a store
+without a pickle.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ is synchronised once a second, and always before a head is signed. Several progr
 write at once: each holds the file's lock while it adds a line.
 
 The kernel may end a write in its middle if the process is killed then. Nothing was sent for such a
-line, and whoever adds the next one cuts it off.
+line, and the process that adds the next one cuts it off.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CHUNK = 1 << 22
 
 
 def folder_of(out: Path, name: str) -> Path:
-    """Returns the folder of a party's record, beside those of its runs; it is none of them."""
+    """Returns the folder of a party's record, next to the folders of its runs."""
     return out / f".record-{name}"
 
 
@@ -69,7 +69,7 @@ class Book:
         with self._lock():
             self.is_new = os.fstat(self._file).st_size == 0
             if self.is_new:
-                # One program at a time: tags of people that another key has made are of nobody.
+                # One program at a time makes the key: tags made with another key match nobody.
                 key = kept_secret(folder / SECRET, secrets.token_bytes(_SECRET_BYTES))
                 first = {"record": secrets.token_hex(16), "party": name, "key": _fingerprint(key)}
                 self._write(f"{to_json({**first, 'at': now()}, compact=True)}\n".encode())
@@ -89,7 +89,7 @@ class Book:
         file.
         """
         line, file = f"{text}\n".encode(), self._file
-        # As ``_lock``, in fewer calls: this is done at every step.
+        # This is ``_lock`` in fewer calls, because it runs at every step.
         with self._mutex:
             try:
                 if self._failed is not None:
@@ -152,7 +152,7 @@ class Book:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _write(self, line: bytes) -> None:
-        # As the file's status says, in half the time.
+        # The end of the file, in half the time of fstat.
         size = os.lseek(self._file, 0, os.SEEK_END)
         if size != self._end:
             size = self._require_whole(size)
@@ -192,7 +192,7 @@ class Book:
             try:
                 os.fdatasync(self._file)
             except OSError as error:
-                # Whoever adds the next line hears of it: those before may be lost.
+                # The next call of ``add`` raises it: earlier lines may be lost.
                 self._failed = error
 
     # -- the tree
@@ -221,10 +221,10 @@ class Book:
         while data:
             written = os.pwrite(self._hashes, data, offset)
             data, offset = data[written:], offset + written
-        # Else a disk that loses power may keep how many there are, and not the hashes.
+        # Otherwise a disk that loses power may keep their number but not the hashes.
         os.fdatasync(self._hashes)
-        # A clock that is set back must not make a smaller head look like a later one: peers take
-        # that for evidence.
+        # A clock that is set back must not make a smaller head look later: peers would take that
+        # for evidence.
         headed = max(headed, int(now()))
         write_atomic(self.folder / STATE, to_json({"lines": lines, "bytes": at, "at": headed}))
         return lines, headed
@@ -262,7 +262,7 @@ def lines_from(file: int, at: int, end: int) -> Iterator[bytes]:
 
 def secret_of(folder: Path) -> bytes:
     """Returns the key of the tags of people in a record. Raises InputError if it cannot be read, or
-    is another one than that of the record: nobody would be found.
+    is not the key of the record.
     """
     path = folder / SECRET
     try:

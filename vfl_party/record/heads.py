@@ -6,8 +6,8 @@ the active party it holds; the answer does the same, with the proof. The second 
 for the active party, and the active party's note with a signature of the caller's; the answer has
 the caller's note, signed.
 
-A head that does not go on from the one that is held is kept beside it, with the peer's signatures
-on both. If they contradict each other, that is evidence; see ``evidence``.
+A head that does not extend the held one is kept with it, with the peer's signatures on both. If
+they contradict each other, that is evidence; see ``evidence``.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Heads:
             others = self._of_others(peer, held)
             also = tuple(other.note.head.size for _, other in others)
             first = ask(replace(self._shows(own, held), also=also))
-            # Else another program of this party has shown a later head meanwhile.
+            # If so, another program of this party has shown a later head meanwhile.
             later = first.held_origin == own.head.origin and first.held_size > own.head.size
             if later and left:
                 continue
@@ -109,7 +109,7 @@ class Heads:
                 proof=proof.hashes, cosigned=cosigned, proof_signature=proof.signature
             )
             last = ask(shows)
-            # Else the same has happened between the two calls.
+            # Otherwise the same has happened between the two calls.
             if last.cosigned and self.held(peer) == held:
                 self._keep_own(peer, own, last.cosigned, seen)
                 self._keep(peer, seen)
@@ -140,8 +140,8 @@ class Heads:
         return self.book.head().size > self._cosigned_size + 1
 
     def seal(self) -> None:
-        """Signs the head of the record at the end of a program, and keeps it beside those that
-        peers have signed.
+        """Signs the head of the record at the end of a program, and keeps it with those that peers
+        have signed.
         """
         certificates = {self.book.name: chain_pem(self._credentials()).decode()}
         _append(self.book.folder / OWN, Held(self._sign_head(), certificates, now()).line)

@@ -240,7 +240,7 @@ class RecordHistory:
 
     def check_known(self, **asked: str | None) -> None:
         """Raises InputError if nothing in the record has the ``run``, ``peer``, ``phase`` or
-        ``kind`` that is asked for: a slip of the pen would read as if nothing had left.
+        ``kind`` that is asked for: a typing error must not read as if nothing had left.
         """
         known: dict[str, set[str]] = {name: set() for name, value in asked.items() if value}
         if not known:
@@ -317,7 +317,7 @@ class RecordHistory:
         names the line if one cannot be read.
         """
         reader = reader or Reader()
-        # Before each question of a served model: in as few calls as can be.
+        # This runs before each request to a served model, so it takes few calls.
         file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             whole = lines_from(file, at, os.fstat(file).st_size)

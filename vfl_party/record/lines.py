@@ -37,7 +37,7 @@ _SAMPLE_BYTES = 1024
 _KEY, _BLOCK_BYTES = b"vfl digest of a bundle", 64
 _TYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 TAG = np.dtype(f"V{TAG_BYTES}")
-# Before people that are told by their tags, where no line has said whose the rows are.
+# The prefix of people that are named by their tags instead of by row numbers.
 _TAGGED = f"{TAG_BYTES}:"
 
 

@@ -71,7 +71,7 @@ class Head:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Reads ``text``. Raises ValueError if it is no head."""
+        """Reads ``text``. Raises ValueError if it is not a head."""
         origin, size, root, at, *rest = text.split("\n")
         when = int(at.removeprefix("at "))
         head = cls(origin, int(size), base64.b64decode(root, validate=True), when)
@@ -96,7 +96,7 @@ class SignedNote:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Reads what ``str`` gives. Raises ValueError if it is no note."""
+        """Reads what ``str`` returns. Raises ValueError if it is not a note."""
         if len(text) > MAX_CHARACTERS:
             raise ValueError("too long")
         body, blank, rest = text.rpartition("\n\n")

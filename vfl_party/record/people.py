@@ -1,6 +1,6 @@
 """Whose rows the numbers of rows mean: a keyed digest for each id, so that a record holds no ids.
 
-Only who has the record's key and the id itself finds a person in it: the record can say what left
+Only a reader with the record's key and the id finds a person in it: the record can say what left
 about somebody even after all files with ids are gone.
 """
 
@@ -40,14 +40,14 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
             for left in place.glob(f"*{_UNNAMED}*"):
                 left.unlink()
             unnamed = place / _UNNAMED
-            # Piece by piece: all tags of a large table would take its memory.
+            # Written piece by piece: all tags of a large table need much memory.
             with private_file(unnamed) as file:
                 for person in ids:
                     data = tag(secret, person)
                     digest.update(data)
                     file.write(data)
                     count += 1
-            # Also if there is one, which may have been damaged.
+            # An existing file is replaced, because it may be damaged.
             unnamed.replace(place / digest.hexdigest())
             fsync_folder(place)
     except OSError as error:
@@ -57,7 +57,7 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
 
 def rows_of(folder: Path, digest: str, wanted: bytes) -> npt.NDArray[np.int64]:
     """Returns the numbers of the rows of a person, whose tag is ``wanted``. Raises InputError if
-    the file is not what was noted.
+    the file was changed.
     """
     data = read(folder / FOLDER / digest, digest)
     tags = np.frombuffer(data, f"V{TAG_BYTES}")
@@ -65,9 +65,7 @@ def rows_of(folder: Path, digest: str, wanted: bytes) -> npt.NDArray[np.int64]:
 
 
 def read(path: Path, digest: str) -> bytes:
-    """Returns the tags of a file, one after the other. Raises InputError if it is not what was
-    noted.
-    """
+    """Returns the tags of a file, one after the other. Raises InputError if it was changed."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -111,7 +111,7 @@ class Recorder:
                 in words.
             to: the receivers; each gets the whole bundle.
             numbers: in it, before the codec.
-            rows: whose they are; None: of nobody alone.
+            rows: the rows that it tells of; None: no single rows.
         """
         for peer in to:
             if peer not in self._asks_for or peer in self.heads.met:

@@ -47,7 +47,7 @@ def kept(size: int) -> int:
 
 
 def _count_completed(leaf: int) -> int:
-    """Returns how many subtrees the leaf of this number completes, beside itself."""
+    """Returns how many subtrees the leaf of this number completes, besides itself."""
     return (~leaf & (leaf + 1)).bit_length() - 1
 
 

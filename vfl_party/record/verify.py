@@ -47,7 +47,8 @@ def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> 
     it is, by default that of ``credentials``.
     """
     wrong: list[str] = []
-    # Before the lines: programs that run meanwhile add lines, and then heads of these.
+    # Heads are read before lines, because running programs add lines first, and then heads of
+    # these.
     heads = signed(folder)
     try:
         grown = _build_tree(folder / LINES)

@@ -106,7 +106,7 @@ def evaluate(
         outputs_NO: as for ``loss_fn``, on any device.
         targets: as for ``loss_fn``.
         unscale: from the model's scale to the label's unit; None if they are the same.
-        weights_N: what each row counts in ``loss``; None: all alike.
+        weights_N: what each row counts in ``loss``; None: all count 1.
         threshold: the probability above which a row is positive; None: 0.5. Only for ``binary``.
 
     A metric is left out if it is undefined: ``auc`` and its kin if the targets hold a single class,
@@ -332,7 +332,7 @@ def _regression(
     }
     wanted: dict[str, Callable[[], float]] = {"mae": lambda: m.mean_absolute_error(*own).item()}
     if own[1].min() != own[1].max():
-        # Around the mean: a sum of squares of large labels would round the variance away.
+        # Centred on the mean: a sum of squares of large labels would round the variance away.
         centred = own[1] - own[1].mean()
         wanted["r2"] = lambda: (
             1 - (own[0] - own[1]).square().sum() / centred.square().sum()

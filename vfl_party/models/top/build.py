@@ -34,7 +34,7 @@ def build_joint(model: ModelSettings, widths: Sequence[int], outputs: int) -> nn
 
     Raises InputError (MODEL_INVALID) as ``build_top``.
     """
-    # Before the top model, whose weights would otherwise be drawn first.
+    # The pooling is built first: the order decides the weights that are drawn.
     first: nn.Module | None = None
     if isinstance(model.combine, PluginCombination):
         first, width = build_combination(model.combine, widths[0], len(widths))

@@ -53,8 +53,8 @@ REGISTRY = Registry("vfl.codecs", "codec", __name__, "CODEC")
 def make(
     name: str, where: str, settings: Mapping[str, Any] | None = None, place: Place | None = None
 ) -> Filter:
-    """Makes a codec by name. Raises InputError that names ``where`` if there is none, or it has
-    other settings.
+    """Makes a codec by name. Raises InputError that names ``where`` if the codec is unknown, or its
+    settings are wrong.
     """
     export = REGISTRY.load(name, where)
     if not isinstance(export, Codec):
