@@ -23,8 +23,8 @@ def _set_mkl_branch() -> None:
     if "torch" in sys.modules and _has_multiplied(sys.modules["torch"]):
         warnings.warn(
             "vfl: torch was used before vfl was imported, so MKL computes without MKL_CBWR, and "
-            "the last bits of a row's scores may depend on the rows scored with it. Restart "
-            "Python and import vfl first, or set MKL_CBWR=AUTO,STRICT in the environment.",
+            "the last bits of a row's scores may depend on the rows scored with it. Restart Python "
+            "and import vfl first, or set MKL_CBWR=AUTO,STRICT in the environment.",
             stacklevel=2,
         )
 

@@ -535,8 +535,8 @@ def _reporters() -> list[Callable[[Path], list[Path]]]:
     if not reporters:
         raise InputError(
             Code.CONFIG_INVALID,
-            "--report: no installed package draws reports (entry points of the group "
-            "vfl.reports). Install vfl as its README says.",
+            "--report: no installed package draws reports (entry points of the group vfl.reports). "
+            "Install vfl as its README says.",
         )
     return reporters
 

@@ -73,8 +73,8 @@ class OwnFiles:
         if self.is_active and self.file.data.label is None and not self.file.data.is_named:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"party {self.name}: data.label: missing. Set it to the label column of the "
-                "active party.",
+                f"party {self.name}: data.label: missing. Set it to the label column of the active "
+                "party.",
             )
         data = self.file.data.model_copy(
             update={"scratch": self.file.data.scratch or self.file.out}
@@ -181,7 +181,7 @@ def _check_relayed(path: Path, file: PartyFile, recipe: Recipe) -> None:
     if file.name == recipe.active.name and recipe.passives and means_all_addresses(relayed):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{path}: {key}: must be an address that the other parties can dial, not all "
-            f"addresses of this machine (got {relayed}). Set advertise, such as "
+            f"{path}: {key}: must be an address that the other parties can dial, not all addresses "
+            f"of this machine (got {relayed}). Set advertise, such as "
             f"{file.name}.example.org:7001.",
         )

@@ -117,6 +117,6 @@ def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: s
         raise InputError(
             Code.CHECKPOINT_INVALID,
             f"recipe: start.run: the encoder of {run_id} does not fit this recipe and its data. "
-            "Set "
-            "the same model and columns in both recipes, and start.phases to that run's phases.",
+            "Set the same model and columns in both recipes, and start.phases to that run's "
+            "phases.",
         ) from None

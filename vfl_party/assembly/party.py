@@ -361,8 +361,7 @@ class Assembled:
             raise ChangedError(
                 Code.DATA_INVALID,
                 f"{self.prepared.table.source}: its rows or columns changed since the unfinished "
-                "run "
-                "began. Restore them, or start a new run with --fresh at the server only.",
+                "run began. Restore them, or start a new run with --fresh at the server only.",
             )
         load_models(party.models, tree)
         # A checkpoint of an earlier version has none.

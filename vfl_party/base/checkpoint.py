@@ -252,8 +252,8 @@ class CheckpointStore:
             except OSError as error:
                 raise InputError(
                     Code.CHECKPOINT_INVALID,
-                    f"{entry.path}: cannot be read ({error.strerror}). Make it readable, or "
-                    "remove it to resume without it.",
+                    f"{entry.path}: cannot be read ({error.strerror}). Make it readable, or remove "
+                    "it to resume without it.",
                 ) from error
             except _DAMAGED as error:
                 self._set_damaged_aside(entry.path, error)
@@ -266,8 +266,8 @@ class CheckpointStore:
             for older in sorted(self._folder.glob(f"{DAMAGED}*"))[:-MAX_DAMAGED]:
                 older.unlink()
         log.warning(
-            "%s: the checkpoint is damaged (%s); it was renamed to %s, and the run resumes "
-            "without it",
+            "%s: the checkpoint is damaged (%s); it was renamed to %s, and the run resumes without "
+            "it",
             path,
             error,
             aside.name,

@@ -78,8 +78,8 @@ def deal(
 def _by_classes(
     codes_N: npt.NDArray[Any], C: int, parts: int, per_party: int, seed: int
 ) -> list[Rows]:
-    """Gives each party ``each`` classes, in turn from random orders of all classes, and a shard of
-    each of them.
+    """Gives each party ``per_party`` classes, in turn from random orders of all classes, and a
+    shard of each of them.
     """
     waiting: list[int] = []
     takers: list[list[int]] = [[] for _ in range(C)]

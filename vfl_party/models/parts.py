@@ -45,7 +45,7 @@ def top_state(encoder: nn.Module) -> dict[str, Tensor]:
     if not state:
         raise InputError(
             Code.MODEL_INVALID,
-            "top_layers: the encoder names no layers to aggregate. Set the attribute top_layers "
-            "to names of submodules, or set aggregate = false.",
+            "top_layers: the encoder names no layers to aggregate. Set the attribute top_layers to "
+            "names of submodules, or set aggregate = false.",
         )
     return state

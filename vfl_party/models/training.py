@@ -76,7 +76,7 @@ def own_optimizer(
                 f"recipe: phases: {phase}: optimizers: unknown party {name!r}. Did you mean "
                 f"{near[0]!r}?"
                 if near
-                else f"recipe: phases: {phase}: optimizers: unknown party {name!r}. Choose one "
-                f"of: {', '.join(names)}.",
+                else f"recipe: phases: {phase}: optimizers: unknown party {name!r}. Choose one of: "
+                f"{', '.join(names)}.",
             )
     return optimizers.get(party)

@@ -110,16 +110,16 @@ class Chain:
                 filter_.renew()
 
     def _check(self, spec: BundleSpec, tensors: Tensors) -> None:
-        """Raises InputError if tensors of ``given`` have become others than the chain declares."""
+        """Raises InputError if ``tensors``, made from ``spec``, are not what the chain declares."""
         declared, sent = self._declare(spec)[-1].tensors, _as_sent(tensors).tensors
         for name in sorted(declared.keys() | sent.keys()):
             want, got = declared.get(name), sent.get(name)
             if want != got:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{self}: tensor {name!r} leaves as {got or 'nothing'}, but wire_spec "
-                    f"declares {want or 'nothing'}. Keep the tensor's shape and dtype, or declare "
-                    "the new ones in wire_spec of the plug-in's Filter.",
+                    f"{self}: tensor {name!r} leaves as {got or 'nothing'}, but wire_spec declares "
+                    f"{want or 'nothing'}. Keep the tensor's shape and dtype, or declare the new "
+                    "ones in wire_spec of the plug-in's Filter.",
                 )
 
     def undo(

@@ -14,7 +14,7 @@ import torch
 from vfl_common.bundle import Kind
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.recipe_tables import WireSettings
+from vfl_common.config.recipe_tables import TransformSettings, WireSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.packing import coding
 from vfl_common.packing.coding import PLAIN, Coding
@@ -96,8 +96,8 @@ def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Directi
     if settings.scales != "float32":
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{where}: scales must be float32 in {exchange.name!r}, which the server averages "
-            f"(got {settings.scales}). Remove scales.",
+            f"{where}: scales must be float32 in {exchange.name!r}, which the server averages (got "
+            f"{settings.scales}). Remove scales.",
         )
     stochastic = settings.rounding == "stochastic"
     seed = _seed(recipe, phase, exchange, direction) if stochastic else 0
@@ -256,36 +256,39 @@ def check_asked(
             if exchange is None:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{where}: unknown exchange in this phase (got {transform.exchange!r}). "
-                    "Choose one "
-                    f"of: {', '.join(names) or 'none'}.",
+                    f"{where}: unknown exchange in this phase (got {transform.exchange!r}). Choose "
+                    f"one of: {', '.join(names) or 'none'}.",
                 )
-            if exchange.asks == "server":
-                raise InputError(
-                    Code.CONFIG_INVALID,
-                    f"{where}: exchange {transform.exchange!r} is with the server, but a recipe's "
-                    "transforms apply between parties. Use a setting of the method instead, or "
-                    "remove the transform.",
-                )
-            sends = exchange.up if transform.sent_by == "passive" else exchange.down
-            if not sends.tensors:
-                raise InputError(
-                    Code.CONFIG_INVALID,
-                    f"{where}: {transform.sent_by} parties send nothing in exchange "
-                    f"{transform.exchange!r}. "
-                    "Set the other sent_by, or remove the transform.",
-                )
-            if not _carries_float32([sends]):
-                raise InputError(
-                    Code.CONFIG_INVALID,
-                    f"{where}: {transform.kind}: {transform.sent_by} parties send no float32 "
-                    "numbers in "
-                    f"exchange {transform.exchange!r}. Remove the transform.",
-                )
+            sends = _check_transform(transform, exchange, where)
             if exchange is prediction:
                 # Its chain is made after the training.
                 use = Use(transform.kind, transform.settings)
                 _check_fits(recipe, [use], [use.make(where)], sends, 1, where)
+
+
+def _check_transform(transform: TransformSettings, exchange: Exchange, where: str) -> Sent:
+    """Returns what a transform of a recipe changes. Raises InputError if it changes nothing."""
+    if exchange.asks == "server":
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: exchange {transform.exchange!r} is with the server, but a recipe's "
+            "transforms apply between parties. Use a setting of the method instead, or remove the "
+            "transform.",
+        )
+    sends = exchange.up if transform.sent_by == "passive" else exchange.down
+    if not sends.tensors:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: {transform.sent_by} parties send nothing in exchange "
+            f"{transform.exchange!r}. Set the other sent_by, or remove the transform.",
+        )
+    if not _carries_float32([sends]):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: {transform.kind}: {transform.sent_by} parties send no float32 numbers in "
+            f"exchange {transform.exchange!r}. Remove the transform.",
+        )
+    return sends
 
 
 def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:
@@ -323,8 +326,8 @@ def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> No
         if before is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: this table never applies: {before} takes precedence everywhere it "
-                "could apply (phase, then exchange, then direction). Remove one of them.",
+                f"{where}: this table never applies: {before} takes precedence everywhere it could "
+                "apply (phase, then exchange, then direction). Remove one of them.",
             )
 
 
@@ -391,8 +394,8 @@ def _check_fits(
         if not filter_.knows <= sent.beside:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: transform {use.kind} needs the rows' labels, which this sender does "
-                "not hold. Add it to the gradients of split training instead.",
+                f"{where}: transform {use.kind} needs the rows' labels, which this sender does not "
+                "hold. Add it to the gradients of split training instead.",
             )
 
 

@@ -113,7 +113,7 @@ class _Side:
         *,
         up: bool,
     ) -> None:
-        """Asks the chain whether ``bundle``, which was ``given``, may leave, and writes that it is
+        """Asks the chain whether ``bundle``, made of ``tensors``, may leave, and writes that it is
         about to. Raises InputError if it may not, or if that cannot be written.
         """
         record = self._connections.record

@@ -68,7 +68,7 @@ class Guard(Protocol):
     def met(self, run_id: str, tables: Mapping[str, Any]) -> None:
         """Called when all have joined, in each generation, before anything leaves.
 
-        ``shown``: {party: what it shows under this guard's key; None if nothing}, of this party
+        ``tables``: {party: what it shows under this guard's key; None if nothing}, of this party
         too; of peers, and not checked. Raises InputError (REFUSED) if the run may not be.
         """
         ...
@@ -81,8 +81,8 @@ def shown_by(guards: Sequence[Guard]) -> str:
     if len(text.encode()) > MOST_SHOWN:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"policy: with the grant and the record's head, must take at most {MOST_SHOWN:,} "
-            f"bytes (got {len(text.encode()):,}). Shorten the lists in [policy].",
+            f"policy: with the grant and the record's head, must take at most {MOST_SHOWN:,} bytes "
+            f"(got {len(text.encode()):,}). Shorten the lists in [policy].",
         )
     return text
 
@@ -90,7 +90,7 @@ def shown_by(guards: Sequence[Guard]) -> str:
 def meet(
     guards: Sequence[Guard], run_id: str, texts: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Has each guard check what the parties show, and returns it. ``shown``: {party: its text}, as
+    """Has each guard check what the parties show, and returns it. ``texts``: {party: its text}, as
     it came.
 
     Raises InputError (REFUSED), and PeerError if a text is not a table.

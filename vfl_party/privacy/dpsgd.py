@@ -43,8 +43,8 @@ def check_model(module: nn.Module) -> None:
     if what:
         raise InputError(
             Code.MODEL_INVALID,
-            f"differential privacy: cannot train this model ({what[0].strip()}). Change the "
-            "layer, or remove dp.",
+            f"differential privacy: cannot train this model ({what[0].strip()}). Change the layer, "
+            "or remove dp.",
         )
 
 

@@ -159,9 +159,9 @@ def make_plan(
             if getattr(phase.dp, key) != getattr(dp, key):
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"recipe: phases: dp.{key} of {phases[0].name} and {phase.name} must be "
-                    f"equal, because one budget covers all phases with dp (got {getattr(dp, key)} "
-                    f"and {getattr(phase.dp, key)}). Set the same value in both.",
+                    f"recipe: phases: dp.{key} of {phases[0].name} and {phase.name} must be equal, "
+                    f"because one budget covers all phases with dp (got {getattr(dp, key)} and "
+                    f"{getattr(phase.dp, key)}). Set the same value in both.",
                 )
     shares = [
         Share(phase.name, party, Spending(dp.noise_multiplier or 0.0, rate, steps))

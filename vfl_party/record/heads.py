@@ -276,8 +276,8 @@ class Heads:
             public = PeerError(
                 Code.MALFORMED_MESSAGE,
                 f"{peer}: its record contradicts the head of {lines} lines that it signed and "
-                f"{holder} holds: lines were changed or lost. Restore the record of {peer}, or "
-                "ask the others to accept the new one.",
+                f"{holder} holds: lines were changed or lost. Restore the record of {peer}, or ask "
+                "the others to accept the new one.",
                 party=peer,
             )
             raise public.privately(
@@ -300,8 +300,8 @@ class Heads:
         public = PeerError(
             Code.MALFORMED_MESSAGE,
             f"{peer}: did not prove that its record extends the head of {lines} lines that it "
-            f"signed and {holder} holds. Restore the record of {peer}, or ask the others to "
-            "accept the new one.",
+            f"signed and {holder} holds. Restore the record of {peer}, or ask the others to accept "
+            "the new one.",
             party=peer,
         )
         raise public.privately(

@@ -124,8 +124,8 @@ def checked_encoder(
         )
     if out.dim() == 2 and len(out) == 2 and out.shape[1] != embedding_size:
         raise _invalid(
-            f"the encoder of {party}: must return embedding_size numbers per row, "
-            f"{embedding_size} (got {out.shape[1]}). Set embedding_size to the encoder's width."
+            f"the encoder of {party}: must return embedding_size numbers per row, {embedding_size} "
+            f"(got {out.shape[1]}). Set embedding_size to the encoder's width."
         )
     if out.shape != (2, embedding_size):
         raise _invalid(
@@ -148,8 +148,8 @@ def _check_rows(kind: str, spec: InputSpec) -> None:
         )
     if kind not in ("mlp", "tabular", "raw") and len(spec.shape) != 3:
         raise _invalid(
-            f"model.encoder: kind {kind!r} requires images of shape [channels, height, width] "
-            f"(got rows of shape {list(spec.shape)}). Set kind = 'mlp' or 'tabular'."
+            f"model.encoder: kind {kind!r} requires images of shape [channels, height, width] (got "
+            f"rows of shape {list(spec.shape)}). Set kind = 'mlp' or 'tabular'."
         )
 
 

@@ -51,8 +51,8 @@ def module_of(make: Callable[[], object], where: str, whose: str) -> nn.Module:
         raise _invalid(f"{where}: {whose} failed {where_it_failed(error)}. Correct it.") from error
     if not isinstance(model, nn.Module):
         raise _invalid(
-            f"{where}: {whose} must return a torch.nn.Module (got {type(model).__name__}). "
-            "Correct it."
+            f"{where}: {whose} must return a torch.nn.Module (got {type(model).__name__}). Correct "
+            "it."
         )
     return model
 

@@ -78,8 +78,8 @@ def _check_top_model(top: nn.Module, in_features: int, outputs: int) -> nn.Modul
     except Exception as error:
         raise InputError(
             Code.MODEL_INVALID,
-            f"the top model: failed on two rows of {in_features} numbers "
-            f"{where_it_failed(error)}. Correct the top model.",
+            f"the top model: failed on two rows of {in_features} numbers {where_it_failed(error)}. "
+            "Correct the top model.",
         ) from error
     top.train(mode)
     if not isinstance(out, Tensor) or out.dtype != real():

@@ -171,7 +171,7 @@ def test_a_recipe_adds_transforms_of_its_own() -> None:
         ),
         (
             {"transforms": [{"kind": "gaussian", "exchange": "z", "sigma": 1}]},
-            ["no exchange 'z'", "embedding"],
+            ["unknown exchange", "'z'", "embedding"],
         ),
         (
             {
