@@ -104,7 +104,7 @@ def grow(
     return of(task, top, train, validation, seed % 2**31)
 
 
-# -- scikit-learn
+# -- trees of scikit-learn
 # ----------------------------------------------------------------------
 
 
@@ -164,7 +164,7 @@ def _of_sklearn(nodes: npt.NDArray[Any]) -> _Tree:
     }
 
 
-# -- LightGBM
+# -- trees of LightGBM
 # ----------------------------------------------------------------------
 
 

@@ -92,13 +92,8 @@ class Leaving(Filter):
     """Applies another filter, but leaves some tensors unchanged, by name."""
 
     def __init__(self, of: Filter, leave: frozenset[str]) -> None:
-        self._of, self._leave, self.text, self.knows, self.draws = (
-            of,
-            leave,
-            of.text,
-            of.knows,
-            of.draws,
-        )
+        self._of, self._leave = of, leave
+        self.text, self.knows, self.draws = of.text, of.knows, of.draws
         self.of_plugin = of.of_plugin
 
     def tell(self, beside: Tensors) -> None:

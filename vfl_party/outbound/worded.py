@@ -83,10 +83,11 @@ class Worded:
                     f'with exchange = "{PREDICTION}"' if phase in PREDICTS else "of the phase"
                 )
                 _check_demand(demand, sent, where, of_phase)
-        about = settings, where, self._counts, sent.about_rows
+        counts, batches = self._counts, sent.about_rows
         if self._beside is None:
-            return Held(*about)
-        return HeldBeside(*about, self._beside(phase, exchange, sent))
+            return Held(settings, where, counts, batches)
+        other = self._beside(phase, exchange, sent)
+        return HeldBeside(settings, where, counts, batches, other)
 
 
 def _check_known(demand: Demand) -> None:

@@ -156,11 +156,8 @@ class Guarded(Phase):
     def __init__(self, phase: Phase) -> None:
         self._phase = phase
         self.name, self.rounds = phase.name, phase.rounds
-        self.alone_from, self.skippable, self.lenient = (
-            phase.alone_from,
-            phase.skippable,
-            phase.lenient,
-        )
+        self.alone_from, self.skippable = phase.alone_from, phase.skippable
+        self.lenient = phase.lenient
 
     def run_round(self, round_: int) -> RoundReport:
         with together():

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy.typing as npt
 
@@ -48,6 +48,18 @@ class _Declared:
     key: str
     way: Way
     form: Form
+
+
+class _Content(NamedTuple):
+    """What a line says of a bundle's content: its kind, the count of its numbers before the codec,
+    its rows as ``lines.packed`` writes them, its size if known, and the number of ids asked for.
+    """
+
+    kind: str
+    numbers: int
+    about: str | None
+    size: BundleSizes | None = None
+    asked: int = 0
 
 
 class Recorder:
@@ -123,7 +135,7 @@ class Recorder:
             )
         about = packed(rows, self._rows)
         with self._alone():
-            self._write(way, step, bundle, to, bundle.kind.label, numbers, about)
+            self._write(way, step, bundle, to, _Content(bundle.kind.label, numbers, about))
 
     def tells(self, way: Sequence[str], outgoing: Outgoing) -> None:
         """Writes what a program that serves is about to tell of ids. It takes any id, known before
@@ -134,16 +146,16 @@ class Recorder:
             b"".join([people.tag(secret, person) for person in outgoing.ids]), outgoing.times
         )
         data = memoryview(outgoing.content)
-        content = Bundle(Kind.ROWS, {outgoing.kind: Buffer(DType.UINT8, (len(data),), data)})
+        bundle = Bundle(Kind.ROWS, {outgoing.kind: Buffer(DType.UINT8, (len(data),), data)})
         size = BundleSizes(outgoing.payload_bytes, outgoing.message_bytes, 1)
         step = StepKey(outgoing.phase, outgoing.scoring, outgoing.place)
         with self._alone():
-            sent = (outgoing.to,), outgoing.kind, outgoing.numbers, about, size, outgoing.asked
-            self._write(way, step, content, *sent)
+            content = _Content(outgoing.kind, outgoing.numbers, about, size, outgoing.asked)
+            self._write(way, step, bundle, (outgoing.to,), content)
 
     def _alone(self) -> AbstractContextManager[None]:
-        """Lets nobody else, in this program or another of the party, ask whether something may
-        leave, until what was asked about is written: two could not leave together.
+        """Locks the record from the question whether something may leave until its line is written:
+        otherwise two bundles may leave that are not allowed together.
         """
         return locked(self.book.folder) if self._allows is not None else nullcontext()
 
@@ -153,12 +165,9 @@ class Recorder:
         step: StepKey,
         bundle: Bundle,
         to: Sequence[str],
-        kind: str,
-        numbers: int,
-        about: str | None,
-        size: BundleSizes | None = None,
-        asked: int = 0,
+        content: _Content,
     ) -> None:
+        kind, numbers, about, size, asked = content
         # All tensors of a bundle cost something, and there may be fewer than before.
         declared = self._ways.get((step.phase, kind, *way))
         if declared is None:
@@ -168,7 +177,7 @@ class Recorder:
         if not form.is_of(bundle):
             form = declared.form = Form(bundle, self.book.secret)
         size = size or form.sizes(step, bundle)
-        # In whole numbers: to word a float takes longer.
+        # Integers, because formatting a float takes longer.
         at_s, at_ms = divmod(time.time_ns() // 1_000_000, 1000)
         disclosure = None
         if self._allows is not None:
@@ -217,8 +226,19 @@ class Recorder:
         """
         with self._alone():
             if self._allows is not None:
-                spent = phase, cost, steps, of, tuple(to), self._people, self._rows
-                self._allows(Private(self._run["run"], self._run["generation"], *spent))
+                self._allows(
+                    Private(
+                        run=self._run["run"],
+                        generation=self._run["generation"],
+                        phase=phase,
+                        cost=cost,
+                        steps=steps,
+                        of=of,
+                        to=tuple(to),
+                        people=self._people,
+                        table_rows=self._rows,
+                    )
+                )
             self.book.add(private=phase, cost=cost, steps=steps, of=of, to=[*to], **self._run)
 
     def _declare(self, phase: str, kind: str, way: Sequence[str], form: Form) -> _Declared:
