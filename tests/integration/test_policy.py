@@ -163,7 +163,7 @@ def test_what_leaves_is_counted_by_person_and_refused_at_the_way_out(
     tmp_path: Path, frames: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a plan, which a run with too many steps has not, each person's numbers count."""
-    monkeypatch.setattr("vfl_party.policy.planned.MAX_STEPS", 1)
+    monkeypatch.setattr("vfl_party.policy.planned.MOST_STEPS", 1)
     phases = [SPLIT | {"epochs": 3}]
     # Three epochs of eight numbers; the third one is too much.
     for most, fine in ((24, True), (23, False)):
@@ -296,7 +296,7 @@ def test_bytes_that_find_the_rows_in_common_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a plan, which counts them before."""
-    monkeypatch.setattr("vfl_party.policy.planned.MAX_STEPS", 1)
+    monkeypatch.setattr("vfl_party.policy.planned.MOST_STEPS", 1)
     sent = Counter[str]()
     add = Ledger.add
 
@@ -519,7 +519,7 @@ def test_min_rows_and_max_numbers_hold_however_batches_are_exchanged(
 ) -> None:
     """Each limit lets a run go to its end that meets it exactly, and stops one that is beyond it."""
     if not counted_before:
-        monkeypatch.setattr("vfl_party.policy.planned.MAX_STEPS", 1)
+        monkeypatch.setattr("vfl_party.policy.planned.MOST_STEPS", 1)
     keys, smallest = PIPED[name]
     phases = [SPLIT | keys]
     # Two epochs of eight numbers.

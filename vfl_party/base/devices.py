@@ -173,7 +173,7 @@ def plain_arithmetic() -> Callable[[], None]:
 
 
 def _flag(read: Callable[[], Any]) -> Any:
-    """Returns a flag of torch; None if somebody has set its operations apart, which torch refuses
+    """Returns a flag of torch; None if its operations have been set separately, which torch refuses
     to read as one.
     """
     try:

@@ -48,7 +48,7 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class _Scope:
-    """What one run was given, and, as in ``_loaded``, who has made what it has loaded of that."""
+    """The plug-ins of one run, and, as in ``_loaded``, the makers of those that it has loaded."""
 
     plugins: Given = field(default_factory=dict)
     makers: dict[str, str] = field(default_factory=dict)
@@ -220,8 +220,7 @@ def blaming() -> Iterator[None]:
 
 
 def where_it_failed(error: Exception) -> str:
-    """Returns ``in my_model.py, line 12: ValueError: …``, with the last line of somebody's own
-    code.
+    """Returns ``in my_model.py, line 12: ValueError: …``, with the last line of external code.
 
     That is a plug-in's, or else code that is neither torch's nor ours; ``with ValueError: …`` if
     there is none.

@@ -80,7 +80,7 @@ class _Modes(NamedTuple):
 
 @dataclass(eq=False)
 class _Player:
-    """One that takes turns. ``helps``: nobody waits for its end."""
+    """A party that takes turns. ``helps``: no party waits for its end."""
 
     name: str
     body: greenlet
@@ -157,7 +157,7 @@ class TakingTurns(Turns):
     def wait_for(
         self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float
     ) -> bool:
-        """Waits until ``is_so`` is true, without a limit: who waits here gets its turn as soon as
+        """Waits until ``is_so`` is true, without a limit: a waiting party gets its turn as soon as
         it can go on.
         """
         me = self._on_turn

@@ -95,7 +95,7 @@ def checked(compute: Compute, samples: Sequence[Inputs]) -> Blocks:
 
 
 def _difference(compute: Compute, blocks: Blocks, inputs: Inputs) -> str:
-    """Returns in words at which number of rows a row has other bits; '' at none."""
+    """Returns a text on the first number of rows at which a row has other bits; '' if none."""
     most, rows = blocks.most, blocks.rows
     sizes = [m - 3 * (m // rows - 1) % rows for m in range(rows, most + 1, rows)]
     try:

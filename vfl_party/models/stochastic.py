@@ -49,9 +49,9 @@ class StochasticEncoder(nn.Module):
     the party's own loss. Embeddings are drawn in evaluation too. The 0.1 is ours: without it σ may
     become 0.
 
-    ε is a function of a secret and of (μ, s) of the whole batch, so it needs no state: a run that
-    resumes sends what it has sent, and nobody gets two different messages under one noise. The
-    secret comes from the operating system and stays among the party's own weights, where its
+    ε is a function of a secret and of (μ, s) of the whole batch, so it needs no state: a resumed
+    run sends the same messages again, and no receiver gets two different messages under one noise.
+    The secret comes from the operating system and stays among the party's own weights, where its
     checkpoints keep it, and its run's folder before there is one.
 
     Args:
@@ -112,7 +112,7 @@ class _Mean(nn.Module):
 
 
 def deterministic(encoder: nn.Module) -> nn.Module:
-    """Returns an encoder that draws nothing, with the same weights: what its owner sees, and sends
-    to nobody.
+    """Returns an encoder that draws nothing, with the same weights: for its owner only, and never
+    sent.
     """
     return _Mean(encoder) if isinstance(encoder, StochasticEncoder) else encoder

@@ -63,7 +63,7 @@ class OwnOptimizers(Section):
 def own_optimizer(
     recipe: Recipe, phase: str, party: str, optimizers: Mapping[str, OptimizerSettings]
 ) -> OptimizerSettings | None:
-    """Returns the optimizer that the recipe gives to ``party`` alone; None if it gives none.
+    """Returns the optimizer that the recipe sets for ``party`` only, or None.
 
     Raises InputError if ``optimizers`` names an unknown party.
     """

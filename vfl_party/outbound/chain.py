@@ -252,7 +252,7 @@ def _draw_error(filter_: Filter) -> InputError:
 
 @contextlib.contextmanager
 def _name_filter(filter_: Filter, what: str) -> Iterator[None]:
-    """Words an error of a filter, which may be somebody's own, with its name."""
+    """Converts an error of a filter, which may be a plug-in, to an InputError with its name."""
     try:
         yield
     except VflError:

@@ -202,8 +202,8 @@ class Exchange:
 
     ``asks``: ``active``: every passive party asks the active party; ``server``: every party asks
     the aggregation server, which answers with the mean. ``passive``: only the passive parties ask
-    it; the active party opens the exchange too. ``draw``: who swaps with the server in which round;
-    None: all in each. ``when``: in words, for people.
+    it; the active party opens the exchange too. ``draw``: the parties that swap with the server in
+    each round; None: all. ``when``: a text for people.
     """
 
     name: str

@@ -161,7 +161,7 @@ def _rows_in(sent: Sent, tensors: Tensors) -> int:
 
 
 def _is_listed(about: About) -> TypeGuard[Sequence[int] | npt.NDArray[Any]]:
-    """Whether rows are told by number."""
+    """Returns whether rows are listed by number."""
     return about is not None and not isinstance(about, str)
 
 

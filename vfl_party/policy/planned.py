@@ -15,15 +15,15 @@ from vfl_party.phases.context import Party
 # Splits that have no row in common.
 _APART = ("train", "validation", "test")
 # Steps of a run; counting more takes longer than people wait.
-MAX_STEPS = 1_000_000
+MOST_STEPS = 1_000_000
 
 
 @dataclass
 class Plan:
     """What a party plans to send.
 
-    ``payload_bytes``: to all. ``numbers``: {peer: about the person of whom most is told}.
-    ``batches``: {(phase, exchange): the least rows of a batch that is told of row by row}.
+    ``payload_bytes``: to all. ``numbers``: {peer: the maximum about one person}. ``batches``:
+    {(phase, exchange): the minimum rows of a batch that is disclosed row by row}.
     """
 
     payload_bytes: int = 0
@@ -49,7 +49,7 @@ def planned(party: Party, rows: int) -> Plan | None:
     # {(peer, phase, exchange, round): (numbers about a row, rows)}.
     rounds: dict[tuple[str, str, str, int], tuple[int, int]] = {}
     for number, occurrence in enumerate(occurrences(party, rows)):
-        if number == MAX_STEPS:
+        if number == MOST_STEPS:
             return None
         sent, up = sent_by(party, occurrence.exchange)
         to = receivers(party, occurrence, up=up)

@@ -86,9 +86,9 @@ def epsilon(spendings: Sequence[Spending], delta: float) -> float:
 
 
 def composed(uses: Iterable[tuple[Mechanism, int]], delta: float) -> float:
-    """Returns ε of mechanisms that are used one after the other, each so often; infinite if one of
-    them adds no noise, or next to none. Randomised response of each ε counts once: its noise is
-    kept.
+    """Returns ε of mechanisms that are used one after the other, with the number of uses of each;
+    infinite if one of them adds no noise, or next to none. Randomised response of each ε counts
+    once: its noise is kept.
 
     Raises InputError if δ is not between 0 and 1.
     """

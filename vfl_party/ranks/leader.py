@@ -25,7 +25,7 @@ class SpreadEncoder:
     """Embeds batches on all ranks, in order, and sends their gradients back to them.
 
     Each generation makes one, after ``begin``. The others make each batch of their own copy of the
-    rows: they are told positions, how random views are drawn, and weights. The weights are those of
+    rows: they receive positions, how random views are drawn, and weights. The weights are those of
     rank 0's encoders; after a backward pass these hold the gradients of the whole batch.
 
     Args:

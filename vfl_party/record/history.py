@@ -387,7 +387,7 @@ def _disclosure(
 class Sum:
     """What one peer got in one exchange of a run: ``people`` are counted once, each.
 
-    ``of_person``: the numbers about the person who was asked for; None if nobody was.
+    ``of_person``: the numbers about the person of a query; None without one.
     """
 
     bundles: int = 0
@@ -421,7 +421,7 @@ class Sum:
 
     @property
     def people(self) -> int:
-        """How many rows were told of one by one; of a table of ids that has changed, the most."""
+        """The number of rows disclosed one by one; if the table of ids has changed, the maximum."""
         rows = (int(mask.sum()) for mask in self._people.values())
         return max(rows, default=0) + len(self._tags)
 

@@ -100,8 +100,8 @@ def unpacked(text: str) -> Rows:
 
 
 def packed_tags(tags: bytes, times: Sequence[int] | npt.NDArray[Any] | None = None) -> str:
-    """Writes people by their tags, one after the other. ``times``: how often each is told of; None:
-    once.
+    """Writes people by their tags, one after the other. ``times``: how often each is disclosed;
+    None: once.
     """
     if not tags:
         return NOBODY
@@ -113,8 +113,8 @@ def packed_tags(tags: bytes, times: Sequence[int] | npt.NDArray[Any] | None = No
 
 
 def unpacked_tags(text: str | None) -> tuple[npt.NDArray[np.void], Rows] | None:
-    """Reads what ``packed_tags`` wrote: the tags, and how often each is told of; None if rows are
-    told by their numbers. Raises ValueError.
+    """Reads what ``packed_tags`` wrote: the tags, and how often each is disclosed; None if rows are
+    given by number. Raises ValueError.
     """
     if text is None or not text.startswith(_TAGGED):
         return None

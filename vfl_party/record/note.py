@@ -10,7 +10,7 @@ The owner of a record signs these four lines, and everybody, the owner too, sign
 ``cosignature/v1``, the time, and the four lines. C2SP defines no cosignature for these keys, so
 their identifiers are long ones of ours. A cosignature under a head of another party's record is
 therefore never the signature of a record's owner. Versions before this one signed the four lines of
-whatever head a peer showed them, so a signature without a cosignature convicts nobody.
+whatever head a peer showed them, so a signature without a cosignature is no evidence.
 """
 
 from __future__ import annotations

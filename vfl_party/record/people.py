@@ -1,7 +1,7 @@
 """Whose rows the numbers of rows mean: a keyed digest for each id, so that a record holds no ids.
 
 Only a reader with the record's key and the id finds a person in it: the record can say what left
-about somebody even after all files with ids are gone.
+about a person even after all files with ids are gone.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Recorder:
             self._write(way, step, bundle, to, _Content(bundle.kind.label, numbers, about))
 
     def tells(self, way: Sequence[str], outgoing: Outgoing) -> None:
-        """Writes what a program that serves is about to tell of ids. It takes any id, known before
+        """Writes what a serving program is about to send about ids. It takes any id, known before
         or not, and writes its tag. Raises InputError as ``leaves``.
         """
         secret = self.book.secret
@@ -258,6 +258,6 @@ class ServingRecord:
         self._recorder, self._way, self._writing = recorder, way, threading.Lock()
 
     def __call__(self, outgoing: Outgoing) -> None:
-        """Writes that something is about to be told. Raises InputError if it may not leave."""
+        """Writes that an answer is about to be sent. Raises InputError if it may not leave."""
         with self._writing:
             self._recorder.tells(self._way, outgoing)

@@ -104,8 +104,8 @@ def require(folder: Path, credentials: Credentials) -> None:
     if result.wrong:
         raise InputError(
             Code.FILE_INVALID,
-            f"{folder}: the record is not as it was signed ({len(result.wrong)} problems): "
-            f"{result.wrong[0]}. Restore it from a copy.",
+            f"{folder}: the record is not as it was signed: {result.wrong[0]} (problems found: "
+            f"{len(result.wrong)}). Restore it from a copy.",
         )
 
 

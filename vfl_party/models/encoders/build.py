@@ -82,7 +82,7 @@ def takes_codes(settings: EncoderSettings) -> bool:
     """Returns whether an encoder takes categorical columns as codes, not as a column of 0 and 1 for
     each category.
 
-    Raises InputError if the encoder is somebody's own and cannot be found.
+    Raises InputError if a custom encoder cannot be found.
     """
     match settings:
         case CustomSettings():

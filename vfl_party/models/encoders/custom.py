@@ -41,7 +41,7 @@ def build_module(factory: str, options: Mapping[str, Any], where: str, *args: An
 
 
 def module_of(make: Callable[[], object], where: str, whose: str) -> nn.Module:
-    """Returns the module that somebody else's code makes. ``where``: the key that names the code;
+    """Returns the module that external code makes. ``where``: the key that names the code;
     ``whose``: as in ``the factory``. Raises InputError (MODEL_INVALID) if it fails, or gives none.
     """
     try:

@@ -59,8 +59,8 @@ _FIRST = {
 
 
 def load_metric(name: str) -> Metric:
-    """Returns the metric of a plug-in; a function by itself is one of which more is better. Raises
-    InputError if there is none.
+    """Returns the metric of a plug-in; a bare function is a metric of which more is better. Raises
+    InputError if it is unknown.
     """
     loaded = PLUGINS.load(name, _WHERE)
     made = Metric(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded

@@ -45,9 +45,9 @@ _WHERE = "recipe: task.loss"
 def rows_loss(settings: PluginLossSettings) -> Callable[[Tensor, Tensor], Tensor]:
     """Returns the plug-in's ``loss(outputs_NO, targets)``: the loss of each row, [N].
 
-    A function by itself is one without settings: ``loss(outputs_NO, targets)``. Raises InputError
-    if there is no such loss or its settings are wrong, and, when it is called, if it fails or does
-    not give a number for each row.
+    A bare function is a loss without settings: ``loss(outputs_NO, targets)``. Raises InputError if
+    there is no such loss or its settings are wrong, and, when it is called, if it fails or does not
+    give a number for each row.
     """
     loaded = PLUGINS.load(settings.kind, _WHERE)
     made = _of_function(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded

@@ -50,8 +50,8 @@ def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:
 
     Ours is a linear layer or, if ``hidden`` is set, an MLP with ReLU; or a module of trees, without
     any before ``head`` has grown them. Weights come from torch's CPU
-    generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) if a top model of
-    somebody's own cannot be built, fails on two rows of zeros, or gives another shape or type.
+    generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) if a custom top model
+    cannot be built, fails on two rows of zeros, or gives another shape or type.
     """
     match settings:
         case TopSettings():
