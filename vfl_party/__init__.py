@@ -11,8 +11,8 @@ _UNSET = 1
 
 
 def _set_mkl_branch() -> None:
-    """Makes Intel's MKL compute a row of a product alike at every address in memory (AUTO) and for
-    every number of rows and threads (STRICT, on Intel's processors).
+    """Makes Intel's MKL compute a row of a product in the same way at every address in memory
+    (AUTO) and for every number of rows and threads (STRICT, on Intel's processors).
 
     MKL reads the variable at its first product, and a value of the environment takes precedence.
     Warns if torch has computed a product before.
@@ -23,8 +23,8 @@ def _set_mkl_branch() -> None:
     if "torch" in sys.modules and _has_multiplied(sys.modules["torch"]):
         warnings.warn(
             "vfl: torch was used before vfl was imported, so MKL computes without MKL_CBWR, and "
-            "the last bits of a row's scores may depend on the rows scored with it. Restart "
-            "Python and import vfl first, or set MKL_CBWR=AUTO,STRICT in the environment.",
+            "the last bits of a row's scores may depend on the rows scored with it. Restart Python "
+            "and import vfl first, or set MKL_CBWR=AUTO,STRICT in the environment.",
             stacklevel=2,
         )
 

@@ -6,6 +6,7 @@ from vfl_common.process.signals import end_at_once
 
 
 def main() -> None:
+    """Runs ``vfl-party``."""
     end_at_once()
     from vfl_party.cli import main as program
 

@@ -35,28 +35,28 @@ from vfl_party.predict.options import result_options, without_option
 from vfl_party.serve.commands import serve, token
 
 _DEVICE = click.option(
-    "--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device."
+    "--device", metavar="cpu|cuda|cuda:N", help="Override the party file's device."
 )
 _WAIT = click.option(
     "--wait",
     "wait_s",
     default=60.0,
     show_default=True,
-    help="Seconds to wait for a server that does not answer; for one that is lost in a run, "
-    "run.rejoin_deadline_s.",
+    help="Wait at most this many seconds for the server.",
 )
 
 # The exit code of a prediction that was written without the others.
 NO_JOINT_SCORE = 5
-# Of long lines, unless the terminal is narrower.
+# The width of long lines, unless the terminal is narrower.
 _WIDTH = 120
 
 
 @click.group(epilog=EXIT_CODES, context_settings=NAMES)
 @click.version_option(package_name="vfl")
 def cli() -> None:
-    """Run a party of a federation: it trains on its own columns, with parties that hold other
-    columns.
+    """Run a party of a federation.
+
+    A party trains on its own columns, with parties that hold other columns.
     """
 
 
@@ -65,13 +65,13 @@ def cli() -> None:
 @_DEVICE
 @_WAIT
 @click.option(
-    "--fresh", is_flag=True, help="Do not offer to resume an unfinished run of this recipe."
+    "--fresh", is_flag=True, help="Start a new run instead of resuming an unfinished one."
 )
 @METRICS
 @LINGER
 @LOG_STDOUT
 @click.option(
-    "--report", is_flag=True, help="Active party: draw the charts of `vfl report` after the run."
+    "--report", is_flag=True, help="Draw the charts of `vfl report` after the run (active party)."
 )
 @WATCH
 def run(
@@ -84,7 +84,7 @@ def run(
     report: bool,
     watch: bool,
 ) -> None:
-    """Take part in a training run, as the party that the file PARTY describes.
+    """Take part in a training run as the party of PARTY.
 
     After a crash the same command rejoins the run. Progress is shown in sentences at a terminal,
     and as JSON lines if standard output goes elsewhere.
@@ -113,11 +113,11 @@ def run(
         return
     files = read_files(party, device=device, joins=True)
     if report and not files.is_active:
-        text = (
-            f"{party}: --report is for the active party; {files.name} is passive and gets no "
-            "summary"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{party}: --report requires the active party; {files.name} is passive and gets no "
+            "summary. Remove --report.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
     reporters = _reporters() if report else []
     console = Console("vfl-party")
     with (
@@ -128,7 +128,7 @@ def run(
         app = PartyApp(files, console, wait_s, metrics=metrics, linger_s=linger_s, ranks=ranks)
         _, folder = app.train(fresh=fresh)
     if report:
-        charts = [path for each in reporters for path in each(folder.path.parent)]
+        charts = [path for draw in reporters for path in draw(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
     # From then on the same command begins a new run.
     do_last(folder.finishing())
@@ -139,37 +139,35 @@ def run(
 @click.argument("party", type=click.Path(path_type=Path))
 @_DEVICE
 @click.option(
-    "--offline", is_flag=True, help="Do not try to reach the server and the active party."
+    "--offline", is_flag=True, help="Skip the connection to the server and the active party."
 )
-@click.option(
-    "-v", "--verbose", is_flag=True, help="All lines, in the order in which they stop a run."
-)
+@click.option("-v", "--verbose", is_flag=True, help="Print all checks, in the order of a run.")
 def check(party: Path, device: str | None, offline: bool, verbose: bool) -> None:
-    """Check everything that the file PARTY names, without training: one line each, with what to do.
+    """Check everything that a run of PARTY needs.
 
-    It checks party file and recipe, certificate, device, data (columns, types, missing values,
-    label), models, room on the disk, the addresses to listen on (those of serve, too), and whether
-    the server can be reached and would take this party: they compare recipe, protocol and plug-ins.
-    The active party is tried, too, if the file has its address (active). A line that begins with
-    note is about something that can be run, and is perhaps not meant. FAIL, SOON and note come
-    first.
+    Nothing is trained. Each line says what to do. It checks party file and recipe, certificate,
+    device, data (columns, types, missing values, label), models, room on the disk, the addresses to
+    listen on (those of serve, too), and whether the server can be reached and would take this
+    party: they compare recipe, protocol and plug-ins. The active party is tried, too, if the file
+    has its address (active). A line that begins with note is about something that can be run, and
+    is perhaps not meant. FAIL, SOON and note come first.
     """
     from vfl_party.runtime.preflight import VERDICTS, require
     from vfl_party.runtime.preflight import check as look
 
     findings = list(look(party, device, offline=offline))
-    shown = findings
+    visible = findings
     if not verbose:
-        shown = [finding for finding in findings if not finding.detail]
-        shown.sort(key=lambda finding: VERDICTS.index(finding.verdict))
-    for finding in shown:
+        visible = [finding for finding in findings if not finding.detail]
+        visible.sort(key=lambda finding: VERDICTS.index(finding.verdict))
+    for finding in visible:
         head = f"{finding.verdict:<4}  {finding.about:<12}  "
         indent = " " * (len(finding.text) - len(finding.text.lstrip(" ")))
         # A table's names and values may be anything.
         text = indent + clean(finding.text, LINE)
         click.echo(_broken(head, text) if finding.about == "leaves" else head + text)
-    if len(shown) < len(findings):
-        click.echo("What a session with the server tells of any recipe: the same command with -v")
+    if len(visible) < len(findings):
+        click.echo("Run the same command with -v to see all checks.")
     require(findings)
 
 
@@ -180,19 +178,17 @@ def check(party: Path, device: str | None, offline: bool, verbose: bool) -> None
     "trained",
     required=True,
     metavar="RUN",
-    help="The trained run, by its id or folder; or production (see vfl models), or latest: this "
-    "party's of the recipe's name.",
+    help="Use this trained run: an id, a folder, production, or latest.",
 )
 @click.option(
     "--data",
     metavar="SOURCE",
-    help="Rows to predict, a file or whatever else a party file may name; replaces the party "
-    "file's source.",
+    help="Predict the rows of this source instead of the party file's.",
 )
 @click.option(
     "--query",
     metavar="SELECT",
-    help="Of a database: the rows to predict; replaces the party file's query.",
+    help="Predict the rows of this query instead of the party file's.",
 )
 @without_option
 @result_options
@@ -200,8 +196,7 @@ def check(party: Path, device: str | None, offline: bool, verbose: bool) -> None
     "--deadline",
     "deadline_s",
     type=click.FloatRange(min=0.0, min_open=True, max=1e6),
-    help="Seconds to wait, in all, for the server and the other parties; replaces the party file's "
-    "predict.deadline_s.",
+    help="Wait at most this many seconds for the others. [default: predict.deadline_s]",
 )
 @_DEVICE
 @_WAIT
@@ -221,15 +216,15 @@ def predict(
     device: str | None,
     wait_s: float,
 ) -> int:
-    """Take part in a joint prediction with a trained run: every party runs this, beside vfl-server
-    serve --predict.
+    """Take part in a joint prediction with a trained run.
 
-    All parties must give the same ids, unless the recipe has rows.align = "psi". Only the active
-    party gets and writes the result: a row for each row of its table, in its order, with its own
-    ids. At the end every party says how many of its rows are predicted, and why the others are left
-    out. If a party is away past the deadline, the active one writes its rows without a joint score,
-    and ends with exit code 5. With --solo the active party asks nobody, not even the server: the
-    student that the run has trained scores all of its rows.
+    Every party runs this, with vfl-server serve --predict at the server. All parties must give the
+    same ids, unless the recipe has rows.align = "psi". Only the active party gets and writes the
+    result: a row for each row of its table, in its order, with its own ids. At the end every party
+    says how many of its rows are predicted, and why the others are left out. If a party is away
+    past the deadline, the active one writes its rows without a joint score, and ends with exit code
+    5. With --solo the active party asks nobody, not even the server: the student that the run has
+    trained scores all of its rows.
 
     \b
     Examples:
@@ -253,8 +248,11 @@ def predict(
     name = file.name
     meant = _run_meant(trained, file)
     if solo and without:
-        text = "--solo: the active party scores by itself, so --without means nothing; give one"
-        raise InputError(Code.CONFIG_INVALID, f"{text} of them")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "--solo: cannot be combined with --without, because the active party scores on its "
+            "own. Remove one of them.",
+        )
     if solo:
         written = Output(output, like_input, spreadsheet, replace)
         return _predict_solo(party, meant, data, query, written, device)
@@ -334,19 +332,19 @@ def _predict_solo(
     console = Console("vfl-party")
     for text in unseen(trained, alone.opened.table):
         console.show("unseen", said=f"{alone.opened.table.source}: {text}")
-    found = alone.write([written], files.device)
+    result = alone.write([written], files.device)
     scorings.note(
         Path(files.file.out),
         party=name,
         recipe=trained.recipe.name,
         model=trained.run_id,
         run="",
-        rows=found.rows,
-        scored=found.written,
+        rows=result.rows,
+        scored=result.written,
         output=str(written.path.absolute()),
     )
-    facts = {key: value for key, value in asdict(found).items() if value != ""}
-    console.emit("predicted", **facts, output=str(written.path), said=str(found))
+    facts = {key: value for key, value in asdict(result).items() if value != ""}
+    console.emit("predicted", **facts, output=str(written.path), said=str(result))
     console.show("scores", said=alone.meaning(files.file.data or rows))
     return 0
 
@@ -358,24 +356,24 @@ def _predict_solo(
     "--run",
     "trained",
     metavar="RUN",
-    help="Look into this run: its id, its folder, production, or latest.",
+    help="Search this run: an id, a folder, production, or latest.",
 )
-@click.option("--all", "whole", is_flag=True, help="Look into all of this party's runs.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option("--all", "whole", is_flag=True, help="Search all of this party's runs.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed, and change nothing.")
 def forget(
     party: Path, cells: tuple[str, ...], trained: str | None, whole: bool, dry_run: bool
 ) -> None:
-    """Find what runs hold of one person, remove what can be removed, and say which models must be
-    trained again.
+    """Remove one person from the runs of PARTY.
 
-    ID is as the party's own table has it, or in any spelling that the run's rules make the same; of
-    several id columns give each. The person's rows are removed from the predictions that runs keep.
-    Checkpoints hold no id, but weights do not forget a row, so a model that was trained with it
-    must be trained again, after the row was removed from the table. Run this before: only with the
-    table of training is it certain what the row was for. Once the table has changed, the party's
-    record says whether a run had the row. Files that vfl-party predict wrote
-    elsewhere are named, and not changed. An id that neither the table nor a run knows ends with
-    exit code 2. Every party does this for itself.
+    It finds what runs hold of the person, removes what can be removed, and says which models must
+    be trained again. ID is as the party's own table has it, or in any spelling that the run's rules
+    make the same; of several id columns give each. The person's rows are removed from the
+    predictions that runs keep. Checkpoints hold no id, but weights do not forget a row, so a model
+    that was trained with it must be trained again, after the row was removed from the table. Run
+    this before: only with the table of training is it certain what the row was for. Once the table
+    has changed, the party's record says whether a run had the row. Files that vfl-party predict
+    wrote elsewhere are named, and not changed. An id that neither the table nor a run knows ends
+    with exit code 2. Every party does this for itself.
 
     \b
     Examples:
@@ -388,7 +386,10 @@ def forget(
     from vfl_party.record.book import folder_of
 
     if (trained is None) == (not whole):
-        raise InputError(Code.CONFIG_INVALID, "forget: give either --run RUN or --all")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "forget: needs exactly one of --run and --all. Set --run RUN or --all.",
+        )
     files = read_files(party)
     out, name = Path(files.file.out), files.name
     record = folder_of(Path(files.file.record.folder or out), name)
@@ -401,19 +402,20 @@ def forget(
     if trained is not None and not (folders[0] / "run.json").is_file():
         raise InputError(
             Code.FILE_INVALID,
-            f"{folders[0].parent}: holds no run of {name}; give the folder {out}/RUN-ID, or --all",
+            f"{folders[0].parent}: contains no run of {name}. Set --run to {out}/RUN-ID, or use "
+            "--all.",
         )
     here, known = who.in_table(None), False
     for path in folders:
         folder = RunFolder(path, path.parent.name)
         if folder.facts().get("job") != "train":
             continue
-        found = trace(folder, name, who, remove=not dry_run)
-        here, known = here or not found.lacks_it, known or found.has_row
-        click.echo(found.said)
-        for held in found.held:
-            said = clean(str(held), LINE)
-            click.echo(f"  {said.replace('; removed', '; would be removed') if dry_run else said}")
+        traces = trace(folder, name, who, remove=not dry_run)
+        here, known = here or not traces.lacks_it, known or traces.has_row
+        click.echo(traces.said)
+        for held in traces.held:
+            text = clean(str(held), LINE)
+            click.echo(f"  {text.replace('; removed', '; would be removed') if dry_run else text}")
     for held in outputs(out, name, who):
         known = True
         click.echo(clean(str(held), LINE))
@@ -422,8 +424,11 @@ def forget(
     elif known:
         click.echo(absent(rows))
     else:
-        text = f"forget: {absent(rows)}, and no run or prediction of {name} knows it"
-        raise InputError(Code.DATA_INVALID, f"{text}; check its spelling")
+        raise InputError(
+            Code.DATA_INVALID,
+            f"forget: {absent(rows)}, and no run or prediction of {name} contains it. Check the "
+            "spelling of the id.",
+        )
 
 
 @cli.command(epilog=EXIT_CODES)
@@ -431,7 +436,7 @@ def forget(
 @click.option(
     "--rows",
     type=click.IntRange(1, 100_000_000),
-    help="Rows that all parties hold; if given, data are not read.",
+    help="Set the number of common rows instead of reading the data.",
 )
 @click.option(
     "--rounds",
@@ -441,30 +446,35 @@ def forget(
     help="Count N rounds for a phase with early stopping.",
 )
 def forecast(plan: Path, rows: int | None, ended: tuple[str, ...]) -> None:
-    """Count the bytes that a run would exchange, as one JSON line. `vfl forecast` shows them to
-    people.
+    """Count the bytes of a run as one JSON line.
 
-    PLAN is a recipe or a party file. Nothing is sent, and no certificate is needed.
+    `vfl forecast` shows the same to people. PLAN is a recipe or a party file. Nothing is sent, and
+    no certificate is needed.
     """
     from vfl_party.forecast.count import forecast as count
     from vfl_party.forecast.count import read_outlook, read_rounds
 
     outlook = read_outlook(plan)
     with naming(outlook.file):
-        found = count(outlook, rows, read_rounds(ended))
-    click.echo(to_json({"event": "forecast", **found.model_dump(mode="json")}, compact=True))
+        result = count(outlook, rows, read_rounds(ended))
+    click.echo(to_json({"event": "forecast", **result.model_dump(mode="json")}, compact=True))
 
 
 @cli.command(epilog=EXIT_CODES)
 @click.argument("party", type=click.Path(path_type=Path))
 @click.option(
-    "--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer."
+    "--wait",
+    "wait_s",
+    default=3.0,
+    show_default=True,
+    help="Wait at most this many seconds for the answer.",
 )
 def health(party: Path, wait_s: float) -> None:
-    """Ask the active party of the file PARTY, on this machine, whether it serves (grpc.health.v1).
+    """Ask whether the active party of PARTY serves.
 
-    Exit code 0 if it does. The call uses the party's own certificate. For the health check of a
-    container or supervisor. A passive party does not listen, so it cannot be asked.
+    The active party must be on this machine (grpc.health.v1). Exit code 0 if it serves. The call
+    uses the party's own certificate. For the health check of a container or supervisor. A passive
+    party does not listen, so it cannot be asked.
 
     \b
     Example: vfl-party health bank.toml
@@ -477,11 +487,11 @@ def health(party: Path, wait_s: float) -> None:
     recipe = load_recipe(Path(file.recipe))
     place = recipe.party(file.name)
     if place is None or place.role != "active" or file.listen.endswith(":0"):
-        text = (
-            f"{party}: {file.name} has no known port; only an active party with `listen` can "
-            "be asked"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{party}: listen: only an active party with a fixed port answers health checks (got "
+            f"{file.name}). Set `listen`, or ask the active party.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
     members = members_of(recipe, pins=file.pins)
     address = require_serving(
         file.listen, load_credentials(file.tls, name=file.name, members=members), wait_s
@@ -519,15 +529,16 @@ def _reporters() -> list[Callable[[Path], list[Path]]]:
     """Loads the entry points of the group ``vfl.reports``, which draw a run. Raises InputError if
     there are none.
     """
-    found: list[Callable[[Path], list[Path]]] = [
-        each.load() for each in entry_points(group="vfl.reports")
+    reporters: list[Callable[[Path], list[Path]]] = [
+        entry.load() for entry in entry_points(group="vfl.reports")
     ]
-    if not found:
-        text = (
-            "--report: no installed package draws reports (entry points of the group vfl.reports)"
+    if not reporters:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "--report: no installed package draws reports (entry points of the group vfl.reports). "
+            "Install vfl as its README says.",
         )
-        raise InputError(Code.CONFIG_INVALID, f"{text}; install vfl as its README says")
-    return found
+    return reporters
 
 
 cli.add_command(account)
@@ -540,9 +551,10 @@ cli.add_command(token)
 
 
 def main() -> None:
+    """Runs ``vfl-party``."""
     run_program(cli, "vfl-party", private=True)
 
 
-# Python -m vfl_party.cli, as torchrun starts modules.
+# torchrun starts this module with ``python -m vfl_party.cli``.
 if __name__ == "__main__":
     main()

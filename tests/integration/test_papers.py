@@ -156,7 +156,7 @@ def test_a_table_runs_and_resumes(bars: Path, tmp_path: Path) -> None:
     assert set(found.rates.values()) == {0.05}
     assert min(cells["VFL", "40"]) > 20.0
     assert list(found.absent) == ["absent"]
-    assert "there is no data set 'nowhere'" in found.absent["absent"]
+    assert "unknown data set 'nowhere'" in found.absent["absent"]
     assert all("nobody has written" in why for why in found.left_out.values())
     assert found.left_out
 

@@ -425,7 +425,7 @@ def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
     assert "only if a phase learns" in forget(between, "p0", alone, "--run", "latest")
     # An id of nobody gets no all-clear.
     said = forget(between, "p1", "nobody", "--run", "latest", code=2)
-    assert "no run or prediction of p1 knows it; check its spelling" in said
+    assert "no run or prediction of p1 contains it. Check the spelling" in said
     assert "p1.csv has this id, and this run knows none; check its spelling" in said
     assert "was not trained" not in said
     assert "remove the row there" not in said

@@ -163,5 +163,6 @@ def test_a_host_with_other_files_is_named(what: str, tmp_path: Path) -> None:
         assert first.wait(RUN_S) != 0
         (line,) = [each for each in first.stderr.splitlines() if each.startswith("error: ")]
         assert "process 2 of this party" in line
-        assert line.endswith("; copy the same file to all hosts" * (what == "table"))
+        fix = "Copy the same file to all hosts." if what == "table" else "Check the files there."
+        assert line.endswith(fix)
         assert what in line

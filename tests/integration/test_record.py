@@ -197,9 +197,7 @@ def test_passive_parties_get_the_heads_that_others_hold(tmp_path: Path) -> None:
             assert not [*(record_of(federation, name) / PEERS).glob("*.json")]
 
 
-@pytest.mark.parametrize(
-    ("restored", "why"), [(False, "another one"), (True, "does not go on from")]
-)
+@pytest.mark.parametrize(("restored", "why"), [(False, "another record"), (True, "contradicts")])
 def test_a_record_that_is_lost_is_accepted_by_hand(
     restored: bool, why: str, tmp_path: Path
 ) -> None:

@@ -35,7 +35,7 @@ from vfl_party.phases.course import Course
 
 @dataclass(frozen=True)
 class OwnFiles:
-    """A party file with all of it that stays here, read and checked; `open` reads the data."""
+    """A party file and what it names on this machine, read and checked; `open` reads the data."""
 
     file: PartyFile
     recipe: Recipe
@@ -45,10 +45,12 @@ class OwnFiles:
 
     @property
     def name(self) -> str:
+        """The party's name."""
         return self.file.name
 
     @property
     def is_active(self) -> bool:
+        """Whether this is the active party."""
         return self.settings.role == "active"
 
     @cached_property
@@ -62,14 +64,17 @@ class OwnFiles:
 
     @property
     def data(self) -> DataSettings:
+        """Where the party's rows are. Raises InputError if the file does not say so."""
         if self.file.data is None:
             raise InputError(
-                Code.CONFIG_INVALID, f"party {self.name}: its file needs a [data] table"
+                Code.CONFIG_INVALID,
+                f"party {self.name}: data: missing. Add a table [data] to the party file.",
             )
         if self.is_active and self.file.data.label is None and not self.file.data.is_named:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"party {self.name}: data.label is missing; the active party holds the labels",
+                f"party {self.name}: data.label: missing. Set it to the label column of the active "
+                "party.",
             )
         data = self.file.data.model_copy(
             update={"scratch": self.file.data.scratch or self.file.out}
@@ -100,16 +105,16 @@ def read_own(path: Path, *, device: str | None = None, recipe: Recipe | None = N
     """Reads a party file and its recipe, for a process that speaks to no other party. Arguments as
     ``read_files``. Raises InputError.
     """
-    file, recipe, settings = _named(path, recipe)
+    file, recipe, settings = _load_named(path, recipe)
     check_code(path, file, recipe)
     encoder = encoder_settings(recipe, file.name, file.encoder)
     return OwnFiles(file, recipe, settings, resolve_device(device or file.device), encoder)
 
 
-def _named(path: Path, recipe: Recipe | None) -> tuple[PartyFile, Recipe, PartySettings]:
+def _load_named(path: Path, recipe: Recipe | None) -> tuple[PartyFile, Recipe, PartySettings]:
     """Returns a party file, the recipe, and the party's place in it. Raises InputError."""
     file = load_party(path)
-    # For the user's own encoder, beside the party file.
+    # The user's own encoder is imported from the party file's folder.
     sys.path.append(str(path.resolve().parent))
     recipe = recipe or load_recipe(Path(file.recipe))
     settings = recipe.party(file.name)
@@ -117,7 +122,8 @@ def _named(path: Path, recipe: Recipe | None) -> tuple[PartyFile, Recipe, PartyS
         known = ", ".join(party.name for party in recipe.parties)
         raise InputError(
             Code.NOT_IN_RECIPE,
-            f"{path}: name: {file.name} is not a party of recipe {recipe.name} (parties: {known})",
+            f"{path}: name: not a party of recipe {recipe.name} (got {file.name}). Choose one of: "
+            f"{known}.",
         )
     return file, recipe, settings
 
@@ -139,7 +145,7 @@ def read_files(
             server that is.
         keyring: of a party that serves several recipes, whose members are those of all of them.
     """
-    file, recipe, settings = _named(path, recipe)
+    file, recipe, settings = _load_named(path, recipe)
     uses = BOTH if settings.role == "active" else DIALS
     if keyring is None:
         members = members_of(recipe, pins=file.pins)
@@ -150,7 +156,7 @@ def read_files(
         resolved = resolve_device(device or file.device)
         encoder = encoder_settings(recipe, file.name, file.encoder)
         files = PartyFiles(file, recipe, settings, resolved, encoder, keyring)
-        # So that a wrong one is found now.
+        # A wrong policy is found now, not when it is first used.
         files.policy()
     return files
 
@@ -168,19 +174,14 @@ def _telling(
 
 
 def _check_relayed(path: Path, file: PartyFile, recipe: Recipe) -> None:
-    """Raises InputError if the server would tell passive parties an address that nobody can
-    dial.
-    """
+    """Raises InputError if the server passes on an address that nobody can dial."""
     relayed, key = (
         (file.advertise, "advertise") if file.advertise is not None else (file.listen, "listen")
     )
     if file.name == recipe.active.name and recipe.passives and means_all_addresses(relayed):
-        text = (
-            f"{path}: {key}: {relayed} means all addresses of this machine, and the other "
-            "parties cannot dial it"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{path}: {key}: must be an address that the other parties can dial, not all addresses "
+            f"of this machine (got {relayed}). Set advertise, such as "
+            f"{file.name}.example.org:7001.",
         )
-        remedy = (
-            f"set advertise to the address at which they reach {file.name}, such as "
-            f"{file.name}.example.org:7001"
-        )
-        raise InputError(Code.CONFIG_INVALID, f"{text}; {remedy}")

@@ -17,8 +17,10 @@ def room(file: PartyFile) -> str:
     them cannot be written.
     """
     folders = dict.fromkeys((Path(file.out), Path(file.record.folder or file.out)))
-    found = [require_room(each) for each in folders]
-    free = [f"{shutil.disk_usage(each).free / 1e9:,.1f} GB free for {each}" for each in found]
+    existing = [require_room(folder) for folder in folders]
+    free = [
+        f"{shutil.disk_usage(folder).free / 1e9:,.1f} GB free for {folder}" for folder in existing
+    ]
     return ", ".join(dict.fromkeys(free))
 
 

@@ -24,19 +24,22 @@ def encoder_settings(recipe: Recipe, name: str, own: EncoderSettings | None) -> 
     if a passive party has none (``raw``).
     """
     place = recipe.party(name)
-    found, where = recipe.model.encoder, "recipe: model.encoder"
+    settings, where = recipe.model.encoder, "recipe: model.encoder"
     if own is not None:
-        found, where = own, f"party {name}: encoder"
+        settings, where = own, f"party {name}: encoder"
     elif place is not None and place.encoder is not None:
-        found, where = place.encoder, f"recipe: parties.{name}.encoder"
+        settings, where = place.encoder, f"recipe: parties.{name}.encoder"
     elif isinstance(recipe.model.top, GbdtTop) and name == recipe.active.name:
-        found = RawSettings(kind="raw")
+        settings = RawSettings(kind="raw")
     if place is None or place.features:
-        check_encoder(found, where)
-    if place is not None and place.role == "passive" and isinstance(found, RawSettings):
-        text = f'{where}: kind = "raw" would send the columns of {name} as they are'
-        raise InputError(Code.CONFIG_INVALID, f"{text}; take it for the active party alone")
-    return found
+        check_encoder(settings, where)
+    if place is not None and place.role == "passive" and isinstance(settings, RawSettings):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'{where}: kind "raw" is only for the active party, because it sends the columns of '
+            f"{name} unchanged. Choose another encoder.",
+        )
+    return settings
 
 
 def build_models(
@@ -64,8 +67,8 @@ def build_models(
                 if "tail" in models
                 else build_joint(recipe.model, widths, recipe.task.outputs)
             )
-        passives = [each.name for each in recipe.modelled if each.role == "passive"]
-        widths_of = {each: recipe.embedding_size(each) for each in passives}
+        passives = [party.name for party in recipe.modelled if party.role == "passive"]
+        widths_of = {party: recipe.embedding_size(party) for party in passives}
         if isinstance(recipe.model.top, GbdtTop):
             models[stand_ins.NAME] = stand_ins.MissingNumbers(widths_of)
         elif course.learns == "party_dropout":
@@ -83,8 +86,8 @@ def load_models(models: dict[str, nn.Module], tree: Tree) -> None:
     except (KeyError, RuntimeError):
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            "the checkpoint holds other models than the recipe and the data produce; use "
-            "those of the trained run",
+            "the checkpoint does not fit the models of the recipe and the data. Use the recipe and "
+            "the data of the trained run.",
         ) from None
 
 
@@ -105,15 +108,15 @@ def load_encoder(models: dict[str, nn.Module], tree: Tree, run_id: str, tower: s
             if tower is not None:
                 prefix = f"{tower}."
                 weights = {
-                    name[len(prefix) :]: each
-                    for name, each in weights.items()
+                    name[len(prefix) :]: weight
+                    for name, weight in weights.items()
                     if name.startswith(prefix)
                 }
             models["encoder"].load_state_dict(weights)
     except (KeyError, RuntimeError):
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"recipe: start.run: the encoder of {run_id} differs from what this recipe and "
-            "data produce; give both "
-            "recipes the same model and columns, and start.phases that run's phases",
+            f"recipe: start.run: the encoder of {run_id} does not fit this recipe and its data. "
+            "Set the same model and columns in both recipes, and start.phases to that run's "
+            "phases.",
         ) from None

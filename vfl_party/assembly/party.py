@@ -107,6 +107,7 @@ class Training:
     run_id: ClassVar[str] = ""
 
     def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
+        """Returns the aligned rows with their splits. Raises InputError."""
         rest = (aligned.rest(opened.table), opened.unaligned)
         return prepare(
             opened.recipe,
@@ -114,22 +115,24 @@ class Training:
             aligned.of(opened.table),
             opened.settings,
             opened.encoder,
-            [each for each in rest if each is not None],
+            [table for table in rest if table is not None],
             aligned.division,
             tabular=opened.course.lone_phase is None,
             own_labels=opened.course.own_labels,
         )
 
     def begin(self, models: dict[str, nn.Module]) -> None:
+        """Loads the weights of the earlier run, if there is one. Raises InputError."""
         if self.begin_with is not None:
             self.begin_with(models)
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
+        """Makes all phases of the recipe. Raises InputError."""
         _ = prepared
         return party.course.build(party)
 
 
-# From the beginning.
+# Training from initial weights.
 TRAINING = Training()
 
 
@@ -161,6 +164,7 @@ class Opened:
 
     @property
     def recipe(self) -> Recipe:
+        """The recipe of the run."""
         return self.course.recipe
 
     @property
@@ -193,7 +197,7 @@ def open_party(
     """Reads the data of a party. Rows to predict have no labels. Raises InputError."""
     course, labels = Course(recipe), work.job == "train"
     if labels:
-        # Before a large table is read.
+        # The recipe is checked before a large table is read.
         course.check()
     data = data.ruled(recipe.rows.id_rules)
     if course.own_models():
@@ -258,19 +262,19 @@ class Assembled:
     def aggregations(self) -> tuple[AggregationPlan, ...]:
         """The weights that the phases swap with the server."""
         rounds = {phase.name: phase.rounds for phase in self.phases}
-        recipe, found = self.party.recipe, []
-        for (phase, _), each in self.party.exchanges.items():
-            if each.exchange.asks == "server":
+        recipe, plans = self.party.recipe, []
+        for (phase, _), opened in self.party.exchanges.items():
+            if opened.exchange.asks == "server":
                 up, down = (
-                    coding_of(recipe, phase, each.exchange, direction)
+                    coding_of(recipe, phase, opened.exchange, direction)
                     for direction in ("up", "down")
                 )
-                spec = each.chains.up.before_codec(each.exchange.up.spec())
-                of = each.exchange
-                found.append(
+                spec = opened.chains.up.before_codec(opened.exchange.up.spec())
+                of = opened.exchange
+                plans.append(
                     AggregationPlan(phase, rounds[phase], spec, of.passive, up, down, of.draw)
                 )
-        return tuple(found)
+        return tuple(plans)
 
     @property
     def privacy_json(self) -> str:
@@ -287,19 +291,28 @@ class Assembled:
         aligning = alignment_of(recipe, divides=self.opened.divides).occurrences(
             len(self.prepared.table)
         )
-        keys = {(each.step.phase, each.exchange.name): each for each in aligning}.values()
+        keys = {
+            (occurrence.step.phase, occurrence.exchange.name): occurrence for occurrence in aligning
+        }.values()
         first = [
-            (each.step.phase, each.exchange, party.chains(each.step.phase, each.exchange))
-            for each in keys
+            (
+                occurrence.step.phase,
+                occurrence.exchange,
+                party.chains(occurrence.step.phase, occurrence.exchange),
+            )
+            for occurrence in keys
         ]
         opened = [
-            (phase, each.exchange, each.chains) for (phase, _), each in party.exchanges.items()
+            (phase, open_exchange.exchange, open_exchange.chains)
+            for (phase, _), open_exchange in party.exchanges.items()
         ]
-        found = [
-            summarised(recipe, phase, each, chains, after_labels=party.course.after_labels(phase))
-            for phase, each, chains in (*first, *opened)
+        summaries = [
+            summarised(
+                recipe, phase, exchange, chains, after_labels=party.course.after_labels(phase)
+            )
+            for phase, exchange, chains in (*first, *opened)
         ]
-        return [line for lines in found for line in lines] if recipe.passives else []
+        return [line for lines in summaries for line in lines] if recipe.passives else []
 
     @property
     def leaves(self) -> list[ExchangeSummary]:
@@ -323,7 +336,7 @@ class Assembled:
         itself.
         """
         party, prepared = self.party, self.prepared
-        chains = {key: each.chains.state() for key, each in party.exchanges.items()}
+        chains = {key: opened.chains.state() for key, opened in party.exchanges.items()}
         return {
             "models": {name: dict(model.state_dict()) for name, model in party.models.items()},
             "generators": random_states(party.device),
@@ -336,8 +349,8 @@ class Assembled:
 
     @property
     def _data(self) -> str:
-        """What must be the same to resume; '' for labels that are only looked up by id: they may be
-        corrected.
+        """The fingerprint that must be equal to resume; '' for labels that are only looked up by
+        id: they may be corrected.
         """
         looked_up = self.party.recipe.rows.align == "none" and self.prepared.features is None
         return "" if looked_up else self.prepared.fingerprint
@@ -350,9 +363,8 @@ class Assembled:
         if tree["data"] != self._data:
             raise ChangedError(
                 Code.DATA_INVALID,
-                f"{self.prepared.table.source}: its rows or columns are not those that the "
-                "unfinished run began with; "
-                "restore them, or begin a new run with --fresh at the server alone",
+                f"{self.prepared.table.source}: its rows or columns changed since the unfinished "
+                "run began. Restore them, or start a new run with --fresh at the server only.",
             )
         load_models(party.models, tree)
         # A checkpoint of an earlier version has none.
@@ -394,7 +406,7 @@ def assemble(
     prepared = work.prepare(opened, aligned)
     own = course.recipe.seed if secret is None else secret
     root = own if label_secret is None else label_secret
-    # Of dropout.
+    # The seed of dropout.
     seed = derive_seed(own, "torch", name)
     torch.manual_seed(seed % 2**63)
     begin(torch.default_generator, seed)
@@ -466,12 +478,12 @@ def _targets(
 
 def parts_of(opened: Opened, aligned: Aligned) -> list[Part]:
     """Returns where the rows that ``Work.prepare`` makes ready are in the party's tables."""
-    found = [Part(0, aligned.positions(opened.table))]
+    parts = [Part(0, aligned.positions(opened.table))]
     if opened.work.job == "train":
         rest = aligned.rest_positions(opened.table)
-        found += [Part(0, rest)] if rest is not None else []
-        found += [Part(1)] if opened.unaligned is not None else []
-    return found
+        parts += [Part(0, rest)] if rest is not None else []
+        parts += [Part(1)] if opened.unaligned is not None else []
+    return parts
 
 
 def check_ranks(party: Party, *, trains: bool) -> None:
@@ -479,10 +491,10 @@ def check_ranks(party: Party, *, trains: bool) -> None:
     for phase in party.course.phases if trains else ():
         why = phase.method.one_process(phase.settings)
         if why:
-            text = (
-                f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} {why}, and runs in"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} {why}, and needs "
+                f"one process per party. Start {party.name} without torchrun.",
             )
-            text = f"{text} only one process of a party; start {party.name} without torchrun"
-            raise InputError(Code.CONFIG_INVALID, text)
     spec = party.features.spec if party.features is not None else None
     check_spread(party.models.get("encoder"), spec, party.device, party.name)

@@ -31,8 +31,8 @@ def try_party(
     *,
     policy: Policy | None = None,
 ) -> Assembled:
-    """Makes one party as it is before it joins, on the CPU. Raises InputError if the party's
-    program would.
+    """Makes one party as it is before it joins, on the CPU. Raises InputError as the party's
+    program does.
     """
     opened = open_party(recipe, name, data, encoder, load)
     return assemble(opened, expected_rows(opened), policy=policy)
@@ -47,28 +47,28 @@ def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, As
         for name, data in divide(recipe, folder).items()
     }
     if recipe.rows.partial:
-        partly = of_tables(recipe, {name: each.table for name, each in opened.items()})
+        partly = of_tables(recipe, {name: party.table for name, party in opened.items()})
         return {
-            name: assemble(each, partly[name], policy=of_trial(recipe, name))
-            for name, each in opened.items()
+            name: assemble(party, partly[name], policy=of_trial(recipe, name))
+            for name, party in opened.items()
         }
-    # With the division that the others will hear of.
-    told = expected_rows(opened[recipe.active.name])
-    rows = {name: expected_rows(each) for name, each in opened.items()}
+    # The active party's division, which the others receive.
+    shared = expected_rows(opened[recipe.active.name])
+    rows = {name: expected_rows(party) for name, party in opened.items()}
     # Here, all parties' rows are known.
     if recipe.rows.align == "none":
-        held = {each.name: rows[each.name].holdings[each.name] for each in recipe.passives}
+        held = {place.name: rows[place.name].holdings[place.name] for place in recipe.passives}
         return {
-            name: assemble(each, replace(rows[name], holdings=held), policy=of_trial(recipe, name))
-            for name, each in opened.items()
+            name: assemble(party, replace(rows[name], holdings=held), policy=of_trial(recipe, name))
+            for name, party in opened.items()
         }
     return {
         name: assemble(
-            each,
-            told if told.ids == rows[name].ids else rows[name],
+            party,
+            shared if shared.ids == rows[name].ids else rows[name],
             policy=of_trial(recipe, name),
         )
-        for name, each in opened.items()
+        for name, party in opened.items()
     }
 
 
@@ -84,8 +84,8 @@ class Tried:
 def try_all(recipes: Sequence[Tried], folder: Path) -> None:
     """Makes all parties of each recipe, without training; paths are relative to ``folder``.
 
-    Raises InputError, with the title, at the first recipe that a party would refuse, or that cannot
-    give the metrics of the test rows although the study wants them.
+    Raises InputError, with the title, at the first recipe that a party refuses, or that cannot give
+    the metrics of the test rows although the study wants them.
     """
     tables: dict[tuple[str, bool], Table] = {}
 
@@ -97,13 +97,13 @@ def try_all(recipes: Sequence[Tried], folder: Path) -> None:
         return tables[key]
 
     with modules_of(folder):
-        for each in recipes:
+        for trial in recipes:
             try:
-                parties = try_parties(each.recipe, folder, once)
-                if each.tested:
-                    _check_tested(parties[each.recipe.active.name])
+                parties = try_parties(trial.recipe, folder, once)
+                if trial.tested:
+                    _check_tested(parties[trial.recipe.active.name])
             except VflError as error:
-                raise InputError(error.code, f"{each.title}: {error}") from None
+                raise InputError(error.code, f"{trial.title}: {error}") from None
 
 
 @contextlib.contextmanager
@@ -128,12 +128,15 @@ def modules_of(folder: Path) -> Iterator[None]:
 
 def _check_tested(party: Assembled) -> None:
     if "test" not in party.party.course.evaluated:
-        text = "no phase evaluates the test rows; give finetune one of kind 'evaluate'"
-        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "recipe: phases: no phase evaluates the test rows. Set finetune of one phase of kind "
+            "'evaluate'.",
+        )
     # If the parties hold different rows.
     held = party.party.data.holdings.values()
     if not (any(rows["test"] for rows in held) if held else len(party.party.rows("test"))):
         raise InputError(
             Code.CONFIG_INVALID,
-            "recipe: rows.test: there are no test rows to evaluate; give a share",
+            "recipe: rows.test: no test rows to evaluate. Set a share of the rows.",
         )

@@ -1,5 +1,4 @@
-"""Describes what decides the last bits of this process's numbers, so that a checkpoint can say with
-what it was computed.
+"""Describes what decides the last bits of this process's numbers, for the checkpoints of a run.
 
 Sums of floating-point numbers depend on their order, and libraries choose the order by instruction
 set, number of threads and version. So the same program gives the same bits only with the same of
@@ -41,18 +40,18 @@ _BUILT_WITH = {
     "MKL": r"Math Kernel Library Version (\S+?)(?:-Product|\s)",
     "oneDNN": r"MKL-DNN v(\S+)",
 }
-# Of an operation's inner dimension: kernels divide long sums, each at another length.
+# Inner dimensions of the products: kernels divide long sums, each at another length.
 _INNER = (8, 64, 256, 784, 1024, 2048)
 # Rows of a product: kernels for one row, for few, and for many differ.
 _ROWS = (1, 8, 40)
 # Where the numbers of the second operand begin.
 _OTHER = 99_991
-# What is compared, beside libraries, settings and digests.
+# The fields that are compared, besides libraries, settings and digests.
 _FACTS = ("device", "processor", "instructions", "threads")
 # Hexadecimal digits of a digest.
 _DIGITS = 16
-# A party that changes machines all the time shall not outgrow the server's bound of a report.
-MOST_CHANGES = 100
+# A limit, so that a party that changes machines often keeps within the bound of a report.
+MAX_CHANGES = 100
 
 
 def arithmetic(device: torch.device) -> Arithmetic:
@@ -65,21 +64,21 @@ def arithmetic(device: torch.device) -> Arithmetic:
 
 
 def resumed(
-    kept: Arithmetic | None, now: Arithmetic, checkpoint: str
+    before: Arithmetic | None, now: Arithmetic, checkpoint: str
 ) -> tuple[Arithmetic, ArithmeticChange | None]:
     """Returns ``now`` with all changes of the run, and the change at this resume; None if nothing
     differs.
 
     Args:
-        kept: as the checkpoint has it; None: a release wrote it that did not say.
+        before: as the checkpoint has it; None: an earlier release wrote it.
         now: of this process.
         checkpoint: its label.
     """
-    if kept is None:
+    if before is None:
         return now, None
-    differs = differences(kept, now)
+    differs = differences(before, now)
     change = ArithmeticChange(checkpoint=checkpoint, differs=differs) if differs else None
-    changes = [*kept.changes, *([change] if change is not None else [])][-MOST_CHANGES:]
+    changes = [*before.changes, *([change] if change is not None else [])][-MAX_CHANGES:]
     return now.model_copy(update={"changes": changes}), change
 
 
@@ -87,11 +86,11 @@ def differences(before: Arithmetic, now: Arithmetic) -> list[str]:
     """Returns in what two processes compute otherwise, a text for each difference, such as
     ``threads: 2, was 1``; [] if in nothing.
     """
-    found = [(name, getattr(now, name), getattr(before, name)) for name in _FACTS]
+    facts = [(name, getattr(now, name), getattr(before, name)) for name in _FACTS]
     for new, old in ((now.libraries, before.libraries), (now.settings, before.settings)):
-        found += [(name, new.get(name), old.get(name)) for name in dict.fromkeys([*new, *old])]
+        facts += [(name, new.get(name), old.get(name)) for name in dict.fromkeys([*new, *old])]
     texts = [
-        f"{name}: {new or 'none'}, was {old or 'none'}" for name, new, old in found if new != old
+        f"{name}: {new or 'none'}, was {old or 'none'}" for name, new, old in facts if new != old
     ]
     bits = [name for name in now.digests if now.digests[name] != before.digests.get(name)]
     if bits:
@@ -102,7 +101,7 @@ def differences(before: Arithmetic, now: Arithmetic) -> list[str]:
 @cache
 def _arithmetic(device: torch.device, threads: int) -> Arithmetic:
     backends: Any = torch.backends
-    libraries = {"torch": torch.__version__, **_built_with(), "numpy": np.__version__}
+    libraries = {"torch": torch.__version__, **_get_build_versions(), "numpy": np.__version__}
     if device.type == "cuda":
         libraries |= {"CUDA": str(torch.version.cuda), "cuDNN": str(backends.cudnn.version())}
     # bfloat16 on a CPU turns oneDNN off for a whole process when the first model runs, so that a
@@ -123,16 +122,16 @@ def _arithmetic(device: torch.device, threads: int) -> Arithmetic:
     )
 
 
-def _built_with() -> dict[str, str]:
+def _get_build_versions() -> dict[str, str]:
     text = torch.__config__.show()
-    found = {name: re.search(pattern, text) for name, pattern in _BUILT_WITH.items()}
-    return {name: match[1] for name, match in found.items() if match}
+    matches = {name: re.search(pattern, text) for name, pattern in _BUILT_WITH.items()}
+    return {name: match[1] for name, match in matches.items() if match}
 
 
 def _digest(results: Iterator[Tensor]) -> str:
     digest = hashlib.sha256()
-    for each in results:
-        digest.update(each.cpu().contiguous().numpy().tobytes())
+    for tensor in results:
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:_DIGITS]
 
 

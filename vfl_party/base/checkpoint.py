@@ -15,8 +15,8 @@ Parties that resume need a label that all of them hold. Why ``keep`` = 2 is enou
 that round from every other party, which has thus returned from its own save of round k - 1. That
 save first waited for the one of round k - 2, so the label k - 2 is on every disk when the first
 party saves label k. It may be the newest one at a party that is killed now. So the label k - 2 must
-stay beside k - 1 and k, and may go when the save of k + 1 begins: by the same argument all hold k -
-1 then. Hence a save removes the older files before it writes, not after: ``keep`` stay, and the new
+stay with k - 1 and k, and may go when the save of k + 1 begins: by the same argument all hold k - 1
+then. Hence a save removes the older files before it writes, not after: ``keep`` stay, and the new
 one comes on top.
 """
 
@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 SUFFIX = ".safetensors"
 ASIDE, DAMAGED = "aside-", "damaged-"
 _PLAIN = frozenset({bool, int, float, str})
-# A failing disk shall not fill up with them.
-MOST_DAMAGED = 3
+# The number of damaged files that stay, so that a failing disk does not fill up.
+MAX_DAMAGED = 3
 FILE = re.compile(r"(\d+)-([\w.-]+)\.safetensors")
 
 
@@ -63,7 +63,7 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
     tensors: dict[str, Tensor] = {}
 
     def walk(node: Any) -> Any:
-        # Most are.
+        # Most nodes are plain values.
         if node is None or type(node) in _PLAIN:
             return node
         if isinstance(node, Tensor):
@@ -78,10 +78,10 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
             return {"tuple": [walk(item) for item in node]}
         if isinstance(node, list):
             return [walk(item) for item in node]
-        # Of a derived type.
+        # A subclass of a plain type.
         if isinstance(node, int | float | str):
             return node
-        raise InternalError(f"a {type(node).__name__} cannot be kept in a checkpoint")
+        raise InternalError(f"a {type(node).__name__} cannot be stored in a checkpoint")
 
     jsonable = walk(tree)
     return tensors, jsonable
@@ -109,7 +109,7 @@ def unpack(tensors: dict[str, Tensor], jsonable: Any) -> Any:
     return walk(jsonable)
 
 
-# What reading a damaged file raises.
+# The errors that reading a damaged file raises.
 _DAMAGED = (ValueError, KeyError, TypeError, safetensors.SafetensorError)
 
 
@@ -133,12 +133,12 @@ class CheckpointStore:
 
     def __init__(self, folder: Path, keep: int) -> None:
         if keep < 1:
-            raise InternalError(f"a checkpoint store that keeps {keep} checkpoints")
+            raise InternalError(f"a checkpoint store must keep at least 1 checkpoint (got {keep})")
         self._folder, self._keep = folder, keep
         # Starts with the first checkpoint.
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[None] | None = None
-        # What this process has written, or found whole.
+        # Stamps of files that this process has written, or found undamaged.
         self._verified: set[tuple[str, int, int]] = set()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ class CheckpointStore:
         """
         self.flush()
         paths = self._paths()
-        last = max((entry.sequence for entry in _named(paths)), default=0)
+        last = max((entry.sequence for entry in _parse_entries(paths)), default=0)
         name = f"{max(last, _last_damaged(paths)) + 1:06d}-{label}{SUFFIX}"
         if not FILE.fullmatch(name):
             raise InternalError(f"{label!r} cannot be a checkpoint's label")
@@ -192,8 +192,8 @@ class CheckpointStore:
         try:
             paths = self._paths()
             entries = self._files(paths)
-            kept = self._complete(entries)[-self._keep :]
-            unwanted = [entry.path for entry in entries if entry not in kept]
+            retained = self._complete(entries)[-self._keep :]
+            unwanted = [entry.path for entry in entries if entry not in retained]
             for left in (*unwanted, *_starting(".tmp-", paths)):
                 left.unlink(missing_ok=True)
             with os.fdopen(
@@ -208,7 +208,7 @@ class CheckpointStore:
             # Somebody may have tidied up meanwhile.
             for left in _starting(ASIDE, paths):
                 left.unlink(missing_ok=True)
-            self._verified &= {_stamp(entry.path) for entry in kept}
+            self._verified &= {_stamp(entry.path) for entry in retained}
             self._verified.add(_stamp(path))
         except OSError as error:
             # The first error is the one to report.
@@ -250,23 +250,29 @@ class CheckpointStore:
                     _read(entry.path)
                 self._verified.add(stamp)
             except OSError as error:
-                text = (
-                    f"{entry.path}: cannot be read ({error.strerror}); make it readable, or "
-                    "remove it"
-                )
-                raise InputError(Code.CHECKPOINT_INVALID, f"{text} to resume without it") from error
+                raise InputError(
+                    Code.CHECKPOINT_INVALID,
+                    f"{entry.path}: cannot be read ({error.strerror}). Make it readable, or remove "
+                    "it to resume without it.",
+                ) from error
             except _DAMAGED as error:
                 self._set_damaged_aside(entry.path, error)
         return self.labels()
 
     def _set_damaged_aside(self, path: Path, error: Exception) -> None:
         aside = path.with_name(DAMAGED + path.name)
-        with self._worded("cannot set a damaged checkpoint aside"):
+        with self._convert_os_errors("cannot set a damaged checkpoint aside"):
             path.rename(aside)
-            for older in sorted(self._folder.glob(f"{DAMAGED}*"))[:-MOST_DAMAGED]:
+            for older in sorted(self._folder.glob(f"{DAMAGED}*"))[:-MAX_DAMAGED]:
                 older.unlink()
-        text = "%s: the checkpoint is damaged (%s); it is %s now, and the run resumes without it"
-        log.warning(text, path, error, aside.name, extra={"event": "damaged"})
+        log.warning(
+            "%s: the checkpoint is damaged (%s); it was renamed to %s, and the run resumes without "
+            "it",
+            path,
+            error,
+            aside.name,
+            extra={"event": "damaged"},
+        )
 
     def load(self, label: str) -> Any:
         """Returns the tree that was saved as ``label``, with tensors on the CPU.
@@ -281,8 +287,8 @@ class CheckpointStore:
         except (OSError, *_DAMAGED) as error:
             raise InputError(
                 Code.CHECKPOINT_INVALID,
-                f"{entry.path}: the checkpoint is damaged ({error}); restore it; an "
-                "unfinished run resumes without it",
+                f"{entry.path}: the checkpoint is damaged ({error}). Restore it; an unfinished run "
+                "resumes without it.",
             ) from error
 
     def discard_after(self, label: str) -> None:
@@ -295,12 +301,12 @@ class CheckpointStore:
         self.flush()
         last = self._find(label).sequence if label else -1
         newer = [entry for entry in self._files(self._paths()) if entry.sequence > last]
-        with self._worded("cannot set checkpoints aside"):
+        with self._convert_os_errors("cannot set checkpoints aside"):
             for left in self._folder.glob(f"{ASIDE}*") if newer else ():
                 left.unlink()
             for entry in reversed(newer):
                 entry.path.rename(entry.path.with_name(ASIDE + entry.path.name))
-            # Counting begins anew, too.
+            # The count restarts, too.
             for path in self._folder.glob(f"{DAMAGED}*") if not label else ():
                 path.rename(path.with_name(ASIDE + path.name))
 
@@ -309,20 +315,20 @@ class CheckpointStore:
         for entry in reversed(entries):
             if entry.label == label:
                 return entry
-        there = ", ".join(entry.label for entry in entries) or "none"
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"{self._folder}: no checkpoint {label}; complete ones: {there}",
+            f"{self._folder}: the checkpoint does not exist (got {label}). Choose one of: "
+            f"{', '.join(entry.label for entry in entries) or 'none'}.",
         )
 
     def _paths(self) -> list[Path]:
-        with self._worded("cannot list the checkpoints"):
+        with self._convert_os_errors("cannot list the checkpoints"):
             return list(self._folder.iterdir())
 
     def _files(self, paths: Iterable[Path]) -> list[_Entry]:
         """Returns the files that have a checkpoint's name, in the order of their count."""
-        with self._worded("cannot list the checkpoints"):
-            return [entry for entry in _named(paths) if entry.path.is_file()]
+        with self._convert_os_errors("cannot list the checkpoints"):
+            return [entry for entry in _parse_entries(paths) if entry.path.is_file()]
 
     def _complete(self, entries: list[_Entry]) -> list[_Entry]:
         """Returns the complete ones among ``entries``, one a label; opens none that is known to be
@@ -342,7 +348,7 @@ class CheckpointStore:
             return False
 
     @contextlib.contextmanager
-    def _worded(self, what: str) -> Iterator[None]:
+    def _convert_os_errors(self, what: str) -> Iterator[None]:
         """Raises an OSError of the block as the InputError of ``unwritable``."""
         try:
             yield
@@ -350,7 +356,7 @@ class CheckpointStore:
             raise unwritable(self._folder, error, what, Code.CHECKPOINT_INVALID) from error
 
 
-def _named(paths: Iterable[Path]) -> list[_Entry]:
+def _parse_entries(paths: Iterable[Path]) -> list[_Entry]:
     """Returns all that has a checkpoint's name: a folder too, whose name no file can take."""
     matches = [(FILE.fullmatch(path.name), path) for path in paths]
     return sorted(_Entry(int(match[1]), match[2], path) for match, path in matches if match)
@@ -396,7 +402,7 @@ def _metadata(path: Path) -> dict[str, str]:
     """Reads the header's metadata. Raises SafetensorError if it is unreadable or does not fit the
     file's size.
     """
-    # Torch would open it again, and not say that it has gone.
+    # The torch framework opens the file again, and does not report that it is gone.
     with safe_open(path, framework="np") as file:
         return dict(file.metadata() or {})
 

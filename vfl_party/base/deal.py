@@ -1,6 +1,7 @@
-"""Deals rows to parties that hold different rows of one data set, for experiments on one machine.
+"""Divides the rows of one data set among parties, for experiments on one machine.
 
-Every row goes to exactly one party. The same labels, seed and numbers always deal alike.
+Every row goes to exactly one party. The same labels, seed and numbers always give the same
+division.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from vfl_party.base.seeds import Rows, derive_seed, permutation
 
 How = Literal["even", "classes", "dirichlet"]
 
-# Draws of Dirichlet shares, until every party has enough rows.
+# The most draws of Dirichlet shares until every party has enough rows.
 _TRIES = 100
 
 
@@ -27,7 +28,7 @@ def deal(
     seed: int = 0,
     classes: int = 2,
     alpha: float = 0.5,
-    least: int = 1,
+    min_rows: int = 1,
 ) -> list[Rows]:
     """Deals the rows of a data set to ``parts`` parties: row numbers of each, ascending.
 
@@ -42,41 +43,50 @@ def deal(
         parts: the number of parties.
         classes: ``classes``: how many classes each party has.
         alpha: ``dirichlet``: the concentration, above 0.
-        least: the fewest rows of a party.
+        min_rows: the fewest rows of a party.
 
-    Raises InputError (DATA_INVALID) if a party would get fewer rows than ``least``, and
-    (CONFIG_INVALID) if a number makes no sense.
+    Raises InputError (DATA_INVALID) if a party gets fewer rows than ``min_rows``, and
+    (CONFIG_INVALID) if a number is invalid.
     """
     labels_N = np.asarray(labels_N)
     if labels_N.ndim != 1:
-        raise _wrong(f"labels of shape {labels_N.shape}: give one class for each row")
+        raise _config_error(
+            f"labels: shape must be [N] (got {labels_N.shape}). Give one class for each row."
+        )
     names, codes_N = np.unique(labels_N, return_inverse=True)
     _check(how, parts, len(names), classes, alpha)
     if how == "even":
         order = permutation(derive_seed(seed, "deal"), len(codes_N))
-        found = [np.sort(rows) for rows in np.array_split(order, parts)]
+        dealt = [np.sort(rows) for rows in np.array_split(order, parts)]
     elif how == "classes":
-        found = _by_classes(codes_N, len(names), parts, classes, seed)
+        dealt = _by_classes(codes_N, len(names), parts, classes, seed)
     else:
-        found = _by_shares(codes_N, len(names), parts, alpha, least, seed)
-    fewest = min(map(len, found))
-    if fewest < least:
-        text = f"deal {how!r}: a party would get {fewest} rows of {len(codes_N):,}"
-        larger = " or a larger alpha" if how == "dirichlet" else ""
-        raise InputError(Code.DATA_INVALID, f"{text}; take fewer than {parts:,} parties{larger}")
-    return found
+        dealt = _by_shares(codes_N, len(names), parts, alpha, min_rows, seed)
+    smallest = min(map(len, dealt))
+    if smallest < min_rows:
+        raise InputError(
+            Code.DATA_INVALID,
+            f"deal {how!r}: a party gets {smallest:,} of {len(codes_N):,} rows, fewer than "
+            f"{min_rows:,}. Use fewer than {parts:,} parties or a larger alpha."
+            if how == "dirichlet"
+            else f"deal {how!r}: a party gets {smallest:,} of {len(codes_N):,} rows, fewer than "
+            f"{min_rows:,}. Use fewer than {parts:,} parties.",
+        )
+    return dealt
 
 
-def _by_classes(codes_N: npt.NDArray[Any], C: int, parts: int, each: int, seed: int) -> list[Rows]:
-    """Gives each party ``each`` classes, in turn from random orders of all classes, and a shard of
-    each of them.
+def _by_classes(
+    codes_N: npt.NDArray[Any], C: int, parts: int, per_party: int, seed: int
+) -> list[Rows]:
+    """Gives each party ``per_party`` classes, in turn from random orders of all classes, and a
+    shard of each of them.
     """
     waiting: list[int] = []
     takers: list[list[int]] = [[] for _ in range(C)]
     turn = 0
     for part in range(parts):
         mine: set[int] = set()
-        while len(mine) < each:
+        while len(mine) < per_party:
             free = next((c for c in waiting if c not in mine), None)
             if free is None:
                 waiting += map(int, permutation(derive_seed(seed, "deal", "turn", turn), C))
@@ -85,52 +95,61 @@ def _by_classes(codes_N: npt.NDArray[Any], C: int, parts: int, each: int, seed: 
             waiting.remove(free)
             mine.add(free)
             takers[free].append(part)
-    found: list[list[Rows]] = [[] for _ in range(parts)]
+    dealt: list[list[Rows]] = [[] for _ in range(parts)]
     for c, those in enumerate(takers):
-        rows = _shuffled(codes_N, c, seed)
+        rows = _shuffle_class(codes_N, c, seed)
         for part, shard in zip(those, np.array_split(rows, len(those)), strict=True):
-            found[part].append(shard)
-    return [np.sort(np.concatenate(shards)) for shards in found]
+            dealt[part].append(shard)
+    return [np.sort(np.concatenate(shards)) for shards in dealt]
 
 
 def _by_shares(
-    codes_N: npt.NDArray[Any], C: int, parts: int, alpha: float, least: int, seed: int
+    codes_N: npt.NDArray[Any], C: int, parts: int, alpha: float, min_rows: int, seed: int
 ) -> list[Rows]:
     """Cuts each class by shares from a Dirichlet distribution; draws again, up to 100 times, while
     a party has too few rows.
     """
-    by_class = [_shuffled(codes_N, c, seed) for c in range(C)]
+    by_class = [_shuffle_class(codes_N, c, seed) for c in range(C)]
     random = np.random.Generator(np.random.Philox(key=derive_seed(seed, "deal", "shares")))
-    found: list[Rows] = []
+    dealt: list[Rows] = []
     for _ in range(_TRIES):
         cut = []
         for rows in by_class:
             ends = np.cumsum(random.dirichlet(np.full(parts, alpha)))[:-1] * len(rows)
             cut.append(np.split(rows, np.round(ends).astype(np.int64)))
-        found = [np.sort(np.concatenate(shards)) for shards in zip(*cut, strict=True)]
-        if min(map(len, found)) >= least:
+        dealt = [np.sort(np.concatenate(shards)) for shards in zip(*cut, strict=True)]
+        if min(map(len, dealt)) >= min_rows:
             break
-    return found
+    return dealt
 
 
-def _shuffled(codes_N: npt.NDArray[Any], c: int, seed: int) -> Rows:
+def _shuffle_class(codes_N: npt.NDArray[Any], c: int, seed: int) -> Rows:
     rows = np.flatnonzero(codes_N == c)
     return rows[permutation(derive_seed(seed, "deal", "class", c), len(rows))]
 
 
 def _check(how: str, parts: int, C: int, classes: int, alpha: float) -> None:
     if how not in get_args(How):
-        raise _wrong(f"deal {how!r} is unknown: take {', '.join(get_args(How))}")
+        raise _config_error(
+            f"deal: unknown method (got {how!r}). Choose one of {', '.join(get_args(How))}."
+        )
     if parts < 1:
-        raise _wrong(f"{parts} parties: give 1 or more")
+        raise _config_error(f"parts: must be at least 1 (got {parts}). Set 1 or more parties.")
     if how == "classes" and not 1 <= classes <= C:
-        raise _wrong(f"classes = {classes} for each party, and the rows have {C}: take 1 to {C}")
+        raise _config_error(
+            f"classes: must be between 1 and {C}, the classes of the rows (got {classes}). Set 1 "
+            f"to {C}."
+        )
     if how == "classes" and parts * classes < C:
-        text = f"{parts} parties with {classes} classes each leave rows of some of the {C} classes"
-        raise _wrong(f"{text} to nobody: take more classes, or more parties")
+        raise _config_error(
+            f"classes: {parts} parties with {classes} classes per party cannot hold all {C} "
+            "classes. Set more classes, or more parties."
+        )
     if how == "dirichlet" and not 0 < alpha < np.inf:
-        raise _wrong(f"alpha = {alpha}: give a number above 0")
+        raise _config_error(
+            f"alpha: must be greater than 0 and finite (got {alpha}). Set a positive number."
+        )
 
 
-def _wrong(text: str) -> InputError:
+def _config_error(text: str) -> InputError:
     return InputError(Code.CONFIG_INVALID, text)

@@ -29,18 +29,22 @@ def resolve_device(text: str) -> torch.device:
     _, size, local = launched()
     asked = re.fullmatch(r"cuda(?::(\d{1,4}))?", text)
     if asked and asked[1] and size > 1:
-        what = f"device {text}: torchrun has started {size} processes, and each needs its own GPU"
         raise InputError(
             Code.CONFIG_INVALID,
-            f'{what}; set device = "cuda", and CUDA_VISIBLE_DEVICES to choose GPUs',
+            f"device: torchrun has started {size} processes, and each needs its own GPU (got "
+            f'{text}). Set device = "cuda", and choose GPUs by CUDA_VISIBLE_DEVICES.',
         )
     number = int(asked[1] or local) if asked else n
     if number < n:
         return torch.device("cuda", number)
     there = ["cpu", *(f"cuda:{i} ({torch.cuda.get_device_name(i)})" for i in range(n))]
-    named = f"{text}, by {size} processes," if size > 1 else text
     raise InputError(
-        Code.DEVICE_MISSING, f"{named} was asked for; this machine has: {', '.join(there)}"
+        Code.DEVICE_MISSING,
+        f"device: not available for {size} processes (got {text}). Choose a device of this "
+        f"machine: {', '.join(there)}."
+        if size > 1
+        else f"device: not available (got {text}). Choose a device of this machine: "
+        f"{', '.join(there)}.",
     )
 
 
@@ -53,16 +57,17 @@ def launched() -> tuple[int, int, int]:
     words = {name: os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     for name, word in words.items():
         if not re.fullmatch(r"\d{1,4}", word, re.ASCII):
-            text = f"TORCHELASTIC_RUN_ID is set, as by torchrun, but {name} is {word[:20]!r}"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text}; start the party with torchrun, or unset TORCHELASTIC_RUN_ID",
+                f"{name}: must be a number, because TORCHELASTIC_RUN_ID is set (got "
+                f"{word[:20]!r}). Start the party with torchrun, or unset TORCHELASTIC_RUN_ID.",
             )
     rank, size, local = map(int, words.values())
     if rank >= size:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"RANK is {rank} of WORLD_SIZE {size}; start the party with torchrun",
+            f"RANK: must be less than WORLD_SIZE, {size} (got {rank}). Start the party with "
+            "torchrun.",
         )
     return rank, size, local
 
@@ -73,7 +78,7 @@ def device_name(device: torch.device) -> str:
     """
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    # Linux.
+    # Linux has the processor's name here.
     with suppress(OSError):
         for line in (
             Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -113,10 +118,10 @@ def random_states(device: torch.device) -> dict[str, Tensor]:
     """Returns the states of the generators from which torch draws for a party on ``device``: the
     CPU's, and its GPU's.
     """
-    found = {"cpu": torch.get_rng_state()}
+    states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
-    return found
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
 def set_random_states(states: Mapping[str, Tensor], device: torch.device) -> None:
@@ -140,7 +145,7 @@ def plain_arithmetic() -> Callable[[], None]:
         *(backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul),
         *(backends.mkldnn.conv, backends.mkldnn.rnn, backends.mkldnn.matmul),
     ]
-    before = [each.fp32_precision for each in operations]
+    before = [operation.fp32_precision for operation in operations]
 
     def flags(matmul: Any, cudnn: Any) -> None:
         if matmul is not None:
@@ -149,9 +154,9 @@ def plain_arithmetic() -> Callable[[], None]:
             backends.cudnn.allow_tf32 = cudnn
 
     def each_is(words: list[str]) -> None:
-        for each, word in zip(operations, words, strict=True):
-            if each.fp32_precision != word:
-                each.fp32_precision = word
+        for operation, word in zip(operations, words, strict=True):
+            if operation.fp32_precision != word:
+                operation.fp32_precision = word
 
     # Both: the flags alone give way to what torch.backends.fp32_precision says, and reading a flag
     # of another value than that of its operations is an error in torch.
@@ -168,7 +173,7 @@ def plain_arithmetic() -> Callable[[], None]:
 
 
 def _flag(read: Callable[[], Any]) -> Any:
-    """Returns a flag of torch; None if somebody has set its operations apart, which torch refuses
+    """Returns a flag of torch; None if its operations have been set separately, which torch refuses
     to read as one.
     """
     try:
@@ -181,11 +186,12 @@ def keep_freed_memory() -> None:
     """Lets glibc keep up to 128 MiB of freed memory for the next step; other C libraries are left
     as they are.
 
-    It would give a step's tensors and frames of some megabytes back to the system and fault them in
-    again, page by page: 3 % fewer steps with embeddings of 4 MiB. Blocks above 32 MiB, as of tables
-    that are read, are given back. Settings in the environment (``MALLOC_…``) take precedence.
+    Otherwise glibc gives a step's tensors and frames of some megabytes back to the system and
+    faults them in again, page by page: 3 % fewer steps with embeddings of 4 MiB. Blocks above 32
+    MiB, as of tables that are read, are given back. Settings in the environment (``MALLOC_…``) take
+    precedence.
     """
-    # malloc.h.
+    # The numbers of the settings are from malloc.h.
     settings = {"MALLOC_MMAP_THRESHOLD_": (-3, 32 << 20), "MALLOC_TRIM_THRESHOLD_": (-1, 128 << 20)}
     if platform.libc_ver()[0] == "glibc" and settings.keys().isdisjoint(os.environ):
         for number, size in settings.values():
@@ -193,7 +199,7 @@ def keep_freed_memory() -> None:
 
 
 def index_on(rows: Tensor, device: torch.device) -> Tensor:
-    """Row numbers, on the CPU or there already, on ``device``.
+    """Returns row numbers on ``device``; they are on the CPU or there already.
 
     Copied from ordinary memory, they would make the host wait until the GPU has done all its work
     so far. torch keeps a pinned block that it has made itself until the copies out of it are done.

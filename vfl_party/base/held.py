@@ -36,8 +36,8 @@ class HeldRows:
 
     def counts(self, rows: Rows) -> dict[str, int]:
         """Returns {passive party: how many of ``rows`` it holds}, without those that hold none."""
-        found = {name: int(held[rows].sum()) for name, held in self.by.items()}
-        return {name: count for name, count in found.items() if count}
+        totals = {name: int(held[rows].sum()) for name, held in self.by.items()}
+        return {name: count for name, count in totals.items() if count}
 
     def alike(self, rows: Rows) -> list[tuple[tuple[str, ...], Rows]]:
         """Divides ``rows`` by who holds them: returns the passive parties of each group, and the
@@ -53,12 +53,12 @@ class HeldRows:
 
 def alike(names: Sequence[str], held: Sequence[Mask]) -> list[tuple[tuple[str, ...], Rows]]:
     """Groups rows with the same holders; see ``HeldRows.alike``. ``held``: [N] for each name."""
-    found, group_N = np.unique(np.stack(held, axis=1), axis=0, return_inverse=True)
+    patterns, group_N = np.unique(np.stack(held, axis=1), axis=0, return_inverse=True)
     group_N = group_N.reshape(-1)
     return [
         (
             tuple(name for name, there in zip(names, mask, strict=True) if there),
             np.flatnonzero(group_N == number),
         )
-        for number, mask in enumerate(found)
+        for number, mask in enumerate(patterns)
     ]

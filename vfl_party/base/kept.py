@@ -1,4 +1,4 @@
-"""Files of a party's own that several of its programs may change at once; they outlive a kill."""
+"""SQLite files of a party that several of its programs change at once, and that survive a kill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vfl_common.errors import Code, InputError, UnwritableError
 
 
 class KeptFile:
-    """A file of the party's own, for one thread at a time. Raises InputError if it cannot be used.
+    """A file of the party, for one thread at a time. Raises InputError if it cannot be used.
 
     ``tables``: the statements that make its tables.
     """
@@ -23,11 +23,14 @@ class KeptFile:
             self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             path.chmod(0o600)
             self._file.execute("PRAGMA journal_mode = WAL")
-            for each in tables:
-                self._file.execute(f"CREATE TABLE IF NOT EXISTS {each}")
+            for table in tables:
+                self._file.execute(f"CREATE TABLE IF NOT EXISTS {table}")
         except (sqlite3.Error, OSError) as error:
-            text = f"{path}: cannot be used ({error}); restore it, or move it away to begin anew"
-            raise InputError(Code.FILE_INVALID, text) from None
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: cannot be used ({error}). Restore it, or move it away to start a new "
+                "one.",
+            ) from None
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[sqlite3.Connection]:
@@ -40,9 +43,10 @@ class KeptFile:
                 yield self._file
                 self._file.execute("COMMIT")
             except sqlite3.Error as error:
-                text = f"{self._path}: cannot be written ({error}); make room, or restore it"
-                public = "its files cannot be written"
-                raise UnwritableError(Code.FILE_INVALID, public).privately(text) from None
+                raise UnwritableError(Code.FILE_INVALID, "its files cannot be written").privately(
+                    f"{self._path}: cannot be written ({error}). Free disk space, or restore the "
+                    "file."
+                ) from None
             finally:
                 # A disk that is full for a moment must not end all answers.
                 if self._file.in_transaction:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# Of the noise that a line may tell of: no recipe has as much.
-_MOST = 1e9
+# The largest noise that a line may have: no recipe has as much.
+_MAX_NOISE = 1e9
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Mechanism:
             raise ValueError(text)
         if kind not in ("gaussian", "laplace", "response"):
             raise ValueError(text)
-        found = cls(kind, float(noise), float(rate), int(times), *of)  # type: ignore[arg-type]
+        mechanism = cls(kind, float(noise), float(rate), int(times), *of)  # type: ignore[arg-type]
         if not (
-            0 <= found.noise <= _MOST
-            and 0 <= found.rate <= 1
-            and found.times > 0
-            and (found.rate == 1 or kind == "gaussian")
+            0 <= mechanism.noise <= _MAX_NOISE
+            and 0 <= mechanism.rate <= 1
+            and mechanism.times > 0
+            and (mechanism.rate == 1 or kind == "gaussian")
         ):
             raise ValueError(text)
-        return found
+        return mechanism

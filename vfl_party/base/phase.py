@@ -64,7 +64,7 @@ class Phase(ABC):
 
     # In the recipe; part of every step key, checkpoint label and ledger entry.
     name: str
-    # Planned.
+    # The planned number of rounds.
     rounds: int
     # Passes over the training rows, as a policy limits them. None: ``epochs`` of the settings, or
     # the rounds.

@@ -1,5 +1,5 @@
-"""Finds methods, encoders, codecs and the like by name: in our own rooms, among what one run was
-given, or as others' entry points.
+"""Finds methods, encoders, codecs and other plug-ins by name: in our own packages, among the
+plug-ins of one run, or as entry points of other projects.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _OURS = ("torch", "vfl", "vfl_common", "vfl_party", "vfl_server")
-# By the first part of a plug-in's module: who has made it.
+# {first part of a plug-in's module: its maker}.
 _loaded: dict[str, str] = {}
 
 # {group, without ``vfl.``: {name: the object that an entry point would name}}.
@@ -48,20 +48,21 @@ GROUPS = (
 
 @dataclass(frozen=True)
 class _Scope:
-    """What one run was given, and, as in ``_loaded``, who has made what it has loaded of that."""
+    """The plug-ins of one run, and, as in ``_loaded``, the makers of those that it has loaded."""
 
-    given: Given = field(default_factory=dict)
+    plugins: Given = field(default_factory=dict)
     makers: dict[str, str] = field(default_factory=dict)
 
 
-# Of a run, not of the process: each thread, and each party of a run in one process, sees its own.
+# A run has a scope, not the process: each thread, and each party of a run in one process, sees
+# its own.
 _SCOPE: ContextVar[_Scope] = ContextVar("plug-ins of a run", default=_Scope())  # noqa: B039
 
 
 @contextlib.contextmanager
-def using(given: Given) -> Iterator[None]:
-    """Lets the block find what is ``given`` by its name, beside our own and what is installed."""
-    token = _SCOPE.set(_Scope(given))
+def using(plugins: Given) -> Iterator[None]:
+    """Lets the block find ``plugins`` by their names, besides our own and the installed ones."""
+    token = _SCOPE.set(_Scope(plugins))
     try:
         yield
     finally:
@@ -70,7 +71,7 @@ def using(given: Given) -> Iterator[None]:
 
 def given_now() -> Given:
     """Returns what the block of ``using`` around the caller was given; nothing outside of one."""
-    return _SCOPE.get().given
+    return _SCOPE.get().plugins
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class PlugIns:
     Args:
         group: the group's name.
         what: the word for one of them in error messages.
-        ours: names that are no plug-in's, because we have them ourselves; for hints.
+        ours: names of our own exports, for hints.
     """
 
     group: str
@@ -89,7 +90,7 @@ class PlugIns:
 
     def names(self) -> list[str]:
         """Returns all known names, sorted."""
-        return sorted({*self.ours, *self._given(), *(each.name for each in self._others())})
+        return sorted({*self.ours, *self._get_plugins(), *(entry.name for entry in self._others())})
 
     def is_ours(self, name: str) -> bool:
         """Returns whether the export of that name is one of our own."""
@@ -101,35 +102,37 @@ class PlugIns:
         Raises InputError that names ``where`` and the nearest name if there is none, or if the
         import fails.
         """
-        if name in self._given():
+        if name in self._get_plugins():
             return self._of_run(name)
-        found = self._other(name)
-        if found is None:
+        entry = self._other(name)
+        if entry is None:
             names = self.names()
             near = difflib.get_close_matches(name, names, n=1)
-            known = f"known: {', '.join(names)}" if names else "none is installed"
-            hint = f"did you mean {near[0]!r}?" if near else known
             raise InputError(
-                Code.CONFIG_INVALID, f"{where}: there is no {self.what} {name!r}; {hint}"
+                Code.CONFIG_INVALID,
+                f"{where}: unknown {self.what} {name!r}. Did you mean {near[0]!r}?"
+                if near
+                else f"{where}: unknown {self.what} {name!r}. Choose one of: "
+                f"{', '.join(names) or 'none'}.",
             )
-        _loaded[_root(found.module)] = found.dist.name if found.dist is not None else found.value
+        _loaded[_root(entry.module)] = entry.dist.name if entry.dist is not None else entry.value
         try:
-            return found.load()
+            return entry.load()
         except Exception as error:
-            text = (
-                f"{where}: the plug-in {found.value} cannot be loaded: it failed "
-                f"{where_it_failed(error)}"
-            )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; reinstall or remove it") from error
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: the plug-in {entry.value} cannot be loaded: it failed "
+                f"{where_it_failed(error)}. Reinstall or remove it.",
+            ) from error
 
     def version(self, name: str) -> dict[str, str]:
         """Returns {``group:name``: ``distribution version``} of a plug-in; nothing if the name is
         ours or unknown, or of what the run was given, which has no version.
         """
-        found = self._other(name)
-        if found is None:
+        entry = self._other(name)
+        if entry is None:
             return {}
-        made_by = found.dist
+        made_by = entry.dist
         return {
             f"{self.group}:{name}": f"{made_by.name} {made_by.version}"
             if made_by is not None
@@ -149,27 +152,27 @@ class PlugIns:
         except VflError:
             raise
         except Exception as error:
-            text = (
-                f"{where}: the {self.what} {name!r} cannot be made: it failed "
-                f"{where_it_failed(error)}"
-            )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: the {self.what} {name!r} cannot be created: it failed "
+                f"{where_it_failed(error)}. Correct the plug-in.",
+            ) from error
         return self.checked(made, name, where, wanted)
 
     def checked(self, made: object, name: str, where: str, wanted: type[T]) -> T:
-        """Returns ``made``. Raises InputError if it is no ``wanted``."""
+        """Returns ``made``. Raises InputError if it is not a ``wanted``."""
         if not isinstance(made, wanted):
-            text = (
-                f"{where}: the {self.what} {name!r} gives a {type(made).__name__}, and a "
-                f"{wanted.__name__} is wanted"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: the {self.what} {name!r} must return a {wanted.__name__} (got "
+                f"{type(made).__name__}). Correct the plug-in.",
             )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in")
         return made
 
     def _others(self) -> list[EntryPoint]:
         return list(entry_points(group=self.group))
 
-    def _given(self) -> Mapping[str, Any]:
+    def _get_plugins(self) -> Mapping[str, Any]:
         return given_now().get(self.group.removeprefix("vfl."), {})
 
     def _of_run(self, name: str) -> Any:
@@ -177,17 +180,20 @@ class PlugIns:
         one of ours, which would come first.
         """
         if self.is_ours(name):
-            text = f"plugins: {self.group.removeprefix('vfl.')}: there is a {self.what} {name!r}"
-            raise InputError(Code.CONFIG_INVALID, f"{text} already; choose another name")
-        found = self._given()[name]
-        for root in _roots(found):
+            group = self.group.removeprefix("vfl.")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"plugins: {group}: the {self.what} {name!r} already exists. Choose another name.",
+            )
+        export = self._get_plugins()[name]
+        for root in _roots(export):
             _SCOPE.get().makers[root] = "of this notebook or script" if root == "__main__" else root
-        return found
+        return export
 
     def _other(self, name: str) -> EntryPoint | None:
-        if name in self.ours or name in self._given():
+        if name in self.ours or name in self._get_plugins():
             return None
-        return next((each for each in self._others() if each.name == name), None)
+        return next((entry for entry in self._others() if entry.name == name), None)
 
 
 @contextlib.contextmanager
@@ -207,13 +213,14 @@ def blaming() -> Iterator[None]:
         if maker is None:
             raise
         log.exception("the plug-in %s failed", maker, extra={"event": "plug-in"})
-        text = f"the plug-in {maker} failed {where_it_failed(error)}; correct the plug-in"
-        raise InputError(Code.CONFIG_INVALID, text) from error
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"the plug-in {maker} failed {where_it_failed(error)}. Correct the plug-in.",
+        ) from error
 
 
 def where_it_failed(error: Exception) -> str:
-    """Returns ``in my_model.py, line 12: ValueError: …``, with the last line of somebody's own
-    code.
+    """Returns ``in my_model.py, line 12: ValueError: …``, with the last line of external code.
 
     That is a plug-in's, or else code that is neither torch's nor ours; ``with ValueError: …`` if
     there is none.
@@ -246,8 +253,8 @@ def _makers() -> dict[str, str]:
 def _roots(made: Any) -> set[str]:
     """Returns the first parts of the modules from which an object comes, or what it holds."""
     inside = vars(made).values() if not isinstance(made, type) and hasattr(made, "__dict__") else ()
-    named = [getattr(each, "__module__", None) for each in (made, *inside)]
-    return {_root(each) for each in named if isinstance(each, str)} - {*_OURS, "builtins", ""}
+    named = [getattr(part, "__module__", None) for part in (made, *inside)]
+    return {_root(module) for module in named if isinstance(module, str)} - {*_OURS, "builtins", ""}
 
 
 def _root(module: str) -> str:
@@ -261,7 +268,7 @@ class Registry(PlugIns):
     Args:
         package: the package's name; it is imported when it is first looked at.
         attribute: the name of each module's export; an entry point names the export itself.
-        shelves: the folders of the package hold the modules, and are no exports themselves.
+        shelves: the folders of the package contain the modules, and are not exports.
     """
 
     package: str
@@ -274,7 +281,7 @@ class Registry(PlugIns):
     def load(self, name: str, where: str) -> Any:
         """Imports the export of that name, as ``PlugIns.load``; our own come first."""
         own = self._own()
-        if name in own and name not in self._given():
+        if name in own and name not in self._get_plugins():
             return getattr(importlib.import_module(own[name]), self.attribute)
         return super().load(name, where)
 
@@ -291,14 +298,12 @@ class Registry(PlugIns):
 
 @cache
 def _modules_of(package: str, shelves: bool) -> dict[str, str]:
-    """Returns a package's modules by name. Reads its folder once, which every phase would otherwise
-    do.
-    """
-    found: dict[str, str] = {}
+    """Returns a package's modules by name. Reads its folder only once."""
+    modules: dict[str, str] = {}
     for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
         path = f"{package}.{module.name}"
         if shelves and module.ispkg:
-            found |= _modules_of(path, False)
+            modules |= _modules_of(path, False)
         else:
-            found[module.name] = path
-    return found
+            modules[module.name] = path
+    return modules

@@ -1,6 +1,6 @@
 """Derives seeds, orders and splits at every party by itself, so that they never cross the wire.
 
-What several parties must have alike (splits, the order of common batches, weights that start equal)
+What several parties must share (splits, the order of common batches, weights that start equal)
 follows from the recipe's seed. What only one party needs follows from ``Party.own_seed``, which may
 be secret: decision 29.
 """
@@ -15,13 +15,13 @@ import numpy.typing as npt
 
 from vfl_common.packing.dither import derive
 
-# Row numbers.
+# Row numbers, in the canonical order of the ids.
 Rows = npt.NDArray[np.int64]
 
-# Numbers of a permutation that is kept: 8 MiB.
-_MOST_KEPT = 1 << 20
+# The longest permutation that is cached: 8 MiB.
+_MAX_CACHED = 1 << 20
 # Numbers that are compared at once.
-_AT_ONCE = 1 << 20
+_CHUNK = 1 << 20
 
 
 # Seeds from here on are secret, and have 128 bits: too many to try them all.
@@ -55,17 +55,17 @@ def permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
 
     It cannot be written to.
     """
-    return _kept(seed, n) if n <= _MOST_KEPT else _drawn(seed, n)
+    return _cached_permutation(seed, n) if n <= _MAX_CACHED else _draw_permutation(seed, n)
 
 
-def _drawn(seed: int, n: int) -> npt.NDArray[np.int64]:
+def _draw_permutation(seed: int, n: int) -> npt.NDArray[np.int64]:
     keys = np.random.Philox(key=seed).random_raw(n)
     # Five times as fast as a stable sort, and the same if no two keys are equal.
     order = np.argsort(keys)
-    starts = range(0, n, _AT_ONCE)
-    # A little at a time, or it would take as much memory as the keys.
-    found = (keys[order[start : start + _AT_ONCE + 1]] for start in starts)
-    if any(bool((some[1:] == some[:-1]).any()) for some in found):
+    starts = range(0, n, _CHUNK)
+    # In chunks, because all keys at once need twice the memory.
+    blocks = (keys[order[start : start + _CHUNK + 1]] for start in starts)
+    if any(bool((some[1:] == some[:-1]).any()) for some in blocks):
         order = np.argsort(keys, kind="stable")
     order = order.astype(np.int64, copy=False)
     order.setflags(write=False)
@@ -73,7 +73,7 @@ def _drawn(seed: int, n: int) -> npt.NDArray[np.int64]:
 
 
 # Parties of one process ask for the same one after the other.
-_kept = lru_cache(maxsize=1)(_drawn)
+_cached_permutation = lru_cache(maxsize=1)(_draw_permutation)
 
 
 def split_rows(
@@ -94,8 +94,8 @@ def split_rows(
     ``aligned``, the share that all parties hold; ``train``, the aligned rows with known labels.
     ``train`` has at most ``labelled`` rows; all if it is None. With one seed, a smaller split is a
     subset of a larger one. Row numbers are positions in the canonical order of the ids.
-    ``folds``, ``fold``: see ``with_fold_first``; then ``test`` has no effect. ``drawn``: if not,
-    the rows are in no random order: for who counts them.
+    ``folds``, ``fold``: see ``with_fold_first``; then ``test`` has no effect. ``drawn``: whether
+    the rows are in a random order; if only their numbers matter, they need not be.
     """
     order = permutation(derive_seed(root, "split"), n) if drawn else np.arange(n)
     order, n_test = with_fold_first(order, round(n * test), folds, fold)
@@ -131,9 +131,9 @@ def stratified_order(root: int, classes_N: npt.NDArray[np.int64]) -> Rows:
         int(classes_N.max(initial=0)) + 1
     )
     place_N = np.empty(len(classes_N), np.float64)
-    for each in np.unique(classes_N):
-        rows = order[classes_N[order] == each]
-        place_N[rows] = (np.arange(len(rows)) + starts[each] / 2.0**64) / len(rows)
+    for class_ in np.unique(classes_N):
+        rows = order[classes_N[order] == class_]
+        place_N[rows] = (np.arange(len(rows)) + starts[class_] / 2.0**64) / len(rows)
     return order[np.argsort(place_N[order], kind="stable")]
 
 
@@ -145,12 +145,12 @@ def cut_order(
     """
     test, validation, local = np.split(order, [n_test, n_test + n_validation])
     common = local[: round(len(local) * aligned)]
-    found = {"test": np.sort(test), "validation": np.sort(validation), "local": np.sort(local)}
-    # Of many rows, one array for splits that are the same.
-    found["aligned"] = found["local"] if len(common) == len(local) else np.sort(common)
+    splits = {"test": np.sort(test), "validation": np.sort(validation), "local": np.sort(local)}
+    # Splits that are the same share one array.
+    splits["aligned"] = splits["local"] if len(common) == len(local) else np.sort(common)
     train = common[:labelled]
-    found["train"] = found["aligned"] if len(train) == len(common) else np.sort(train)
-    return found
+    splits["train"] = splits["aligned"] if len(train) == len(common) else np.sort(train)
+    return splits
 
 
 def batch_sizes(rows: int, size: int) -> list[int]:
@@ -167,7 +167,7 @@ def batches(
     """
     order = rows[permutation(derive_seed(root, phase, epoch), len(rows))]
     sizes = batch_sizes(len(rows), size)
-    return [order[size * at : size * at + each] for at, each in enumerate(sizes)]
+    return [order[size * at : size * at + count] for at, count in enumerate(sizes)]
 
 
 def full_batches(

@@ -52,6 +52,7 @@ class Steps:
 
     @property
     def made(self) -> int:
+        """The number of steps made so far."""
         return self._finished + self._under_way
 
     def begin(self, now_s: float) -> None:
@@ -74,7 +75,7 @@ class Steps:
         self._finished, self._under_way = self._finished + max(steps, self._under_way), 0
 
 
-# What a party does with its time.
+# The activities among which a party's time is divided.
 ENCODE, WAIT, DECODE, COMPUTE = "encode", "wait", "decode", "compute"
 
 
@@ -87,8 +88,8 @@ class Clock:
     takes less than a microsecond.
 
     ``used``: the processor time of the process so far, in seconds; ``cpu``: {phase: what its rounds
-    took of it}. None: the parties of this process take turns while they wait, so all that is no
-    waiting is a party's processor time.
+    took of it}. None: the parties of this process take turns while they wait, so all time
+    without waiting is a party's processor time.
     """
 
     def __init__(self, used: Callable[[], float] | None = process_time) -> None:
@@ -96,7 +97,7 @@ class Clock:
         self._used, self._used_s = used, 0.0
         self.spent: dict[str, dict[str, float]] = {}
         self.steps: dict[str, int] = {}
-        # Between rounds: counted for nobody.
+        # Time between rounds is counted for no phase.
         self._now: dict[str, float] = _nothing()
         self._at, self._since_s = COMPUTE, perf_counter()
 

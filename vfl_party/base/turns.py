@@ -31,7 +31,7 @@ _CAST = ("cpu", "cuda")
 
 
 class _Modes(NamedTuple):
-    """What a party can set in torch, beside the generators, for all that its thread or process
+    """What a party can set in torch, besides the generators, for all that its thread or process
     computes next.
 
     ``nested``: how many ``torch.autocast`` it is in. torch keeps the weights that autocast has cast
@@ -41,9 +41,9 @@ class _Modes(NamedTuple):
     grad: bool = True
     dtype: torch.dtype = torch.float32
     nested: int = 0
-    # Whether the weights that are cast are kept.
-    kept: bool = True
-    # By _CAST.
+    # Whether cast weights are cached.
+    cached: bool = True
+    # The autocast of each type of _CAST.
     cast: tuple[tuple[bool, torch.dtype], ...] = ((False, torch.bfloat16), (False, torch.float16))
     mkldnn: bool = True
 
@@ -63,16 +63,14 @@ class _Modes(NamedTuple):
         )
 
     def set(self) -> None:
-        """Gives torch these modes. It forgets the weights that were cast in others: they are cast
-        anew.
-        """
+        """Gives torch these modes. It drops weights that were cast in other modes."""
         torch.set_grad_enabled(self.grad)
         torch.set_default_dtype(self.dtype)
         while torch.autocast_increment_nesting() <= self.nested:
             pass
         while torch.autocast_decrement_nesting() > self.nested:
             pass
-        torch.set_autocast_cache_enabled(self.kept)
+        torch.set_autocast_cache_enabled(self.cached)
         for kind, (on, dtype) in zip(_CAST, self.cast, strict=True):
             torch.set_autocast_enabled(kind, on)
             torch.set_autocast_dtype(kind, dtype)
@@ -82,14 +80,14 @@ class _Modes(NamedTuple):
 
 @dataclass(eq=False)
 class _Player:
-    """One that takes turns. ``helps``: nobody waits for its end."""
+    """A party that takes turns. ``helps``: no party waits for its end."""
 
     name: str
     body: greenlet
     helps: bool
     generators: list[Tensor]
     modes: _Modes
-    # What it waits for.
+    # The condition that it waits for.
     is_so: Callable[[], object] = field(default=lambda: True)
 
 
@@ -107,7 +105,7 @@ class TakingTurns(Turns):
         self._on_turn: _Player | None = None
         # Where ``play`` chooses who is next.
         self._home = getcurrent()
-        # Whose state torch has.
+        # The party whose state torch has.
         self._last: _Player | None = None
 
     def join(self, name: str, act: Callable[[], None], *, helps: bool = False) -> None:
@@ -115,7 +113,7 @@ class TakingTurns(Turns):
         without it.
         """
         body = greenlet(act, self._home)
-        # What the run was given, which a greenlet does not see by itself.
+        # A greenlet does not inherit the plug-ins of the run by itself.
         body.gr_context = contextvars.copy_context()
         self._players.append(_Player(name, body, helps, self._generators(), _Modes.now()))
 
@@ -131,8 +129,11 @@ class TakingTurns(Turns):
                 if player.is_so():
                     break
             else:
-                names = ", ".join(each.name for each in self._players)
-                text = f"{names} all wait; a method asks for what its other side never sends"
+                names = ", ".join(player.name for player in self._players)
+                text = (
+                    f"{names} all wait; a method waits for a message that its other side never "
+                    "sends"
+                )
                 raise InternalError(text)
             self._players.remove(player)
             self._restore(player)
@@ -156,7 +157,7 @@ class TakingTurns(Turns):
     def wait_for(
         self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float
     ) -> bool:
-        """Waits until ``is_so`` is true, without a limit: who waits here gets its turn as soon as
+        """Waits until ``is_so`` is true, without a limit: a waiting party gets its turn as soon as
         it can go on.
         """
         me = self._on_turn
@@ -189,15 +190,15 @@ class TakingTurns(Turns):
 
 @contextlib.contextmanager
 def alone(threads: int, devices: Sequence[torch.device]) -> Iterator[TakingTurns]:
-    """Gives the block torch as a process of its own would have it, with ``threads``; gives it back
-    as it was.
+    """Gives the block torch in the state of a new process, with ``threads``; gives it back as it
+    was.
     """
     gpus = sorted({device.index for device in devices if device.type == "cuda"})
     threads_before, modes_before = torch.get_num_threads(), _Modes.now()
     with contextlib.ExitStack() as modes:
         modes.enter_context(torch.random.fork_rng(devices=gpus))
         modes.enter_context(torch.inference_mode(False))
-        # A mode of its own, which every call of torch would go through.
+        # The default device is a mode that slows down every call of torch.
         if torch.get_default_device().type != "cpu":
             modes.enter_context(torch.device("cpu"))
         modes.callback(plain_arithmetic())

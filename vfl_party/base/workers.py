@@ -1,4 +1,4 @@
-"""Threads that read rows and decode images beside a party's own thread."""
+"""Threads that read rows and decode images for a party's main thread."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # More threads than this wait for the disk, and not for the processor.
-MOST_THREADS = 8
+MAX_THREADS = 8
 
 
 @cache
 def _pool(process: int) -> ThreadPoolExecutor:
     """Returns the threads of a process: a fork has none of its parent's."""
-    count = min(MOST_THREADS, os.cpu_count() or 1)
+    count = min(MAX_THREADS, os.cpu_count() or 1)
     return ThreadPoolExecutor(count, thread_name_prefix=f"vfl-rows-{process}")
 
 
@@ -27,7 +27,7 @@ def in_order(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
 
     Few results wait at once. Raises what the first item raises whose work fails.
     """
-    pool, step = _pool(os.getpid()), 8 * MOST_THREADS
+    pool, step = _pool(os.getpid()), 8 * MAX_THREADS
     for start in range(0, len(items), step):
         yield from pool.map(work, items[start : start + step])
 

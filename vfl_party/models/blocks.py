@@ -55,7 +55,7 @@ class Part:
     """
 
     convolutions: int
-    # That it gives.
+    # The channels of its output.
     channels: int
     # An image's height or width after it.
     side: Callable[[int], int]
@@ -81,7 +81,7 @@ def parts_of_network(settings: NetworkSettings, image: tuple[int, int, int]) -> 
         case "mobilenet_v2":
             yield from _mobilenet(channels, small=small)
         case _:
-            side = _same if small else _quartered
+            side = _same if small else _quarter
             yield Part(1, 64, side, partial(_resnet_stem, channels, small=small))
             deep, channels = settings.kind == "resnet50", 64
             for width, blocks, first in RESNETS[settings.kind]:
@@ -109,7 +109,9 @@ def _vgg(image: tuple[int, int, int]) -> Iterator[Part]:
 
 def _mobilenet(channels: int, *, small: bool) -> Iterator[Part]:
     stride, out = 1 if small else 2, MOBILENET_STEM
-    yield Part(1, out, partial(strided, stride), partial(_normed, channels, out, 3, stride))
+    yield Part(
+        1, out, partial(strided, stride), partial(_conv_norm_activation, channels, out, 3, stride)
+    )
     channels = out
     for expansion, out, blocks, first in mobilenet_stages(small=small):
         for number in range(blocks):
@@ -117,7 +119,9 @@ def _mobilenet(channels: int, *, small: bool) -> Iterator[Part]:
             make = partial(InvertedResidual, channels, out, stride, expansion)
             yield Part(2 if expansion == 1 else 3, out, partial(strided, stride), make)
             channels = out
-    yield Part(1, MOBILENET_LAST, _same, partial(_normed, channels, MOBILENET_LAST, 1, 1))
+    yield Part(
+        1, MOBILENET_LAST, _same, partial(_conv_norm_activation, channels, MOBILENET_LAST, 1, 1)
+    )
 
 
 class StandardisedConv(nn.Conv2d):
@@ -138,9 +142,9 @@ def group_norm(channels: int) -> nn.GroupNorm:
     evenly.
     """
     groups = next(
-        each
-        for each in range(max(1, channels // CHANNELS_PER_GROUP), 0, -1)
-        if channels % each == 0
+        divisor
+        for divisor in range(max(1, channels // CHANNELS_PER_GROUP), 0, -1)
+        if channels % divisor == 0
     )
     return nn.GroupNorm(groups, channels)
 
@@ -172,8 +176,8 @@ class BottleneckBlock(nn.Module):
         super().__init__()
         out = channels * EXPANSION
         self.inner = nn.Sequential(
-            *_normed(in_channels, channels, 1, 1, nn.ReLU),
-            *_normed(channels, channels, 3, stride, nn.ReLU),
+            *_conv_norm_activation(in_channels, channels, 1, 1, nn.ReLU),
+            *_conv_norm_activation(channels, channels, 3, stride, nn.ReLU),
             StandardisedConv(channels, out, 1, bias=False),
             group_norm(out),
         )
@@ -195,7 +199,7 @@ class InvertedResidual(nn.Module):
             wide, wide, 3, stride=stride, padding=1, groups=wide, bias=False
         )
         self.inner = nn.Sequential(
-            *(_normed(in_channels, wide, 1, 1) if expansion > 1 else ()),
+            *(_conv_norm_activation(in_channels, wide, 1, 1) if expansion > 1 else ()),
             depthwise,
             group_norm(wide),
             nn.ReLU6(),
@@ -216,7 +220,7 @@ def _shortcut(in_channels: int, channels: int, stride: int) -> nn.Module:
     return nn.Sequential(conv, group_norm(channels))
 
 
-def _normed(
+def _conv_norm_activation(
     channels: int, out: int, size: int, stride: int, activation: type[nn.Module] = nn.ReLU6
 ) -> nn.Sequential:
     conv = StandardisedConv(channels, out, size, stride=stride, padding=size // 2, bias=False)
@@ -227,16 +231,16 @@ def _layer(channels: int, out: int, *, pools: bool) -> Part:
     """Returns a 3x3 convolution with ReLU, and a 2x2 pooling after it."""
 
     def make() -> nn.Module:
-        modules = _normed(channels, out, 3, 1, nn.ReLU)
+        modules = _conv_norm_activation(channels, out, 3, 1, nn.ReLU)
         return modules.append(nn.MaxPool2d(2)) if pools else modules
 
-    return Part(1, out, _halved_down if pools else _same, make)
+    return Part(1, out, _halve if pools else _same, make)
 
 
 def _resnet_stem(channels: int, *, small: bool) -> nn.Module:
     if small:
-        return _normed(channels, 64, 3, 1, nn.ReLU)
-    stem = _normed(channels, 64, 7, 2, nn.ReLU)
+        return _conv_norm_activation(channels, 64, 3, 1, nn.ReLU)
+    stem = _conv_norm_activation(channels, 64, 7, 2, nn.ReLU)
     return stem.append(nn.MaxPool2d(3, stride=2, padding=1))
 
 
@@ -244,14 +248,14 @@ def _same(side: int) -> int:
     return side
 
 
-def _halved_down(side: int) -> int:
+def _halve(side: int) -> int:
     return side // 2
 
 
 def strided(stride: int, side: int) -> int:
-    """Returns an image's height or width after a convolution that keeps it but for its stride."""
+    """Returns an image's height or width after a padded convolution of this stride."""
     return -(-side // stride)
 
 
-def _quartered(side: int) -> int:
+def _quarter(side: int) -> int:
     return strided(2, strided(2, side))

@@ -45,11 +45,11 @@ def lightgbm(where: str) -> Any:
         import lightgbm
     except (ImportError, OSError) as error:
         # OSError: libgomp, which its library needs, is missing.
-        text = (
-            f"{where}: gbdt needs LightGBM, which cannot be imported here "
-            f"({str(error).splitlines()[0]})"
-        )
-        raise InputError(Code.CONFIG_INVALID, f"{text}; {INSTALL}") from None
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: gbdt needs LightGBM, which cannot be imported "
+            f"({str(error).splitlines()[0]}). Install it: {INSTALL}.",
+        ) from None
     return lightgbm
 
 
@@ -75,8 +75,11 @@ def check_loss(task: TaskSettings, library: str, where: str) -> None:
         lacks = (*lacks, HuberSettings)
     if task.loss is not None and isinstance(task.loss, lacks):
         name = {"sklearn": "scikit-learn", "lightgbm": "LightGBM"}[library]
-        text = f'{where}: {name} has nothing for task.loss = "{task.loss.kind}"; take splitnn'
-        raise InputError(Code.CONFIG_INVALID, f"{text}, or remove it")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'{where}: {name} does not support this task.loss (got "{task.loss.kind}"). Use '
+            "splitnn, or remove task.loss.",
+        )
 
 
 def grow(
@@ -92,16 +95,16 @@ def grow(
         classes = task.classes or 2
         missing = sorted(set(range(classes)) - set(train.y.astype(int).tolist()))
         if missing:
-            text = f"recipe: model.top: trees need training rows of all {classes} classes (got none"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text} of {len(missing)}). Give more training rows, or fewer classes.",
+                f"recipe: model.top: trees need training rows of all {classes} classes (got none "
+                f"of {len(missing)}). Provide more training rows, or fewer classes.",
             )
     of = _by_sklearn if top.library == "sklearn" else _by_lightgbm
     return of(task, top, train, validation, seed % 2**31)
 
 
-# -- scikit-learn
+# -- trees of scikit-learn
 # ----------------------------------------------------------------------
 
 
@@ -138,10 +141,10 @@ def _by_sklearn(
         model.fit(train.x, train.y, sample_weight=train.weights, **more)
     rounds = model._predictors
     if validation is not None:
-        # Of the model without trees, then after each round; the largest is the best.
+        # Scores of the model without trees, then after each round; the largest is the best.
         rounds = rounds[: int(np.argmax(model.validation_score_))]
     baseline = np.asarray(model._baseline_prediction, np.float64).reshape(-1)
-    return _joined([[_of_sklearn(tree.nodes) for tree in each] for each in rounds], baseline)
+    return _concatenate([[_of_sklearn(tree.nodes) for tree in trees] for trees in rounds], baseline)
 
 
 _Tree = dict[str, npt.NDArray[Any]]
@@ -152,7 +155,7 @@ def _of_sklearn(nodes: npt.NDArray[Any]) -> _Tree:
     sides = [np.where(is_leaf, itself, nodes[side].astype(np.int64)) for side in ("left", "right")]
     return {
         "feature": np.where(is_leaf, 0, nodes["feature_idx"]).astype(np.int64),
-        # Of a split between present and missing numbers it is infinite.
+        # A split between present and missing numbers has an infinite threshold.
         "threshold": np.minimum(nodes["num_threshold"], np.finfo(np.float64).max),
         "missing_left": nodes["missing_go_to_left"].astype(bool),
         "child": np.stack(sides, axis=1),
@@ -161,7 +164,7 @@ def _of_sklearn(nodes: npt.NDArray[Any]) -> _Tree:
     }
 
 
-# -- LightGBM
+# -- trees of LightGBM
 # ----------------------------------------------------------------------
 
 
@@ -189,14 +192,14 @@ def _by_lightgbm(
         watched = [lgb.Dataset(validation.x, validation.y, data, weight=validation.weights)]
         callbacks = [lgb.early_stopping(top.early_stopping, verbose=False)]
     made = lgb.train(parameters, data, top.trees, watched, callbacks=callbacks)
-    kept = made.best_iteration if validation is not None else made.current_iteration()
+    best_round = made.best_iteration if validation is not None else made.current_iteration()
     outputs = task.outputs
     trees = [
-        _of_lightgbm(each["tree_structure"])
-        for each in made.dump_model(num_iteration=kept)["tree_info"]
+        _of_lightgbm(tree["tree_structure"])
+        for tree in made.dump_model(num_iteration=best_round)["tree_info"]
     ]
     rounds = [trees[at : at + outputs] for at in range(0, len(trees), outputs)]
-    return _joined(rounds, np.zeros(outputs))
+    return _concatenate(rounds, np.zeros(outputs))
 
 
 def _of_lightgbm(root: dict[str, Any]) -> _Tree:
@@ -236,9 +239,9 @@ def _walk(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
         waiting += [node[side] for side in ("right_child", "left_child") if side in node]
 
 
-def _joined(rounds: list[list[_Tree]], baseline: Doubles) -> Grown:
+def _concatenate(rounds: list[list[_Tree]], baseline: Doubles) -> Grown:
     """Returns trees as one table of nodes."""
-    trees = [tree for each in rounds for tree in each]
+    trees = [tree for round_ in rounds for tree in round_]
     sizes = [len(tree["value"]) for tree in trees]
     first = np.cumsum([0, *sizes])[:-1].astype(np.int64)
     if not trees:

@@ -64,7 +64,7 @@ class Combined:
         else:
             for z_BD in received.values():
                 z_BD.requires_grad_()
-            self.values = [combine(rule, each) for each in (sets or [embeddings])]
+            self.values = [combine(rule, subset) for subset in (sets or [embeddings])]
 
     def gradients(self) -> dict[str, Tensor]:
         """Returns d loss / d embedding of each received one, after ``loss.backward()``; zeros if it

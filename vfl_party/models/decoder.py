@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-# Of all blocks but the last.
+# Channels of all blocks but the last.
 CHANNELS = 64
 # Residual blocks before the image grows.
 BLOCKS = 5

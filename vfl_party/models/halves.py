@@ -1,5 +1,5 @@
-"""A network for images, cut in two: the bottom for those who hold the images, the tail for who
-trains with them. Its parts are those of ``blocks``.
+"""A network for images, cut in two: the bottom model for the parties that hold the images, the
+tail for the party that trains. Its parts are those of ``blocks``.
 """
 
 from __future__ import annotations
@@ -71,9 +71,12 @@ class Halves:
                 return list(parts_of_cnn(self.settings, self.image))
             case NetworkSettings():
                 return list(parts_of_network(self.settings, self.image))
-        text = f"an encoder of kind {self.settings.kind!r} cannot be cut in two"
-        known = ", ".join(f'"{kind}"' for kind in ("cnn", *NETWORKS))
-        raise InputError(Code.MODEL_INVALID, f"recipe: model.encoder: {text}; take one of {known}")
+        kinds = ", ".join(f'"{kind}"' for kind in ("cnn", *NETWORKS))
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"recipe: model.encoder: kind {self.settings.kind!r} cannot be cut in two. Choose one "
+            f"of {kinds}.",
+        )
 
     def _split(self) -> tuple[list[Part], list[Part]]:
         """Returns the parts of bottom and tail. Raises InputError if the cut is not between two
@@ -86,14 +89,15 @@ class Halves:
             places.append(counted)
             if counted == self.cut:
                 return parts[:number], parts[number:]
-        text = f"cut = {self.cut} is not between two parts of this {self.settings.kind}"
-        known = ", ".join(map(str, places)) or "none: it needs more channels"
-        more = (
-            "; a cnn of more channels has more"
-            if places and isinstance(self.settings, CnnSettings)
-            else ""
+        choices = ", ".join(map(str, places))
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"recipe: phases: cut: must be between two parts of this {self.settings.kind} (got "
+            f"{self.cut}). Choose one of {choices}, or give a cnn more channels."
+            if places
+            else f"recipe: phases: cut: this {self.settings.kind} has only one part (got "
+            f"{self.cut}). Set more channels.",
         )
-        raise InputError(Code.MODEL_INVALID, f"recipe: phases: {text}; possible are {known}{more}")
 
     @property
     def features(self) -> int:

@@ -13,7 +13,8 @@ import torch
 from vfl_common.errors import InternalError
 from vfl_party.base.seeds import SECRET
 
-# Of the state of Mersenne Twister; the byte of torch's state where they begin, 8 bytes each.
+# The words of the state of Mersenne Twister; the byte of torch's state where they begin, 8 bytes
+# each.
 _WORDS, _FIRST = 624, 24
 
 
@@ -32,9 +33,9 @@ def seeded(seed: int) -> Iterator[None]:
 
 def generator(seed: int) -> torch.Generator:
     """Returns a generator on the CPU that starts from ``seed``."""
-    found = torch.Generator()
-    begin(found, seed)
-    return found
+    random = torch.Generator()
+    begin(random, seed)
+    return random
 
 
 def begin(of: torch.Generator, seed: int) -> None:
@@ -55,7 +56,7 @@ def _words(seed: int) -> np.ndarray:
 
 
 def _fill(of: torch.Generator, words: np.ndarray) -> None:
-    # So that the next number is drawn from these words, and no half of a normal pair is left.
+    # Seeding drops a cached half of a normal pair, so that the next number comes from these words.
     of.manual_seed(0)
     state = of.get_state().numpy().copy()
     state[_FIRST : _FIRST + 8 * _WORDS].view("<u8")[:] = words
@@ -72,7 +73,7 @@ def _check_layout() -> None:
     theirs.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": _WORDS}}
     drawn = torch.empty(2 * _WORDS, dtype=torch.int32).random_(generator=ours)
     if not np.array_equal(drawn.numpy(), theirs.random_raw(2 * _WORDS) & 0x7FFFFFFF):
-        text = 'torch keeps the state of its generator in another way than init = "secret" knows'
         raise InternalError(
-            f'{text}; install torch as pyproject.toml names it, or set init = "recipe"'
+            'init = "secret" does not support the generator state of this version of torch; '
+            'install the torch of pyproject.toml, or set init = "recipe"'
         )

@@ -68,7 +68,7 @@ class _Moments(NamedTuple):
 
 class _DirectAdam(_Direct, Adam):
     """Calls torch's kernel with moments that it has listed once, instead of at each step: 35
-    instead of 55 µs, and 4 % of a small run's processor time. Torch's own step is the way beside.
+    instead of 55 µs, and 4 % of a small run's processor time. Torch's own step is the fallback.
     """
 
     # Whether all parameters have one dtype, on one device; None: not known yet.
@@ -81,11 +81,15 @@ class _DirectAdam(_Direct, Adam):
         # The first step, or the state was loaded.
         if grads is None or moments is None or moments.of is not self.state:
             _adam_step(self)
-            found = [self.state[each] for each in group["params"]] if grads is not None else []
+            states = (
+                [self.state[parameter] for parameter in group["params"]]
+                if grads is not None
+                else []
+            )
             names = ("exp_avg", "exp_avg_sq", "step")
             self._moments = (
-                _Moments(self.state, *([each[name] for each in found] for name in names))
-                if found
+                _Moments(self.state, *([state[name] for state in states] for name in names))
+                if states
                 else None
             )
             return
@@ -114,12 +118,12 @@ class _DirectAdam(_Direct, Adam):
         """
         group, *others = self.param_groups
         if self._alike is None:
-            kinds = {(each.device, each.dtype) for each in group["params"]}
+            kinds = {(parameter.device, parameter.dtype) for parameter in group["params"]}
             self._alike = not others and len(kinds) == 1
-        grads = [each.grad for each in group["params"]]
+        grads = [parameter.grad for parameter in group["params"]]
         return (
             grads
-            if self._alike and all(each is not None and not each.is_sparse for each in grads)
+            if self._alike and all(grad is not None and not grad.is_sparse for grad in grads)
             else None
         )
 
@@ -147,9 +151,10 @@ def build_optimizer(settings: OptimizerSettings, params: Iterable[Tensor]) -> Op
     """
     params = list(params)
     if not params:
-        text = 'an encoder of kind "raw" has no weights to train'
         raise InputError(
-            Code.MODEL_INVALID, f"{text}; take another encoder for this phase, or leave it out"
+            Code.MODEL_INVALID,
+            'model.encoder: kind "raw" has no weights to train. Use another encoder for this '
+            "phase, or remove the phase.",
         )
     lr, decay = settings.lr, settings.weight_decay
     if settings.kind == "sgd":
@@ -168,8 +173,8 @@ def keep_rate(optimizer: Optimizer, params: Sequence[Tensor]) -> None:
     if not params:
         return
     (group,) = optimizer.param_groups
-    own = {id(each) for each in params}
-    group["params"] = [each for each in group["params"] if id(each) not in own]
+    own = {id(parameter) for parameter in params}
+    group["params"] = [parameter for parameter in group["params"] if id(parameter) not in own]
     options = {key: value for key, value in group.items() if key != "params"}
     optimizer.add_param_group({**options, "params": list(params), "kept": True})
 
@@ -219,8 +224,11 @@ def build_schedule(settings: OptimizerSettings, optimizer: Optimizer, epochs: in
     """
     warmup = settings.warmup_epochs
     if warmup and warmup >= epochs:
-        text = f"recipe: phases: optimizer.warmup_epochs = {warmup} of {epochs} epochs leaves none"
-        raise InputError(Code.CONFIG_INVALID, f"{text} with the whole learning rate; lower it")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: optimizer.warmup_epochs: must be less than the {epochs} epochs (got "
+            f"{warmup}). Set fewer warm-up epochs.",
+        )
     after = _decay(settings, epochs - warmup)
 
     def factor(epoch: int) -> float:
@@ -230,11 +238,11 @@ def build_schedule(settings: OptimizerSettings, optimizer: Optimizer, epochs: in
         return Plateau(optimizer, factor, settings.factor, settings.plateau_patience)
     return LambdaLR(
         optimizer,
-        [_kept if group.get("kept") else factor for group in optimizer.param_groups],
+        [_constant_factor if group.get("kept") else factor for group in optimizer.param_groups],
     )
 
 
-def _kept(_epoch: int) -> float:
+def _constant_factor(_epoch: int) -> float:
     return 1.0
 
 

@@ -32,19 +32,20 @@ def top_state(encoder: nn.Module) -> dict[str, Tensor]:
     known = {name for name, _ in encoder.named_modules()}
     for layer in layers:
         if layer not in known:
-            text = (
-                f"the encoder's top_layers names {layer!r}, but the encoder has no such submodule"
+            raise InputError(
+                Code.MODEL_INVALID,
+                f"top_layers: the encoder has no such submodule (got {layer!r}). Name a submodule "
+                "of the encoder.",
             )
-            raise InputError(Code.MODEL_INVALID, f"{text}; correct it")
-    found = {
+    state = {
         name: tensor
         for name, tensor in encoder.state_dict(keep_vars=True).items()
         if name.startswith(tuple(f"{layer}." for layer in layers)) and tensor.is_floating_point()
     }
-    if not found:
-        text = (
-            "the encoder names no top layers to aggregate: give it an attribute top_layers "
-            "with names of submodules"
+    if not state:
+        raise InputError(
+            Code.MODEL_INVALID,
+            "top_layers: the encoder names no layers to aggregate. Set the attribute top_layers to "
+            "names of submodules, or set aggregate = false.",
         )
-        raise InputError(Code.MODEL_INVALID, f"{text}, or set aggregate = false")
-    return found
+    return state

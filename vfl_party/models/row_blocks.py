@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 # The rows of a block of vectors: vectorised loops over a multiple of 32 rows have no scalar end,
-# and MKL multiplies multiples of 32 rows alike in its STRICT mode.
+# and MKL multiplies multiples of 32 rows in the same way in its STRICT mode.
 ROWS = 32
 # The most rows computed at once: torch computes up to 32,768 numbers of an elementwise operation on
 # one thread, so 64 numbers a row, and every number of blocks can be checked.
-_MOST = 512
-# Of larger images a block of 32 would cost a single request three times as much as one of 8.
-_IMAGES, _MOST_IMAGES, _SMALL_IMAGE = 8, 32, 64
+_MAX = 512
+# With larger images, a block of 32 would cost a single request three times as much as one of 8.
+_IMAGES, _MAX_IMAGES, _SMALL_IMAGE = 8, 32, 64
 # A GPU needs many rows at once, and its rows are not checked.
-_MOST_GPU = 1024
+_MAX_GPU = 1024
 # If other numbers of rows give other bits, all blocks have exactly this many. MKL limited to AVX2
-# computes a row of such a block alike at every place, which it does not in blocks of 32.
+# computes a row of such a block in the same way at every place, which it does not in blocks of 32.
 _CONSTANT = 64
 
 Compute = Callable[..., Tensor]
@@ -49,8 +49,8 @@ class Blocks:
     def usual(cls, x: Tensor) -> Blocks:
         """Returns the blocks for a model's first input, [N, F], or [N, C, H, W] of images."""
         if x.device.type != "cpu":
-            return cls(ROWS, _MOST_GPU)
-        return cls(_IMAGES, _MOST_IMAGES) if _are_large(x.shape[1:]) else cls(ROWS, _MOST)
+            return cls(ROWS, _MAX_GPU)
+        return cls(_IMAGES, _MAX_IMAGES) if _are_large(x.shape[1:]) else cls(ROWS, _MAX)
 
 
 def in_blocks(compute: Compute, blocks: Blocks | None, *inputs: Tensor) -> Tensor:
@@ -63,13 +63,13 @@ def in_blocks(compute: Compute, blocks: Blocks | None, *inputs: Tensor) -> Tenso
     if short := -n % blocks.rows:
         inputs = tuple(torch.cat([x, x[-1:].expand(short, *x.shape[1:])]) for x in inputs)
     parts = zip(*(torch.split(x, blocks.most) for x in inputs), strict=True)
-    found = [compute(*part) for part in parts]
-    return (found[0] if len(found) == 1 else torch.cat(found))[:n]
+    outputs = [compute(*part) for part in parts]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[:n]
 
 
 def sample_rows(shape: Sequence[int]) -> int:
     """Returns how many rows ``checked`` needs of an input whose rows have this shape."""
-    return _CONSTANT if _are_large(shape) else _MOST
+    return _CONSTANT if _are_large(shape) else _MAX
 
 
 def _are_large(shape: Sequence[int]) -> bool:
@@ -87,15 +87,15 @@ def checked(compute: Compute, samples: Sequence[Inputs]) -> Blocks:
         return replace(usual, why=f"computed on {samples[0][0].device}, where rows are not checked")
     why = ""
     for blocks in (usual, Blocks(_CONSTANT, _CONSTANT)):
-        found = (_difference(compute, blocks, inputs) for inputs in samples)
-        why = next(filter(None, found), "")
+        differences = (_difference(compute, blocks, inputs) for inputs in samples)
+        why = next(filter(None, differences), "")
         if not why:
             return blocks
     return replace(usual, why=why)
 
 
 def _difference(compute: Compute, blocks: Blocks, inputs: Inputs) -> str:
-    """Returns in words at which number of rows a row has other bits; '' at none."""
+    """Returns a text on the first number of rows at which a row has other bits; '' if none."""
     most, rows = blocks.most, blocks.rows
     sizes = [m - 3 * (m // rows - 1) % rows for m in range(rows, most + 1, rows)]
     try:
@@ -118,4 +118,4 @@ def inexact(blocks: Mapping[str, Blocks]) -> str:
     """Returns why rows of a party's models, {name: its blocks}, do not keep their bits; '' if all
     do.
     """
-    return "; ".join(f"{name}: {each.why}" for name, each in blocks.items() if each.why)
+    return "; ".join(f"{name}: {own.why}" for name, own in blocks.items() if own.why)

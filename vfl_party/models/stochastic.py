@@ -19,8 +19,8 @@ from vfl_common.files import kept_secret
 from vfl_party.base.dtypes import real
 
 SECRET_BYTES = 32
-# Of a number that N(0, 1) is to stand for: rows far from the others have noise, too.
-LEAST_SIGMA = 0.1
+# The minimum σ of each element, so that rows far from the others get noise, too.
+MIN_SIGMA = 0.1
 
 
 class _WithTerm(torch.autograd.Function):
@@ -49,9 +49,9 @@ class StochasticEncoder(nn.Module):
     the party's own loss. Embeddings are drawn in evaluation too. The 0.1 is ours: without it σ may
     become 0.
 
-    ε is a function of a secret and of (μ, s) of the whole batch, so it needs no state: a run that
-    resumes sends what it has sent, and nobody gets two different messages under one noise. The
-    secret comes from the operating system and stays among the party's own weights, where its
+    ε is a function of a secret and of (μ, s) of the whole batch, so it needs no state: a resumed
+    run sends the same messages again, and no receiver gets two different messages under one noise.
+    The secret comes from the operating system and stays among the party's own weights, where its
     checkpoints keep it, and its run's folder before there is one.
 
     Args:
@@ -70,7 +70,7 @@ class StochasticEncoder(nn.Module):
         """Embeds an encoder's ``inputs`` as [B, width]."""
         both = self.encoder(*inputs).to(real())
         mean_BD, s_BD = both[:, : self.width], both[:, self.width :]
-        sigma_BD = LEAST_SIGMA + functional.softplus(s_BD - 0.5)
+        sigma_BD = MIN_SIGMA + functional.softplus(s_BD - 0.5)
         z_BD: Tensor = mean_BD + sigma_BD * self._noise(both)
         if not (self.training and torch.is_grad_enabled()):
             return z_BD
@@ -81,7 +81,7 @@ class StochasticEncoder(nn.Module):
     def keep_secret(self, path: Path) -> None:
         """Takes the secret that is in the file; writes its own if there is none. Raises InputError.
 
-        A generation that begins anew has the same weights again, and must not send them under other
+        A generation that restarts has the same weights again, and must not send them under other
         noise: the mean of many draws tells more than one.
         """
         self.secret.copy_(_tensor(kept_secret(path, bytes(self.secret.cpu().numpy()))))
@@ -112,7 +112,7 @@ class _Mean(nn.Module):
 
 
 def deterministic(encoder: nn.Module) -> nn.Module:
-    """Returns an encoder that draws nothing, with the same weights: what its owner sees, and sends
-    to nobody.
+    """Returns an encoder that draws nothing, with the same weights: for its owner only, and never
+    sent.
     """
     return _Mean(encoder) if isinstance(encoder, StochasticEncoder) else encoder

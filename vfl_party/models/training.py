@@ -30,14 +30,14 @@ class TrainingSettings(Section):
 
     def model_post_init(self, _context: Any) -> None:
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError("give either epochs or steps")
+            raise ValueError("set either epochs or steps")
 
     def epochs_over(self, rows: int) -> int:
         """Returns the number of epochs over ``rows`` training rows."""
         if self.steps is None:
             return self.epochs or 1
         whole, rest = divmod(rows, self.batch_size)
-        # See vfl_party.base.seeds.batches.
+        # The last batch may be dropped; see vfl_party.base.seeds.batches.
         a_step = rest > 1 or (rest == 1 and (whole == 0 or self.batch_size == 1))
         return -(-self.steps // max(1, whole + a_step))
 
@@ -63,15 +63,20 @@ class OwnOptimizers(Section):
 def own_optimizer(
     recipe: Recipe, phase: str, party: str, optimizers: Mapping[str, OptimizerSettings]
 ) -> OptimizerSettings | None:
-    """Returns the optimizer that the recipe gives to ``party`` alone; None if it gives none.
+    """Returns the optimizer that the recipe sets for ``party`` only, or None.
 
-    Raises InputError if ``optimizers`` names somebody who is no party of the recipe.
+    Raises InputError if ``optimizers`` names an unknown party.
     """
-    names = [each.name for each in recipe.parties]
+    names = [place.name for place in recipe.parties]
     for name in optimizers:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the recipe has {', '.join(names)}"
-            text = f"recipe: phases: {phase}: optimizers: there is no party {name!r}; {hint}"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: optimizers: unknown party {name!r}. Did you mean "
+                f"{near[0]!r}?"
+                if near
+                else f"recipe: phases: {phase}: optimizers: unknown party {name!r}. Choose one of: "
+                f"{', '.join(names)}.",
+            )
     return optimizers.get(party)

@@ -29,8 +29,8 @@ class Chain:
     """The filters of one direction of an exchange, in the order of application: fixed when the
     chain is made.
 
-    ``codec``: the last one, if any. ``sent``: what has left through the chain of the ``way``
-    before; None: nothing that counts.
+    ``codec``: the last one, if any. ``sent``: what has left through the chain of this ``way``
+    before; None: it is not tracked.
     """
 
     def __init__(
@@ -42,19 +42,23 @@ class Chain:
     ) -> None:
         self.filters = (*filters, *([codec] if codec is not None else []))
         self._coded = codec is not None
-        # All that they want to be told.
-        self.knows = frozenset(name for each in self.filters for name in each.knows)
+        # The names of all tensors that the filters must be told.
+        self.knows = frozenset(name for filter_ in self.filters for name in filter_.knows)
         # Filters that change nothing are not called, to save time at every step.
-        self._apply = [each for each in self.filters if _overrides(each, "apply")]
+        self._apply = [filter_ for filter_ in self.filters if _overrides(filter_, "apply")]
         self._undo = [
             place
-            for place, each in reversed([*enumerate(self.filters)])
-            if _overrides(each, "undo")
+            for place, filter_ in reversed([*enumerate(self.filters)])
+            if _overrides(filter_, "undo")
         ]
-        self._leaves = [each for each in self.filters if type(each).leaves is not Filter.leaves]
-        self._noisy = [each for each in self.filters if each.draws] if sent is not None else []
+        self._leaves = [
+            filter_ for filter_ in self.filters if type(filter_).leaves is not Filter.leaves
+        ]
+        self._noisy = (
+            [filter_ for filter_ in self.filters if filter_.draws] if sent is not None else []
+        )
         self._sent, self._way = sent, way
-        # By id of the first; holds that spec, so that no id is reused.
+        # {id of a spec: that spec and its stages}; holding the spec keeps its id from being reused.
         self._specs: dict[int, tuple[BundleSpec, ...]] = {}
         # Dtypes and shapes for which apply has kept to wire_spec.
         self._agreeing: set[tuple[Any, ...]] = set()
@@ -63,20 +67,20 @@ class Chain:
         """Returns what goes to the wire. Raises VflError if it may not leave."""
         if not self._apply:
             return tensors
-        tensors = found = {name: x.detach() for name, x in tensors.items()}
+        tensors = changed = {name: x.detach() for name, x in tensors.items()}
         if self._noisy and at is not NOWHERE:
             self._renew_noise(at, tensors)
-        for each in self._apply:
-            before = _generators(tensors) if each.of_plugin else ()
-            with _worded(each, "cannot be applied to what leaves"):
-                found = dict(each.apply_at(at, found))
-            if each.of_plugin and before != _generators(tensors):
-                raise _drawn(each)
-        given = tuple((name, x.dtype, x.shape) for name, x in tensors.items())
-        if given not in self._agreeing:
-            self._check(_as_sent(tensors), found)
-            self._agreeing.add(given)
-        return found
+        for filter_ in self._apply:
+            before = _generators(tensors) if filter_.of_plugin else ()
+            with _name_filter(filter_, "cannot be applied to what leaves"):
+                changed = dict(filter_.apply_at(at, changed))
+            if filter_.of_plugin and before != _generators(tensors):
+                raise _draw_error(filter_)
+        signature = tuple((name, x.dtype, x.shape) for name, x in tensors.items())
+        if signature not in self._agreeing:
+            self._check(_as_sent(tensors), changed)
+            self._agreeing.add(signature)
+        return changed
 
     @property
     def watches(self) -> bool:
@@ -85,35 +89,38 @@ class Chain:
 
     def leaves(self, leaving: Leaving) -> None:
         """Has each filter check a bundle that is about to leave. Raises VflError if it may not."""
-        for each in self._leaves:
-            with _worded(each, "cannot be asked about what leaves"):
-                each.leaves(leaving)
+        for filter_ in self._leaves:
+            with _name_filter(filter_, "cannot check what leaves"):
+                filter_.leaves(leaving)
 
     def _renew_noise(self, at: Passage, tensors: Tensors) -> None:
-        """Draws other noise if the receiver has got other tensors of this step under the noise that
-        would come now.
+        """Draws new noise if the receiver has other tensors of this step under the noise that comes
+        next.
         """
         if self._sent is not None and self._sent.differs(self._way, at, tensors):
-            text = (
-                "%s has got other tensors of %s, %s, before the interruption: their noise is "
-                "drawn anew"
+            log.warning(
+                "%s received other tensors of %s, %s, before the interruption: new noise is drawn "
+                "for them",
+                at.receiver,
+                self._way,
+                at.step,
+                extra={"event": "noise"},
             )
-            log.warning(text, at.receiver, self._way, at.step, extra={"event": "noise"})
-            for each in self._noisy:
-                each.renew()
+            for filter_ in self._noisy:
+                filter_.renew()
 
-    def _check(self, given: BundleSpec, found: Tensors) -> None:
-        """Raises InputError if tensors of ``given`` have become others than the chain declares."""
-        declared, sent = self._declared(given)[-1].tensors, _as_sent(found).tensors
+    def _check(self, spec: BundleSpec, tensors: Tensors) -> None:
+        """Raises InputError if ``tensors``, made from ``spec``, are not what the chain declares."""
+        declared, sent = self._declare(spec)[-1].tensors, _as_sent(tensors).tensors
         for name in sorted(declared.keys() | sent.keys()):
             want, got = declared.get(name), sent.get(name)
             if want != got:
-                text = (
-                    f"{self}: these make {name!r} {got or 'nothing'}, and {want or 'nothing'} is "
-                    "declared; correct the plug-in among them"
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{self}: tensor {name!r} leaves as {got or 'nothing'}, but wire_spec declares "
+                    f"{want or 'nothing'}. Keep the tensor's shape and dtype, or declare the new "
+                    "ones in wire_spec of the plug-in's Filter.",
                 )
-                text = f"{text}: keep the shape, or let wire_spec of a Filter say the new one"
-                raise InputError(Code.CONFIG_INVALID, text)
 
     def undo(
         self, tensors: dict[str, Tensor], at: Passage = NOWHERE, spec: BundleSpec | None = None
@@ -121,7 +128,7 @@ class Chain:
         """Returns what the receiver works with; ``spec``: of what was given to ``apply``. Raises
         VflError.
 
-        Raises PeerError if what has arrived is nothing that ``apply`` gives.
+        Raises PeerError if the tensors cannot come from ``apply``.
         """
         if not self._undo:
             return tensors
@@ -147,7 +154,7 @@ class Chain:
     @property
     def repeats(self) -> bool:
         """Whether the same tensors at the same step become the same for every receiver."""
-        return all(each.repeats for each in self._apply)
+        return all(filter_.repeats for filter_ in self._apply)
 
     def _undone(
         self,
@@ -157,12 +164,14 @@ class Chain:
         spec: BundleSpec | None,
     ) -> dict[str, Tensor]:
         stages = self._stages(spec) if spec is not None else ()
-        found: Tensors = tensors
+        result: Tensors = tensors
         for place in places:
-            each = self.filters[place]
-            with _worded(each, "cannot be undone on what has arrived"):
-                found = dict(each.undo_at(at, found, stages[place]) if stages else each.undo(found))
-        return dict(found)
+            filter_ = self.filters[place]
+            with _name_filter(filter_, "cannot be undone on what arrived"):
+                result = dict(
+                    filter_.undo_at(at, result, stages[place]) if stages else filter_.undo(result)
+                )
+        return dict(result)
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
         """Returns the spec of tensors of ``spec`` as they cross the wire."""
@@ -178,47 +187,47 @@ class Chain:
         """Returns ``spec``, and what each filter makes of it."""
         known = self._specs.get(id(spec))
         if known is None:
-            known = self._specs[id(spec)] = self._declared(spec)
+            known = self._specs[id(spec)] = self._declare(spec)
         return known
 
-    def _declared(self, spec: BundleSpec) -> tuple[BundleSpec, ...]:
+    def _declare(self, spec: BundleSpec) -> tuple[BundleSpec, ...]:
         stages = [spec]
-        for each in self.filters:
-            with _worded(each, "cannot say what it makes of what leaves"):
-                made = each.wire_spec(stages[-1])
+        for filter_ in self.filters:
+            with _name_filter(filter_, "cannot give the spec of what leaves"):
+                made = filter_.wire_spec(stages[-1])
                 if not isinstance(made, BundleSpec):
-                    raise TypeError(f"wire_spec gives a {type(made).__name__}, not a BundleSpec")
+                    raise TypeError(f"wire_spec returns a {type(made).__name__}, not a BundleSpec")
                 stages.append(made)
         return tuple(stages)
 
     @property
     def costs(self) -> Mechanism | None:
         """What each tensor costs a row of which it tells; None if no filter makes it private."""
-        return next((each.costs for each in self.filters if each.costs is not None), None)
+        return next((filter_.costs for filter_ in self.filters if filter_.costs is not None), None)
 
     def tell(self, beside: Tensors) -> None:
         """Tells each filter what it may know of the rows that leave next; see ``Filter.tell``."""
-        for each in self.filters:
-            each.tell(beside)
+        for filter_ in self.filters:
+            filter_.tell(beside)
 
     def state(self) -> list[dict[str, Any] | None]:
         """Returns each filter's state."""
-        return [each.state() for each in self.filters]
+        return [filter_.state() for filter_ in self.filters]
 
     def load_state(self, states: Sequence[dict[str, Any] | None]) -> None:
         """Restores what ``state`` returned."""
-        for each, state in zip(self.filters, states, strict=True):
+        for filter_, state in zip(self.filters, states, strict=True):
             if state is not None:
-                each.load_state(state)
+                filter_.load_state(state)
 
     def __str__(self) -> str:
-        return ARROW.join(each.text for each in self.filters) or "unchanged"
+        return ARROW.join(filter_.text for filter_ in self.filters) or "unchanged"
 
 
-def _overrides(each: Filter, what: str) -> bool:
+def _overrides(filter_: Filter, what: str) -> bool:
     """Whether a filter does something in ``apply``, or ``undo``."""
     return any(
-        getattr(type(each), name) is not getattr(Filter, name) for name in (what, f"{what}_at")
+        getattr(type(filter_), name) is not getattr(Filter, name) for name in (what, f"{what}_at")
     )
 
 
@@ -229,31 +238,30 @@ def _generators(tensors: Tensors) -> tuple[object, ...]:
     return tuple(state.numpy().tobytes() for state in states)
 
 
-def _drawn(each: Filter) -> InputError:
+def _draw_error(filter_: Filter) -> InputError:
     """Returns the error of a transform that draws from torch's generators, whose seed follows from
     the recipe's.
     """
-    text = (
-        f"{each.text} draws from torch's generator, and every peer can draw the same from the "
-        "recipe's seed"
-    )
     return InputError(
         Code.CONFIG_INVALID,
-        f"{text}; derive it from vfl_party.outbound.noise.NoisyFilter, and draw from self._random",
+        f"{filter_.text}: the transform draws from torch's generator, which every peer can repeat "
+        "from the recipe's seed. Derive it from vfl_party.outbound.noise.NoisyFilter, and draw "
+        "from self._random.",
     )
 
 
 @contextlib.contextmanager
-def _worded(each: Filter, what: str) -> Iterator[None]:
-    """Words an error of a filter, which may be somebody's own, with its name."""
+def _name_filter(filter_: Filter, what: str) -> Iterator[None]:
+    """Converts an error of a filter, which may be a plug-in, to an InputError with its name."""
     try:
         yield
     except VflError:
         raise
     except Exception as error:
-        text = f"{each.text} {what}: it failed {where_it_failed(error)}"
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it"
+            Code.CONFIG_INVALID,
+            f"{filter_.text} {what}: it failed {where_it_failed(error)}. Correct the plug-in, or "
+            "remove it.",
         ) from error
 
 
@@ -275,7 +283,7 @@ class Chains:
     def state(self) -> list[list[dict[str, Any] | None]] | None:
         """Returns the state of both; None if neither has any."""
         states = [self.up.state(), self.down.state()]
-        return states if any(each is not None for state in states for each in state) else None
+        return states if any(own is not None for state in states for own in state) else None
 
     def load_state(self, states: Sequence[Sequence[dict[str, Any] | None]]) -> None:
         """Restores what ``state`` returned."""

@@ -14,7 +14,7 @@ import torch
 from vfl_common.bundle import Kind
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
-from vfl_common.config.recipe_tables import WireSettings
+from vfl_common.config.recipe_tables import TransformSettings, WireSettings
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.packing import coding
 from vfl_common.packing.coding import PLAIN, Coding
@@ -48,7 +48,7 @@ def make_chains(
     chain and undoes the other's, so it makes both. Its policy is only in its own. Raises InputError
     if the recipe names an unknown transform or codec, or if the policy refuses.
     """
-    settings = next((each for each in recipe.phases if each.name == phase), None)
+    settings = next((entry for entry in recipe.phases if entry.name == phase), None)
     sends = {
         "up": role == "passive" or exchange.asks == "server",
         "down": role == "active" and exchange.asks == "active",
@@ -60,15 +60,15 @@ def make_chains(
         where = f"recipe: phases: {phase}: exchange {exchange.name}"
         if not sent.tensors:
             return Chain([])
-        uses = [*sent.through, *_asked(recipe, phase, exchange, direction)]
+        uses = [*sent.through, *_recipe_transforms(recipe, phase, exchange, direction)]
         mine = [use for use in uses if use.role in (None, role) or not sends[direction]]
         filters: list[Filter] = [use.make(where) for use in mine]
         parts = settings.settings.get("micro_batches", 1) if settings is not None else 1
         _check_fits(recipe, mine, filters, sent, parts, where)
         if sends[direction]:
-            # With all that it passes.
+            # The policy sees all transforms that the tensors pass.
             passed = replace(sent, through=tuple(mine))
-            filters.append(_allowed(policy, phase, exchange, passed, where))
+            filters.append(_apply_policy(policy, phase, exchange, passed, where))
         way = f"{phase}: {exchange.name}, {direction}"
         return Chain(filters, _codec(recipe, phase, exchange, direction, where), before, way)
 
@@ -83,24 +83,22 @@ def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Directi
     if table is None:
         return PLAIN
     where = _where(recipe, table, phase, exchange)
-    name = next((each for each in coding.NAMES if each == table.codec), None)
+    name = next((codec for codec in coding.NAMES if codec == table.codec), None)
     if name is None:
-        text = (
-            f"the server averages {exchange.name!r}, and knows {', '.join(coding.NAMES)}, not "
-            f"codec {table.codec!r}"
-        )
         raise InputError(
-            Code.CONFIG_INVALID, f"{where}: {text}; choose one of these, or remove the table"
+            Code.CONFIG_INVALID,
+            f"{where}: the server averages {exchange.name!r} and does not support codec "
+            f"{table.codec!r}. Choose one of {', '.join(coding.NAMES)}, or remove the table.",
         )
     if name != "bits":
         return Coding(name)
     settings = parse(BitsSettings, dict(table.settings), f"{where}: codec bits")
     if settings.scales != "float32":
-        text = (
-            f"{where}: scales are float32 in {exchange.name!r}, which the server averages; "
-            "remove scales"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: scales must be float32 in {exchange.name!r}, which the server averages (got "
+            f"{settings.scales}). Remove scales.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
     stochastic = settings.rounding == "stochastic"
     seed = _seed(recipe, phase, exchange, direction) if stochastic else 0
     return Coding(name, settings.bits, stochastic, seed)
@@ -109,25 +107,31 @@ def coding_of(recipe: Recipe, phase: str, exchange: Exchange, direction: Directi
 def wire_table(
     recipe: Recipe, phase: str, exchange: Exchange, direction: Direction
 ) -> WireSettings | None:
-    """Returns the table of ``wire`` that holds for a direction of an exchange, if one does;
-    ``phases.codec`` is one.
+    """Returns the table of ``wire`` that applies to a direction of an exchange, or None;
+    ``phases.codec`` counts as a table.
 
-    One that names the phase goes before one that does not, then the exchange, then the direction.
-    No table holds for what is no phase of the recipe (alignment, prediction), and only one that
-    names the exchange for averages.
+    A table that names the phase takes precedence, then one that names the exchange, then the
+    direction. No table applies outside of the recipe's phases (alignment, prediction), and only one
+    that names the exchange applies to averages.
     """
-    settings = next((each for each in recipe.phases if each.name == phase), None)
+    settings = next((entry for entry in recipe.phases if entry.name == phase), None)
     if settings is None:
         return None
     short = (
         [WireSettings(codec=settings.codec, phase=phase)] if settings.codec != "identity" else []
     )
-    fits = [each for each in (*short, *recipe.wire) if _fits(each, phase, exchange, direction)]
-    return max(fits, key=lambda each: [name is not None for name in each.named], default=None)
+    fits = [
+        candidate
+        for candidate in (*short, *recipe.wire)
+        if _fits(candidate, phase, exchange, direction)
+    ]
+    return max(
+        fits, key=lambda candidate: [name is not None for name in candidate.named], default=None
+    )
 
 
 def _fits(table: WireSettings, phase: str, exchange: Exchange, direction: Direction) -> bool:
-    """Returns whether a table would hold for a direction of an exchange, if there were no other."""
+    """Returns whether a table matches a direction of an exchange."""
     names = (exchange.name,) if exchange.asks == "server" else (None, exchange.name)
     return (
         table.phase in (None, phase)
@@ -139,22 +143,22 @@ def _fits(table: WireSettings, phase: str, exchange: Exchange, direction: Direct
 def _codec(
     recipe: Recipe, phase: str, exchange: Exchange, direction: Direction, where: str
 ) -> Filter | None:
-    """Returns the codec of a direction; None if there is none, and if the exchange is part of no
-    phase.
+    """Returns the codec of a direction; None without a codec, and for an exchange outside of the
+    phases.
     """
     averaged = exchange.asks == "server"
     if averaged:
         coding_of(recipe, phase, exchange, direction)
     table = wire_table(recipe, phase, exchange, direction)
     if table is None:
-        plain = any(each.name == phase for each in recipe.phases) and not averaged
+        plain = any(entry.name == phase for entry in recipe.phases) and not averaged
         return codecs.make("identity", where) if plain else None
     where = _where(recipe, table, phase, exchange)
-    if all(each is not table for each in recipe.wire) and codecs.has_settings(table.codec, where):
-        text = f"codec {table.codec!r} has settings of its own"
+    if all(other is not table for other in recipe.wire) and codecs.has_settings(table.codec, where):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{where}: {text}; write it as a table of wire, with phase = {phase!r}",
+            f"{where}: codec {table.codec!r} has settings, which phases.codec cannot hold. Write "
+            f"it as a table of wire, with phase = {phase!r}.",
         )
     answered = bool(exchange.up.tensors and exchange.down.tensors)
     place = codecs.Place(
@@ -165,7 +169,7 @@ def _codec(
 
 def _where(recipe: Recipe, table: WireSettings, phase: str, exchange: Exchange) -> str:
     """Returns the beginning of an error's sentence about a table, or about the codec of a phase."""
-    number = next((number for number, each in enumerate(recipe.wire, 1) if each is table), None)
+    number = next((number for number, other in enumerate(recipe.wire, 1) if other is table), None)
     return (
         f"recipe: phases: {phase}: exchange {exchange.name}"
         if number is None
@@ -221,7 +225,7 @@ def check_asked(
     opened: Mapping[tuple[str, str], Exchange],
     prediction: Exchange | None = None,
 ) -> None:
-    """Raises InputError if a transform or codec of the recipe would do nothing: whoever asks for
+    """Raises InputError if a transform or codec of the recipe has no effect: a recipe that asks for
     noise must get it.
 
     Args:
@@ -231,106 +235,109 @@ def check_asked(
     for phase in recipe.phases:
         codecs.make(phase.codec, f"recipe: phases: {phase.name}")
         between = [
-            each for (of, _), each in opened.items() if of == phase.name and each.asks == "active"
+            swap for (of, _), swap in opened.items() if of == phase.name and swap.asks == "active"
         ]
-        sent = [of for each in between for of in (each.up, each.down)]
+        sent = [of for swap in between for of in (swap.up, swap.down)]
         if phase.codec != "identity" and not _carries_float32(sent):
-            what = "carries no float32 numbers" if between else "exchanges nothing"
-            text = f"recipe: phases: {phase.name}: codec: the phase {what} between parties"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase.name}: codec: the phase sends no float32 numbers between "
+                f"parties (got {phase.codec}). Remove codec."
+                if between
+                else f"recipe: phases: {phase.name}: codec: the phase sends nothing between "
+                f"parties (got {phase.codec}). Remove codec.",
+            )
         names = [name for of, name in opened if of == phase.name]
-        for each in phase.transforms:
+        for transform in phase.transforms:
             where = f"recipe: phases: {phase.name}: transforms"
-            exchange = opened.get((phase.name, each.exchange))
-            if each.exchange == PREDICTION and exchange is None:
+            exchange = opened.get((phase.name, transform.exchange))
+            if transform.exchange == PREDICTION and exchange is None:
                 exchange = prediction
             if exchange is None:
-                text = (
-                    f"there is no exchange {each.exchange!r} in this phase (it has "
-                    f"{', '.join(names) or 'none'})"
-                )
-                raise InputError(Code.CONFIG_INVALID, f"{where}: {text}")
-            if exchange.asks == "server":
-                text = (
-                    f"exchange {each.exchange!r} is with the server, and a recipe's transforms "
-                    "are between parties"
-                )
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{where}: {text}; take a setting of the method, or remove it",
+                    f"{where}: unknown exchange in this phase (got {transform.exchange!r}). Choose "
+                    f"one of: {', '.join(names) or 'none'}.",
                 )
-            sends = exchange.up if each.sent_by == "passive" else exchange.down
-            if not sends.tensors:
-                text = f"in exchange {each.exchange!r} {each.sent_by} parties send nothing"
-                raise InputError(
-                    Code.CONFIG_INVALID, f"{where}: {text}; give the other sent_by, or remove it"
-                )
-            if not _carries_float32([sends]):
-                text = (
-                    f"what {each.sent_by} parties send in exchange {each.exchange!r} is no "
-                    "float32 numbers"
-                )
-                raise InputError(Code.CONFIG_INVALID, f"{where}: {each.kind}: {text}; remove it")
+            sends = _check_transform(transform, exchange, where)
             if exchange is prediction:
                 # Its chain is made after the training.
-                use = Use(each.kind, each.settings)
+                use = Use(transform.kind, transform.settings)
                 _check_fits(recipe, [use], [use.make(where)], sends, 1, where)
 
 
+def _check_transform(transform: TransformSettings, exchange: Exchange, where: str) -> Sent:
+    """Returns what a transform of a recipe changes. Raises InputError if it changes nothing."""
+    if exchange.asks == "server":
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: exchange {transform.exchange!r} is with the server, but a recipe's "
+            "transforms apply between parties. Use a setting of the method instead, or remove the "
+            "transform.",
+        )
+    sends = exchange.up if transform.sent_by == "passive" else exchange.down
+    if not sends.tensors:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: {transform.sent_by} parties send nothing in exchange "
+            f"{transform.exchange!r}. Set the other sent_by, or remove the transform.",
+        )
+    if not _carries_float32([sends]):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: {transform.kind}: {transform.sent_by} parties send no float32 numbers in "
+            f"exchange {transform.exchange!r}. Remove the transform.",
+        )
+    return sends
+
+
 def check_wire(recipe: Recipe, opened: Mapping[tuple[str, str], Exchange]) -> None:
-    """Raises InputError if a table of ``wire`` holds for nothing; ``opened``: as for
-    ``check_asked``.
-    """
+    """Raises InputError if a table of ``wire`` never applies; ``opened``: see ``check_asked``."""
     for number, table in enumerate(recipe.wire, 1):
         where = f"recipe: wire: table {number}"
         # Where every setting is possible.
         place = codecs.Place(averaged=True, up=True)
         codecs.make(table.codec, where, table.settings, place)
-        of_phase = {key: each for key, each in opened.items() if table.phase in (None, key[0])}
+        of_phase = {key: swap for key, swap in opened.items() if table.phase in (None, key[0])}
         if table.exchange is None:
-            found = [each for each in of_phase.values() if each.asks == "active"]
+            exchanges = [swap for swap in of_phase.values() if swap.asks == "active"]
         else:
-            found = [each for (_, name), each in of_phase.items() if name == table.exchange]
-            if not found:
+            exchanges = [swap for (_, name), swap in of_phase.items() if name == table.exchange]
+            if not exchanges:
                 names = sorted({name for _, name in of_phase})
                 near = difflib.get_close_matches(table.exchange, names, n=1)
-                hint = (
-                    f"did you mean {near[0]!r}?"
-                    if near
-                    else f"there is {', '.join(names) or 'none'}"
-                )
                 raise InputError(
-                    Code.CONFIG_INVALID, f"{where}: there is no exchange {table.exchange!r}; {hint}"
+                    Code.CONFIG_INVALID,
+                    f"{where}: unknown exchange {table.exchange!r}. Did you mean {near[0]!r}?"
+                    if near
+                    else f"{where}: unknown exchange {table.exchange!r}. Choose one of: "
+                    f"{', '.join(names) or 'none'}.",
                 )
-        up = [each.up for each in found] if table.direction != "down" else []
-        sent = [*up, *([each.down for each in found] if table.direction != "up" else [])]
+        up = [swap.up for swap in exchanges] if table.direction != "down" else []
+        sent = [*up, *([swap.down for swap in exchanges] if table.direction != "up" else [])]
         if not _carries_float32(sent):
-            what = (
-                f"exchange {table.exchange!r}"
-                if table.exchange is not None
-                else "what parties send each other"
-            )
-            way = f" {table.direction}" if table.direction is not None else ""
-            text = f"{what} carries no float32 numbers{way}"
             raise InputError(
-                Code.CONFIG_INVALID, f"{where}: {text}; remove the table, or name another exchange"
+                Code.CONFIG_INVALID,
+                f"{where}: {table.exchange or 'every exchange'} carries no float32 numbers "
+                f"(direction: {table.direction or 'both'}). Remove the table, or name another "
+                "exchange.",
             )
         before = _before(recipe, table, opened)
         if before is not None:
-            text = f"it holds for nothing, because {before} goes before it wherever it would hold"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: {text} (phase, then exchange, then direction); remove one",
+                f"{where}: this table never applies: {before} takes precedence everywhere it could "
+                "apply (phase, then exchange, then direction). Remove one of them.",
             )
 
 
 def _before(
     recipe: Recipe, table: WireSettings, opened: Mapping[tuple[str, str], Exchange]
 ) -> str | None:
-    """Returns the name of a table, or of a phase's codec, that takes all places of ``table``; None
-    if it has one.
+    """Returns the table, or the phase's codec, that takes precedence everywhere over ``table``;
+    None if ``table`` applies somewhere.
     """
-    found: list[WireSettings] = []
+    winners: list[WireSettings] = []
     for (phase, _), exchange in opened.items():
         for direction in get_args(Direction):
             if _fits(table, phase, exchange, direction) and _carries_float32(
@@ -339,16 +346,20 @@ def _before(
                 chosen = wire_table(recipe, phase, exchange, direction)
                 if chosen is table:
                     return None
-                found += [chosen] if chosen is not None else []
+                winners += [chosen] if chosen is not None else []
     number = next(
-        (number for number, each in enumerate(recipe.wire, 1) if any(each is one for one in found)),
+        (
+            number
+            for number, other in enumerate(recipe.wire, 1)
+            if any(other is one for one in winners)
+        ),
         None,
     )
     return f"table {number}" if number is not None else "the phase's codec"
 
 
 def _carries_float32(sent: Iterable[Sent]) -> bool:
-    return any(dtype is torch.float32 for each in sent for dtype, _ in each.tensors.values())
+    return any(dtype is torch.float32 for part in sent for dtype, _ in part.tensors.values())
 
 
 def _check_fits(
@@ -359,39 +370,38 @@ def _check_fits(
     parts: int,
     where: str,
 ) -> None:
-    """Raises InputError if a transform is not for the recipe's task, or must know what this
+    """Raises InputError if a transform does not support the recipe's task, or needs what this
     direction does not tell.
 
     Also if its noise depends on whole batches, and they are sent in ``parts``.
     """
-    for use, each in zip(uses, filters, strict=True):
+    for use, filter_ in zip(uses, filters, strict=True):
         transform = transforms.load(use.kind, where)
         tasks = transform.tasks
         if transform.of_batch and parts > 1:
-            text = (
-                f"transform {use.kind} is noise for whole batches, and micro_batches sends "
-                f"each in {parts} parts"
-            )
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: {text}; set micro_batches = 1, or remove the transform",
+                f"{where}: transform {use.kind} adds noise to whole batches, but micro_batches "
+                f"sends each batch in {parts} parts. Set micro_batches = 1, or remove the "
+                "transform.",
             )
         if tasks and recipe.task.kind not in tasks:
-            text = f"transform {use.kind} is for a task of kind {' or '.join(sorted(tasks))}"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: {text}, not {recipe.task.kind}; take iso or max_norm",
+                f"{where}: transform {use.kind} requires task.kind {' or '.join(sorted(tasks))} "
+                f"(got {recipe.task.kind}). Use iso or max_norm.",
             )
-        if not each.knows <= sent.beside:
-            text = f"transform {use.kind} must know the rows' labels, and who sends this knows none"
+        if not filter_.knows <= sent.beside:
             raise InputError(
-                Code.CONFIG_INVALID, f"{where}: {text}; add it to the gradients of split training"
+                Code.CONFIG_INVALID,
+                f"{where}: transform {use.kind} needs the rows' labels, which this sender does not "
+                "hold. Add it to the gradients of split training instead.",
             )
 
 
-def _asked(recipe: Recipe, phase: str, exchange: Exchange, direction: str) -> list[Use]:
+def _recipe_transforms(recipe: Recipe, phase: str, exchange: Exchange, direction: str) -> list[Use]:
     """Returns the transforms that the recipe adds to the method's in this direction. Those of a
-    prediction stand in any phase, and numbers that are no float32 pass none of them.
+    prediction may be in any phase; tensors other than float32 pass none of them.
     """
     sender = "passive" if direction == "up" else "active"
     sent = exchange.up if direction == "up" else exchange.down
@@ -399,27 +409,31 @@ def _asked(recipe: Recipe, phase: str, exchange: Exchange, direction: str) -> li
         return []
     name = PREDICTION if phase in PREDICTS else exchange.name
     return [
-        Use(each.kind, each.settings)
+        Use(transform.kind, transform.settings)
         for of in recipe.phases
-        for each in of.transforms
-        if phase in PREDICTS | {of.name} and each.exchange == name and each.sent_by == sender
+        for transform in of.transforms
+        if phase in PREDICTS | {of.name}
+        and transform.exchange == name
+        and transform.sent_by == sender
     ]
 
 
-def _allowed(policy: Policy, phase: str, exchange: Exchange, sent: Sent, where: str) -> Filter:
+def _apply_policy(policy: Policy, phase: str, exchange: Exchange, sent: Sent, where: str) -> Filter:
     """Returns the policy's filter. Raises InputError if the policy refuses, or is faulty."""
     try:
         made = policy(phase, exchange, sent)
     except VflError:
         raise
     except Exception as error:
-        text = f"{where}: the party's policy failed {where_it_failed(error)}"
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}; correct it, or choose another in the party file"
+            Code.CONFIG_INVALID,
+            f"{where}: the party's policy failed {where_it_failed(error)}. Correct it, or choose "
+            "another in the party file.",
         ) from error
     if not isinstance(made, Filter):
-        text = f"{where}: the party's policy gives a {type(made).__name__}, and a Filter is wanted"
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}; correct it, or choose another in the party file"
+            Code.CONFIG_INVALID,
+            f"{where}: the party's policy must return a Filter (got {type(made).__name__}). "
+            "Correct it, or choose another in the party file.",
         )
     return made

@@ -35,7 +35,7 @@ def spec_of(dtype: torch.dtype, *shape: int) -> TensorSpec:
     """
     if dtype not in WIRE:
         raise InternalError(
-            f"a tensor of {dtype} cannot be sent; the wire carries {', '.join(map(str, WIRE))}"
+            f"a tensor of {dtype} cannot be sent; the wire supports {', '.join(map(str, WIRE))}"
         )
     return TensorSpec(WIRE[dtype], shape)
 
@@ -79,10 +79,11 @@ class Use:
         except VflError:
             raise
         except Exception as error:
-            text = (
-                f"{where}: transform {self.kind} cannot be made: it failed {where_it_failed(error)}"
-            )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: transform {self.kind} cannot be created: it failed "
+                f"{where_it_failed(error)}. Correct the plug-in.",
+            ) from error
         made.of_plugin = not transforms.REGISTRY.is_ours(self.kind)
         return Leaving(made, self.leave) if self.leave else made
 
@@ -91,13 +92,8 @@ class Leaving(Filter):
     """Applies another filter, but leaves some tensors unchanged, by name."""
 
     def __init__(self, of: Filter, leave: frozenset[str]) -> None:
-        self._of, self._leave, self.text, self.knows, self.draws = (
-            of,
-            leave,
-            of.text,
-            of.knows,
-            of.draws,
-        )
+        self._of, self._leave = of, leave
+        self.text, self.knows, self.draws = of.text, of.knows, of.draws
         self.of_plugin = of.of_plugin
 
     def tell(self, beside: Tensors) -> None:
@@ -124,11 +120,11 @@ class Leaving(Filter):
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
         whole = self._of.wire_spec(spec)
-        kept = {
-            name: spec.tensors[name] if name in self._leave else each
-            for name, each in whole.tensors.items()
+        tensors = {
+            name: spec.tensors[name] if name in self._leave else tensor_spec
+            for name, tensor_spec in whole.tensors.items()
         }
-        return BundleSpec(spec.kind, kept)
+        return BundleSpec(spec.kind, tensors)
 
     def state(self) -> dict[str, Any] | None:
         return self._of.state()
@@ -188,7 +184,7 @@ class Sent:
         return " ".join(
             [
                 self.kind.label,
-                ", ".join(f"{name} {_words(*each)}" for name, each in self.tensors.items()),
+                ", ".join(f"{name} {_words(*declared)}" for name, declared in self.tensors.items()),
             ]
         )
 
@@ -206,8 +202,8 @@ class Exchange:
 
     ``asks``: ``active``: every passive party asks the active party; ``server``: every party asks
     the aggregation server, which answers with the mean. ``passive``: only the passive parties ask
-    it; the active party opens the exchange too. ``draw``: who swaps with the server in which round;
-    None: all in each. ``when``: in words, for people.
+    it; the active party opens the exchange too. ``draw``: the parties that swap with the server in
+    each round; None: all. ``when``: a text for people.
     """
 
     name: str
@@ -225,12 +221,12 @@ class Exchange:
         try:
             return sent.spec(**sizes)
         except KeyError as missing:
-            text = (
-                f"phase {phase}: exchange {self.name}: the word {missing} in the shapes of "
-                f"{sent} has no size"
-            )
-            ways = f"give {missing.args[0]}= where the exchange is opened, or at each step"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}") from None
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"phase {phase}: exchange {self.name}: the word {missing} in the shapes of {sent} "
+                f"has no size. Pass {missing.args[0]}= where the exchange is opened, or at each "
+                "step.",
+            ) from None
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Connections(Protocol):
         ...
 
 
-# Whose the rows of a bundle are: their numbers; ``ALL``; None: those of nobody alone.
+# The rows that a bundle tells of: their numbers; ``ALL``; None: no single rows.
 About: TypeAlias = "Sequence[int] | npt.NDArray[Any] | str | None"
 
 
@@ -92,7 +92,7 @@ class _Side:
         """Returns the clock of this generation."""
         return self._connections.clock
 
-    def _expected(self, sent: Sent, chain: Chain, sizes: Mapping[str, int]) -> _Specs:
+    def _expect_specs(self, sent: Sent, chain: Chain, sizes: Mapping[str, int]) -> _Specs:
         """Returns the specs of what arrives with these sizes; a phase has few, for thousands of
         steps.
         """
@@ -107,13 +107,13 @@ class _Side:
         self,
         step: StepKey,
         bundle: Bundle,
-        given: Tensors,
+        tensors: Tensors,
         to: Sequence[str],
         about: About,
         *,
         up: bool,
     ) -> None:
-        """Asks the chain whether ``bundle``, which was ``given``, may leave, and writes that it is
+        """Asks the chain whether ``bundle``, made of ``tensors``, may leave, and writes that it is
         about to. Raises InputError if it may not, or if that cannot be written.
         """
         record = self._connections.record
@@ -122,18 +122,18 @@ class _Side:
             return
         if about is None and sent.about_rows:
             about = ALL
-        numbers = sum(x.numel() for x in given.values())
-        if given and chain.watches:
-            people = len(about) if _is_listed(about) else _rows_in(sent, given) * (about is ALL)
-            payload = sum(each.data.nbytes for each in bundle.tensors.values())
+        numbers = sum(x.numel() for x in tensors.values())
+        if tensors and chain.watches:
+            people = len(about) if _is_listed(about) else _rows_in(sent, tensors) * (about is ALL)
+            payload = sum(buffer.data.nbytes for buffer in bundle.tensors.values())
             leaving = Leaving(step, bundle.kind.label, to, numbers, payload, about, people)
             chain.leaves(leaving)
         if record is None:
             return
-        words = self._words.get((up, len(given)))
+        words = self._words.get((up, len(tensors)))
         if words is None:
-            words = way_of(self.exchange, self.chains, len(given), up=up)
-            self._words[up, len(given)] = words
+            words = way_of(self.exchange, self.chains, len(tensors), up=up)
+            self._words[up, len(tensors)] = words
         record.leaves(words, step, bundle, to, numbers=numbers, rows=about)
 
 
@@ -152,16 +152,16 @@ def _direction(exchange: Exchange, chains: Chains, *, up: bool) -> tuple[Sent, C
     return (exchange.up, chains.up) if up else (exchange.down, chains.down)
 
 
-def _rows_in(sent: Sent, given: Tensors) -> int:
+def _rows_in(sent: Sent, tensors: Tensors) -> int:
     """Returns the number of rows in tensors that are declared with rows."""
     sizes = (
-        len(given[name]) for name, (_, shape) in sent.tensors.items() if shape[:1] == ("rows",)
+        len(tensors[name]) for name, (_, shape) in sent.tensors.items() if shape[:1] == ("rows",)
     )
     return next(sizes, 0)
 
 
 def _is_listed(about: About) -> TypeGuard[Sequence[int] | npt.NDArray[Any]]:
-    """Whether rows are told by number."""
+    """Returns whether rows are listed by number."""
     return about is not None and not isinstance(about, str)
 
 
@@ -199,8 +199,11 @@ class Asking(_Side):
             self._connections.server if self.exchange.asks == "server" else self._connections.link
         )
         if link is None:
-            text = f"{self.exchange.name}: this party has no link to {self.peer}"
-            raise InputError(Code.ROLE_MISMATCH, text)
+            raise InputError(
+                Code.ROLE_MISMATCH,
+                f"{self.exchange.name}: this party has no link to {self.peer}. Open the exchange "
+                "only at a party that asks.",
+            )
         return link
 
     def swap(
@@ -256,11 +259,11 @@ class Asking(_Side):
         """Waits for the reply and returns the peer's tensors, without gradient. Raises as
         ``Link.receive``.
         """
-        spec, wire = self._expected(self.exchange.down, self.chains.down, sizes)
+        spec, wire = self._expect_specs(self.exchange.down, self.chains.down, sizes)
         bundle = self._receive(step, wire)
         self.clock.to(DECODE)
         at = Passage(step, self.peer, self.chains.party)
-        return _arrived(self.chains.down, bundle, at, spec, self._device)
+        return _unpack_arrival(self.chains.down, bundle, at, spec, self._device)
 
     def _receive(self, step: StepKey, wire: BundleSpec) -> Bundle:
         try:
@@ -268,11 +271,12 @@ class Asking(_Side):
         except StepPassed as passed:
             if self.lenient:
                 raise
-            text = (
-                f"{self.peer} says that {passed.now} is under way, but {step} must not go on "
-                "without this party"
-            )
-            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self.peer) from None
+            raise PeerError(
+                Code.STEP_OUT_OF_ORDER,
+                f"{self.peer}: {passed.now} is already under way, but {step} cannot complete "
+                "without this party.",
+                party=self.peer,
+            ) from None
 
 
 class Answering(_Side):
@@ -297,8 +301,8 @@ class Answering(_Side):
         for word, size in sizes.items():
             if not isinstance(size, Mapping):
                 alike[word] = size
-            elif len(found := set(size.values())) == 1:
-                alike[word] = found.pop()
+            elif len(distinct := set(size.values())) == 1:
+                alike[word] = distinct.pop()
             else:
                 for party, own in size.items():
                     self._own.setdefault(party, {})[word] = own
@@ -309,7 +313,9 @@ class Answering(_Side):
         """Returns the hub. Raises InputError at a passive party."""
         if self._connections.hub is None:
             raise InputError(
-                Code.ROLE_MISMATCH, f"{self.exchange.name}: this party is not the active party"
+                Code.ROLE_MISMATCH,
+                f"{self.exchange.name}: this party is not the active party. Answer the exchange "
+                "only at the active party.",
             )
         return self._connections.hub
 
@@ -335,16 +341,17 @@ class Answering(_Side):
             asked = {name: {} for name in self._own} if each is None else each
             each = {name: {**self._own[name], **own} for name, own in asked.items()}
         received: dict[str, dict[str, Tensor]] = {}
-        alike = self._expected(sent, up, sizes) if each is None else None
+        alike = self._expect_specs(sent, up, sizes) if each is None else None
         specs = {
-            name: self._expected(sent, up, {**sizes, **own}) for name, own in (each or {}).items()
+            name: self._expect_specs(sent, up, {**sizes, **own})
+            for name, own in (each or {}).items()
         }
 
         def arrived(party: str, bundle: Bundle) -> None:
             self.clock.to(DECODE)
             spec = (alike or specs[party]).meant
             at = Passage(step, party, self.chains.party)
-            received[party] = _arrived(up, bundle, at, spec, self._device)
+            received[party] = _unpack_arrival(up, bundle, at, spec, self._device)
             self.clock.to(WAIT)
 
         wire = alike.wire if alike is not None else {name: specs[name].wire for name in specs}
@@ -368,8 +375,8 @@ class Answering(_Side):
         numbers of the rows that the answers tell of, for the party's record; {party: rows} if
         these differ.
         """
-        for each in tensors.values():
-            wait_for_gpus(each)
+        for own in tensors.values():
+            wait_for_gpus(own)
         self._reply(step, tensors, beside, about)
 
     @spends(ENCODE)
@@ -382,22 +389,22 @@ class Answering(_Side):
     ) -> None:
         down, kind, repeats = self.chains.down, self.exchange.down.kind, self.chains.down.repeats
         replies: dict[str, Bundle] = {}
-        # By what was given to the chain.
+        # {ids of the tensors given to the chain: what the chain returned}.
         made: dict[_Ids, Tensors] = {}
         # Holds the tensors, so that no id is reused.
         encoded: dict[_Ids, tuple[Tensors, Bundle]] = {}
-        for party, each in tensors.items():
+        for party, own in tensors.items():
             if party in beside:
                 down.tell(beside[party])
-            given = _ids(each)
-            if given not in made or not repeats:
-                made[given] = down.apply(each, Passage(step, self.chains.party, party))
-            ready = made[given]
-            key = given if ready is each else _ids(ready)
+            ids = _ids(own)
+            if ids not in made or not repeats:
+                made[ids] = down.apply(own, Passage(step, self.chains.party, party))
+            ready = made[ids]
+            key = ids if ready is own else _ids(ready)
             if key not in encoded:
                 encoded[key] = ready, to_bundle(kind, ready)
             replies[party] = encoded[key][1]
-        # Before any of them leaves, a line for each bundle.
+        # The record gets a line for each bundle before any of them leaves.
         to: dict[int, list[str]] = {}
         for party, bundle in replies.items():
             to.setdefault(id(bundle), []).append(party)
@@ -435,7 +442,7 @@ def _ids(tensors: Tensors) -> _Ids:
     return tuple((name, id(x)) for name, x in tensors.items())
 
 
-def _arrived(
+def _unpack_arrival(
     chain: Chain, bundle: Bundle, at: Passage, spec: BundleSpec, device: torch.device
 ) -> dict[str, Tensor]:
     """Returns the tensors that were ``spec`` before the chain, on ``device``. Raises as ``take_in``
@@ -477,8 +484,8 @@ def to_bundle(kind: Kind, tensors: Mapping[str, Tensor]) -> Bundle:
 
 
 def wait_for_gpus(tensors: Tensors) -> None:
-    """Waits until ``tensors`` are computed: a GPU only has its orders so far, and their time is
-    computing, not encoding.
+    """Waits until ``tensors`` are computed: GPU kernels run asynchronously, and their time counts
+    as computing, not as encoding.
     """
     for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
@@ -524,15 +531,18 @@ def check_finite(tensors: Mapping[str, Tensor], *, party: str, step: StepKey) ->
     """
     for name, tensor in tensors.items():
         if nonfinite(tensor):
-            message = f"tensor {name[:40]!r} of {party} at {step} holds NaN or infinity"
-            raise PeerError(Code.NON_FINITE, message, party=party)
+            raise PeerError(
+                Code.NON_FINITE,
+                f"tensor {name[:40]!r} of {party} at {step} contains NaN or infinity",
+                party=party,
+            )
 
 
 def _buffer(tensor: Tensor) -> Buffer:
     dtype = WIRE.get(tensor.dtype)
     if dtype is None:
         raise InternalError(
-            f"a tensor of {tensor.dtype} cannot be sent; the wire carries "
+            f"a tensor of {tensor.dtype} cannot be sent; the wire supports "
             f"{', '.join(map(str, WIRE))}"
         )
     # Numpy has no such dtype.
@@ -557,7 +567,7 @@ def _view(buffer: Buffer) -> Tensor:
 
 
 def _move(host: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copies to a GPU on a separate stream, beside the kernels that are under way.
+    """Copies to a GPU on a separate stream, while kernels run.
 
     Three orders are kept. Later kernels wait for the copies (``wait_stream``). The memory of a copy
     is not reused before the kernels that read it are done (``record_stream``): torch knows only the
@@ -570,12 +580,12 @@ def _move(host: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     with torch.cuda.stream(copies):
         # Returns the same tensor if it is pinned already.
         pinned = [tensor.pin_memory() for tensor in host.values()]
-        found = [tensor.to(device, non_blocking=True) for tensor in pinned]
+        moved = [tensor.to(device, non_blocking=True) for tensor in pinned]
     kernels.wait_stream(copies)
-    for tensor in found:
+    for tensor in moved:
         tensor.record_stream(kernels)
     copies.synchronize()
-    return dict(zip(host, found, strict=True))
+    return dict(zip(host, moved, strict=True))
 
 
 @cache

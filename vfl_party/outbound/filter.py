@@ -22,16 +22,16 @@ class Passage(NamedTuple):
     receiver: str
 
 
-# Tensors that are on no way yet: those of a test, say.
+# For tensors that are not part of a bundle, such as those of a test.
 NOWHERE = Passage(StepKey("", 0, 0), "", "")
 
 
 class Leaving(NamedTuple):
     """A bundle that is about to leave.
 
-    ``kind``: the ledger's word; ``to``: who gets it, each the whole; ``numbers``: before the codec;
-    ``rows``: whose they are, by number, or as the record says it: all, or nobody; None: nobody
-    alone; ``people``: how many rows it tells of, one by one.
+    ``kind``: the ledger's word; ``to``: the receivers, each of which gets the whole; ``numbers``:
+    before the codec; ``rows``: the rows it tells of, by number, or as the record writes all or
+    none; None: no single rows; ``people``: how many rows it tells of, one by one.
     """
 
     step: StepKey
@@ -52,8 +52,8 @@ class Filter:
     ``undo_at`` instead of ``undo``. ``on_host``: what arrives passes ``undo_at`` before it is
     copied to a GPU, if no other filter comes first. ``repeats``: the same tensors at the same step
     become the same for every receiver. ``draws``: it adds noise. ``of_plugin``: it is a transform
-    of somebody else's; set when it is made. ``costs``: what it costs a row each time that a tensor
-    tells of it, if that is differentially private whatever comes before and after; None: it is not.
+    of a plug-in; set when it is made. ``costs``: what it costs a row each time that a tensor tells
+    of it, if that is differentially private whatever comes before and after; None: it is not.
     """
 
     text = "nothing"

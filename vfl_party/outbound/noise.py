@@ -12,9 +12,9 @@ from torch import Tensor
 
 from vfl_party.outbound.filter import Filter
 
-# Of a transform: asked for, so never nothing.
+# The noise of a transform is positive: a recipe asks for it.
 Positive = Annotated[float, Field(gt=0.0, le=1e6)]
-# Of noise, in a recipe.
+# The amplifier of noise in a recipe may be 0.
 Amplifier = Annotated[float, Field(ge=0.0, le=1e6)]
 
 
@@ -41,7 +41,7 @@ class PrivateGaussian:
         return torch.from_numpy(drawn).to(reference.device)
 
     def state(self) -> dict[str, Any]:
-        """Returns the generator's state, for this party's own checkpoints: whoever knows it can
+        """Returns the generator's state, for this party's own checkpoints: anyone who knows it can
         subtract the noise.
         """
         state = dict(self._random.bit_generator.state)

@@ -1,5 +1,5 @@
-"""What a party has sent before: after an interruption nobody gets other numbers under the same
-noise.
+"""Digests of what a party has sent: after an interruption, no receiver gets other tensors under the
+same noise.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import torch
 
 from vfl_party.outbound.filter import Passage, Tensors
 
-# No digest: tensors of several contents have left.
+# Stands for a digest after different tensors have left at the same place.
 _SEVERAL = b""
-# Messages; about 50 MB. A rollback goes back by a few checkpoints.
-_MOST = 200_000
+# This many digests take about 50 MB. A rollback goes back by a few checkpoints.
+_MAX_MESSAGES = 200_000
 
 
 class SentBefore:
@@ -39,10 +39,10 @@ class SentBefore:
             digest.update(
                 x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
             )
-        found, key = digest.digest(), (way, at)
-        same = self._digests.pop(key, found) == found
+        current, key = digest.digest(), (way, at)
+        same = self._digests.pop(key, current) == current
         # The newest are last.
-        self._digests[key] = found if same else _SEVERAL
-        if len(self._digests) > _MOST:
+        self._digests[key] = current if same else _SEVERAL
+        if len(self._digests) > _MAX_MESSAGES:
             del self._digests[next(iter(self._digests))]
         return not same

@@ -1,5 +1,5 @@
-"""The noise of Marvell: of all with the same power, that which makes the gradients of two classes
-most alike.
+"""The noise of Marvell: at a given power, the noise that makes the gradients of two classes most
+similar.
 
 Li et al., Label Leakage and Protection in Two-Party Split Learning (ICLR 2022), Theorem 2 and its
 solver, here without a random start: of the four numbers one is zero, one has a closed form given
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-# Of the search: each round looks closer around the best point.
+# Points and rounds of the search: each round looks closer around the best point.
 _POINTS, _ROUNDS = 129, 6
-# A variance this small beside the distance of the means is none.
+# A variance this small, relative to the distance of the means, counts as zero.
 _NOTHING = 1e-12
 
 Numbers = npt.NDArray[np.float64]
@@ -67,7 +67,7 @@ def sum_kl(of: Statistics, noise: Variances) -> float:
 
 
 def optimum(of: Statistics, power: float) -> Variances:
-    """Returns the noise of least sumKL with mean squared length ``power``:
+    """Returns the noise of minimum sumKL with mean squared length ``power``:
     p·λ11 + p(d−1)·λ21 + (1−p)·λ10 + (1−p)(d−1)·λ20 = power.
 
     The class with the larger variance gets no noise across (u < v: λ21 = 0; u > v: λ20 = 0).
@@ -82,8 +82,8 @@ def optimum(of: Statistics, power: float) -> Variances:
         return Variances(gap * along_0, 0.0, gap * (budget - (1 - p) * along_0) / p, 0.0)
     # The mirrored problem: classes change places.
     if u > v:
-        found = _optimum(v, u, budget, 1 - p, of.width)
-        return Variances(gap * found[2], 0.0, gap * found[0], gap * found[1])
+        mirrored = _optimum(v, u, budget, 1 - p, of.width)
+        return Variances(gap * mirrored[2], 0.0, gap * mirrored[0], gap * mirrored[1])
     along_0, across_0, along_1 = _optimum(u, v, budget, p, of.width)
     return Variances(gap * along_0, gap * across_0, gap * along_1, 0.0)
 
@@ -129,7 +129,7 @@ def _along(a: float, b: float, gap: float) -> float:
 
 
 def _ratio(above: float, below: float) -> float:
-    """Returns above / below; of nothing to nothing it is 1, as both classes are alike."""
+    """Returns above / below; of nothing to nothing it is 1, as both classes are equal."""
     if below == 0.0:
         return 1.0 if above == 0.0 else math.inf
     return above / below

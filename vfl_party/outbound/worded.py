@@ -21,24 +21,26 @@ from vfl_party.outbound.declared import PREDICTION, PREDICTS, Exchange, Sent, Us
 from vfl_party.outbound.filter import Filter, Leaving, Passage, Tensors
 from vfl_party.record.lines import ALL
 
-# Whose numbers may be written in fewer bits.
+# Kinds of bundle whose numbers a codec may write in fewer bits.
 _CODED = ("embedding", "gradient")
 
 
-def refused(key: str, wanted: Any, given: str, remedy: str = "") -> InputError:
-    """Returns the refusal of a policy, for its own people: the key, what it wants, and what is
-    given.
+def refused(key: str, wanted: Any, violation: str, remedy: str = "") -> InputError:
+    """Returns the error of a violated policy key, for the party itself: the key, its value, and
+    the violation.
     """
-    said = in_words(wanted)
-    is_word = isinstance(wanted, str) or wanted == ()
-    text = f"policy.{key}{': ' if is_word else ' = '}{said} in the party file: {given}"
-    return InputError(Code.REFUSED, f"{text}; {remedy or 'ask for less, or change the policy'}")
+    sign = ": " if isinstance(wanted, str) or wanted == () else " = "
+    fix = remedy or "Ask for less, or change the policy."
+    return InputError(
+        Code.REFUSED,
+        f"policy.{key}{sign}{in_words(wanted)} in the party file: {violation}. {fix}",
+    )
 
 
 def in_words(value: Any) -> str:
     """Writes the value of a key of ``[policy]`` for a person."""
     if isinstance(value, list | tuple):
-        return listed([str(each) for each in value]) or "none"
+        return listed([str(item) for item in value]) or "none"
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -48,8 +50,8 @@ class Worded:
     """What the settings let out; see ``Policy``.
 
     ``beside``: another policy, which must agree. ``after``: the one that has watched what left
-    before, to find the rows in common. Raises InputError if a demand names a transform or a setting
-    that there is not.
+    before, to find the rows in common. Raises InputError if a demand names an unknown transform or
+    setting.
     """
 
     def __init__(
@@ -67,53 +69,66 @@ class Worded:
         where = f"exchange {exchange.name} of phase {phase}"
         settings, kind = self._settings, sent.kind.label
         if settings.kinds is not None and kind not in settings.kinds:
-            raise refused("kinds", settings.kinds, f"{where} would send {kind}")
+            raise refused("kinds", settings.kinds, f"{where} sends {kind}")
         if kind in settings.encrypted and set(sent.tensors) != {"ciphertexts"}:
-            ways = 'take secureboost with encryption = "paillier" or "ou", or change the policy'
-            given = f"{where} would send {kind} that is not encrypted"
-            raise refused("encrypted", settings.encrypted, given, ways)
+            raise refused(
+                "encrypted",
+                settings.encrypted,
+                f"{where} sends {kind} that is not encrypted",
+                'Use secureboost with encryption = "paillier" or "ou", or change the policy.',
+            )
         for demand in settings.demands:
             if demand.kind == kind:
                 of_phase = (
                     f'with exchange = "{PREDICTION}"' if phase in PREDICTS else "of the phase"
                 )
                 _check_demand(demand, sent, where, of_phase)
-        about = settings, where, self._counts, sent.about_rows
+        counts, batches = self._counts, sent.about_rows
         if self._beside is None:
-            return Held(*about)
-        return HeldBeside(*about, self._beside(phase, exchange, sent))
+            return Held(settings, where, counts, batches)
+        other = self._beside(phase, exchange, sent)
+        return HeldBeside(settings, where, counts, batches, other)
 
 
 def _check_known(demand: Demand) -> None:
-    """Raises InputError if a demand names a transform that there is not, or a setting that it has
-    not.
-    """
+    """Raises InputError if a demand names an unknown transform or setting."""
     where = "policy.demands in the party file"
     known = sorted(transforms.load(demand.transform, where).settings.model_fields)
     for name in (*demand.at_least, *demand.at_most):
         if name not in known:
-            text = f"{where}: the transform {demand.transform} has no setting {name}"
-            has = f"it has {listed(known)}" if known else "it has none; leave the bound out"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; {has}")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: the transform {demand.transform} has no setting {name}. Choose one of "
+                f"{listed(known)}."
+                if known
+                else f"{where}: the transform {demand.transform} has no settings (got {name}). "
+                "Remove the bound.",
+            )
 
 
 def _check_demand(demand: Demand, sent: Sent, where: str, of_phase: str) -> None:
     """Raises InputError (REFUSED) if what is sent does not pass the transform that is demanded.
     ``of_phase``: the transforms of the recipe among which it must be, in words.
     """
-    found = [use for use in sent.through if use.kind == demand.transform]
-    if not found:
-        given = f"{where} would send {demand.kind} without it"
-        ways = f"add it to the transforms {of_phase}"
-        raise refused("demands", demand.transform, given, ways)
-    if all(bare := [sorted(use.leave & sent.tensors.keys()) for use in found]):
-        given = f"{where} would send a part of {demand.kind} without it: {listed(bare[0])}"
-        raise refused("demands", demand.transform, given)
+    uses = [use for use in sent.through if use.kind == demand.transform]
+    if not uses:
+        raise refused(
+            "demands",
+            demand.transform,
+            f"{where} sends {demand.kind} without it",
+            f"Add it to the transforms {of_phase}.",
+        )
+    if all(bare := [sorted(use.leave & sent.tensors.keys()) for use in uses]):
+        raise refused(
+            "demands",
+            demand.transform,
+            f"{where} sends a part of {demand.kind} without it: {listed(bare[0])}",
+        )
     # The strongest may be any of them.
-    wrong = [_weaker(demand, use, where) for use in found]
+    wrong = [_weaker(demand, use, where) for use in uses]
     if all(wrong):
-        wanted, given = wrong[0] or ("", "")
-        raise refused(f"demands: {demand.transform}", wanted, given, "ask for a stronger one")
+        bound, violation = wrong[0] or ("", "")
+        raise refused(f"demands: {demand.transform}", bound, violation, "Ask for a stronger one.")
 
 
 def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
@@ -129,8 +144,12 @@ def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
             value = values.get(name)
             number = isinstance(value, int | float)
             if not number or not fits(value, bound):
-                given = f"{name} is {value:g}" if number else f"it has no number {name}"
-                return f"{name} {word} {bound:g}", f"at {where}, {given}"
+                return (
+                    f"{name} {word} {bound:g}",
+                    f"at {where}, {name} is {value:g}"
+                    if number
+                    else f"at {where}, it has no number {name}",
+                )
     return None
 
 
@@ -148,14 +167,14 @@ class Counts:
         # The filter that keeps this state for all: that of the first bundle.
         self._keeper: Filter | None = None
 
-    def is_kept_by(self, found: Filter) -> bool:
+    def is_kept_by(self, filter_: Filter) -> bool:
         """Whether a filter keeps this state for all."""
-        return self._keeper is found
+        return self._keeper is filter_
 
-    def adds_to(self, found: Filter, sent_bytes: int) -> None:
+    def adds_to(self, filter_: Filter, sent_bytes: int) -> None:
         """Adds bytes that are about to leave through a filter."""
         if self._keeper is None:
-            self._keeper = found
+            self._keeper = filter_
             self.bytes += self._before.bytes if self._before is not None else 0
         self.bytes += sent_bytes
 
@@ -176,19 +195,19 @@ class Counts:
 
     def state(self) -> dict[str, Any]:
         """Returns all, for a checkpoint."""
-        numbers = {name: torch.from_numpy(each.copy()) for name, each in self._numbers.items()}
+        numbers = {name: torch.from_numpy(counts.copy()) for name, counts in self._numbers.items()}
         return {"bytes": self.bytes, "numbers": numbers, "all": dict(self._all)}
 
     def load_state(self, state: dict[str, Any], keeper: Filter) -> None:
         """Restores what ``state`` returned; ``keeper`` keeps it from now on."""
         self._keeper = keeper
         self.bytes, self._all = state["bytes"], dict(state["all"])
-        self._numbers = {name: each.numpy().copy() for name, each in state["numbers"].items()}
+        self._numbers = {name: counts.numpy().copy() for name, counts in state["numbers"].items()}
 
 
 class Held(Filter):
-    """Refuses a bundle that would pass a limit; changes nothing. ``batches``: it has numbers for
-    each row of a batch. Bits of trees have not: of these, ``trees.least_rows`` counts the rows.
+    """Refuses a bundle that exceeds a limit; changes nothing. ``batches``: it has numbers for each
+    row of a batch. Bits of trees have not: of these, ``trees.least_rows`` counts the rows.
     """
 
     def __init__(self, settings: PolicySettings, where: str, counts: Counts, batches: bool) -> None:
@@ -200,7 +219,7 @@ class Held(Filter):
         settings, counts = self._settings, self._counts
         counts.adds_to(self, leaving.payload_bytes * len(leaving.to))
         if settings.most_bytes is not None and counts.bytes > settings.most_bytes:
-            raise self._refused("most_bytes", f"{counts.bytes:,} bytes would have left")
+            raise self._refusal("most_bytes", f"a total of {counts.bytes:,} bytes")
         bits = 8 * leaving.payload_bytes / max(1, leaving.numbers)
         if (
             settings.most_bits is not None
@@ -208,24 +227,25 @@ class Held(Filter):
             and leaving.numbers
             and bits > settings.most_bits
         ):
-            raise self._refused("most_bits", f"a number takes {bits:.3g} bits")
+            raise self._refusal("most_bits", f"a number takes {bits:.3g} bits")
         listed = leaving.rows is not None and not isinstance(leaving.rows, str)
-        # Ids that are compared before the first phase are no numbers about a person.
+        # Ids compared before the first phase do not count as numbers about a person.
         if not listed and (leaving.rows != ALL or leaving.kind == "rows"):
             return
         rows = leaving.people
         if self._batches and 0 < rows < settings.least_rows:
-            raise self._refused("least_rows", f"a batch has {rows:,} rows")
+            raise self._refusal("least_rows", f"a batch has {rows:,} rows")
         width = -(-leaving.numbers // max(1, rows))
         for receiver in leaving.to:
-            most = counts.added(receiver, leaving.rows, width)
-            if settings.most_numbers is not None and most > settings.most_numbers:
-                given = f"{receiver} would have {most:,} numbers about one person"
-                raise self._refused("most_numbers", given)
+            total = counts.added(receiver, leaving.rows, width)
+            if settings.most_numbers is not None and total > settings.most_numbers:
+                raise self._refusal(
+                    "most_numbers", f"{receiver} would get {total:,} numbers about one person"
+                )
 
-    def _refused(self, key: str, given: str) -> InputError:
-        given = f"{given} with {self._where}, which did not leave"
-        return refused(key, getattr(self._settings, key), given)
+    def _refusal(self, key: str, violation: str) -> InputError:
+        bound = getattr(self._settings, key)
+        return refused(key, bound, f"{violation} with {self._where}, which was not sent")
 
     def state(self) -> dict[str, Any] | None:
         return {"policy": self._counts.state()} if self._counts.is_kept_by(self) else None

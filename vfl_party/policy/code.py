@@ -1,4 +1,4 @@
-"""Digests of the plug-ins that a run has a party use."""
+"""Digests of the plug-ins of a run."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def digest_of(module: str) -> str:
     Of a namespace package, which several projects share, only the package within it counts. The
     code is not run.
     """
-    found = _outermost(module)
-    if found is None:
+    spec = _outermost(module)
+    if spec is None:
         return _UNKNOWN
-    if found.submodule_search_locations is not None:
-        roots = [Path(each) for each in found.submodule_search_locations]
-        files = sorted((root, each) for root in roots for each in _files(root))
-    elif found.has_location and found.origin is not None:
-        files = [(Path(found.origin).parent, Path(found.origin))]
+    if spec.submodule_search_locations is not None:
+        roots = [Path(location) for location in spec.submodule_search_locations]
+        files = sorted((root, path) for root in roots for path in _files(root))
+    elif spec.has_location and spec.origin is not None:
+        files = [(Path(spec.origin).parent, Path(spec.origin))]
     else:
         files = []
     digest = hashlib.sha256()
-    for root, each in files:
-        with each.open("rb") as file:
+    for root, path in files:
+        with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()
-        digest.update(f"{each.relative_to(root).as_posix()!r} {content}\n".encode())
+        digest.update(f"{path.relative_to(root).as_posix()!r} {content}\n".encode())
     return f"sha256:{digest.hexdigest()}" if files else _UNKNOWN
 
 
@@ -50,16 +50,16 @@ def _outermost(module: str) -> ModuleSpec | None:
     """Returns the first part of a module's name that is no namespace: of ``a.b.c``, ``a``, or else
     ``a.b``, or else ``a.b.c``. Parts before are namespaces, which have no code to run.
     """
-    parts, found = module.split("."), None
+    parts, spec = module.split("."), None
     for count in range(1, len(parts) + 1):
-        found = importlib.util.find_spec(".".join(parts[:count]))
-        if found is None or found.origin is not None:
+        spec = importlib.util.find_spec(".".join(parts[:count]))
+        if spec is None or spec.origin is not None:
             break
-    return found
+    return spec
 
 
 def _files(root: Path) -> Iterator[Path]:
     """Yields the files below a folder; not what Python has compiled from them."""
-    for each in root.rglob("*"):
-        if each.is_file() and "__pycache__" not in each.relative_to(root).parts:
-            yield each
+    for path in root.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.relative_to(root).parts:
+            yield path

@@ -32,5 +32,5 @@ def trees_of_trial(recipe: Recipe, name: str) -> TreeLimits | None:
     keys may be short.
     """
     policy = named_in_trial(recipe, name)
-    found = policy.elsewhere.get("trees") if isinstance(policy, PolicySettings) else None
-    return TreeLimits.model_validate({"least_key_bits": 1024, **found}) if found else None
+    limits = policy.elsewhere.get("trees") if isinstance(policy, PolicySettings) else None
+    return TreeLimits.model_validate({"least_key_bits": 1024, **limits}) if limits else None

@@ -20,7 +20,7 @@ from vfl_party.assembly.party import Opened
 from vfl_party.phases.context import Party
 from vfl_party.policy.planned import Plan, planned
 
-# In the party's folder of a run: what all have shown, by party.
+# The file, in the party's folder of a run, of what each party has shown.
 SHOWN = "shown.json"
 
 
@@ -48,13 +48,13 @@ class Proposed:
 
 
 class Guard(Protocol):
-    """Checks runs; a party has several. Its people read the text of what it raises, and the others
-    only that the party refuses.
+    """Checks runs; a party has several. Only the party itself reads the text of its errors; the
+    others read that it refuses.
     """
 
     @property
     def key(self) -> str:
-        """Under which this guard shows the others something."""
+        """The key of this guard in the table that parties show."""
         ...
 
     def before(self, asked: Proposed) -> None:
@@ -65,10 +65,10 @@ class Guard(Protocol):
         """Returns what all parties may read, fit for JSON; None: nothing."""
         ...
 
-    def met(self, run_id: str, shown: Mapping[str, Any]) -> None:
+    def met(self, run_id: str, tables: Mapping[str, Any]) -> None:
         """Called when all have joined, in each generation, before anything leaves.
 
-        ``shown``: {party: what it shows under this guard's key; None if nothing}, of this party
+        ``tables``: {party: what it shows under this guard's key; None if nothing}, of this party
         too; of peers, and not checked. Raises InputError (REFUSED) if the run may not be.
         """
         ...
@@ -76,26 +76,28 @@ class Guard(Protocol):
 
 def shown_by(guards: Sequence[Guard]) -> str:
     """Returns what a party shows to all. Raises InputError if that is too much."""
-    shown = {each.key: found for each in guards if (found := each.shows()) is not None}
-    text = json.dumps(shown, sort_keys=True, separators=(",", ":")) if shown else ""
+    tables = {guard.key: table for guard in guards if (table := guard.shows()) is not None}
+    text = json.dumps(tables, sort_keys=True, separators=(",", ":")) if tables else ""
     if len(text.encode()) > MOST_SHOWN:
-        size = f"{len(text.encode()):,} bytes, and peers read {MOST_SHOWN:,}"
-        said = f"policy, grant and head of a record take {size}"
-        raise InputError(Code.CONFIG_INVALID, f"{said}; shorten the lists in [policy]")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"policy: with the grant and the record's head, must take at most {MOST_SHOWN:,} bytes "
+            f"(got {len(text.encode()):,}). Shorten the lists in [policy].",
+        )
     return text
 
 
 def meet(
-    guards: Sequence[Guard], run_id: str, shown: Mapping[str, str]
+    guards: Sequence[Guard], run_id: str, texts: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
-    """Has each guard check what the parties show, and returns it. ``shown``: {party: its text}, as
+    """Has each guard check what the parties show, and returns it. ``texts``: {party: its text}, as
     it came.
 
-    Raises InputError (REFUSED), and PeerError if a text is no table.
+    Raises InputError (REFUSED), and PeerError if a text is not a table.
     """
-    tables = {name: _table(name, text) for name, text in shown.items()}
-    for each in guards:
-        each.met(run_id, {name: table.get(each.key) for name, table in tables.items()})
+    tables = {name: _table(name, text) for name, text in texts.items()}
+    for guard in guards:
+        guard.met(run_id, {name: table.get(guard.key) for name, table in tables.items()})
     return tables
 
 
@@ -108,5 +110,8 @@ def _table(name: str, text: str) -> dict[str, Any]:
             return table
     except (ValueError, RecursionError):
         pass
-    said = f"what {name} shows of its policy is no table; install the same version at all parties"
-    raise PeerError(Code.MALFORMED_MESSAGE, said, party=name)
+    raise PeerError(
+        Code.MALFORMED_MESSAGE,
+        f"{name}: its policy is not a readable table. Install the same version at all parties.",
+        party=name,
+    )

@@ -1,4 +1,4 @@
-"""What a party would send in a run, by what its phases declare, before anything runs."""
+"""Plans what a party sends in a run, from the declarations of its phases, before anything runs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MOST_STEPS = 1_000_000
 
 @dataclass
 class Plan:
-    """What a party would send.
+    """What a party plans to send.
 
-    ``payload_bytes``: to all. ``numbers``: {peer: about the person of whom most is told}.
-    ``batches``: {(phase, exchange): the least rows of a batch that is told of row by row}.
+    ``payload_bytes``: to all. ``numbers``: {peer: the maximum about one person}. ``batches``:
+    {(phase, exchange): the minimum rows of a batch that is disclosed row by row}.
     """
 
     payload_bytes: int = 0
@@ -32,8 +32,8 @@ class Plan:
 
 
 def planned(party: Party, rows: int) -> Plan | None:
-    """Returns what the party would send, as far as its phases declare it; None if they declare too
-    many steps to be counted, or if how many rows the others hold is not known yet.
+    """Returns what the party sends, as far as its phases declare it; None if they declare too many
+    steps to be counted, or if how many rows the others hold is not known yet.
 
     The rows of a batch are not known, and rounds are taken to go through the rows of a split; what
     leaves is counted exactly.
@@ -45,28 +45,28 @@ def planned(party: Party, rows: int) -> Plan | None:
     if party.awaits_sizes:
         return None
     plan, chains = Plan(), cache(party.chains)
-    phases = {each.name for each in party.course.phases}
+    phases = {entry.name for entry in party.course.phases}
     # {(peer, phase, exchange, round): (numbers about a row, rows)}.
     rounds: dict[tuple[str, str, str, int], tuple[int, int]] = {}
-    for number, each in enumerate(occurrences(party, rows)):
+    for number, occurrence in enumerate(occurrences(party, rows)):
         if number == MOST_STEPS:
             return None
-        sent, up = sent_by(party, each.exchange)
-        to = receivers(party, each, up=up)
-        if not to or not sent.tensors or each.empty == ("up" if up else "down"):
+        sent, up = sent_by(party, occurrence.exchange)
+        to = receivers(party, occurrence, up=up)
+        if not to or not sent.tensors or occurrence.empty == ("up" if up else "down"):
             continue
-        phase, name = each.step.phase, each.exchange.name
-        both = chains(phase, each.exchange)
-        spec = each.exchange.spec(sent, phase, dict(each.sizes))
+        phase, name = occurrence.step.phase, occurrence.exchange.name
+        both = chains(phase, occurrence.exchange)
+        spec = occurrence.exchange.spec(sent, phase, dict(occurrence.sizes))
         wire = (both.up if up else both.down).wire_spec(spec)
         plan.payload_bytes += wire.payload_bytes * len(to)
-        batch = dict(each.sizes).get("rows", 0)
+        batch = dict(occurrence.sizes).get("rows", 0)
         if not (sent.about_rows and batch) or phase not in phases:
             continue
         plan.batches[phase, name] = min(batch, plan.batches.get((phase, name), batch))
         width = -(-sum(math.prod(of.shape) for of in spec.tensors.values()) // batch)
         for peer in to:
-            key = (peer, phase, name, each.step.round)
+            key = (peer, phase, name, occurrence.step.round)
             rounds[key] = (width, rounds.get(key, (0, 0))[1] + batch)
     _add_people(plan, party, max(1, rows), rounds)
     return plan
@@ -84,16 +84,16 @@ def _add_people(
     splits = sorted({len(party.data.splits.get(name, ())) for name in _APART} - {0})
     # {(peer, rows of the split)}; of all rows, None.
     sums: Counter[tuple[str, int | None]] = Counter()
-    for (peer, *_), (width, told) in rounds.items():
-        split = next((size for size in splits if told <= size), None)
-        sums[peer, split] += width * -(-told // (split or rows))
+    for (peer, *_), (width, rows_told) in rounds.items():
+        split = next((size for size in splits if rows_told <= size), None)
+        sums[peer, split] += width * -(-rows_told // (split or rows))
     for peer in {peer for peer, _ in sums}:
         of_a_split = max(sums[peer, split] for split in [*splits, 0])
         plan.numbers[peer] = of_a_split + sums[peer, None]
 
 
 def occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
-    """Yields what a run would exchange, with a table of ``rows`` rows."""
+    """Yields the exchanges of a run, with a table of ``rows`` rows."""
     yield from alignment_of(party.recipe).occurrences(rows)
     for phase in party.course.phases:
         traffic = phase.method.traffic(party, phase.name, phase.settings)
@@ -108,12 +108,12 @@ def sent_by(party: Party, exchange: Exchange) -> tuple[Sent, bool]:
     return (exchange.up if up else exchange.down), up
 
 
-def receivers(party: Party, each: Occurrence, *, up: bool) -> list[str]:
+def receivers(party: Party, occurrence: Occurrence, *, up: bool) -> list[str]:
     """Returns who gets what this party sends."""
-    recipe, exchange = party.recipe, each.exchange
+    recipe, exchange = party.recipe, occurrence.exchange
     asking = [other.name for other in recipe.passives]
-    if each.party is not None:
-        asking = [each.party] if isinstance(each.party, str) else [*each.party]
+    if occurrence.party is not None:
+        asking = [occurrence.party] if isinstance(occurrence.party, str) else [*occurrence.party]
     if exchange.asks == "server":
         return [] if exchange.passive and party.role == "active" else [recipe.server]
     if not up:

@@ -13,21 +13,19 @@ from vfl_party.policy.code import digests
 from vfl_party.policy.meeting import Proposed
 from vfl_party.predict.prediction import exchanges_of
 
-_NONE = "this party file has no table [policy]"
-
 
 def without_words(policy: str | PolicySettings) -> str:
-    """Says what it means if a party file describes no policy; '' if it does."""
+    """Returns a note on a party file that describes no policy; '' if it describes one."""
     if isinstance(policy, PolicySettings):
         return ""
     if policy == "allow_all":
         return (
-            f'{_NONE}: all that a recipe asks for leaves, without limits; set level = "careful" in '
-            "it"
+            "this party file has no table [policy], so a recipe may send everything, without "
+            'limits. Set level = "careful" in [policy].'
         )
     return (
-        f"{_NONE}: the policy {policy} decides what leaves, and there are no limits; write "
-        f'[policy] with plugin = "{policy}"'
+        f"this party file has no table [policy], so the policy {policy} decides what leaves, "
+        f'without limits. Set plugin = "{policy}" in [policy].'
     )
 
 
@@ -62,7 +60,7 @@ class WordsGuard:
         self.check_epochs(asked.epochs)
         self._check_plan(policy, asked)
         if policy.demands and asked.opened.work.job == "train":
-            # A demand that only a prediction does not meet would show after the training.
+            # Check prediction too, or an unmet demand shows only after the training.
             exchanges_of(asked.party)
 
     def check_epochs(self, epochs: Mapping[str, int]) -> None:
@@ -74,7 +72,7 @@ class WordsGuard:
         limit = self._policy.most_epochs
         for name, count in epochs.items():
             if count > limit:
-                raise refused("most_epochs", limit, f"phase {name} has {count:,}")
+                raise refused("most_epochs", limit, f"phase {name} has {count:,} epochs")
 
     def serves(self) -> None:
         """Raises InputError (REFUSED) if a model of the recipe may not be used: because of the
@@ -87,15 +85,14 @@ class WordsGuard:
         self._check_peers(policy)
         for phase in self._recipe.phases:
             if policy.phases is not None and phase.kind not in policy.phases:
-                given = f"phase {phase.name} of the recipe is {phase.kind}"
-                raise refused("phases", policy.phases, given)
+                kind = f"phase {phase.name} of the recipe is of kind {phase.kind}"
+                raise refused("phases", policy.phases, kind)
 
     def _check_recipe(self, policy: PolicySettings) -> None:
         digest = self._recipe.digest()
         if policy.recipes is not None and digest not in policy.recipes:
-            given = f"the recipe {self._recipe.name} has the digest {digest}"
-            ways = "read the recipe, and add its digest"
-            raise refused("recipes", policy.recipes, given, ways)
+            actual = f"the recipe {self._recipe.name} has the digest {digest}"
+            raise refused("recipes", policy.recipes, actual, "Read the recipe, and add its digest.")
 
     def _check_peers(self, policy: PolicySettings) -> None:
         if self._pins is None or not (policy.pinned or policy.peers is not None):
@@ -108,8 +105,12 @@ class WordsGuard:
             key = "peers" if policy.peers is not None else "pinned"
             if pin is None:
                 wanted = policy.peers if policy.peers is not None else True
-                ways = "write the pin of its certificate, as `vfl certs show` prints it"
-                raise refused(key, wanted, f"pins has none for {peer}", ways)
+                raise refused(
+                    key,
+                    wanted,
+                    f"pins has no entry for {peer}",
+                    "Add the pin of its certificate, as `vfl certs show` prints it.",
+                )
             if policy.peers is not None and pin not in policy.peers:
                 raise refused("peers", policy.peers, f"the key of {peer} is {pin}")
 
@@ -117,9 +118,12 @@ class WordsGuard:
     def _check_plugins(allowed: tuple[str, ...], used: Iterable[str]) -> None:
         for name, digest in digests(used):
             if name not in allowed and f"{name} = {digest}" not in allowed:
-                given = f"the run uses the plug-in {name} = {digest}"
-                ways = "read that plug-in, and add it"
-                raise refused("plugins", allowed, given, ways)
+                raise refused(
+                    "plugins",
+                    allowed,
+                    f"the run uses the plug-in {name} = {digest}",
+                    "Read that plug-in, and add it.",
+                )
 
     def _check_plan(self, policy: PolicySettings, asked: Proposed) -> None:
         if not (policy.least_rows > 1 or policy.most_numbers or policy.most_bytes):
@@ -130,17 +134,23 @@ class WordsGuard:
             return
         for (phase, exchange), rows in plan.batches.items():
             if rows < policy.least_rows:
-                given = f"a batch of exchange {exchange} in phase {phase} would have {rows:,} rows"
-                ways = "ask for another batch_size, or change the policy"
-                raise refused("least_rows", policy.least_rows, given, ways)
+                raise refused(
+                    "least_rows",
+                    policy.least_rows,
+                    f"a batch of exchange {exchange} in phase {phase} has {rows:,} rows",
+                    "Ask for another batch_size, or change the policy.",
+                )
         for peer, numbers in plan.numbers.items():
             if policy.most_numbers is not None and numbers > policy.most_numbers:
-                given = f"{peer} would get {numbers:,} numbers about one person"
-                ways = "ask for fewer epochs or a smaller embedding_size, or change the policy"
-                raise refused("most_numbers", policy.most_numbers, given, ways)
+                raise refused(
+                    "most_numbers",
+                    policy.most_numbers,
+                    f"{peer} would get {numbers:,} numbers about one person",
+                    "Ask for fewer epochs or a smaller embedding_size, or change the policy.",
+                )
         if policy.most_bytes is not None and plan.payload_bytes > policy.most_bytes:
-            given = f"this party would send {plan.payload_bytes:,} bytes"
-            raise refused("most_bytes", policy.most_bytes, given)
+            planned = f"this party would send {plan.payload_bytes:,} bytes"
+            raise refused("most_bytes", policy.most_bytes, planned)
 
     def shows(self) -> dict[str, Any]:
         """Returns the table of ``[policy]`` with its level's defaults, or the name of a policy."""
@@ -148,15 +158,16 @@ class WordsGuard:
             return {"plugin": self._policy}
         return self._policy.model_dump(mode="json", exclude_none=True)
 
-    def met(self, run_id: str, shown: Mapping[str, Any]) -> None:
+    def met(self, run_id: str, tables: Mapping[str, Any]) -> None:
         """Raises PeerError if the server has not passed on what this party shows."""
         _ = run_id
-        if isinstance(self._policy, PolicySettings) and shown.get(self._name) != self.shows():
-            text = (
-                "the server does not pass on the parties' policies as they are; install this "
-                "release there, too"
+        if isinstance(self._policy, PolicySettings) and tables.get(self._name) != self.shows():
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                "the server changes the parties' policies on their way. Install this release at "
+                "the server, too.",
+                party=self._recipe.server,
             )
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._recipe.server)
 
 
 def told(policy: str | PolicySettings) -> Iterator[str]:
@@ -165,10 +176,10 @@ def told(policy: str | PolicySettings) -> Iterator[str]:
         yield without_words(policy)
         return
     yield f"level = {policy.level}"
-    said = policy.model_dump(
+    fields = policy.model_dump(
         mode="json", exclude_none=True, exclude={"level", "account", "demands"}
     )
-    for key, value in said.items():
+    for key, value in fields.items():
         if value not in (False, [], "none") and not (key == "least_rows" and value == 1):
             yield f"{key} = {in_words(value)}"
         elif value == [] and key in ("phases", "kinds", "peers", "recipes", "plugins"):

@@ -26,7 +26,6 @@ from vfl_party.base.mechanism import Mechanism
 # opacus's orders, and orders to add if the best one is the first or the last. Binomials overflow
 # above 1024.
 ORDERS = (*(1 + tenths / 10 for tenths in range(1, 100)), *range(12, 64))
-# Fmt: skip.
 MORE_ORDERS = (
     *(1 + hundredths / 100 for hundredths in range(1, 10)),
     *ORDERS,
@@ -35,10 +34,10 @@ MORE_ORDERS = (
     512,
     1024,
 )
-# Less noise hides nothing, and its square may be no number.
-_LEAST = 1e-9
+# Less noise hides nothing, and its square may underflow.
+_MIN_MEANINGFUL = 1e-9
 # The range in which a noise multiplier is searched.
-MOST_NOISE, LEAST_NOISE = 2.0**13, 2.0**-6
+MAX_NOISE, MIN_NOISE = 2.0**13, 2.0**-6
 
 
 @dataclass(frozen=True)
@@ -57,15 +56,18 @@ class Spending:
         if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"a noise multiplier is at least 0, not {self.noise_multiplier}",
+                f"noise_multiplier: must be at least 0 (got {self.noise_multiplier}). Set 0 or "
+                "more.",
             )
         if not 0 <= self.sampling_rate <= 1:
             raise InputError(
-                Code.CONFIG_INVALID, f"a sampling rate is between 0 and 1, not {self.sampling_rate}"
+                Code.CONFIG_INVALID,
+                f"sampling_rate: must be between 0 and 1 (got {self.sampling_rate}). Set a "
+                "probability.",
             )
         if self.steps < 0:
             raise InputError(
-                Code.CONFIG_INVALID, f"a number of steps is at least 0, not {self.steps}"
+                Code.CONFIG_INVALID, f"steps: must be at least 0 (got {self.steps}). Set 0 or more."
             )
 
     @property
@@ -80,26 +82,26 @@ def epsilon(spendings: Sequence[Spending], delta: float) -> float:
 
     Raises InputError if δ is not between 0 and 1.
     """
-    return composed([(each.mechanism, each.steps) for each in spendings], delta)
+    return composed([(spending.mechanism, spending.steps) for spending in spendings], delta)
 
 
 def composed(uses: Iterable[tuple[Mechanism, int]], delta: float) -> float:
-    """Returns ε of mechanisms that are used one after the other, each so often; infinite if one of
-    them adds no noise, or next to none. A draw of randomised response counts once: its noise is
-    kept.
+    """Returns ε of mechanisms that are used one after the other, with the number of uses of each;
+    infinite if one of them adds no noise, or next to none. A draw of randomised response counts
+    once: its noise is kept.
 
     Raises InputError if δ is not between 0 and 1.
     """
     _check(delta)
     uses = [*uses]
-    once = {each for each, times in uses if times and each.kind == "response"}
-    taken = [(each, times) for each, times in uses if times and each.rate]
-    taken = [(each, times) for each, times in taken if each.kind != "response"]
+    once = {mechanism for mechanism, times in uses if times and mechanism.kind == "response"}
+    taken = [(mechanism, times) for mechanism, times in uses if times and mechanism.rate]
+    taken = [(mechanism, times) for mechanism, times in taken if mechanism.kind != "response"]
     # Pure differential privacy adds up as it is.
-    pure = sum(each.noise for each in once)
+    pure = sum(mechanism.noise for mechanism in once)
     if not taken:
         return pure
-    if any(each.noise < _LEAST for each, _ in taken):
+    if any(mechanism.noise < _MIN_MEANINGFUL for mechanism, _ in taken):
         return math.inf
     value, order = _convert(taken, ORDERS, delta)
     if order in (ORDERS[0], ORDERS[-1]):
@@ -121,26 +123,36 @@ def noise_for(target: float, delta: float, parties: Sequence[tuple[float, int]])
     parties: (sampling rate, steps) of each. Raises InputError if no multiplier gives that ε.
     """
     if not (target > 0 and math.isfinite(target)):
-        raise InputError(Code.CONFIG_INVALID, f"epsilon is a number greater than 0, not {target}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"epsilon: must be greater than 0 (got {target}). Set a positive number.",
+        )
 
     def spent(noise: float) -> float:
         return epsilon([Spending(noise, rate, steps) for rate, steps in parties], delta)
 
-    what = f"no noise multiplier gives epsilon = {target:g} at delta = {delta:g} over these steps"
     if not any(rate and steps for rate, steps in parties):
-        raise InputError(Code.CONFIG_INVALID, f"{what}: no party takes a step")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"epsilon: no party takes a step, so noise cannot give epsilon (got {target:g}). Set "
+            "noise_multiplier instead.",
+        )
     low = high = 1.0
     while spent(high) > target:
         low, high = high, 2 * high
-        if high > MOST_NOISE:
+        if high > MAX_NOISE:
             raise InputError(
-                Code.CONFIG_INVALID, f"{what}: give a larger epsilon or delta, or fewer steps"
+                Code.CONFIG_INVALID,
+                f"epsilon: too small for these steps at delta = {delta:g} (got {target:g}). Set a "
+                "larger epsilon or delta, or fewer steps.",
             )
     while low == high or spent(low) <= target:
         low, high = low / 2, low
-        if low < LEAST_NOISE:
+        if low < MIN_NOISE:
             raise InputError(
-                Code.CONFIG_INVALID, f"{what}: epsilon is too large; give noise_multiplier instead"
+                Code.CONFIG_INVALID,
+                f"epsilon: too large for these steps at delta = {delta:g} (got {target:g}). Set "
+                "noise_multiplier instead.",
             )
     while spent(high) < 0.99 * target:
         middle = math.sqrt(low * high)
@@ -173,17 +185,18 @@ class Budget:
 
     def note(self, steps_done: int) -> str:
         """Says why training stopped, for the report."""
-        text = (
+        return (
             f"training stopped after {steps_done} steps: the next step would exceed epsilon = "
-            f"{self.target:g}"
+            f"{self.target:g} (delta = {self.delta:g})"
         )
-        return f"{text} (delta = {self.delta:g})"
 
 
 def _check(delta: float) -> None:
     if not 0 < delta < 1:
         raise InputError(
-            Code.CONFIG_INVALID, f"delta is between 0 and 1, both excluded, not {delta}"
+            Code.CONFIG_INVALID,
+            f"delta: must be greater than 0 and less than 1 (got {delta}). Set a small "
+            "probability.",
         )
 
 
@@ -194,7 +207,7 @@ def _convert(
     # Late: opacus costs 1.6 s and 110 MB.
     from opacus.accountants.analysis.rdp import get_privacy_spent
 
-    rdp = np.sum([times * _of(each, orders) for each, times in uses], axis=0)
+    rdp = np.sum([times * _of(mechanism, orders) for mechanism, times in uses], axis=0)
     with warnings.catch_warnings():
         # The bound holds at any order; epsilon() adds orders.
         warnings.filterwarnings("ignore", "Optimal order is the")
@@ -216,8 +229,8 @@ def _laplace(scale: float, orders: tuple[float, ...]) -> npt.NDArray[np.float64]
     """
     a = np.asarray(orders, dtype=np.float64)
     up, down = np.log(a / (2 * a - 1)), np.log((a - 1) / (2 * a - 1))
-    found: npt.NDArray[np.float64] = np.logaddexp(up + (a - 1) / scale, down - a / scale) / (a - 1)
-    return np.maximum(found, 0.0)
+    rdp: npt.NDArray[np.float64] = np.logaddexp(up + (a - 1) / scale, down - a / scale) / (a - 1)
+    return np.maximum(rdp, 0.0)
 
 
 @lru_cache(maxsize=256)

@@ -31,19 +31,20 @@ def check_model(module: nn.Module) -> None:
     be computed.
     """
     if any(isinstance(layer, _BatchNorm) for layer in module.modules()):
-        text = (
-            "differential privacy needs models without BatchNorm, which makes a row's output "
-            "depend on other rows"
+        raise InputError(
+            Code.MODEL_INVALID,
+            "differential privacy: the model has BatchNorm, which makes a row's output depend on "
+            "other rows. Set batch_norm = false, or use GroupNorm in your own encoder.",
         )
-        hint = "set batch_norm = false, or use GroupNorm in your own encoder"
-        raise InputError(Code.MODEL_INVALID, f"{text}; {hint}")
     from vfl_party.privacy.private_optimizer import GradSampleHooks, ModuleValidator
 
-    found = [*ModuleValidator.validate(module), *GradSampleHooks.validate(module)]
-    what = [text for text in map(str, found) if "training mode" not in text]
+    problems = [*ModuleValidator.validate(module), *GradSampleHooks.validate(module)]
+    what = [text for text in map(str, problems) if "training mode" not in text]
     if what:
         raise InputError(
-            Code.MODEL_INVALID, f"differential privacy cannot train this model: {what[0].strip()}"
+            Code.MODEL_INVALID,
+            f"differential privacy: cannot train this model ({what[0].strip()}). Change the layer, "
+            "or remove dp.",
         )
 
 
@@ -78,8 +79,10 @@ class DpTraining:
 
         check_model(module)
         self._params = [p for p in module.parameters() if p.requires_grad]
-        given = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-        if {id(p) for p in given} != {id(p) for p in self._params}:
+        optimized = [
+            p for group in optimizer.param_groups for p in group["params"] if p.requires_grad
+        ]
+        if {id(p) for p in optimized} != {id(p) for p in self._params}:
             raise InternalError("the optimizer's parameters are not those of the module")
         self._module, self._rows, self._batch_size = module, rows, batch_size
         self._rate = poisson.sampling_rate(len(rows), batch_size)
@@ -140,7 +143,7 @@ class DpTraining:
             self._hooks.disable_hooks()
         if any(len(p.grad_sample) != len(rows) for p in self._params):  # type: ignore[attr-defined]
             raise InternalError(
-                "a step of differential privacy passes each of its rows through each layer once"
+                "a step of differential privacy must pass each row through each layer exactly once"
             )
         return value.detach()
 
@@ -165,6 +168,7 @@ class DpTraining:
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores what ``state`` returned."""
         self._optimizer.load_state_dict(tree["optimizer"])
         self._noise.load_state(tree["noise"])
         self._key, self._steps = tree["key"], tree["steps"]

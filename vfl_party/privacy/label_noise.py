@@ -2,8 +2,8 @@
 
 The noise of a label is drawn once and kept, over epochs and runs: it follows from a secret of the
 active party, the row's id, ε, the label column and the codes of its classes. So ε does not grow
-with what is sent, and averaging does not remove the noise. Whoever reads every gradient perfectly
-reads the noisy label.
+with what is sent, and averaging does not remove the noise. An attacker who reads every gradient
+perfectly still reads only the noisy label.
 
 Two settings never share a draw. With the same draw, labels of two columns, or one label under other
 codes or another number of classes, would tell their difference without noise.

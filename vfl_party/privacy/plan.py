@@ -21,8 +21,8 @@ from vfl_party.privacy.accountant import Budget, Spending, epsilon, noise_for
 from vfl_party.privacy.settings import DpSettings, Mode
 from vfl_party.privacy.statement import statement
 
-# One budget for all phases.
-_ALIKE = ("epsilon", "noise_multiplier", "delta", "division")
+# Settings that must be equal in all phases: they share one budget.
+_SHARED = ("epsilon", "noise_multiplier", "delta", "division")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Share:
 
 
 def _untold(phase: str, spending: Spending, of: str) -> None:
-    """Outside of a run nothing is spent."""
+    """Does nothing: outside of a run, no budget is spent."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,11 @@ class PrivacyPlan:
         """Returns what each step costs a row, for the account: without bound if targets were
         matched.
         """
-        found = spending.mechanism
-        return found if self.mode == "fixed" else replace(found, noise=0.0)
+        mechanism = spending.mechanism
+        return mechanism if self.mode == "fixed" else replace(mechanism, noise=0.0)
 
     def share(self, phase: str, party: str) -> Share:
+        """Returns a party's share in a phase."""
         for share in self.shares:
             if (share.phase, share.party) == (phase, party):
                 return share
@@ -101,7 +102,7 @@ class PrivacyPlan:
         else:
             parts, others = (
                 len(self.parties),
-                [each for each in self.shares if each.party == party and each != own],
+                [share for share in self.shares if share.party == party and share != own],
             )
         delta, rest = self.dp.delta / parts, tuple(_spendings(others))
         if self.dp.epsilon is not None:
@@ -137,8 +138,8 @@ class PrivacyPlan:
 def make_plan(
     phases: Sequence[PrivatePhase], rows: int, outside: Sequence[str] = ()
 ) -> PrivacyPlan | None:
-    """Plans a recipe's private phases over ``rows`` training rows; returns None if there are no
-    such phases or rows.
+    """Plans a recipe's private phases over ``rows`` training rows; returns None without such phases
+    or rows.
 
     outside: names of phases that train without privacy. Raises InputError if two phases do not
     share one budget, if delta is too large for ``rows``, or if no noise gives epsilon.
@@ -147,21 +148,20 @@ def make_plan(
         return None
     dp = phases[0].dp
     if dp.delta * rows >= 1.0:
-        text = (
-            f"recipe: phases: dp.delta = {dp.delta:g} of {phases[0].name} is not below 1 / "
-            f"{rows} training rows"
-        )
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text}: it would allow revealing one whole row; take {0.1 / rows:.0e} or less",
+            f"recipe: phases: {phases[0].name}: dp.delta: must be less than 1 / {rows} training "
+            f"rows, or one whole row may be revealed (got {dp.delta:g}). Set {0.1 / rows:.0e} or "
+            "less.",
         )
     for phase in phases[1:]:
-        for key in _ALIKE:
+        for key in _SHARED:
             if getattr(phase.dp, key) != getattr(dp, key):
-                text = f"recipe: phases: dp.{key} of {phases[0].name} and of {phase.name} differ"
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{text}; one budget covers all phases with dp: make them equal",
+                    f"recipe: phases: dp.{key} of {phases[0].name} and {phase.name} must be equal, "
+                    f"because one budget covers all phases with dp (got {getattr(dp, key)} and "
+                    f"{getattr(phase.dp, key)}). Set the same value in both.",
                 )
     shares = [
         Share(phase.name, party, Spending(dp.noise_multiplier or 0.0, rate, steps))
@@ -185,20 +185,22 @@ def _with_noise(target: float, dp: DpSettings, shares: Sequence[Share]) -> list[
     """
     names = list(dict.fromkeys(share.party for share in shares))
     groups = [names] if dp.division == "moments" else [[name] for name in names]
-    found = {}
+    noise_by_party = {}
     for group in groups:
         own = tuple(
             (s.spending.sampling_rate, s.spending.steps) for s in shares if s.party in group
         )
         noise = _noise(target / len(groups), dp.delta / len(groups), own)
-        found.update(dict.fromkeys(group, noise))
+        noise_by_party.update(dict.fromkeys(group, noise))
     return [
         Share(
-            each.phase,
-            each.party,
-            Spending(found[each.party], each.spending.sampling_rate, each.spending.steps),
+            share.phase,
+            share.party,
+            Spending(
+                noise_by_party[share.party], share.spending.sampling_rate, share.spending.steps
+            ),
         )
-        for each in shares
+        for share in shares
     ]
 
 

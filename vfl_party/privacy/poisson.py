@@ -29,7 +29,7 @@ def steps_an_epoch(rows: int, batch_size: int) -> int:
 
 
 def batches(key: int, epoch: int, rows: Rows, batch_size: int) -> list[Rows]:
-    """Returns the batches of one epoch, possibly empty ones: determined by the arguments, alike on
+    """Returns the batches of one epoch, possibly empty ones: determined by the arguments, equal on
     every machine.
     """
     n = len(rows)

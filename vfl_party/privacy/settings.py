@@ -39,4 +39,4 @@ class DpSettings(Section):
 
     def model_post_init(self, _context: Any) -> None:
         if (self.epsilon is None) == (self.noise_multiplier is None):
-            raise ValueError("give either epsilon or noise_multiplier")
+            raise ValueError("set either epsilon or noise_multiplier")

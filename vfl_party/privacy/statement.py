@@ -26,20 +26,19 @@ def statement(mode: Mode, epsilon: float, delta: float, without: Sequence[str] =
         return (
             f"No guarantee: gradients were clipped, but a party added no noise to them; {trusted}."
         )
-    shown = math.ceil(round(epsilon * 100, 6)) / 100
-    figures = f"epsilon = {shown:.2f}, delta = {delta:g}"
+    rounded = math.ceil(round(epsilon * 100, 6)) / 100
+    figures = f"epsilon = {rounded:.2f}, delta = {delta:g}"
     if without:
         named = f"No guarantee: the training of {' and '.join(without)} is not covered"
         return f"{named}, and the accountant's {figures} counts the other phases alone; {trusted}."
     if mode == "matched":
         return (
-            "Guarantee not established: the targets were matched over batches, so that a "
-            "record moves the targets of "
-            f"others, and the accountant's {figures} does not hold; {trusted}."
+            "Guarantee not established: the targets were matched over batches, so that a record "
+            f"moves the targets of others, and the accountant's {figures} does not hold; {trusted}."
         )
     return (
-        f"The trained models of all parties together are ({figures})-differentially "
-        "private for one training record against an empty one in its place (zero-out adjacency), "
-        "given the ids, the number of rows, and the vocabularies, means and scales of all columns "
-        f"and of the label; {trusted}."
+        f"The trained models of all parties together are ({figures})-differentially private for "
+        "one training record against an empty one in its place (zero-out adjacency), given the "
+        "ids, the number of rows, and the vocabularies, means and scales of all columns and of "
+        f"the label; {trusted}."
     )

@@ -73,7 +73,7 @@ class PrivateSteps:
 
     def batches(self, epoch: int) -> Iterator[Rows]:
         """Yields the batches of an epoch, one for each step, until the next step would exceed the
-        budget. Each is told before it is taken, and so counts even if the process ends in it.
+        budget. Each is recorded before it is taken, and so counts even if the process ends in it.
         """
         training = self.begin()
         for batch in training.batches(epoch):
@@ -102,4 +102,5 @@ class PrivateSteps:
         return self.begin().state()
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores what ``state`` returned."""
         self.begin().load_state(tree)

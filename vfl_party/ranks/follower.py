@@ -19,7 +19,7 @@ from vfl_party.ranks.group import Ranks, Word, together
 from vfl_party.ranks.rows import OwnRows
 from vfl_party.ranks.spread import OnRanks, structure
 
-# Makes the party's encoder for an input spec; False: a plain one, as phases make beside it.
+# Makes the party's encoder for an input spec; False: a plain one, as phases make in addition.
 Make = Callable[[InputSpec, bool], nn.Module]
 
 
@@ -58,18 +58,20 @@ class _Share:
         self._ranks, self._make, self._precision = ranks, make, precision
         self._spec = rows.features.spec
         self._encoders: list[OnRanks] = []
-        # By encoder: the last embeddings that get a gradient.
+        # {number of the encoder: its last embeddings that get a gradient}.
         self._z: dict[int, Tensor] = {}
 
     def add(self, wanted: str, *, trains: bool) -> None:
-        """Makes the next encoder: the party's own, one of its two, or one beside it."""
-        found = next((each for each in self._candidates() if structure(each) == wanted), None)
-        if found is None:
+        """Makes the next encoder: the party's own, one of its two, or an additional one."""
+        own = next(
+            (candidate for candidate in self._candidates() if structure(candidate) == wanted), None
+        )
+        if own is None:
             raise InternalError("a phase has an encoder that is not of the party's kind")
         if not trains:
             # A moving average of the party's own.
-            found.requires_grad_(requires_grad=False)
-        ranks, encoder = self._ranks, found.to(self._ranks.device)
+            own.requires_grad_(requires_grad=False)
+        ranks, encoder = self._ranks, own.to(self._ranks.device)
         self._encoders.append(OnRanks(ranks, encoder, self._spec, self._precision, trains=trains))
 
     def _candidates(self) -> Iterator[nn.Module]:
@@ -87,7 +89,7 @@ class _Share:
         shared = self._encoders[number]
         shared.encoder.train(facts["training"])
         if facts["training"]:
-            # So that dropout masks differ between ranks.
+            # Each rank has its own seed, so that dropout masks differ.
             torch.manual_seed(derive_seed(facts["seed"], "rank", ranks.rank))
         ranks.spread(shared.encoder)
         with torch.set_grad_enabled(facts["learns"]):

@@ -28,13 +28,13 @@ from vfl_party.ranks.rendezvous import require_static
 
 log = logging.getLogger(__name__)
 
-# For the next word: torchrun ends all processes if one dies.
+# The timeout for the next word: torchrun ends all processes if one dies.
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)
-# For all processes to start.
+# The time for all processes to start.
 _ALL_THERE_S = 120
-# From one word of a rank at work to the next.
+# The time between two words of a rank at work.
 _BEAT_S = 5.0
-# In its errors, plain RuntimeErrors: its file, or an earlier timeout.
+# Marks of gloo's errors, which are plain RuntimeErrors: its file, or an earlier timeout.
 _GLOO_SAYS = ("/gloo/", "pair closure")
 
 
@@ -77,10 +77,15 @@ def together() -> Iterator[None]:
         ):
             raise
         why = str(error).strip().partition("\n")[0][:200]
-        text = f"the processes of this party lost each other ({type(error).__name__}: {why})"
-        log.exception(text, extra={"event": "failed"})
+        log.exception(
+            "the processes of this party lost each other (%s: %s)",
+            type(error).__name__,
+            why,
+            extra={"event": "failed"},
+        )
         raise RankLost(
-            f"{text}; start them again with the same command, and the run resumes"
+            f"the processes of this party lost each other ({type(error).__name__}: {why}). Start "
+            "them again with the same command to resume the run."
         ) from error
 
 
@@ -95,11 +100,11 @@ def packed(facts: dict[str, Any], arrays: Sequence[Whole]) -> Tensor:
     """Returns facts and arrays of whole numbers as bytes, uint8 [S]. Raises TypeError if an array
     holds other numbers, as rows do.
     """
-    for each in arrays:
-        if each.dtype not in (np.int64, np.uint8):
-            raise TypeError(f"an array of {each.dtype} is not for other ranks")
-    head = json.dumps([facts, [[each.dtype.str, len(each)] for each in arrays]]).encode()
-    parts = [len(head).to_bytes(8, "little"), head, *(each.tobytes() for each in arrays)]
+    for array in arrays:
+        if array.dtype not in (np.int64, np.uint8):
+            raise TypeError(f"an array of {array.dtype} cannot be sent to other ranks")
+    head = json.dumps([facts, [[array.dtype.str, len(array)] for array in arrays]]).encode()
+    parts = [len(head).to_bytes(8, "little"), head, *(array.tobytes() for array in arrays)]
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
 
 
@@ -190,7 +195,7 @@ class Ranks:
         bodies = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
         own = torch.cat([body, torch.zeros(longest - len(body), dtype=torch.uint8)])
         dist.all_gather(bodies, own, group=self.words)
-        return [unpacked(each[: int(size)])[0] for each, size in zip(bodies, sizes, strict=True)]
+        return [unpacked(part[: int(size)])[0] for part, size in zip(bodies, sizes, strict=True)]
 
     def send(self, parts: Sequence[Tensor], to: Sequence[int]) -> None:
         """Sends each of the ranks ``to`` one tensor; skips empty ones."""
@@ -248,7 +253,7 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
         return
     with _endable(), together():
         dist.init_process_group("gloo", timeout=timedelta(seconds=_ALL_THERE_S))
-        # Before the other parties lose patience with this one, which ends the run.
+        # A timeout below that of the other parties, after which they end the run.
         silent = timedelta(seconds=timeout_s / 2)
         words = dist.new_group(backend="gloo", timeout=silent)
         backend = "nccl" if device.type == "cuda" else "gloo"

@@ -25,7 +25,7 @@ class SpreadEncoder:
     """Embeds batches on all ranks, in order, and sends their gradients back to them.
 
     Each generation makes one, after ``begin``. The others make each batch of their own copy of the
-    rows: they are told positions, how random views are drawn, and weights. The weights are those of
+    rows: they receive positions, how random views are drawn, and weights. The weights are those of
     rank 0's encoders; after a backward pass these hold the gradients of the whole batch.
 
     Args:
@@ -37,7 +37,7 @@ class SpreadEncoder:
         self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision, noted: Noted
     ) -> None:
         self._ranks, self._spec, self._precision, self._noted = ranks, spec, precision, noted
-        # With the original: a number is that of one encoder as long as it lives.
+        # Holding the original keeps its number valid as long as it lives.
         self._shared: list[tuple[nn.Module, OnRanks]] = []
         self._views: list[Views] = []
         self._encoder = encoder
@@ -55,7 +55,7 @@ class SpreadEncoder:
         ranks, learns = self._ranks, torch.is_grad_enabled()
         number = self._number(encoder)
         rows, count = len(batches[0][0]), len(batches)
-        made, arrays = self._told(batches)
+        made, arrays = self._describe_batches(batches)
         facts = {
             "encoder": number,
             "batches": made,
@@ -71,7 +71,7 @@ class SpreadEncoder:
         z: Tensor = _Gather.apply(shared(own), ranks, number, [count * size for size in sizes])
         if count == 1:
             return [z]
-        # By rank, and within a rank by batch.
+        # The parts are ordered by rank, and within a rank by batch.
         parts = torch.split(z, [size for size in sizes for _ in range(count)])
         return [torch.cat(parts[place::count]) for place in range(count)]
 
@@ -86,34 +86,36 @@ class SpreadEncoder:
         self._shared.append((encoder, shared))
         return len(self._shared) - 1
 
-    def _told(self, batches: tuple[tuple[Tensor, ...], ...]) -> tuple[list[Any], list[Whole]]:
+    def _describe_batches(
+        self, batches: tuple[tuple[Tensor, ...], ...]
+    ) -> tuple[list[Any], list[Whole]]:
         """Returns how the batches were made, as ``_Rows`` of the others reads it."""
-        told: list[Any] = []
+        batch_facts: list[Any] = []
         arrays: list[Whole] = []
         for inputs in batches:
             made = self._noted.of(inputs)
             if made is None:
-                text = "a phase changes the inputs of an encoder by itself, which other"
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{text} processes of the party cannot repeat; start it without torchrun",
+                    "a phase changes the inputs of an encoder, which other processes of the party "
+                    "cannot repeat. Start the party without torchrun.",
                 )
             facts, more = self._facts(made)
-            told.append(facts)
+            batch_facts.append(facts)
             arrays += more
-        return told, arrays
+        return batch_facts, arrays
 
     def _facts(self, made: Made) -> tuple[dict[str, Any], list[Whole]]:
         view = made.view
         if view is not None:
             drawn = view.drawn.numpy()
-            number = self._known_views(view.of)
+            number = self._number_of_views(view.of)
             return {"views": number, "which": view.which, "count": view.count}, [made.rows, drawn]
         if made.others is not None:
             return {"column": made.column}, [made.rows, made.others]
         return {}, [made.rows]
 
-    def _known_views(self, views: Views) -> int:
+    def _number_of_views(self, views: Views) -> int:
         if views not in self._views:
             facts = {"settings": json.loads(views.settings)}
             self._ranks.tell(Word.VIEWS, facts, [views.pool.astype(np.int64)])
@@ -125,8 +127,8 @@ class _Gather(torch.autograd.Function):
     """Forward: gathers the ranks' embeddings, in order. Backward: sends each rank its rows of the
     gradient.
 
-    Their backward passes run beside this one, and DistributedDataParallel sums the gradients (see
-    ``reduce``).
+    Their backward passes run in parallel with this one, and DistributedDataParallel sums the
+    gradients (see ``reduce``).
     """
 
     @staticmethod
@@ -154,11 +156,8 @@ class Guarded(Phase):
     def __init__(self, phase: Phase) -> None:
         self._phase = phase
         self.name, self.rounds = phase.name, phase.rounds
-        self.alone_from, self.skippable, self.lenient = (
-            phase.alone_from,
-            phase.skippable,
-            phase.lenient,
-        )
+        self.alone_from, self.skippable = phase.alone_from, phase.skippable
+        self.lenient = phase.lenient
 
     def run_round(self, round_: int) -> RoundReport:
         with together():
@@ -187,42 +186,43 @@ def check_spread(
     if encoder is None or spec is None:
         raise InputError(
             Code.MODEL_INVALID,
-            f"{where}: it has no features, so no encoder to share; start one process",
+            f"{where}: has no features, so no encoder to share. Start one process.",
         )
     if isinstance(encoder, StochasticEncoder):
         raise InputError(
             Code.MODEL_INVALID,
-            f"{where}: mid draws embeddings in one process; start one, or remove mid",
+            f"{where}: mid draws embeddings in one process. Start one process, or remove mid.",
         )
     if device.type == "cpu" and any(isinstance(module, _BatchNorm) for module in encoder.modules()):
-        text = (
-            f"{where}: batch normalisation is over the whole batch, which torch can do only "
-            "across GPUs"
-        )
         raise InputError(
             Code.MODEL_INVALID,
-            f"{text}; start one process, take device = 'cuda', or set batch_norm = false",
+            f"{where}: torch computes batch normalisation over several processes only on GPUs. "
+            "Start one process, set device = 'cuda', or set batch_norm = false.",
         )
-    unused = _unused(encoder, spec, device, where)
+    unused = _find_unused(encoder, spec, device, where)
     if unused:
-        text = (
-            f"{where}: the encoder's {unused[0]} gets no gradient, as every parameter that is "
-            "trained must"
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"{where}: every trained parameter must get a gradient (got none for {unused[0]}). "
+            "Remove it, or set requires_grad = False.",
         )
-        raise InputError(Code.MODEL_INVALID, f"{text}; remove it, or set requires_grad = False")
 
 
-def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: str) -> list[str]:
-    """Returns names of parameters without a gradient. Raises InputError if none is trained, or no
-    rows fail.
+def _find_unused(
+    encoder: nn.Module, spec: InputSpec, device: torch.device, where: str
+) -> list[str]:
+    """Returns names of parameters without a gradient. Raises InputError if none is trained, or
+    if a batch of no rows fails.
     """
-    trained = {name: each for name, each in encoder.named_parameters() if each.requires_grad}
+    trained = {
+        name: parameter for name, parameter in encoder.named_parameters() if parameter.requires_grad
+    }
     if not trained:
         raise InputError(
-            Code.MODEL_INVALID, f"{where}: the encoder has nothing to train; start one process"
+            Code.MODEL_INVALID, f"{where}: the encoder has nothing to train. Start one process."
         )
     mode = encoder.training
-    # So that statistics stay as they are.
+    # Evaluation mode leaves statistics unchanged.
     encoder.eval()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -235,15 +235,15 @@ def _unused(encoder: nn.Module, spec: InputSpec, device: torch.device, where: st
                     encoder(*inputs).sum(), list(trained.values()), allow_unused=True
                 )
     except Exception as error:
-        what = f"{type(error).__name__}: {error}".splitlines()[0]
-        text = (
-            f"{where}: the encoder fails on a batch of no rows, which a short last batch may "
-            f"give a rank ({what})"
-        )
-        raise InputError(Code.MODEL_INVALID, f"{text}; start one process") from error
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"{where}: the encoder fails on a batch of no rows, which a rank may get from a short "
+            f"last batch ({problem}). Start one process.",
+        ) from error
     finally:
         encoder.train(mode)
-    return [name for name, each in zip(trained, gradients, strict=True) if each is None]
+    return [name for name, gradient in zip(trained, gradients, strict=True) if gradient is None]
 
 
 def _seed(device: torch.device) -> int:

@@ -39,8 +39,8 @@ def _buffer(bucket: dist.GradBucket, sums: list[Future[object]], _: object) -> t
     failed.
     """
     # Not collect_all: its future does not wait for a GPU's stream.
-    for each in sums:
-        each.wait()
+    for total in sums:
+        total.wait()
     gradients: torch.Tensor = bucket.buffer()
     return gradients
 
@@ -59,8 +59,8 @@ class Several(nn.Module):
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         """inputs: the arguments of each batch, [B, …]; returns the embeddings of all, [K B, D]."""
         starts = range(0, len(inputs), self.arity)
-        found = [self.encoder(*inputs[start : start + self.arity]) for start in starts]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        embeddings = [self.encoder(*inputs[start : start + self.arity]) for start in starts]
+        return embeddings[0] if len(embeddings) == 1 else torch.cat(embeddings)
 
 
 def parallel(

@@ -1,9 +1,10 @@
 """The rendezvous by which torchrun's processes find each other.
 
 The state of torch's c10d rendezvous is a pickle in a store that listens on all addresses of the
-host and asks for no key: whoever reaches its port runs code in torchrun, as the party's user, and a
-loopback endpoint changes nothing about that. torchrun takes this rendezvous with ``--standalone``,
-and on one host also without ``--master-port``. The static rendezvous has a store without a pickle.
+host and asks for no key: anyone who reaches its port runs code in torchrun, as the party's user,
+and a loopback endpoint changes nothing about that. torchrun takes this rendezvous with
+``--standalone``, and on one host also without ``--master-port``. The static rendezvous has a store
+without a pickle.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import torch
 from vfl_common.errors import Code, InputError
 
 _PROGRAMS = ("torchrun", "torch.distributed.run")
-# Between torchrun and this process.
-_MOST_SHELLS = 8
+# The most shells between torchrun and this process.
+_MAX_SHELLS = 8
 
 
 def require_static() -> None:
@@ -32,12 +33,12 @@ def require_static() -> None:
     backend = rendezvous(_launcher())
     if backend == "static":
         return
-    text = f"torchrun: whoever reaches the port of its rendezvous runs code here (got {backend})"
-    ways = "Give --master-addr 127.0.0.1 and a free --master-port in place of --standalone or"
     raise InputError(
         Code.CONFIG_INVALID,
-        f"{text}. {ways} --rdzv-backend; with several hosts, the first one's address and "
-        "--node-rank, on a network of these hosts alone.",
+        "torchrun: this rendezvous lets anyone who reaches its port run code here (got "
+        f"{backend}). Set --master-addr 127.0.0.1 and a free --master-port in place of "
+        "--standalone or --rdzv-backend; with several hosts, set the first one's address and "
+        "--node-rank, on a network of these hosts only.",
     )
 
 
@@ -67,8 +68,8 @@ def rendezvous(command: Sequence[str]) -> str:
 
 def _place(command: Sequence[str]) -> int | None:
     """Returns where torchrun's options begin in a command; None if it is another program's."""
-    names = [Path(each).name for each in command]
-    return next((names.index(each) for each in _PROGRAMS if each in names), None)
+    names = [Path(word).name for word in command]
+    return next((names.index(program) for program in _PROGRAMS if program in names), None)
 
 
 def _launcher() -> list[str]:
@@ -76,13 +77,13 @@ def _launcher() -> list[str]:
     empty if the system shows none.
     """
     pid = os.getppid()
-    for _ in range(_MOST_SHELLS):
+    for _ in range(_MAX_SHELLS):
         try:
             data = Path(f"/proc/{pid}/cmdline").read_bytes()
             status = Path(f"/proc/{pid}/status").read_text()
         except OSError:
             break
-        command = [each.decode(errors="replace") for each in data.rstrip(b"\0").split(b"\0")]
+        command = [word.decode(errors="replace") for word in data.rstrip(b"\0").split(b"\0")]
         # A shell's command may name torchrun in one long word.
         if _place(command) is not None:
             return command

@@ -44,36 +44,41 @@ def begin(ranks: Ranks, alike: dict[str, str], parts: Sequence[Part], prepared: 
     or has another one.
     """
     assert prepared.preprocessor is not None  # noqa: S101 - a party that shares an encoder has it
-    arrays = [each.rows.astype(np.int64) for each in parts if each.rows is not None]
+    arrays = [part.rows.astype(np.int64) for part in parts if part.rows is not None]
     facts = {
         "alike": alike,
-        "parts": [[each.table, each.rows is None] for each in parts],
+        "parts": [[part.table, part.rows is None] for part in parts],
         "preprocessor": prepared.preprocessor.state(),
     }
     with together():
         ranks.tell(Word.BEGIN, facts, arrays)
         with ranks.at_work():
             digest = prepared.inputs_digest
-        found = ranks.answers(_answer(digest))
-    mine, host = found[0]["digest"], found[0]["host"]
-    for rank, each in enumerate(found):
-        who = f"process {rank} of this party, on {each['host']}"
-        if each["error"]:
-            text = f"{who}, cannot make the rows ready: {each['error']}"
-            raise InputError(Code.DATA_INVALID, text)
-        if each["digest"] != mine:
-            text = f"{who}, reads another table than process 0, on {host}"
-            text = f"{text}: {prepared.table.source} has other ids or values there"
-            raise InputError(Code.DATA_INVALID, f"{text}; copy the same file to all hosts")
+        answers = ranks.answers(_answer(digest))
+    mine, host = answers[0]["digest"], answers[0]["host"]
+    for rank, answer in enumerate(answers):
+        if answer["error"]:
+            raise InputError(
+                Code.DATA_INVALID,
+                f"process {rank} of this party, on {answer['host']}: {answer['error']} Check the "
+                "files there.",
+            )
+        if answer["digest"] != mine:
+            raise InputError(
+                Code.DATA_INVALID,
+                f"process {rank} of this party, on {answer['host']}: {prepared.table.source} has "
+                f"other ids or values than for process 0, on {host}. Copy the same file to all "
+                "hosts.",
+            )
 
 
 def _answer(digest: str, error: str = "") -> dict[str, Any]:
     return {"host": socket.gethostname(), "digest": digest, "error": error}
 
 
-def _rows(found: Whole) -> Rows:
+def _rows(positions: Whole) -> Rows:
     """Returns positions as such."""
-    return found.astype(np.int64, copy=False)
+    return positions.astype(np.int64, copy=False)
 
 
 class OwnRows:
@@ -105,22 +110,24 @@ class OwnRows:
         digest = error = ""
         with self._ranks.at_work():
             try:
-                prepared = self._prepared(facts, iter(arrays))
+                prepared = self._prepare(facts, iter(arrays))
                 digest = prepared.inputs_digest
                 assert prepared.features is not None  # noqa: S101 - made there
                 self._features = prepared.features.to(self._ranks.device)
             except InputError as problem:
                 error = str(problem)
             except IndexError:
-                error = "its table has fewer rows; copy the same file to all hosts"
+                error = "its table has fewer rows than that of process 0."
         self._ranks.answers(_answer(digest, error))
         return not error
 
-    def _prepared(self, facts: dict[str, Any], arrays: Iterator[Whole]) -> Prepared:
+    def _prepare(self, facts: dict[str, Any], arrays: Iterator[Whole]) -> Prepared:
         for what, value in facts["alike"].items():
             if self._alike[what] != value:
-                text = f"{what} is not that of process 0"
-                raise InputError(Code.CONFIG_INVALID, f"{text}; give all hosts the same")
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{what}: is not that of process 0. Copy the same files to all hosts.",
+                )
         self._tables = self._tables or self._read()
         preprocessor = Preprocessor.from_state(facts["preprocessor"])
         tables: list[Table] = []
@@ -137,10 +144,12 @@ class OwnRows:
         settings = AugmentSettings.model_validate(facts["settings"])
         self._augments.append(make_augment(settings, self.features, _rows(arrays[0])))
 
-    def batches(self, told: Sequence[dict[str, Any]], arrays: Sequence[Whole]) -> list[Inputs]:
+    def batches(
+        self, batch_facts: Sequence[dict[str, Any]], arrays: Sequence[Whole]
+    ) -> list[Inputs]:
         """Returns the arguments of an encoder for this rank's share of each batch."""
         left = iter(arrays)
-        return [self._batch(facts, _rows(next(left)), left) for facts in told]
+        return [self._batch(facts, _rows(next(left)), left) for facts in batch_facts]
 
     def _batch(self, facts: dict[str, Any], rows: Rows, left: Iterator[Whole]) -> Inputs:
         sizes = shares(len(rows), self._ranks.size)

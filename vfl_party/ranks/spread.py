@@ -46,8 +46,8 @@ def synchronised(ranks: Ranks, encoder: nn.Module) -> nn.Module:
     """Returns the same encoder, with batch normalisation over the rows of all ranks; its state
     keeps its names.
     """
-    found: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(encoder, ranks.tensors)  # type: ignore[no-untyped-call]
-    return found
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(encoder, ranks.tensors)  # type: ignore[no-untyped-call]
+    return converted
 
 
 def trains(encoder: nn.Module) -> bool:
@@ -60,5 +60,5 @@ def structure(encoder: nn.Module) -> str:
     other.
     """
     layers = re.sub(r"(Sync)?BatchNorm(\dd)?", "BatchNorm", repr(encoder))
-    shapes = [(name, tuple(each.shape)) for name, each in encoder.state_dict().items()]
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in encoder.state_dict().items()]
     return f"{layers}\n{shapes}"

@@ -6,7 +6,7 @@ is synchronised once a second, and always before a head is signed. Several progr
 write at once: each holds the file's lock while it adds a line.
 
 The kernel may end a write in its middle if the process is killed then. Nothing was sent for such a
-line, and whoever adds the next one cuts it off.
+line, and the process that adds the next one cuts it off.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from vfl_party.record.note import Head
 LINES, HASHES, STATE, SECRET = "lines.jsonl", "hashes", "hashes.json", "people.secret"
 _SECRET_BYTES = 32
 _SYNC_S = 1.0
-_WHAT = "cannot be written, and nothing leaves without it"
-# Read at once.
+_WHAT = "cannot be written, and nothing leaves without a record"
+# The bytes that are read at once.
 _CHUNK = 1 << 22
 
 
 def folder_of(out: Path, name: str) -> Path:
-    """Returns the folder of a party's record, beside those of its runs; it is none of them."""
+    """Returns the folder of a party's record, next to the folders of its runs."""
     return out / f".record-{name}"
 
 
@@ -66,12 +66,12 @@ class Book:
         # Where this process knows the file to end, with a whole line.
         self._end, self._dirty, self._closed = -1, False, threading.Event()
         self._failed: OSError | None = None
-        with self._locked():
+        with self._lock():
             self.is_new = os.fstat(self._file).st_size == 0
             if self.is_new:
-                # One program at a time: tags of people that another key has made are of nobody.
+                # One program at a time makes the key: tags made with another key match nobody.
                 key = kept_secret(folder / SECRET, secrets.token_bytes(_SECRET_BYTES))
-                first = {"record": secrets.token_hex(16), "party": name, "key": _noted(key)}
+                first = {"record": secrets.token_hex(16), "party": name, "key": _fingerprint(key)}
                 self._write(f"{to_json({**first, 'at': now()}, compact=True)}\n".encode())
         self.origin = _origin(self.path, name)
         self.secret = secret_of(folder)
@@ -89,7 +89,7 @@ class Book:
         file.
         """
         line, file = f"{text}\n".encode(), self._file
-        # As ``_locked``, in fewer calls: this is done at every step.
+        # This is ``_lock`` in fewer calls, because it runs at every step.
         with self._mutex:
             try:
                 if self._failed is not None:
@@ -108,23 +108,23 @@ class Book:
 
     def head(self) -> Head:
         """Returns the head of all lines so far, which are on the disk then. Raises InputError."""
-        with self._locked():
+        with self._lock():
             self._require_whole(os.fstat(self._file).st_size)
-            # Of other programs of the party, too.
+            # Lines of other programs of the party are synchronised, too.
             os.fdatasync(self._file)
-            size, at = self._grown()
+            size, at = self._grow_tree()
             return Head(self.origin, size, tree.root(size, self._hash_at), at)
 
     def consistency(self, old: int, new: int) -> list[bytes]:
         """Returns the proof that the tree of ``new`` lines goes on from that of ``old``; see
         ``tree.consistency``. Both are sizes that the record has had.
         """
-        with self._locked():
+        with self._lock():
             return tree.consistency(old, new, self._hash_at)
 
     def inclusion(self, number: int, size: int) -> list[bytes]:
         """Returns the proof that a line is in the tree of ``size`` lines."""
-        with self._locked():
+        with self._lock():
             return tree.inclusion(number, size, self._hash_at)
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Book:
     # ----------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         with self._mutex:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             try:
@@ -152,7 +152,7 @@ class Book:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _write(self, line: bytes) -> None:
-        # As the file's status says, in half the time.
+        # The end of the file, in half the time of fstat.
         size = os.lseek(self._file, 0, os.SEEK_END)
         if size != self._end:
             size = self._require_whole(size)
@@ -169,9 +169,9 @@ class Book:
         end = size
         while end > 0:
             begin = max(0, end - _CHUNK)
-            found = os.pread(self._file, end - begin, begin).rfind(b"\n")
-            if found >= 0:
-                end = begin + found + 1
+            newline = os.pread(self._file, end - begin, begin).rfind(b"\n")
+            if newline >= 0:
+                end = begin + newline + 1
                 break
             end = begin
         if end < size:
@@ -192,7 +192,7 @@ class Book:
             try:
                 os.fdatasync(self._file)
             except OSError as error:
-                # Whoever adds the next line hears of it: those before may be lost.
+                # The next call of ``add`` raises it: earlier lines may be lost.
                 self._failed = error
 
     # -- the tree
@@ -201,35 +201,35 @@ class Book:
     def _hash_at(self, place: int) -> bytes:
         return os.pread(self._hashes, tree.HASH_BYTES, place * tree.HASH_BYTES)
 
-    def _grown(self) -> tuple[int, int]:
+    def _grow_tree(self) -> tuple[int, int]:
         """Adds the hashes of the lines that are new. Returns how many lines there are, and the time
         of their head.
         """
-        lines, at, headed = self._known()
-        kept = [tree.kept(lines)]
-        os.ftruncate(self._hashes, kept[0] * tree.HASH_BYTES)
+        lines, at, headed = self._read_state()
+        stored = [tree.kept(lines)]
+        os.ftruncate(self._hashes, stored[0] * tree.HASH_BYTES)
         new: list[bytes] = []
 
         def hash_at(place: int) -> bytes:
-            return new[place - kept[0]] if place >= kept[0] else self._hash_at(place)
+            return new[place - stored[0]] if place >= stored[0] else self._hash_at(place)
 
         for line in lines_from(self._file, at, self._end):
             new += tree.added(tree.leaf_hash(line), lines, hash_at)
             lines, at = lines + 1, at + len(line) + 1
         data = memoryview(b"".join(new))
-        offset = kept[0] * tree.HASH_BYTES
+        offset = stored[0] * tree.HASH_BYTES
         while data:
             written = os.pwrite(self._hashes, data, offset)
             data, offset = data[written:], offset + written
-        # Else a disk that loses power may keep how many there are, and not the hashes.
+        # Otherwise a disk that loses power may keep their number but not the hashes.
         os.fdatasync(self._hashes)
-        # A clock that is set back must not make a smaller head look like a later one: peers take
-        # that for evidence.
+        # A clock that is set back must not make a smaller head look later: peers would take that
+        # for evidence.
         headed = max(headed, int(now()))
         write_atomic(self.folder / STATE, to_json({"lines": lines, "bytes": at, "at": headed}))
         return lines, headed
 
-    def _known(self) -> tuple[int, int, int]:
+    def _read_state(self) -> tuple[int, int, int]:
         """Returns how many lines have their hashes, where these lines end, and the time of the last
         head.
         """
@@ -262,23 +262,26 @@ def lines_from(file: int, at: int, end: int) -> Iterator[bytes]:
 
 def secret_of(folder: Path) -> bytes:
     """Returns the key of the tags of people in a record. Raises InputError if it cannot be read, or
-    is another one than that of the record: nobody would be found.
+    is not the key of the record.
     """
     path = folder / SECRET
     try:
-        found = path.read_bytes()
+        key = path.read_bytes()
     except OSError as error:
-        text = f"{path}: cannot be read ({error.strerror}); restore it"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}). Restore it from a copy."
+        ) from None
     # Records of earlier versions do not name it.
-    noted = _first(folder / LINES).get("key", _noted(found))
-    if len(found) != _SECRET_BYTES or noted != _noted(found):
-        text = f"{path}: is not the key with which this record was begun; restore it"
-        raise InputError(Code.FILE_INVALID, text)
-    return found
+    noted = _first(folder / LINES).get("key", _fingerprint(key))
+    if len(key) != _SECRET_BYTES or noted != _fingerprint(key):
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not the key with which this record was created. Restore it from a copy.",
+        )
+    return key
 
 
-def _noted(key: bytes) -> str:
+def _fingerprint(key: bytes) -> str:
     """Returns what the first line names a key by; it does not tell the key."""
     return sha256(key).hexdigest()[:32]
 
@@ -287,11 +290,13 @@ def _first(path: Path) -> dict[str, Any]:
     """Returns the first line of a record. Raises InputError if it is none."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.readline())
-        return {**found, "record": str(found["record"]), "party": str(found["party"])}
+            first = json.loads(file.readline())
+        return {**first, "record": str(first["record"]), "party": str(first["party"])}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        text = f"{path}: is no record of what left; restore it, or move its folder away"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not a record of what left. Restore it, or move its folder away.",
+        ) from None
 
 
 def _origin(path: Path, name: str) -> str:
@@ -301,8 +306,9 @@ def _origin(path: Path, name: str) -> str:
     first = _first(path)
     identity, party = first["record"], first["party"]
     if party != name:
-        text = (
-            f"{path}: is the record of {party}, not of {name}; give each party a folder of its own"
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is the record of another party (got {party}, not {name}). Set a separate "
+            "folder for each party.",
         )
-        raise InputError(Code.FILE_INVALID, text)
     return f"vfl-record/{party}/{identity}"

@@ -29,8 +29,8 @@ from vfl_common.text import to_json
 from vfl_party.record import tree
 from vfl_party.record.note import Head, Held
 
-# Of one peer, files of each kind: a peer can show any number of heads.
-MOST_FILES = 16
+# The most files of each kind about one peer: a peer can show any number of heads.
+MAX_FILES = 16
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def proof_text(old: int, new: Head, hashes: Sequence[bytes]) -> bytes:
     """Returns what the owner of a record signs with a proof from its first ``old`` lines to
     ``new``.
     """
-    lines = (base64.b64encode(each).decode() for each in (new.root, *hashes))
+    lines = (base64.b64encode(digest).decode() for digest in (new.root, *hashes))
     return "\n".join(["vfl-record/proof/v1", new.origin, f"{old} {new.size}", *lines, ""]).encode()
 
 
@@ -61,18 +61,22 @@ def contradiction(one: Held, other: Held, peer: str, proof: Proof) -> str:
     """Returns how two heads of a peer's record contradict each other, or '' if it has not signed a
     contradiction. The certificates of both have been checked.
     """
-    small, large = sorted((one, other), key=lambda each: each.note.head.size)
-    for each in (small, large):
-        certificate = _first_certificate(each.certificates.get(peer, ""))
-        owned = each.note.head.owner == peer
-        if certificate is None or not owned or not each.note.is_cosigned_by(peer, certificate):
+    small, large = sorted((one, other), key=lambda held: held.note.head.size)
+    for held in (small, large):
+        certificate = _first_certificate(held.certificates.get(peer, ""))
+        owned = held.note.head.owner == peer
+        if certificate is None or not owned or not held.note.is_cosigned_by(peer, certificate):
             return ""
     old, new = small.note.head, large.note.head
     if old.origin != new.origin:
         return ""
     if old.size == new.size:
-        roots = f"two heads of {old.size:,} lines with different roots"
-        return f"{roots}, of {_when(old.at)} and {_when(new.at)}" if old.root != new.root else ""
+        if old.root == new.root:
+            return ""
+        return (
+            f"two heads of {old.size:,} lines with different roots, of {_when(old.at)} and "
+            f"{_when(new.at)}"
+        )
     if old.at > new.at:
         return (
             f"a head of {new.size:,} lines on {_when(new.at)}, and one of only {old.size:,} lines "
@@ -80,8 +84,8 @@ def contradiction(one: Held, other: Held, peer: str, proof: Proof) -> str:
         )
     if goes_on(old, new, proof) or not proof.signature:
         return ""
-    said = proof_text(old.size, new, proof.hashes)
-    if certificate is None or not has_signed(certificate, said, proof.signature):
+    message = proof_text(old.size, new, proof.hashes)
+    if certificate is None or not has_signed(certificate, message, proof.signature):
         return ""
     return (
         f"a head of {old.size:,} lines on {_when(old.at)}, one of {new.size:,} lines on "
@@ -89,23 +93,23 @@ def contradiction(one: Held, other: Held, peer: str, proof: Proof) -> str:
     )
 
 
-def keep(folder: Path, peer: str, held: Held, shown: Held, proof: Proof) -> tuple[Path, str]:
+def keep(folder: Path, peer: str, held: Held, newer: Held, proof: Proof) -> tuple[Path, str]:
     """Writes two heads of a peer that do not go on from one another. Returns the file and the
-    contradiction; '' if there is none. After ``MOST_FILES`` files of a kind no more are written.
+    contradiction; '' if there is none. After ``MAX_FILES`` files of a kind no more are written.
     """
-    why = contradiction(held, shown, peer, proof)
+    why = contradiction(held, newer, peer, proof)
     kind = "broken" if why else "not-shown"
-    path = folder / f"{peer}.{kind}-{shown.note.head.root.hex()[:12]}.json"
+    path = folder / f"{peer}.{kind}-{newer.note.head.root.hex()[:12]}.json"
     fields = {
         "held": json.loads(held.line),
-        "shown": {"note": str(shown.note), "certificates": shown.certificates},
-        "proof": [each.hex() for each in proof.hashes],
+        "shown": {"note": str(newer.note), "certificates": newer.certificates},
+        "proof": [digest.hex() for digest in proof.hashes],
         "proof_signature": proof.signature.hex(),
-        "at": shown.at,
+        "at": newer.at,
     }
     # The error is raised even if the disk is full.
     with contextlib.suppress(InputError):
-        if path.exists() or len([*folder.glob(f"{peer}.{kind}-*.json")]) < MOST_FILES:
+        if path.exists() or len([*folder.glob(f"{peer}.{kind}-*.json")]) < MAX_FILES:
             write_atomic(path, to_json(fields) + "\n")
     return path, why
 
@@ -117,46 +121,58 @@ def evidence(path: Path, peer: str, credentials: Credentials) -> str:
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         held = Held.read(json.dumps(fields["held"]))
-        shown = Held.read(json.dumps({"at": 0, **fields["shown"]}))
-        hashes = tuple(bytes.fromhex(each) for each in fields["proof"])
+        newer = Held.read(json.dumps({"at": 0, **fields["shown"]}))
+        hashes = tuple(bytes.fromhex(digest) for digest in fields["proof"])
         proof = Proof(hashes, bytes.fromhex(fields.get("proof_signature", "")))
     except OSError as error:
-        text = f"{path}: cannot be read ({error.strerror})"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}). Restore it from a copy."
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        text = f"{path}: is no evidence about a record"
-        raise InputError(Code.FILE_INVALID, text) from None
-    for each in (held, shown):
-        if each.note.head.owner != peer:
-            why = f"one of its heads is of another party's record, {each.note.head.origin}"
-            raise _not_shown(path, peer, why)
-        if peer not in signers(each, credentials)[0]:
-            raise _not_shown(path, peer, f"one of its heads is not signed by {peer}")
-    if why := contradiction(held, shown, peer, proof):
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not evidence about a record. Pass a file that a failed meeting of two "
+            "parties wrote.",
+        ) from None
+    for head in (held, newer):
+        if head.note.head.owner != peer:
+            raise _unproven(
+                path,
+                peer,
+                f"one of its heads is of another party's record, {head.note.head.origin}",
+            )
+        if peer not in signers(head, credentials)[0]:
+            raise _unproven(path, peer, f"one of its heads is not signed by {peer}")
+    if why := contradiction(held, newer, peer, proof):
         return f"{peer} has signed {why}"
-    raise _not_shown(path, peer, _why_not(held, shown, peer, proof))
+    raise _unproven(path, peer, _why_unproven(held, newer, peer, proof))
 
 
-def _why_not(held: Held, shown: Held, peer: str, proof: Proof) -> str:
+def _why_unproven(held: Held, newer: Held, peer: str, proof: Proof) -> str:
     """Returns why two heads that the peer has signed prove nothing."""
-    old, new = held.note.head, shown.note.head
+    old, new = held.note.head, newer.note.head
     if old.origin != new.origin:
         return (
             f"it has signed heads of two records, {old.origin} and {new.origin}, as after a lost "
-            "folder; ask it why"
+            "folder"
         )
     if goes_on(old, new, proof):
         return "its heads are consistent"
-    for each in (held, shown):
-        certificate = _first_certificate(each.certificates.get(peer, ""))
-        if certificate is None or not each.note.is_cosigned_by(peer, certificate):
-            return "a version before cosignatures signed one of its heads, and signed any head"
-    return f"its proof is not signed by {peer}; ask {peer} for its lines"
+    for head in (held, newer):
+        certificate = _first_certificate(head.certificates.get(peer, ""))
+        if certificate is None or not head.note.is_cosigned_by(peer, certificate):
+            return (
+                "one of its heads was signed by a version without cosignatures, which signed any "
+                "head"
+            )
+    return f"its proof is not signed by {peer}"
 
 
-def _not_shown(path: Path, peer: str, why: str) -> InputError:
-    text = f"{path}: not shown that {peer} changed its record: {why}"
-    return InputError(Code.FILE_INVALID, text)
+def _unproven(path: Path, peer: str, why: str) -> InputError:
+    return InputError(
+        Code.FILE_INVALID,
+        f"{path}: does not prove that {peer} changed its record: {why}. Ask {peer} for its record.",
+    )
 
 
 def cosigned_by(held: Held, peer: str, credentials: Credentials) -> bool:
@@ -176,13 +192,13 @@ def signers(held: Held, credentials: Credentials) -> tuple[list[str], list[str]]
     for name in dict.fromkeys(signer for signer, _, _ in held.note.signatures):
         certificate = _certificate(held.certificates.get(name, ""), credentials)
         if certificate is None:
-            problems.append(f"the certificate of {name} is missing, or not from this CA")
+            problems.append(f"the certificate of {name} is missing or not from this CA")
         elif not credentials.members.stand_for(certificate, name):
             problems.append(f"the certificate of {name} is not that of {name}")
         elif held.note.is_signed_by(name, certificate):
             good.append(name)
         else:
-            problems.append(f"the signature of {name} is not good")
+            problems.append(f"the signature of {name} is invalid")
     return good, problems
 
 

@@ -6,8 +6,8 @@ the active party it holds; the answer does the same, with the proof. The second 
 for the active party, and the active party's note with a signature of the caller's; the answer has
 the caller's note, signed.
 
-A head that does not go on from the one that is held is kept beside it, with the peer's signatures
-on both. If they contradict each other, that is evidence; see ``evidence``.
+A head that does not extend the held one is kept with it, with the peer's signatures on both. If
+they contradict each other, that is evidence; see ``evidence``.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from vfl_party.record.evidence import Proof, goes_on, keep, proof_text
 from vfl_party.record.note import Head, Held, SignedNote
 
 PEERS, OWN = "peers", "heads.jsonl"
-# To show a head that is not older than one that another program of the party shows.
+# The tries to show a head that is not older than one that another program of the party shows.
 _TRIES = 3
-# Of a peer, in one process: each adds a line to the record.
-_MOST_CALLS = 2000
+# The most calls of a peer in one process: each adds a line to the record.
+_MAX_CALLS = 2000
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Heads:
         self.met: dict[str, str] = {}
         # {passive party: the active party's head that it holds}; see ``relay``.
         self.relayed: dict[str, Held] = {}
-        # Of the record, when its head was last cosigned by the active party.
+        # The size of the record when the active party last cosigned its head.
         self._cosigned_size = -1
         self._calls: Counter[str] = Counter()
 
@@ -91,11 +91,11 @@ class Heads:
         ``ask``: makes one call.
         """
         for left in reversed(range(_TRIES)):
-            own, held = self._signed(), self.held(peer)
+            own, held = self._sign_head(), self.held(peer)
             others = self._of_others(peer, held)
             also = tuple(other.note.head.size for _, other in others)
             first = ask(replace(self._shows(own, held), also=also))
-            # Else another program of this party has shown a later head meanwhile.
+            # If so, another program of this party has shown a later head meanwhile.
             later = first.held_origin == own.head.origin and first.held_size > own.head.size
             if later and left:
                 continue
@@ -109,14 +109,17 @@ class Heads:
                 proof=proof.hashes, cosigned=cosigned, proof_signature=proof.signature
             )
             last = ask(shows)
-            # Else the same has happened between the two calls.
+            # Otherwise the same has happened between the two calls.
             if last.cosigned and self.held(peer) == held:
                 self._keep_own(peer, own, last.cosigned, seen)
                 self._keep(peer, seen)
                 self._cosigned_size = own.head.size
                 return
-        text = f"{peer} has not signed the head of the record of {self.book.name}"
-        raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{peer}: did not sign the head of the record of {self.book.name}",
+            party=peer,
+        )
 
     def _of_others(self, peer: str, held: Held | None) -> list[tuple[str, Held]]:
         """Returns (holder, the active party's head that it holds) of other passive parties: as many
@@ -137,11 +140,11 @@ class Heads:
         return self.book.head().size > self._cosigned_size + 1
 
     def seal(self) -> None:
-        """Signs the head of the record at the end of a program, and keeps it beside those that
-        peers have signed.
+        """Signs the head of the record at the end of a program, and keeps it with those that peers
+        have signed.
         """
         certificates = {self.book.name: chain_pem(self._credentials()).decode()}
-        _append(self.book.folder / OWN, Held(self._signed(), certificates, now()).line)
+        _append(self.book.folder / OWN, Held(self._sign_head(), certificates, now()).line)
 
     # -- the active party
     # ----------------------------------------------------------------------
@@ -152,12 +155,15 @@ class Heads:
         """
         with self._lock:
             self._calls[peer] += 1
-            if self._calls[peer] > _MOST_CALLS:
-                text = f"{peer} has shown its record {_MOST_CALLS:,} times, and no honest one does"
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+            if self._calls[peer] > _MAX_CALLS:
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{peer}: showed its record more than {_MAX_CALLS:,} times",
+                    party=peer,
+                )
             if call.note:
                 seen = self._read(peer, call)
-                own, held = self._signed(), self.held(peer)
+                own, held = self._sign_head(), self.held(peer)
                 self._between[peer] = seen, own, held
                 proof = self._proof(call, own.head)
                 more = (self._proof_from(size, own.head) for size in call.also)
@@ -165,11 +171,14 @@ class Heads:
                     self._shows(own, held),
                     proof=proof.hashes,
                     proof_signature=proof.signature,
-                    proofs=tuple((each.hashes, each.signature) for each in more),
+                    proofs=tuple((other.hashes, other.signature) for other in more),
                 )
             if peer not in self._between:
-                text = f"{peer} has not shown the head of its record"
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{peer}: did not show the head of its record",
+                    party=peer,
+                )
             seen, own, held = self._between.pop(peer)
             if self.held(peer) != held:
                 # Other programs of both have met meanwhile: the proof is of an older head. An
@@ -179,7 +188,7 @@ class Heads:
             self._keep_own(peer, own, call.cosigned, seen)
             return ShownHead(cosigned=str(self._keep(peer, seen)))
 
-    # -- both
+    # -- both roles
     # ----------------------------------------------------------------------
 
     def held(self, peer: str) -> Held | None:
@@ -188,18 +197,20 @@ class Heads:
         """
         path = self._path(peer)
         try:
-            # The last alone: a peer can make many.
+            # Only the last head is read: a peer can make many.
             return next(_newest_first(path), None)
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
-            text = f"{path}: cannot be read as heads of a record; restore it"
-            raise InputError(Code.FILE_INVALID, text) from None
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: is not a readable file of record heads. Restore it from a copy.",
+            ) from None
 
     def _path(self, peer: str) -> Path:
         return self.book.folder / PEERS / f"{peer}.jsonl"
 
-    def _signed(self) -> SignedNote:
+    def _sign_head(self) -> SignedNote:
         return SignedNote(self.book.head()).signed(self._credentials())
 
     def _shows(self, own: SignedNote, held: Held | None) -> ShownHead:
@@ -222,22 +233,31 @@ class Heads:
         """Returns what a peer shows, with its own signature alone. Raises PeerError if it has not
         signed it.
         """
-        what = "the head of the record"
-        certificate = shown(call.certificates, self._credentials(), peer, what)
+        certificate = shown(call.certificates, self._credentials(), peer, "the head of the record")
         try:
             note = SignedNote.read(call.note)
         except ValueError:
-            text = f"{what} of {peer} cannot be read; run the same version of this program at all"
-            raise PeerError(Code.MALFORMED_MESSAGE, f"{text} parties", party=peer) from None
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{peer}: the head of its record cannot be read. Run the same version of this "
+                "program at all parties.",
+                party=peer,
+            ) from None
         if note.head.owner != peer:
-            text = f"{peer} shows a head of another party's record ({note.head.origin})"
-            raise PeerError(Code.IDENTITY_MISMATCH, text, party=peer)
+            raise PeerError(
+                Code.IDENTITY_MISMATCH,
+                f"{peer}: showed a head of another party's record (got {note.head.origin})",
+                party=peer,
+            )
         note = note.signed_by(peer, certificate)
         if not note.signatures:
-            text = f"{what} of {peer} is not signed with the key of its certificate"
-            raise PeerError(Code.IDENTITY_MISMATCH, text, party=peer)
+            raise PeerError(
+                Code.IDENTITY_MISMATCH,
+                f"{peer}: the head of its record is not signed with the key of its certificate",
+                party=peer,
+            )
         chain = x509.load_pem_x509_certificates(call.certificates)[: 1 + MOST_INTERMEDIATES]
-        return _Shown(note, certificate, "".join(_pem(each) for each in chain))
+        return _Shown(note, certificate, "".join(_pem(cert) for cert in chain))
 
     def _require_going_on(
         self, peer: str, held: Held | None, seen: _Shown, proof: Proof, of: str = ""
@@ -251,19 +271,45 @@ class Heads:
         old, new = held.note.head, seen.note.head
         newer = Held(seen.note, {peer: seen.chain}, now())
         path, why = keep(self.book.folder / PEERS, peer, held, newer, proof)
-        by = f", which {of} holds" if of else ""
-        lines = f"the {old.size:,} lines whose head it signed{by}"
+        lines, holder = f"{old.size:,}", of or self.book.name
         if why:
-            text = f"the record of {peer} does not go on from {lines}: lines were changed or lost"
-        elif old.origin != new.origin:
-            text = f"the record of {peer} is another one than that of {lines}"
-        else:
-            text = f"{peer} has not shown that its record goes on from {lines}"
-        kept = "the evidence is" if why else "both heads, which are no evidence, are in"
-        own = f"{text}; {kept} {path}; ask {peer} for its record"
-        own = f"{own}, or accept the new one: vfl-party disclosures accept PARTY {peer}"
-        text = f"{text}; {peer} restores its record, or asks others to accept the new one"
-        raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer).privately(own)
+            public = PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{peer}: its record contradicts the head of {lines} lines that it signed and "
+                f"{holder} holds: lines were changed or lost. Restore the record of {peer}, or ask "
+                "the others to accept the new one.",
+                party=peer,
+            )
+            raise public.privately(
+                f"{peer}: its record contradicts the head of {lines} lines that it signed and "
+                f"{holder} holds: lines were changed or lost; the evidence is {path}. Ask {peer} "
+                f"for its record, or accept the new one: vfl-party disclosures accept PARTY {peer}"
+            )
+        if old.origin != new.origin:
+            public = PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{peer}: showed another record than the one whose head of {lines} lines {holder} "
+                f"holds. Restore the record of {peer}, or ask the others to accept the new one.",
+                party=peer,
+            )
+            raise public.privately(
+                f"{peer}: showed another record than the one whose head of {lines} lines {holder} "
+                f"holds; both heads, which are no evidence, are in {path}. Ask {peer} for its "
+                f"record, or accept the new one: vfl-party disclosures accept PARTY {peer}"
+            )
+        public = PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{peer}: did not prove that its record extends the head of {lines} lines that it "
+            f"signed and {holder} holds. Restore the record of {peer}, or ask the others to accept "
+            "the new one.",
+            party=peer,
+        )
+        raise public.privately(
+            f"{peer}: did not prove that its record extends the head of {lines} lines that it "
+            f"signed and {holder} holds; both heads, which are no evidence, are in {path}. Ask "
+            f"{peer} for its record, or accept the new one: vfl-party disclosures accept PARTY "
+            f"{peer}"
+        )
 
     def _keep_own(self, peer: str, own: SignedNote, cosigned: str, seen: _Shown) -> None:
         """Keeps the head of this party's record with the peer's signature. Raises PeerError if the
@@ -275,14 +321,17 @@ class Heads:
         except ValueError:
             note = SignedNote(Head("", 0, b""))
         if note.head != own.head or not note.signatures:
-            text = f"{peer} has not signed the head of the record of {self.book.name}"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{peer}: did not sign the head of the record of {self.book.name}",
+                party=peer,
+            )
         certificates = {
             self.book.name: chain_pem(self._credentials()).decode(),
             peer: seen.chain,
         }
-        found = Held(own.with_those_of(note), certificates, now())
-        _append(self.book.folder / OWN, found.line)
+        own_head = Held(own.with_those_of(note), certificates, now())
+        _append(self.book.folder / OWN, own_head.line)
 
     def _keep(self, peer: str, seen: _Shown) -> SignedNote:
         """Keeps a peer's head, and notes in this party's record that it was shown; returns it with
@@ -309,8 +358,10 @@ def signed(folder: Path) -> list[Held]:
     try:
         return [*_newest_first(path)][::-1] if path.is_file() else []
     except (OSError, UnicodeDecodeError):
-        text = f"{path}: cannot be read as heads of a record; restore it"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not a readable file of record heads. Restore it from a copy.",
+        ) from None
 
 
 def _newest_first(path: Path) -> Iterator[Held]:
@@ -324,15 +375,21 @@ def accept(folder: Path, peer: str) -> Path:
     where they are now. Raises InputError if there are none.
     """
     if not PLAIN_NAME.fullmatch(peer):
-        raise InputError(Code.CONFIG_INVALID, f"{printable(peer)} is no name of a party")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"PEER: not a valid party name (got {printable(peer)}). Pass the name of a party.",
+        )
     path = folder / PEERS / f"{peer}.jsonl"
     # What was set aside before stays.
     aside = path.with_name(f"{peer}.until-{now():.6f}.jsonl")
     try:
         path.rename(aside)
     except OSError as error:
-        text = f"{path}: cannot be set aside ({error.strerror}); no head of {peer} is held there"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: no heads of {peer} can be set aside ({error.strerror}). Check the name of "
+            "the peer.",
+        ) from None
     return aside
 
 
@@ -340,7 +397,7 @@ def _set_aside(folder: Path, peer: str) -> set[str]:
     """Returns the names of a peer's records in place of which a person has accepted another."""
     files = (folder / PEERS).glob(f"{peer}.until-*.jsonl")
     newest = (next(_newest_first(path), None) for path in files)
-    return {each.note.head.origin for each in newest if each is not None}
+    return {held.note.head.origin for held in newest if held is not None}
 
 
 def _state(held: Held) -> tuple[str, int, bytes]:

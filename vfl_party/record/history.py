@@ -21,10 +21,10 @@ from vfl_party.record import people
 from vfl_party.record.book import LINES, lines_from, secret_of
 from vfl_party.record.lines import ALL, TAG, TOGETHER, Rows, Way, unpacked, unpacked_tags
 
-# Of what the record knows, a sentence names as many: of runs, the newest.
-_MOST_NAMES = 10
-# Of rows, which have numbers of four bytes; and of anything else, to add up some without care.
-_MOST_ROWS, _MOST = 2**32, 2**48
+# The most names that a message lists; of runs, the newest.
+_MAX_NAMES = 10
+# The most rows, whose numbers have four bytes; and the most of anything else, so that sums fit.
+_MAX_ROWS, _MAX_NUMBER = 2**32, 2**48
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ class Disclosure:
         if self.about == ALL:
             return np.arange(self.table_rows)
         try:
-            found = unpacked(self.about)
-            if not len(found) or found[-1] < self.table_rows:
-                return found
+            numbers = unpacked(self.about)
+            if not len(numbers) or numbers[-1] < self.table_rows:
+                return numbers
         except ValueError:
             pass
         raise self._wrong
@@ -93,8 +93,11 @@ class Disclosure:
 
     @property
     def _wrong(self) -> InputError:
-        text = f"line {self.line + 1} of the record tells of rows that there are not; restore it"
-        return InputError(Code.FILE_INVALID, text)
+        return InputError(
+            Code.FILE_INVALID,
+            f"line {self.line + 1} of the record: refers to rows that do not exist. Restore the "
+            "record from a copy.",
+        )
 
     def of(self, times: int, among: int) -> Disclosure:
         """Returns it for a person of whom it tells ``times`` times, of ``among`` in all: the
@@ -152,7 +155,7 @@ class Reader:
     def __init__(self, known: Mapping[tuple[str, str], dict[str, Any]] | None = None) -> None:
         self.known: dict[tuple[str, str], dict[str, Any]] = {}
         self._ways: dict[str, Way] = {}
-        # By run and generation: whose the rows are, and how many.
+        # {(run, generation): (digest of the rows' ids, number of rows)}.
         self._whose: dict[tuple[str, int], tuple[str, int]] = {}
         self._keys: dict[str, str] = {}
         for line in (known or {}).values():
@@ -180,13 +183,13 @@ class Reader:
     def _refer(self, line: dict[str, Any]) -> None:
         if "way" in line:
             names = line.keys() & Way.__dataclass_fields__
-            said: dict[str, Any] = {name: _word(line[name]) for name in names - {"generation"}}
-            self._ways[line["way"]] = Way(generation=_number(line["generation"]), **said)
+            words: dict[str, Any] = {name: _word(line[name]) for name in names - {"generation"}}
+            self._ways[line["way"]] = Way(generation=_number(line["generation"]), **words)
             self.known["way", line["way"]] = line
         elif "people" in line:
             of = _word(line["run"]), _number(line["generation"])
             bytes.fromhex(line["people"])
-            self._whose[of] = line["people"], _number(line["rows"], _MOST_ROWS)
+            self._whose[of] = line["people"], _number(line["rows"], _MAX_ROWS)
             self.known["people", f"{of[0]}/{of[1]}"] = line
         elif "head" in line:
             self._keys = {**self._keys, _word(line["head"]): _word(line["key"])}
@@ -208,8 +211,11 @@ class RecordHistory:
     def __init__(self, folder: Path) -> None:
         self._folder, self._path = folder, folder / LINES
         if not self._path.is_file():
-            text = f"{folder}: holds no record; this party has sent nothing, or it is elsewhere"
-            raise InputError(Code.FILE_INVALID, f"{text} (record.folder of the party file)")
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{folder}: contains no record. Check record.folder of the party file; a party "
+                "that has sent nothing has no record.",
+            )
 
     def disclosures(
         self,
@@ -222,31 +228,33 @@ class RecordHistory:
         """Yields what has left, the oldest first; only what fits, if something is asked for. Raises
         InputError that names the line if one cannot be read.
         """
-        for found in self._all():
-            way = found.way
+        for disclosure in self._all():
+            way = disclosure.way
             if (
                 run in (None, way.run)
                 and phase in (None, way.phase)
                 and kind in (None, way.kind)
-                and (peer is None or peer in found.to)
+                and (peer is None or peer in disclosure.to)
             ):
-                yield found
+                yield disclosure
 
     def check_known(self, **asked: str | None) -> None:
         """Raises InputError if nothing in the record has the ``run``, ``peer``, ``phase`` or
-        ``kind`` that is asked for: a slip of the pen would read as if nothing had left.
+        ``kind`` that is asked for: a typing error must not read as if nothing had left.
         """
-        known: dict[str, set[str]] = {name: set() for name, given in asked.items() if given}
+        known: dict[str, set[str]] = {name: set() for name, value in asked.items() if value}
         if not known:
             return
-        for each in self._all():
+        for disclosure in self._all():
             for name, values in known.items():
-                values.update(each.to if name == "peer" else [getattr(each.way, name)])
+                values.update(disclosure.to if name == "peer" else [getattr(disclosure.way, name)])
         for name, values in known.items():
             if asked[name] not in values:
-                text = f"{self._folder}: the record knows no {name} {asked[name]}"
-                text += f"; it knows {listed(sorted(values)[-_MOST_NAMES:])}" if values else ""
-                raise InputError(Code.CONFIG_INVALID, text)
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{self._folder}: the record has no {name} {asked[name]}. Choose one of: "
+                    f"{listed(sorted(values)[-_MAX_NAMES:]) or 'none'}.",
+                )
 
     def about(self, spellings: Collection[str], of: Iterable[Disclosure]) -> Iterator[Disclosure]:
         """Yields those of some disclosures that tell of one person alone, by ``rows``, with how
@@ -255,28 +263,28 @@ class RecordHistory:
         ``spellings``: the person's id, as the runs have spelt it. Raises InputError.
         """
         secret = secret_of(self._folder)
-        tags = [people.tag(secret, each) for each in spellings]
+        tags = [people.tag(secret, spelling) for spelling in spellings]
         if not tags:
             return
         places: dict[str, Rows] = {}
         wanted = np.frombuffer(b"".join(tags), TAG)
-        for each in of:
-            if (tagged := each.tags) is not None:
-                told, often = tagged
-                times = int(often[np.isin(told, wanted)].sum())
+        for disclosure in of:
+            if (tagged := disclosure.tags) is not None:
+                row_tags, often = tagged
+                times = int(often[np.isin(row_tags, wanted)].sum())
                 if times:
-                    yield each.of(times, int(often.sum()))
+                    yield disclosure.of(times, int(often.sum()))
                 continue
-            if not each.people or not each.about:
+            if not disclosure.people or not disclosure.about:
                 continue
-            if each.people not in places:
-                places[each.people] = np.concatenate(
-                    [people.rows_of(self._folder, each.people, tag) for tag in tags]
+            if disclosure.people not in places:
+                places[disclosure.people] = np.concatenate(
+                    [people.rows_of(self._folder, disclosure.people, tag) for tag in tags]
                 )
-            rows = each.rows
-            times = int(np.isin(rows, places[each.people]).sum())
+            rows = disclosure.rows
+            times = int(np.isin(rows, places[disclosure.people]).sum())
             if times:
-                yield each.of(times, len(rows))
+                yield disclosure.of(times, len(rows))
 
     def runs_with(self, spellings: Collection[str]) -> dict[str, bool]:
         """Returns {run: whether a person was among its rows}, of the runs whose rows the record
@@ -287,18 +295,18 @@ class RecordHistory:
         reader, secret = Reader(), secret_of(self._folder)
         for _ in self.lines(reader):
             pass
-        tags = [people.tag(secret, each) for each in spellings]
-        found: dict[str, bool] = {}
+        tags = [people.tag(secret, spelling) for spelling in spellings]
+        runs: dict[str, bool] = {}
         for (kind, _), line in reader.known.items():
             if kind != "people" or line["what"] != "aligned":
                 continue
             run, digest = line["run"], line["people"]
             has = any(len(people.rows_of(self._folder, digest, tag)) for tag in tags)
-            found[run] = found.get(run, False) or has
-        return found
+            runs[run] = runs.get(run, False) or has
+        return runs
 
     def _all(self) -> Iterator[Disclosure]:
-        return (each for each, _ in self.lines() if isinstance(each, Disclosure))
+        return (entry for entry, _ in self.lines() if isinstance(entry, Disclosure))
 
     def lines(
         self, reader: Reader | None = None, number: int = 0, at: int = 0
@@ -309,18 +317,21 @@ class RecordHistory:
         names the line if one cannot be read.
         """
         reader = reader or Reader()
-        # Before each question of a served model: in as few calls as can be.
+        # This runs before each request to a served model, so it takes few calls.
         file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             whole = lines_from(file, at, os.fstat(file).st_size)
             for number_, text in enumerate(whole, number):
                 at += len(text) + 1
                 try:
-                    found = reader.read(number_, text)
+                    entry = reader.read(number_, text)
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    text_ = f"{self._path}: line {number_ + 1} is none of a record; restore it"
-                    raise InputError(Code.FILE_INVALID, text_) from None
-                yield found, at
+                    raise InputError(
+                        Code.FILE_INVALID,
+                        f"{self._path}: line {number_ + 1} is not a line of a record. Restore the "
+                        "record from a copy.",
+                    ) from None
+                yield entry, at
         finally:
             os.close(file)
 
@@ -332,11 +343,11 @@ def _word(value: Any) -> str:
     return value
 
 
-def _number(value: Any, most: int = _MOST) -> int:
+def _number(value: Any, max_value: int = _MAX_NUMBER) -> int:
     """Returns a number of a line, from 0. Raises TypeError, or ValueError if it is too large."""
     if not isinstance(value, int):
         raise TypeError(value)
-    if not 0 <= value <= most:
+    if not 0 <= value <= max_value:
         raise ValueError(value)
     return value
 
@@ -376,7 +387,7 @@ def _disclosure(
 class Sum:
     """What one peer got in one exchange of a run: ``people`` are counted once, each.
 
-    ``of_person``: the numbers about the person who was asked for; None if nobody was.
+    ``of_person``: the numbers about the person of a query; None without one.
     """
 
     bundles: int = 0
@@ -390,32 +401,33 @@ class Sum:
     _people: dict[tuple[str, int], npt.NDArray[np.bool_]] = field(default_factory=dict)
     _tags: set[bytes] = field(default_factory=set)
 
-    def add(self, found: Disclosure) -> None:
+    def add(self, disclosure: Disclosure) -> None:
         """Adds one bundle, as one receiver got it."""
         self.bundles += 1
-        self.numbers += found.numbers
-        self.payload_bytes += found.payload_bytes
-        self.message_bytes += found.message_bytes
-        self.messages += found.messages
-        self.first, self.last = min(self.first, found.at), max(self.last, found.at)
-        if found.of_person is not None:
-            self.of_person = (self.of_person or 0) + found.of_person
-        if (tagged := found.tags) is not None:
+        self.numbers += disclosure.numbers
+        self.payload_bytes += disclosure.payload_bytes
+        self.message_bytes += disclosure.message_bytes
+        self.messages += disclosure.messages
+        self.first, self.last = min(self.first, disclosure.at), max(self.last, disclosure.at)
+        if disclosure.of_person is not None:
+            self.of_person = (self.of_person or 0) + disclosure.of_person
+        if (tagged := disclosure.tags) is not None:
             self._tags.update(tagged[0].tolist())
-        elif found.about not in (None, "", TOGETHER):
-            of, rows = (found.people, found.table_rows), found.rows
+        elif disclosure.about not in (None, "", TOGETHER):
+            of, rows = (disclosure.people, disclosure.table_rows), disclosure.rows
             if of not in self._people:
-                self._people[of] = np.zeros(found.table_rows, bool)
+                self._people[of] = np.zeros(disclosure.table_rows, bool)
             self._people[of][rows] = True
 
     @property
     def people(self) -> int:
-        """How many rows were told of one by one; of a table of ids that has changed, the most."""
-        rows = (int(each.sum()) for each in self._people.values())
+        """The number of rows disclosed one by one; if the table of ids has changed, the maximum."""
+        rows = (int(mask.sum()) for mask in self._people.values())
         return max(rows, default=0) + len(self._tags)
 
     @property
     def fields(self) -> dict[str, Any]:
+        """The sums for JSON."""
         names = ("bundles", "numbers", "payload_bytes", "message_bytes", "messages")
         asked = {} if self.of_person is None else {"of_person": self.of_person}
         return {"people": self.people, **{name: getattr(self, name) for name in names}, **asked}
@@ -425,9 +437,9 @@ def summed(of: Iterable[Disclosure]) -> dict[tuple[str, str, Way], Sum]:
     """Returns {(run, receiver, what left): the sum}, in the order in which they began. Generations
     of a run are summed.
     """
-    found: dict[tuple[str, str, Way], Sum] = {}
-    for each in of:
-        way = Way(**{**each.way.fields, "generation": 0})
-        for receiver in each.to:
-            found.setdefault((way.run, receiver, way), Sum()).add(each)
-    return found
+    sums: dict[tuple[str, str, Way], Sum] = {}
+    for disclosure in of:
+        way = Way(**{**disclosure.way.fields, "generation": 0})
+        for receiver in disclosure.to:
+            sums.setdefault((way.run, receiver, way), Sum()).add(disclosure)
+    return sums

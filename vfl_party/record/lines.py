@@ -24,11 +24,11 @@ from vfl_common.text import to_json
 from vfl_common.wire.frames import BundleSizes, measure
 from vfl_party.record.people import TAG_BYTES
 
-# Of rows: all that the line before it of the kind ``people`` knows, at most.
+# In place of rows: all rows of the last line of the kind ``people``, at most.
 ALL = "*"
-# Of no rows.
+# In place of rows: none.
 NOBODY = ""
-# Of several rows together: a sum or a mean, weights.
+# In place of rows: several together, as in a sum, a mean or weights.
 TOGETHER = "+"
 Rows = npt.NDArray[np.int64]
 # A larger bundle is not hashed as a whole, unless the party wants it.
@@ -37,7 +37,7 @@ _SAMPLE_BYTES = 1024
 _KEY, _BLOCK_BYTES = b"vfl digest of a bundle", 64
 _TYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 TAG = np.dtype(f"V{TAG_BYTES}")
-# Before people that are told by their tags, where no line has said whose the rows are.
+# The prefix of people that are named by their tags instead of by row numbers.
 _TAGGED = f"{TAG_BYTES}:"
 
 
@@ -69,18 +69,19 @@ class Way:
 
     @property
     def fields(self) -> dict[str, Any]:
+        """The declaration for JSON."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def packed(rows: Sequence[int] | npt.NDArray[Any] | str | None, most: int = 0) -> str | None:
+def packed(rows: Sequence[int] | npt.NDArray[Any] | str | None, bound: int = 0) -> str | None:
     """Writes numbers of rows, in any order; None and words such as ``ALL`` as they are. It is done
     at every step, so it takes few calls.
 
-    ``most``: all numbers are below it; 0: that is not known.
+    ``bound``: all numbers are below it; 0: that is not known.
     """
     if rows is None or isinstance(rows, str):
         return rows
-    width = 2 if 0 < most <= 1 << 16 else 4
+    width = 2 if 0 < bound <= 1 << 16 else 4
     if not len(rows):
         return NOBODY
     data = (rows if isinstance(rows, np.ndarray) else np.asarray(rows)).astype(_TYPES[width])
@@ -94,26 +95,26 @@ def unpacked(text: str) -> Rows:
     width, _, data = text.partition(":")
     if width not in {"2", "4"}:
         raise ValueError(text)
-    found = np.frombuffer(base64.b64decode(data, validate=True), _TYPES[int(width)])
-    return np.sort(found.astype(np.int64))
+    rows = np.frombuffer(base64.b64decode(data, validate=True), _TYPES[int(width)])
+    return np.sort(rows.astype(np.int64))
 
 
 def packed_tags(tags: bytes, times: Sequence[int] | npt.NDArray[Any] | None = None) -> str:
-    """Writes people by their tags, one after the other. ``times``: how often each is told of; None:
-    once.
+    """Writes people by their tags, one after the other. ``times``: how often each is disclosed;
+    None: once.
     """
     if not tags:
         return NOBODY
-    found = f"{_TAGGED}{binascii.b2a_base64(tags, newline=False).decode()}"
+    text = f"{_TAGGED}{binascii.b2a_base64(tags, newline=False).decode()}"
     if times is None:
-        return found
+        return text
     counts = binascii.b2a_base64(np.asarray(times).astype(_TYPES[4]).tobytes(), newline=False)
-    return f"{found}:{counts.decode()}"
+    return f"{text}:{counts.decode()}"
 
 
 def unpacked_tags(text: str | None) -> tuple[npt.NDArray[np.void], Rows] | None:
-    """Reads what ``packed_tags`` wrote: the tags, and how often each is told of; None if rows are
-    told by their numbers. Raises ValueError.
+    """Reads what ``packed_tags`` wrote: the tags, and how often each is disclosed; None if rows are
+    given by number. Raises ValueError.
     """
     if text is None or not text.startswith(_TAGGED):
         return None
@@ -137,10 +138,10 @@ class Form:
 
     def __init__(self, bundle: Bundle, secret: bytes) -> None:
         self._tensors = [
-            (name, each.dtype, each.shape, each.data.nbytes)
-            for name, each in bundle.tensors.items()
+            (name, buffer.dtype, buffer.shape, buffer.data.nbytes)
+            for name, buffer in bundle.tensors.items()
         ]
-        heads = [_form(*each[:3]) for each in self._tensors]
+        heads = [_form(*tensor[:3]) for tensor in self._tensors]
         # The key fills the first block of SHA-256, and the first head is in the digest already.
         # Lengths follow from the heads, so that no digest continues another.
         key = sha256(_KEY + secret).digest().ljust(_BLOCK_BYTES, b"\0")
@@ -155,24 +156,24 @@ class Form:
         if len(tensors) != len(self._tensors):
             return False
         for name, dtype, shape, nbytes in self._tensors:
-            found = tensors.get(name)
+            tensor = tensors.get(name)
             if (
-                found is None
-                or found.dtype != dtype
-                or found.shape != shape
-                or found.data.nbytes != nbytes
+                tensor is None
+                or tensor.dtype != dtype
+                or tensor.shape != shape
+                or tensor.data.nbytes != nbytes
             ):
                 return False
         # In this order, too.
-        return len(tensors) == 1 or [*tensors] == [each[0] for each in self._tensors]
+        return len(tensors) == 1 or [*tensors] == [known[0] for known in self._tensors]
 
     def sizes(self, step: StepKey, bundle: Bundle) -> BundleSizes:
         """Returns the size of a bundle of this form, as ``measure`` does."""
         bits = step.round.bit_length(), step.batch.bit_length()
-        found = self._sizes.get(bits)
-        if found is None:
-            found = self._sizes[bits] = measure(step, bundle)
-        return found
+        size = self._sizes.get(bits)
+        if size is None:
+            size = self._sizes[bits] = measure(step, bundle)
+        return size
 
     def digest(self, step: StepKey, bundle: Bundle, *, whole: bool = False) -> str:
         """Returns a digest of what crosses the wire: names, dtypes, shapes and bytes, by SHA-256
@@ -182,18 +183,18 @@ class Form:
         step, and says so: ``keyed-sample:`` in place of ``keyed:``. ``whole``: it takes all bytes.
         Records of earlier versions have ``sample:`` and ``sha256:``, without a key.
         """
-        found, sampled = self._begun.copy(), False
+        hasher, sampled = self._begun.copy(), False
         for head, buffer in zip(self._heads, bundle.tensors.values(), strict=True):
             data = buffer.data
             if head:
-                found.update(head)
+                hasher.update(head)
             if not whole and data.nbytes > SMALL_BYTES:
                 sampled = True
                 places = data.nbytes - _SAMPLE_BYTES + 1
                 first = (step.round * 7919 + step.batch * 104_729) % places
                 data = data[first : first + _SAMPLE_BYTES]
-            found.update(data)
-        return f"{'keyed-sample' if sampled else 'keyed'}:{found.hexdigest()}"
+            hasher.update(data)
+        return f"{'keyed-sample' if sampled else 'keyed'}:{hasher.hexdigest()}"
 
 
 def digest_of(bundle: Bundle, step: StepKey, secret: bytes, *, whole: bool = False) -> str:

@@ -10,7 +10,7 @@ The owner of a record signs these four lines, and everybody, the owner too, sign
 ``cosignature/v1``, the time, and the four lines. C2SP defines no cosignature for these keys, so
 their identifiers are long ones of ours. A cosignature under a head of another party's record is
 therefore never the signature of a record's owner. Versions before this one signed the four lines of
-whatever head a peer showed them, so a signature without a cosignature convicts nobody.
+whatever head a peer showed them, so a signature without a cosignature is no evidence.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _RSA = b"\xffvfl RSA-PSS SHA-256"
 _COSIGNATURE = b"\xffvfl cosignature/v1 SHA-256"
 _TIME_BYTES = 8
 _ID_BYTES = 4
-# Of a note, in characters; and of its numbers, as in the messages between parties.
-MOST = 16_384
-_MOST_NUMBER = 2**63 - 1
-MOST_SIGNATURES = 16
+# The most characters of a note; and its largest number, as in the messages between parties.
+MAX_CHARACTERS = 16_384
+_MAX_NUMBER = 2**63 - 1
+MAX_SIGNATURES = 16
 _BEFORE = "\N{EM DASH} "
 _ORIGIN = re.compile(r"[!-~]{1,200}")
 
@@ -71,16 +71,16 @@ class Head:
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Reads ``text``. Raises ValueError if it is no head."""
+        """Reads ``text``. Raises ValueError if it is not a head."""
         origin, size, root, at, *rest = text.split("\n")
         when = int(at.removeprefix("at "))
-        found = cls(origin, int(size), base64.b64decode(root, validate=True), when)
-        numbers = 0 <= found.size <= _MOST_NUMBER and abs(found.at) <= _MOST_NUMBER
-        if rest != [""] or found.text != text or not _ORIGIN.fullmatch(origin) or not numbers:
+        head = cls(origin, int(size), base64.b64decode(root, validate=True), when)
+        numbers = 0 <= head.size <= _MAX_NUMBER and abs(head.at) <= _MAX_NUMBER
+        if rest != [""] or head.text != text or not _ORIGIN.fullmatch(origin) or not numbers:
             raise ValueError(text)
-        if len(found.root) != HASH_BYTES:
+        if len(head.root) != HASH_BYTES:
             raise ValueError(root)
-        return found
+        return head
 
 
 @dataclass(frozen=True)
@@ -91,17 +91,17 @@ class SignedNote:
     signatures: tuple[tuple[str, bytes, bytes], ...] = ()
 
     def __str__(self) -> str:
-        lines = [_line(*each) for each in self.signatures]
+        lines = [_line(*signature) for signature in self.signatures]
         return f"{self.head.text}\n{''.join(lines)}"
 
     @classmethod
     def read(cls, text: str) -> Self:
-        """Reads what ``str`` gives. Raises ValueError if it is no note."""
-        if len(text) > MOST:
+        """Reads what ``str`` returns. Raises ValueError if it is not a note."""
+        if len(text) > MAX_CHARACTERS:
             raise ValueError("too long")
         body, blank, rest = text.rpartition("\n\n")
         lines = rest.splitlines(keepends=True)
-        if not blank or len(lines) > MOST_SIGNATURES:
+        if not blank or len(lines) > MAX_SIGNATURES:
             raise ValueError(text)
         return cls(Head.read(f"{body}\n"), tuple(_signature(line) for line in lines))
 
@@ -113,15 +113,19 @@ class SignedNote:
         """
         name, certificate = credentials.name, credentials.certificate
         at, head = int(time.time()), self.head.text
-        signature = at.to_bytes(_TIME_BYTES, "big") + sign(credentials, _cosigned(at, head))
+        signature = at.to_bytes(_TIME_BYTES, "big") + sign(
+            credentials, _cosignature_message(at, head)
+        )
         own = [(name, cosigner_id(name, certificate), signature)]
         if older or self.head.owner == name:
             own.insert(0, (name, key_id(name, certificate), sign(credentials, head.encode())))
-        return SignedNote(self.head, (*(each for each in self.signatures if each[0] != name), *own))
+        return SignedNote(
+            self.head, (*(other for other in self.signatures if other[0] != name), *own)
+        )
 
     def with_those_of(self, other: SignedNote) -> SignedNote:
         """Adds the signatures of another copy of the note."""
-        new = [each for each in other.signatures if each not in self.signatures]
+        new = [signature for signature in other.signatures if signature not in self.signatures]
         return SignedNote(self.head, (*self.signatures, *new))
 
     def signed_by(self, name: str, certificate: x509.Certificate) -> SignedNote:
@@ -130,14 +134,14 @@ class SignedNote:
         """
         good: dict[bytes, tuple[str, bytes, bytes]] = {}
         for signer, key, signature in self.signatures:
-            said = self._said_by(name, certificate, key, signature)
-            if signer != name or key in good or said is None:
+            message = self._message_of(name, certificate, key, signature)
+            if signer != name or key in good or message is None:
                 continue
-            if has_signed(certificate, said[0], said[1]):
+            if has_signed(certificate, message[0], message[1]):
                 good[key] = signer, key, signature
         return SignedNote(self.head, tuple(good.values()))
 
-    def _said_by(
+    def _message_of(
         self, name: str, certificate: x509.Certificate, key: bytes, signature: bytes
     ) -> tuple[bytes, bytes] | None:
         """Returns what a signature is over, and its bytes; None if it has another key."""
@@ -146,7 +150,7 @@ class SignedNote:
         if key != cosigner_id(name, certificate):
             return None
         at = int.from_bytes(signature[:_TIME_BYTES], "big")
-        return _cosigned(at, self.head.text), signature[_TIME_BYTES:]
+        return _cosignature_message(at, self.head.text), signature[_TIME_BYTES:]
 
     def is_signed_by(self, name: str, certificate: x509.Certificate) -> bool:
         """Whether the key of a certificate has signed or cosigned the head in this name."""
@@ -180,7 +184,7 @@ class Held:
         try:
             fields = json.loads(text)
             certificates, at = dict(fields["certificates"]), float(fields["at"])
-            if not all(isinstance(each, str) for each in certificates.values()):
+            if not all(isinstance(certificate, str) for certificate in certificates.values()):
                 raise ValueError(text)
             return cls(SignedNote.read(fields["note"]), certificates, at)
         except (KeyError, TypeError, AttributeError, RecursionError):
@@ -197,15 +201,15 @@ def key_id(name: str, certificate: x509.Certificate) -> bytes:
 
 def cosigner_id(name: str, certificate: x509.Certificate) -> bytes:
     """Returns the identifier of a certificate's key in cosignatures, 4 bytes."""
-    said = name.encode() + b"\n" + _COSIGNATURE + _spki(certificate)
-    return sha256(said).digest()[:_ID_BYTES]
+    message = name.encode() + b"\n" + _COSIGNATURE + _spki(certificate)
+    return sha256(message).digest()[:_ID_BYTES]
 
 
 def _spki(certificate: x509.Certificate) -> bytes:
     return certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
-def _cosigned(at: int, head: str) -> bytes:
+def _cosignature_message(at: int, head: str) -> bytes:
     """Returns the message of a cosignature (C2SP tlog-cosignature)."""
     return f"cosignature/v1\ntime {at}\n{head}".encode()
 
@@ -220,7 +224,7 @@ def _signature(line: str) -> tuple[str, bytes, bytes]:
         data = base64.b64decode(encoded, validate=True)
     except binascii.Error:
         raise ValueError(line) from None
-    found = name, data[:_ID_BYTES], data[_ID_BYTES:]
-    if _line(*found) != line or not found[2]:
+    signature = name, data[:_ID_BYTES], data[_ID_BYTES:]
+    if _line(*signature) != line or not signature[2]:
         raise ValueError(line)
-    return found
+    return signature

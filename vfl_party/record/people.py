@@ -1,7 +1,7 @@
 """Whose rows the numbers of rows mean: a keyed digest for each id, so that a record holds no ids.
 
-Only who has the record's key and the id itself finds a person in it: the record can say what left
-about somebody even after all files with ids are gone.
+Only a reader with the record's key and the id finds a person in it: the record can say what left
+about a person even after all files with ids are gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vfl_common.files import fsync_folder, locked, private_file, unwritable
 
 FOLDER = "people"
 TAG_BYTES = 16
-# Of a file that is being written.
+# The name of a file that is being written.
 _UNNAMED = "unnamed"
 
 
@@ -40,14 +40,14 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
             for left in place.glob(f"*{_UNNAMED}*"):
                 left.unlink()
             unnamed = place / _UNNAMED
-            # Piece by piece: all tags of a large table would take its memory.
+            # Written piece by piece: all tags of a large table need much memory.
             with private_file(unnamed) as file:
-                for each in ids:
-                    data = tag(secret, each)
+                for person in ids:
+                    data = tag(secret, person)
                     digest.update(data)
                     file.write(data)
                     count += 1
-            # Also if there is one, which may have been damaged.
+            # An existing file is replaced, because it may be damaged.
             unnamed.replace(place / digest.hexdigest())
             fsync_folder(place)
     except OSError as error:
@@ -57,7 +57,7 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
 
 def rows_of(folder: Path, digest: str, wanted: bytes) -> npt.NDArray[np.int64]:
     """Returns the numbers of the rows of a person, whose tag is ``wanted``. Raises InputError if
-    the file is not what was noted.
+    the file was changed.
     """
     data = read(folder / FOLDER / digest, digest)
     tags = np.frombuffer(data, f"V{TAG_BYTES}")
@@ -65,15 +65,16 @@ def rows_of(folder: Path, digest: str, wanted: bytes) -> npt.NDArray[np.int64]:
 
 
 def read(path: Path, digest: str) -> bytes:
-    """Returns the tags of a file, one after the other. Raises InputError if it is not what was
-    noted.
-    """
+    """Returns the tags of a file, one after the other. Raises InputError if it was changed."""
     try:
         data = path.read_bytes()
     except OSError as error:
-        text = f"{path}: cannot be read ({error.strerror}); restore it"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}). Restore it from a copy."
+        ) from None
     if sha256(data).hexdigest() != digest:
-        text = f"{path}: is not what the record has noted; restore it"
-        raise InputError(Code.FILE_INVALID, text)
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: its SHA-256 is not the one in the record. Restore it from a copy.",
+        )
     return data

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy.typing as npt
 
@@ -25,18 +25,18 @@ from vfl_party.record.heads import Heads
 from vfl_party.record.history import Disclosure, Private
 from vfl_party.record.lines import Form, Way, packed, packed_tags
 
-# Of a way, in this order; the last ones may be left out.
+# The fields of a way, in this order; the last ones may be left out.
 _WORDS = ("exchange", "direction", "what", "chain", "how", "cost")
 
 
 class Allows(Protocol):
     """Decides what may leave, and hears of what was written."""
 
-    def __call__(self, found: Disclosure | Private, /) -> None:
+    def __call__(self, entry: Disclosure | Private, /) -> None:
         """Raises InputError if something may not leave."""
         ...
 
-    def wrote(self, found: Disclosure | Private, begin: int, end: int, /) -> None:
+    def wrote(self, entry: Disclosure | Private, begin: int, end: int, /) -> None:
         """Called when the line of something is written, from ``begin`` to ``end`` in the file."""
         ...
 
@@ -48,6 +48,18 @@ class _Declared:
     key: str
     way: Way
     form: Form
+
+
+class _Content(NamedTuple):
+    """What a line says of a bundle's content: its kind, the count of its numbers before the codec,
+    its rows as ``lines.packed`` writes them, its size if known, and the number of ids asked for.
+    """
+
+    kind: str
+    numbers: int
+    about: str | None
+    size: BundleSizes | None = None
+    asked: int = 0
 
 
 class Recorder:
@@ -82,7 +94,7 @@ class Recorder:
         self._asks_for, self._whole = frozenset(asks_for), whole
         self._allows = allows
         self._ways: dict[tuple[str, ...], _Declared] = {}
-        # Of which numbers of rows are below, and the digest of their ids.
+        # The number of rows, and the digest of their ids.
         self._rows, self._people = 0, ""
         self.book.add(**self._run, recipe=recipe, keys=dict(keys))
 
@@ -111,34 +123,39 @@ class Recorder:
                 in words.
             to: the receivers; each gets the whole bundle.
             numbers: in it, before the codec.
-            rows: whose they are; None: of nobody alone.
+            rows: the rows that it tells of; None: no single rows.
         """
         for peer in to:
             if peer not in self._asks_for or peer in self.heads.met:
                 continue
-            text = f"{peer} has not shown the head of its record, and gets nothing before it does"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{peer}: did not show the head of its record, and gets nothing before it does",
+                party=peer,
+            )
         about = packed(rows, self._rows)
         with self._alone():
-            self._write(way, step, bundle, to, bundle.kind.label, numbers, about)
+            self._write(way, step, bundle, to, _Content(bundle.kind.label, numbers, about))
 
-    def tells(self, way: Sequence[str], told: Outgoing) -> None:
-        """Writes what a program that serves is about to tell of ids. It takes any id, known before
+    def tells(self, way: Sequence[str], outgoing: Outgoing) -> None:
+        """Writes what a serving program is about to send about ids. It takes any id, known before
         or not, and writes its tag. Raises InputError as ``leaves``.
         """
         secret = self.book.secret
-        about = packed_tags(b"".join([people.tag(secret, each) for each in told.ids]), told.times)
-        data = memoryview(told.content)
-        content = Bundle(Kind.ROWS, {told.kind: Buffer(DType.UINT8, (len(data),), data)})
-        size = BundleSizes(told.payload_bytes, told.message_bytes, 1)
-        step = StepKey(told.phase, told.scoring, told.place)
+        about = packed_tags(
+            b"".join([people.tag(secret, person) for person in outgoing.ids]), outgoing.times
+        )
+        data = memoryview(outgoing.content)
+        bundle = Bundle(Kind.ROWS, {outgoing.kind: Buffer(DType.UINT8, (len(data),), data)})
+        size = BundleSizes(outgoing.payload_bytes, outgoing.message_bytes, 1)
+        step = StepKey(outgoing.phase, outgoing.scoring, outgoing.place)
         with self._alone():
-            sent = (told.to,), told.kind, told.numbers, about, size, told.asked
-            self._write(way, step, content, *sent)
+            content = _Content(outgoing.kind, outgoing.numbers, about, size, outgoing.asked)
+            self._write(way, step, bundle, (outgoing.to,), content)
 
     def _alone(self) -> AbstractContextManager[None]:
-        """Lets nobody else, in this program or another of the party, ask whether something may
-        leave, until what was asked about is written: two could not leave together.
+        """Locks the record from the question whether something may leave until its line is written:
+        otherwise two bundles may leave that are not allowed together.
         """
         return locked(self.book.folder) if self._allows is not None else nullcontext()
 
@@ -148,12 +165,9 @@ class Recorder:
         step: StepKey,
         bundle: Bundle,
         to: Sequence[str],
-        kind: str,
-        numbers: int,
-        about: str | None,
-        size: BundleSizes | None = None,
-        asked: int = 0,
+        content: _Content,
     ) -> None:
+        kind, numbers, about, size, asked = content
         # All tensors of a bundle cost something, and there may be fewer than before.
         declared = self._ways.get((step.phase, kind, *way))
         if declared is None:
@@ -163,11 +177,11 @@ class Recorder:
         if not form.is_of(bundle):
             form = declared.form = Form(bundle, self.book.secret)
         size = size or form.sizes(step, bundle)
-        # In whole numbers: to word a float takes longer.
+        # Integers, because formatting a float takes longer.
         at_s, at_ms = divmod(time.time_ns() // 1_000_000, 1000)
-        found = None
+        disclosure = None
         if self._allows is not None:
-            found = Disclosure(
+            disclosure = Disclosure(
                 line=-1,
                 at=at_s + at_ms / 1000,
                 way=declared.way,
@@ -184,7 +198,7 @@ class Recorder:
                 table_rows=self._rows,
                 asked=asked,
             )
-            self._allows(found)
+            self._allows(disclosure)
         # Written by hand, because it is done at every step.
         whose = "null" if about is None else f'"{about}"'
         of_question = f'"asked":{asked},' if asked else ""
@@ -197,8 +211,8 @@ class Recorder:
             f'"at":{at_s}.{at_ms:03d}}}'
         )
         place = self.book.add_line(text)
-        if self._allows is not None and found is not None:
-            self._allows.wrote(found, *place)
+        if self._allows is not None and disclosure is not None:
+            self._allows.wrote(disclosure, *place)
 
     def spends(self, phase: str, cost: str, steps: int, of: str, to: Sequence[str]) -> None:
         """Writes that a step of training with differential privacy is about to be taken. Raises as
@@ -212,16 +226,27 @@ class Recorder:
         """
         with self._alone():
             if self._allows is not None:
-                spent = phase, cost, steps, of, tuple(to), self._people, self._rows
-                self._allows(Private(self._run["run"], self._run["generation"], *spent))
+                self._allows(
+                    Private(
+                        run=self._run["run"],
+                        generation=self._run["generation"],
+                        phase=phase,
+                        cost=cost,
+                        steps=steps,
+                        of=of,
+                        to=tuple(to),
+                        people=self._people,
+                        table_rows=self._rows,
+                    )
+                )
             self.book.add(private=phase, cost=cost, steps=steps, of=of, to=[*to], **self._run)
 
     def _declare(self, phase: str, kind: str, way: Sequence[str], form: Form) -> _Declared:
         words: dict[str, Any] = dict(zip(_WORDS, way, strict=False))
         declared = Way(phase=phase, kind=kind, **words, **self._run)
-        found = self._ways[phase, kind, *way] = _Declared(declared.key, declared, form)
-        self.book.add(way=found.key, **declared.fields)
-        return found
+        entry = self._ways[phase, kind, *way] = _Declared(declared.key, declared, form)
+        self.book.add(way=entry.key, **declared.fields)
+        return entry
 
 
 class ServingRecord:
@@ -232,7 +257,7 @@ class ServingRecord:
     def __init__(self, recorder: Recorder, way: Sequence[str]) -> None:
         self._recorder, self._way, self._writing = recorder, way, threading.Lock()
 
-    def __call__(self, told: Outgoing) -> None:
-        """Writes that something is about to be told. Raises InputError if it may not leave."""
+    def __call__(self, outgoing: Outgoing) -> None:
+        """Writes that an answer is about to be sent. Raises InputError if it may not leave."""
         with self._writing:
-            self._recorder.tells(self._way, told)
+            self._recorder.tells(self._way, outgoing)

@@ -43,24 +43,24 @@ class HeadRelay:
         self._credentials = credentials
 
     def before(self, asked: object) -> None:
-        """A run that is only planned has no heads."""
+        """Does nothing: a run that is only planned has no heads."""
 
     def shows(self) -> dict[str, Any] | None:
         """Returns the newest head of the active party that this party holds, signed by it alone."""
         held = self._heads.held(self._active) if self._me != self._active else None
         if held is None or not self._counts(held):
             return None
-        shown: dict[str, Any] = json.loads(self._bare(held).line)
-        return shown
+        fields: dict[str, Any] = json.loads(self._bare(held).line)
+        return fields
 
-    def met(self, run_id: str, shown: Mapping[str, Any]) -> None:
+    def met(self, run_id: str, heads: Mapping[str, Any]) -> None:
         """Keeps the heads that other passive parties show, for the next call to the active party.
 
         A head that the active party has not signed proves nothing, and is left out with a warning.
         """
         _ = run_id
         relayed = {}
-        for peer, value in shown.items():
+        for peer, value in heads.items():
             if peer in (self._me, self._active) or value is None:
                 continue
             try:
@@ -70,8 +70,13 @@ class HeadRelay:
                     continue
             except ValueError:
                 pass
-            text = "the head of the record of %s that %s passes on is not signed by %s; left out"
-            log.warning(text, self._active, peer, self._active, extra={"event": "record"})
+            log.warning(
+                "ignoring the head of the record of %s that %s passes on: it is not signed by %s",
+                self._active,
+                peer,
+                self._active,
+                extra={"event": "record"},
+            )
         self._heads.relayed = relayed
 
     def _counts(self, held: Held) -> bool:
@@ -80,6 +85,6 @@ class HeadRelay:
 
     def _bare(self, held: Held) -> Held:
         """Returns a head without the signatures of others."""
-        own = tuple(each for each in held.note.signatures if each[0] == self._active)
+        own = tuple(signature for signature in held.note.signatures if signature[0] == self._active)
         chain = {self._active: held.certificates.get(self._active, "")}
         return Held(SignedNote(held.note.head, own), chain)

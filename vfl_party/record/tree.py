@@ -34,30 +34,30 @@ def place(level: int, number: int) -> int:
     """
     for _ in range(level):
         number = 2 * number + 1
-    found = level
+    position = level
     while number:
-        found += number
+        position += number
         number >>= 1
-    return found
+    return position
 
 
 def kept(size: int) -> int:
     """Returns how many hashes are kept of a tree of ``size`` leaves."""
-    return 0 if size == 0 else place(0, size - 1) + 1 + _completed(size - 1)
+    return 0 if size == 0 else place(0, size - 1) + 1 + _count_completed(size - 1)
 
 
-def _completed(leaf: int) -> int:
-    """Returns how many subtrees the leaf of this number completes, beside itself."""
+def _count_completed(leaf: int) -> int:
+    """Returns how many subtrees the leaf of this number completes, besides itself."""
     return (~leaf & (leaf + 1)).bit_length() - 1
 
 
 def added(leaf: bytes, number: int, hash_at: Kept) -> list[bytes]:
     """Returns the hashes to keep when a leaf is added to a tree of ``number`` leaves."""
-    found = [leaf]
-    for level in range(_completed(number)):
+    hashes = [leaf]
+    for level in range(_count_completed(number)):
         left = hash_at(place(level, (number >> level) - 1))
-        found.append(node_hash(left, found[-1]))
-    return found
+        hashes.append(node_hash(left, hashes[-1]))
+    return hashes
 
 
 def root(size: int, hash_at: Kept) -> bytes:
@@ -91,15 +91,15 @@ def is_consistent(
     while fn & 1:
         fn, sn = fn >> 1, sn >> 1
     fr = sr = path[0]
-    for each in path[1:]:
+    for digest in path[1:]:
         if sn == 0:
             return False
         if fn & 1 or fn == sn:
-            fr, sr = node_hash(each, fr), node_hash(each, sr)
+            fr, sr = node_hash(digest, fr), node_hash(digest, sr)
             while fn and not fn & 1:
                 fn, sn = fn >> 1, sn >> 1
         else:
-            sr = node_hash(sr, each)
+            sr = node_hash(sr, digest)
         fn, sn = fn >> 1, sn >> 1
     return sn == 0 and fr == old_root and sr == new_root
 
@@ -108,17 +108,17 @@ def inclusion(number: int, size: int, hash_at: Kept) -> list[bytes]:
     """Returns the proof that a leaf is in the tree of ``size`` leaves: PATH(number, D[size]) of
     section 2.1.3.1.
     """
-    found: list[bytes] = []
+    proof: list[bytes] = []
     low, high = 0, size
     while high - low > 1:
         middle = low + _half(high - low)
         if number < middle:
-            found.append(_subtree(middle, high, hash_at))
+            proof.append(_subtree(middle, high, hash_at))
             high = middle
         else:
-            found.append(_subtree(low, middle, hash_at))
+            proof.append(_subtree(low, middle, hash_at))
             low = middle
-    return found[::-1]
+    return proof[::-1]
 
 
 def is_included(number: int, size: int, leaf: bytes, head: bytes, proof: Sequence[bytes]) -> bool:
@@ -127,18 +127,18 @@ def is_included(number: int, size: int, leaf: bytes, head: bytes, proof: Sequenc
     """
     if not 0 <= number < size:
         return False
-    fn, sn, found = number, size - 1, leaf
-    for each in proof:
+    fn, sn, computed = number, size - 1, leaf
+    for digest in proof:
         if sn == 0:
             return False
         if fn & 1 or fn == sn:
-            found = node_hash(each, found)
+            computed = node_hash(digest, computed)
             while fn and not fn & 1:
                 fn, sn = fn >> 1, sn >> 1
         else:
-            found = node_hash(found, each)
+            computed = node_hash(computed, digest)
         fn, sn = fn >> 1, sn >> 1
-    return sn == 0 and found == head
+    return sn == 0 and computed == head
 
 
 def _half(leaves: int) -> int:

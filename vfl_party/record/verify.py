@@ -24,7 +24,7 @@ _HEAD = b'{"head":'
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found. ``wrong``: in sentences; empty: nothing is.
+    """The result of a verification. ``wrong``: the problems, in sentences; empty: none.
 
     ``lines``: of the record; ``covered``: those that the newest signed head counts; ``heads``: how
     many signed heads there are; ``signers``: {who has signed: the most lines}; ``records``: {peer:
@@ -40,22 +40,25 @@ class Verified:
 
 
 def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> Verified:
-    """Computes the tree of a record anew, and compares it with each head that was signed. Raises
+    """Recomputes the tree of a record, and compares it with each head that was signed. Raises
     InputError if there is no record, or if its heads cannot be read.
 
     ``credentials``: have the CA that certificates must come from; ``owner``: the party whose record
     it is, by default that of ``credentials``.
     """
     wrong: list[str] = []
-    # Before the lines: programs that run meanwhile add lines, and then heads of these.
+    # Heads are read before lines, because running programs add lines first, and then heads of
+    # these.
     heads = signed(folder)
     try:
-        grown = _grown(folder / LINES)
+        grown = _build_tree(folder / LINES)
     except OSError as error:
-        text = f"{folder / LINES}: cannot be read ({error.strerror}); restore it"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder / LINES}: cannot be read ({error.strerror}). Restore it from a copy.",
+        ) from None
     if grown.rest:
-        wrong.append(f"the last line has no end: {grown.rest} bytes; nothing was sent for it")
+        wrong.append(f"the last line is incomplete ({grown.rest} bytes); nothing was sent for it")
     origin = _origin(grown.first, owner or credentials.name)
     signers: dict[str, int] = {}
     for number, held in enumerate(heads, 1):
@@ -69,9 +72,9 @@ def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> 
             others = ", ".join(by) or "nobody"
             wrong.append(f"head {number}, signed by {others}: {problem}")
     # A head is kept before the line that notes it.
-    kept = Counter(name for each in signed(folder) for name in _names(each))
-    wrong += _missing(grown.shown, kept)
-    covered = max((each.note.head.size for each in heads), default=0)
+    counts = Counter(name for stored in signed(folder) for name in _names(stored))
+    wrong += _missing(grown.heads, counts)
+    covered = max((stored.note.head.size for stored in heads), default=0)
     several = {peer: [*names] for peer, names in grown.origins.items() if len(names) > 1}
     return Verified(grown.lines, covered, len(heads), signers, tuple(wrong), several)
 
@@ -89,30 +92,34 @@ def copy(folder: Path, out: Path) -> None:
     except OSError as error:
         raise unwritable(out, error) from None
     if not (out / LINES).is_file():
-        raise InputError(Code.FILE_INVALID, f"{folder}: has no record to copy")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder}: contains no record. Check record.folder of the party file.",
+        )
 
 
 def require(folder: Path, credentials: Credentials) -> None:
     """Raises InputError if the record is not as it was signed, with what is wrong first."""
-    found = verify(folder, credentials)
-    if found.wrong:
-        more = len(found.wrong) - 1
-        others = f", and {more} more" if more else ""
-        text = f"{folder}: the record is not as it was signed: {found.wrong[0]}{others}"
-        raise InputError(Code.FILE_INVALID, f"{text}; restore it from a copy")
+    result = verify(folder, credentials)
+    if result.wrong:
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder}: the record is not as it was signed: {result.wrong[0]} (problems found: "
+            f"{len(result.wrong)}). Restore it from a copy.",
+        )
 
 
 @dataclass
-class _Grown:
+class _RecordTree:
     """The tree of a record: its hashes one after the other, as it has millions. ``first``: the
-    first line; ``rest``: bytes after the last line's end; ``shown``: {peer: how often the record
+    first line; ``rest``: bytes after the last line's end; ``heads``: {peer: how often the record
     notes that it has shown its head}; ``origins``: {peer: the names of the records it has shown}.
     """
 
     first: bytes = b""
     lines: int = 0
     rest: int = 0
-    shown: Counter[str] = field(default_factory=Counter)
+    heads: Counter[str] = field(default_factory=Counter)
     origins: dict[str, dict[str, None]] = field(default_factory=dict)
     hashes: bytearray = field(default_factory=bytearray)
 
@@ -120,23 +127,23 @@ class _Grown:
         return bytes(self.hashes[place * tree.HASH_BYTES : (place + 1) * tree.HASH_BYTES])
 
 
-def _grown(path: Path) -> _Grown:
+def _build_tree(path: Path) -> _RecordTree:
     """Computes the tree of a file of lines. Raises OSError."""
-    found = _Grown()
+    grown = _RecordTree()
     with path.open("rb") as file:
         for line in file:
             if not line.endswith(b"\n"):
-                found.rest = len(line)
+                grown.rest = len(line)
                 break
-            found.first = found.first or line
+            grown.first = grown.first or line
             if line.startswith(_HEAD):
                 peer, origin = _peer_and_origin(line)
-                found.shown[peer] += 1
-                found.origins.setdefault(peer, {})[origin] = None
-            for each in tree.added(tree.leaf_hash(line[:-1]), found.lines, found.hash_at):
-                found.hashes += each
-            found.lines += 1
-    return found
+                grown.heads[peer] += 1
+                grown.origins.setdefault(peer, {})[origin] = None
+            for digest in tree.added(tree.leaf_hash(line[:-1]), grown.lines, grown.hash_at):
+                grown.hashes += digest
+            grown.lines += 1
+    return grown
 
 
 def _peer_and_origin(line: bytes) -> tuple[str, str]:
@@ -150,14 +157,14 @@ def _peer_and_origin(line: bytes) -> tuple[str, str]:
         return "", ""
 
 
-def _missing(shown: Mapping[str, int], signed: Mapping[str, int]) -> list[str]:
+def _missing(notes: Mapping[str, int], signed: Mapping[str, int]) -> list[str]:
     """Says which signed heads are missing: whenever a peer shows its head, it signs that of this
     record, and that is kept before the line is written.
     """
     return [
         f"{peer} has signed a head of this record {times:,} times, and {OWN} holds "
         f"{signed.get(peer, 0):,} of these heads: heads were lost or deleted"
-        for peer, times in shown.items()
+        for peer, times in notes.items()
         if peer and signed.get(peer, 0) < times
     ]
 
@@ -173,13 +180,14 @@ def _origin(first: bytes, name: str) -> str:
         return ""
 
 
-def _problem(head: Head, origin: str, grown: _Grown) -> str:
+def _problem(head: Head, origin: str, grown: _RecordTree) -> str:
     """Returns '' if a head is that of the first lines of the record; else what is wrong."""
     if head.origin != origin:
         return f"it is of another record, {head.origin}"
     if head.size > grown.lines:
-        text = f"it counts {head.size:,} lines, and the record has {grown.lines:,}"
-        return f"{text}: its end is missing"
+        return (
+            f"it counts {head.size:,} lines, but the record has {grown.lines:,}: its end is missing"
+        )
     if tree.root(head.size, grown.hash_at) != head.root:
-        return f"one of the first {head.size:,} lines is not as it was signed"
+        return f"one of the first {head.size:,} lines was changed after it was signed"
     return ""

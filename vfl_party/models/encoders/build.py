@@ -68,8 +68,12 @@ def width_of(recipe: Recipe, party: str, settings: EncoderSettings, spec: InputS
     if these go into trees as they are and the recipe gives the party no width.
     """
     place = recipe.party(party)
-    given = place is not None and place.embedding_size is not None
-    if isinstance(recipe.model.top, GbdtTop) and isinstance(settings, RawSettings) and not given:
+    has_width = place is not None and place.embedding_size is not None
+    if (
+        isinstance(recipe.model.top, GbdtTop)
+        and isinstance(settings, RawSettings)
+        and not has_width
+    ):
         return math.prod(spec.shape)
     return recipe.embedding_size(party)
 
@@ -78,7 +82,7 @@ def takes_codes(settings: EncoderSettings) -> bool:
     """Returns whether an encoder takes categorical columns as codes, not as a column of 0 and 1 for
     each category.
 
-    Raises InputError if the encoder is somebody's own and cannot be found.
+    Raises InputError if a custom encoder cannot be found.
     """
     match settings:
         case CustomSettings():
@@ -108,23 +112,25 @@ def checked_encoder(
     except Exception as error:
         shapes = " and ".join(str(list(x.shape)) for x in inputs)
         raise _invalid(
-            f"the encoder of {party} fails on two rows of shape {shapes} {where_it_failed(error)}"
+            f"the encoder of {party}: failed on two rows of shape {shapes} "
+            f"{where_it_failed(error)}. Correct the encoder."
         ) from error
     encoder.train(mode)
     if not isinstance(out, Tensor) or out.dtype != real():
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
-        raise _invalid(f"the encoder of {party} gives {got}, but a float32 tensor is needed")
+        raise _invalid(
+            f"the encoder of {party}: must return a float32 tensor (got {got}). Correct the "
+            "encoder."
+        )
     if out.dim() == 2 and len(out) == 2 and out.shape[1] != embedding_size:
         raise _invalid(
-            f"the encoder of {party} gives {out.shape[1]} numbers a row, but the recipe's "
-            "embedding_size is "
-            f"{embedding_size}; make them equal"
+            f"the encoder of {party}: must return embedding_size numbers per row, {embedding_size} "
+            f"(got {out.shape[1]}). Set embedding_size to the encoder's width."
         )
     if out.shape != (2, embedding_size):
         raise _invalid(
-            f"the encoder of {party} gives a tensor of shape {list(out.shape)} for two "
-            "rows, but the recipe's "
-            f"embedding_size asks for [2, {embedding_size}]"
+            f"the encoder of {party}: must return a tensor of shape [2, {embedding_size}] for two "
+            f"rows (got {list(out.shape)}). Correct the encoder, or embedding_size."
         )
     return encoder
 
@@ -132,16 +138,18 @@ def checked_encoder(
 def _check_rows(kind: str, spec: InputSpec) -> None:
     if spec.cardinalities and kind != "tabular":
         raise _invalid(
-            f"an encoder of kind {kind!r} takes no categorical columns; use kind = 'tabular'"
+            f"model.encoder: kind {kind!r} does not support categorical columns. Set kind = "
+            "'tabular'."
         )
     if kind == "tabular" and len(spec.shape) != 1:
         raise _invalid(
-            f"an encoder of kind 'tabular' takes columns, not rows of shape {list(spec.shape)}"
+            "model.encoder: kind 'tabular' requires columns (got rows of shape "
+            f"{list(spec.shape)}). Set kind = 'cnn'."
         )
     if kind not in ("mlp", "tabular", "raw") and len(spec.shape) != 3:
         raise _invalid(
-            f"an encoder of kind {kind!r} takes images of shape [channels, height, width], "
-            f"not rows of shape {list(spec.shape)}; use kind = 'mlp' or 'tabular'"
+            f"model.encoder: kind {kind!r} requires images of shape [channels, height, width] (got "
+            f"rows of shape {list(spec.shape)}). Set kind = 'mlp' or 'tabular'."
         )
 
 

@@ -14,7 +14,7 @@ from vfl_party.models.encoders.spec import InputSpec
 from vfl_party.models.parts import mark_top
 
 # Pixels of the smallest image that leaves one after the last pooling.
-LEAST_SIDE = {"cnn0": 6, "cnn1": 14}
+MIN_SIDE = {"cnn0": 6, "cnn1": 14}
 
 
 def build_fedonce(
@@ -26,13 +26,14 @@ def build_fedonce(
     x: [B, C, H, W]; returns [B, embedding_size]. The top is all after the convolutions.
     """
     channels, height, width = spec.shape
-    least = LEAST_SIDE[settings.kind]
-    if min(height, width) < least:
-        text = (
-            f"an encoder of kind {settings.kind!r} takes images of {least} x {least} pixels or "
-            f"more, not of {width} x {height}"
+    min_side = MIN_SIDE[settings.kind]
+    if min(height, width) < min_side:
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"model.encoder: kind {settings.kind!r} requires images of at least {min_side} x "
+            f"{min_side} pixels (got {width} x {height}). Provide larger images, or set kind = "
+            "'cnn'.",
         )
-        raise InputError(Code.MODEL_INVALID, f"{text}; give larger images, or use kind = 'cnn'")
     blocks = (
         _cnn0(channels, settings.dropout) if isinstance(settings, Cnn0Settings) else _cnn1(channels)
     )

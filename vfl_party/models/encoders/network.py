@@ -52,7 +52,7 @@ def _mobilenet(settings: NetworkSettings, spec: InputSpec, embedding_size: int) 
     """
     from torchvision.models import mobilenet_v2
 
-    stages = [list(each) for each in mobilenet_stages(small=settings.small_images)]
+    stages = [list(stage) for stage in mobilenet_stages(small=settings.small_images)]
     model: nn.Module = mobilenet_v2(
         weights=None, num_classes=embedding_size, inverted_residual_setting=stages
     )
@@ -91,7 +91,7 @@ def _vgg(settings: NetworkSettings, spec: InputSpec, embedding_size: int) -> nn.
     classifier: nn.Sequential = model.classifier  # type: ignore[assignment]
     features[0] = nn.Conv2d(spec.shape[0], VGG13[0], 3, padding=1)
     _begin(features[0])
-    pools = [place for place, each in enumerate(features) if isinstance(each, nn.MaxPool2d)]
+    pools = [place for place, layer in enumerate(features) if isinstance(layer, nn.MaxPool2d)]
     for number, place in enumerate(pools):
         if min(spec.shape[1:]) >> number < 2:
             features[place] = nn.Identity()
@@ -113,8 +113,9 @@ def _begin(conv: nn.Module) -> None:
 
 def _check_width(settings: NetworkSettings, last: nn.Module, embedding_size: int) -> None:
     if isinstance(last, nn.Linear) and last.in_features != embedding_size:
-        text = (
-            f'model.encoder: kind = "{settings.kind}" without its last layer gives '
-            f"{last.in_features} numbers a row, and embedding_size is {embedding_size}"
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"model.encoder: embedding_size must be {last.in_features}, the width of "
+            f'"{settings.kind}" without its last layer (got {embedding_size}). Change '
+            "embedding_size, or set last_layer = true.",
         )
-        raise InputError(Code.MODEL_INVALID, f"{text}; make them equal, or set last_layer = true")

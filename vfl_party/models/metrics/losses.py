@@ -18,8 +18,8 @@ from vfl_common.config.task import (
 )
 from vfl_party.models.metrics.plugin_loss import rows_loss
 
-# Of rows that are compared at once: some 100 MB.
-_MOST_PAIRS = 1 << 21
+# The pairs of rows that are compared at once: some 100 MB.
+_MAX_PAIRS = 1 << 21
 
 
 class Loss(Protocol):
@@ -114,7 +114,7 @@ def _smooth_classes(smoothing: float) -> _Reducible:
 
 def _smooth_halves(smoothing: float) -> _Reducible:
     def loss(outputs_NO: Tensor, targets_NO: Tensor, /, *, reduction: str) -> Tensor:
-        # Of two classes, half of what is spread goes to each.
+        # With two classes, half of the smoothing goes to each.
         soft_NO = targets_NO * (1.0 - smoothing) + smoothing / 2
         return F.binary_cross_entropy_with_logits(outputs_NO, soft_NO, reduction=reduction)
 
@@ -135,8 +135,8 @@ def _focal(task: TaskSettings, gamma: float) -> _Reducible:
         else:
             towards = outputs_NO * (2.0 * targets - 1.0)
             entropy, log_wrong = F.softplus(-towards), F.logsigmoid(-towards)
-        each = (gamma * log_wrong).exp() * entropy
-        return each.mean() if reduction == "mean" else each
+        losses = (gamma * log_wrong).exp() * entropy
+        return losses.mean() if reduction == "mean" else losses
 
     return loss
 
@@ -154,8 +154,8 @@ def _of_plugin(settings: PluginLossSettings) -> _Reducible:
 def _pinball(q: float) -> _Reducible:
     def loss(outputs_N1: Tensor, targets_N1: Tensor, /, *, reduction: str) -> Tensor:
         above = targets_N1 - outputs_N1
-        each = torch.maximum(q * above, (q - 1.0) * above)
-        return each.mean() if reduction == "mean" else each
+        losses = torch.maximum(q * above, (q - 1.0) * above)
+        return losses.mean() if reduction == "mean" else losses
 
     return loss
 
@@ -173,7 +173,7 @@ def _cox(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Tensor
     """
     time_N, order = targets_N2[:, 0].sort(descending=True, stable=True)
     hazard_N, event_N = outputs_N1[order, 0], targets_N2[order, 1]
-    # Who has the same time is at risk, too.
+    # Rows with the same time are at risk, too.
     last_N = torch.searchsorted(-time_N, -time_N, right=True) - 1
     each_N = event_N * (hazard_N.logcumsumexp(dim=0)[last_N] - hazard_N)
     if reduction == "none":
@@ -189,8 +189,8 @@ def _ranknet(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Te
     total = torch.zeros_like(outputs_N1[:, 0]) if one_by_one else outputs_N1.new_zeros(())
     count = 0
     for first_P, second_P in pairs(targets_N2[:, 1]):
-        kept = relevance_N[first_P] > relevance_N[second_P]
-        first_P, second_P = first_P[kept], second_P[kept]
+        ordered_P = relevance_N[first_P] > relevance_N[second_P]
+        first_P, second_P = first_P[ordered_P], second_P[ordered_P]
         each_P = F.softplus(outputs_N1[second_P, 0] - outputs_N1[first_P, 0])
         count += len(each_P)
         # A sum over no pairs has a gradient, too.
@@ -212,9 +212,9 @@ def _listnet(outputs_N1: Tensor, targets_N2: Tensor, /, *, reduction: str) -> Te
 
 def _log_softmax_of(values_N: Tensor, query_N: Tensor, queries: int) -> Tensor:
     """Returns the logarithm of the softmax over the rows of each query."""
-    most_Q = values_N.new_full((queries,), -torch.inf)
-    most_Q = most_Q.scatter_reduce(0, query_N, values_N.detach(), "amax")
-    less_N = values_N - most_Q[query_N]
+    max_Q = values_N.new_full((queries,), -torch.inf)
+    max_Q = max_Q.scatter_reduce(0, query_N, values_N.detach(), "amax")
+    less_N = values_N - max_Q[query_N]
     sums_Q = values_N.new_zeros(queries).index_add(0, query_N, less_N.exp())
     found_N: Tensor = less_N - sums_Q.log()[query_N]
     return found_N
@@ -224,16 +224,18 @@ def pairs(query_N: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yields the places [P] of the first and the second row of all ordered pairs of rows of one
     query, each row with itself too.
 
-    They come in parts of about ``_MOST_PAIRS``: all rows of a split may be of one query.
+    They come in parts of about ``_MAX_PAIRS``: all rows of a split may be of one query.
     """
     order = query_N.argsort(stable=True)
     sizes_Q = torch.unique_consecutive(query_N[order], return_counts=True)[1]
-    size_N, end_N = (each.repeat_interleave(sizes_Q) for each in (sizes_Q, sizes_Q.cumsum(0)))
-    step = max(1, _MOST_PAIRS // int(sizes_Q.max()) if len(order) else 1)
-    parts = (torch.split(each, step) for each in (size_N, end_N, order))
+    size_N, end_N = (
+        values_Q.repeat_interleave(sizes_Q) for values_Q in (sizes_Q, sizes_Q.cumsum(0))
+    )
+    step = max(1, _MAX_PAIRS // int(sizes_Q.max()) if len(order) else 1)
+    parts = (torch.split(values_N, step) for values_N in (size_N, end_N, order))
     for size_R, end_R, order_R in zip(*parts, strict=True):
         row_P = torch.arange(len(order_R), device=order.device).repeat_interleave(size_R)
-        # Of the pairs of a row, the first has the first row of its query.
+        # The first pair of a row has the first row of its query.
         begin_R = size_R.cumsum(0) - size_R
         at_P = torch.arange(len(row_P), device=order.device) - begin_R[row_P]
         yield order_R[row_P], order[(end_R - size_R)[row_P] + at_P]

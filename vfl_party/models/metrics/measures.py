@@ -49,7 +49,7 @@ class Metric:
 PLUGINS = PlugIns("vfl.metrics", "metric", ours=tuple(METRICS))
 
 
-# By the kind of the task; of all others it is ``auc``.
+# {task kind: its first metric}; all other kinds have ``auc``.
 _FIRST = {
     "multiclass": "accuracy",
     "regression": "rmse",
@@ -59,11 +59,11 @@ _FIRST = {
 
 
 def load_metric(name: str) -> Metric:
-    """Returns the metric of a plug-in; a function by itself is one of which more is better. Raises
-    InputError if there is none.
+    """Returns the metric of a plug-in; a bare function is a metric of which more is better. Raises
+    InputError if it is unknown.
     """
-    found = PLUGINS.load(name, _WHERE)
-    made = Metric(found) if callable(found) and not isinstance(found, type) else found
+    loaded = PLUGINS.load(name, _WHERE)
+    made = Metric(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded
     return PLUGINS.checked(made, name, _WHERE, Metric)
 
 
@@ -106,7 +106,7 @@ def evaluate(
         outputs_NO: as for ``loss_fn``, on any device.
         targets: as for ``loss_fn``.
         unscale: from the model's scale to the label's unit; None if they are the same.
-        weights_N: what each row counts in ``loss``; None: all alike.
+        weights_N: what each row counts in ``loss``; None: all count 1.
         threshold: the probability above which a row is positive; None: 0.5. Only for ``binary``.
 
     A metric is left out if it is undefined: ``auc`` and its kin if the targets hold a single class,
@@ -120,20 +120,20 @@ def evaluate(
     targets = targets.detach().cpu().to(torch.int64 if task.kind == "multiclass" else torch.float64)
     if weights_N is not None:
         weights_N = weights_N.detach().cpu().double()
-    found = {"loss": loss_fn(task)(outputs_NO, targets, weights_N).item()}
+    metrics = {"loss": loss_fn(task)(outputs_NO, targets, weights_N).item()}
     if task.kind == "regression":
-        found |= _regression(task, scores(task, outputs_NO), targets, unscale)
+        metrics |= _regression(task, scores(task, outputs_NO), targets, unscale)
     elif task.kind == "survival":
-        found |= _survival(outputs_NO.squeeze(1), *targets.unbind(dim=1))
+        metrics |= _survival(outputs_NO.squeeze(1), *targets.unbind(dim=1))
     elif task.kind == "ranking":
-        found |= _ranking(task, outputs_NO.squeeze(1), *targets.unbind(dim=1))
+        metrics |= _ranking(task, outputs_NO.squeeze(1), *targets.unbind(dim=1))
     elif task.kind == "binary":
-        found |= _binary(task, outputs_NO.squeeze(1), targets.squeeze(1).long(), threshold)
+        metrics |= _binary(task, outputs_NO.squeeze(1), targets.squeeze(1).long(), threshold)
     elif task.kind == "multilabel":
-        found |= _multilabel(task, outputs_NO, targets.long())
+        metrics |= _multilabel(task, outputs_NO, targets.long())
     else:
-        found |= _multiclass(task, outputs_NO.log_softmax(dim=1), targets)
-    return found | (_others(task, outputs_NO, targets, unscale) if task.plugin_metrics else {})
+        metrics |= _multiclass(task, outputs_NO.log_softmax(dim=1), targets)
+    return metrics | (_others(task, outputs_NO, targets, unscale) if task.plugin_metrics else {})
 
 
 def _others(
@@ -146,7 +146,7 @@ def _others(
     scores_NO = scores(task, outputs_NO)
     if task.kind == "regression" and unscale is not None:
         scores_NO, targets = unscale(scores_NO), unscale(targets)
-    found = {}
+    metrics = {}
     for name in task.plugin_metrics:
         metric = load_metric(name)
         try:
@@ -154,9 +154,10 @@ def _others(
         except VflError:
             raise
         except Exception as error:
-            text = f"{_WHERE}: the metric {name!r} failed {where_it_failed(error)}"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it"
+                Code.CONFIG_INVALID,
+                f"{_WHERE}: the metric {name!r} failed {where_it_failed(error)}. Correct the "
+                "plug-in, or remove it.",
             ) from error
         if value is None:
             continue
@@ -166,13 +167,13 @@ def _others(
             # No number, or a tensor of several.
             number = math.nan
         if not math.isfinite(number):
-            text = (
-                f"{_WHERE}: the metric {name!r} gives {str(value)[:40]}, and a finite number, "
-                "or None, is wanted"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{_WHERE}: the metric {name!r} must return a finite number or None (got "
+                f"{str(value)[:40]}). Correct the plug-in, or remove it.",
             )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in, or remove it")
-        found[name] = number
-    return found
+        metrics[name] = number
+    return metrics
 
 
 def _binary(
@@ -180,12 +181,12 @@ def _binary(
 ) -> dict[str, float]:
     m, guess_N = functional().classification, decided(logits_N, threshold).long()
     both = bool(targets_N.min() != targets_N.max())
-    found = {
+    metrics = {
         "accuracy": m.binary_accuracy(guess_N, targets_N, validate_args=False).item(),
         "f1": m.binary_f1_score(guess_N, targets_N, validate_args=False).item(),
     }
     if both:
-        found["auc"] = _auc(logits_N, targets_N)
+        metrics["auc"] = _auc(logits_N, targets_N)
     wanted: dict[str, Callable[[], float]] = {
         "precision": lambda: m.binary_precision(guess_N, targets_N, validate_args=False).item(),
         "recall": lambda: m.binary_recall(guess_N, targets_N, validate_args=False).item(),
@@ -196,25 +197,25 @@ def _binary(
     }
     if both:
         wanted |= {
-            "gini": lambda: 2 * found["auc"] - 1,
+            "gini": lambda: 2 * metrics["auc"] - 1,
             "ks": lambda: _ks(logits_N, targets_N),
             "average_precision": lambda: m.binary_average_precision(
                 _ranks(logits_N), targets_N, validate_args=False
             ).item(),
         }
-    return found | _asked(task, wanted)
+    return metrics | _compute_requested(task, wanted)
 
 
 def _multilabel(task: TaskSettings, logits_NL: Tensor, targets_NL: Tensor) -> dict[str, float]:
-    each = [
+    by_label = [
         _binary(task, logits_N.contiguous(), targets_N.contiguous(), None)
         for logits_N, targets_N in zip(logits_NL.T, targets_NL.T, strict=True)
     ]
-    found: dict[str, list[float]] = {}
-    for of_label in each:
+    metrics: dict[str, list[float]] = {}
+    for of_label in by_label:
         for name, value in of_label.items():
-            found.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+            metrics.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in metrics.items()}
 
 
 def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dict[str, float]:
@@ -223,7 +224,7 @@ def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dic
     def of(measure: Callable[..., Tensor], **how: object) -> float:
         return measure(scores_NC, targets_N, n, validate_args=False, **how).item()
 
-    found = {
+    metrics = {
         "accuracy": of(m.multiclass_accuracy, average="micro"),
         "f1": of(m.multiclass_f1_score, average="macro"),
     }
@@ -231,7 +232,7 @@ def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dic
     # Class by class: multiclass_auroc warns of every class that does not occur.
     if len(classes) > 1:
         aucs = [_auc(scores_NC[:, k], (targets_N == k).long()) for k in classes]
-        found["auc"] = sum(aucs) / len(aucs)
+        metrics["auc"] = sum(aucs) / len(aucs)
     wanted: dict[str, Callable[[], float]] = {
         "precision": lambda: of(m.multiclass_precision, average="macro"),
         "recall": lambda: of(m.multiclass_recall, average="macro"),
@@ -244,11 +245,13 @@ def _multiclass(task: TaskSettings, scores_NC: Tensor, targets_N: Tensor) -> dic
     for name in task.own_metrics:
         k = top_of(name)
         if k is not None:
-            found[name] = of(m.multiclass_accuracy, average="micro", top_k=min(k, n))
-    return found | _asked(task, wanted)
+            metrics[name] = of(m.multiclass_accuracy, average="micro", top_k=min(k, n))
+    return metrics | _compute_requested(task, wanted)
 
 
-def _asked(task: TaskSettings, known: dict[str, Callable[[], float]]) -> dict[str, float]:
+def _compute_requested(
+    task: TaskSettings, known: dict[str, Callable[[], float]]
+) -> dict[str, float]:
     """Computes those of ``known`` that the recipe names."""
     return {name: known[name]() for name in task.own_metrics if name in known}
 
@@ -309,7 +312,7 @@ def _ranking(
     ]
     ndcg = functional().retrieval.retrieval_normalized_dcg
     return {
-        name: sum(ndcg(*each, top_k=k).item() for each in queries) / len(queries)
+        name: sum(ndcg(*query, top_k=k).item() for query in queries) / len(queries)
         for name, k in names.items()
         if queries
     }
@@ -323,24 +326,25 @@ def _regression(
 ) -> dict[str, float]:
     m, scaled = functional(), (values_N1.flatten(), targets_N1.flatten())
     own = tuple(map(unscale, scaled)) if unscale is not None else scaled
-    found = {
+    metrics = {
         "rmse": m.mean_squared_error(*own, squared=False).item(),
         "rmse_scaled": m.mean_squared_error(*scaled, squared=False).item(),
     }
     wanted: dict[str, Callable[[], float]] = {"mae": lambda: m.mean_absolute_error(*own).item()}
     if own[1].min() != own[1].max():
-        # Around the mean: a sum of squares of large labels would round the variance away.
+        # Centred on the mean: a sum of squares of large labels would round the variance away.
         centred = own[1] - own[1].mean()
         wanted["r2"] = lambda: (
             1 - (own[0] - own[1]).square().sum() / centred.square().sum()
         ).item()
     if bool((own[1] != 0).all()):
         wanted["mape"] = lambda: m.mean_absolute_percentage_error(*own).item()
-    return found | _asked(task, wanted)
+    return metrics | _compute_requested(task, wanted)
 
 
 @cache
 def functional() -> Any:
+    """Returns ``torchmetrics.functional``, imported on first use."""
     with _not_installed("torchvision", "matplotlib"):
         import torchmetrics.functional
 
@@ -358,9 +362,9 @@ def _not_installed(*packages: str) -> Iterator[None]:
     """
     from lightning_utilities.core.imports import RequirementCache
 
-    found = RequirementCache.__bool__
-    RequirementCache.__bool__ = lambda self: self.requirement not in packages and found(self)  # type: ignore[method-assign]
+    is_available = RequirementCache.__bool__
+    RequirementCache.__bool__ = lambda self: self.requirement not in packages and is_available(self)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        RequirementCache.__bool__ = found  # type: ignore[method-assign]
+        RequirementCache.__bool__ = is_available  # type: ignore[method-assign]

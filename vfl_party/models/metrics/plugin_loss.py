@@ -35,7 +35,7 @@ class LossOfRows(Generic[S]):
 
 
 class NoSettings(Section):
-    """What a function by itself has: no settings."""
+    """The settings of a bare function: none."""
 
 
 PLUGINS = PlugIns("vfl.losses", "loss", ours=LOSSES)
@@ -45,22 +45,22 @@ _WHERE = "recipe: task.loss"
 def rows_loss(settings: PluginLossSettings) -> Callable[[Tensor, Tensor], Tensor]:
     """Returns the plug-in's ``loss(outputs_NO, targets)``: the loss of each row, [N].
 
-    A function by itself is one without settings: ``loss(outputs_NO, targets)``. Raises InputError
-    if there is no such loss or its settings are wrong, and, when it is called, if it fails or does
-    not give a number for each row.
+    A bare function is a loss without settings: ``loss(outputs_NO, targets)``. Raises InputError if
+    there is no such loss or its settings are wrong, and, when it is called, if it fails or does not
+    give a number for each row.
     """
-    found = PLUGINS.load(settings.kind, _WHERE)
-    made = _of_function(found) if callable(found) and not isinstance(found, type) else found
+    loaded = PLUGINS.load(settings.kind, _WHERE)
+    made = _of_function(loaded) if callable(loaded) and not isinstance(loaded, type) else loaded
     export = PLUGINS.checked(made, settings.kind, _WHERE, LossOfRows)
     own = parse(export.settings, settings.settings, _WHERE)
-    return _checked(export, own, f"{_WHERE}: the loss {settings.kind!r}")
+    return _check_output(export, own, f"{_WHERE}: the loss {settings.kind!r}")
 
 
 def _of_function(function: Callable[[Tensor, Tensor], Tensor]) -> LossOfRows[NoSettings]:
     return LossOfRows(NoSettings, lambda _, outputs, targets: function(outputs, targets))
 
 
-def _checked(
+def _check_output(
     export: LossOfRows[Any], own: Section, where: str
 ) -> Callable[[Tensor, Tensor], Tensor]:
     def of_rows(outputs_NO: Tensor, targets: Tensor) -> Tensor:
@@ -70,18 +70,27 @@ def _checked(
             raise
         # It may raise anything.
         except Exception as error:
-            text = f"{where} failed {where_it_failed(error)}; correct it"
-            raise InputError(Code.CONFIG_INVALID, text) from error
-        wanted = f"and {outputs_NO.dtype} of shape [{len(outputs_NO)}], a number a row, is wanted"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where} failed {where_it_failed(error)}. Correct the plug-in.",
+            ) from error
         if not isinstance(each_N, Tensor):
-            text = f"{where} gives {type(each_N).__name__}, {wanted}; correct it"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where} must return {outputs_NO.dtype} of shape [{len(outputs_NO)}], one number "
+                f"per row (got {type(each_N).__name__}). Correct the plug-in.",
+            )
         if each_N.shape != outputs_NO.shape[:1] or each_N.dtype != outputs_NO.dtype:
-            text = f"{where} gives {each_N.dtype} of shape {list(each_N.shape)}, {wanted}"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; correct it")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where} must return {outputs_NO.dtype} of shape [{len(outputs_NO)}], one number "
+                f"per row (got {each_N.dtype} of shape {list(each_N.shape)}). Correct the plug-in.",
+            )
         if outputs_NO.requires_grad and not each_N.requires_grad:
-            text = f"{where} gives numbers through which no gradient flows; compute them with torch"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where} must return numbers with a gradient. Compute them with torch.",
+            )
         return each_N
 
     return of_rows

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vfl_common.config.task import ThresholdRule
 
-# What a row is without a threshold of the recipe's.
+# The threshold of a recipe without one.
 USUAL = 0.5
 # Each has a finite logit.
 _MIN, _MAX = math.ulp(0.0), 1.0 - 2.0**-53

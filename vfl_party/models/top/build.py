@@ -20,7 +20,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.dtypes import real
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.models.combine import combined_size
-from vfl_party.models.encoders.custom import made_by
+from vfl_party.models.encoders.custom import build_module
 from vfl_party.models.encoders.mlp import layers
 from vfl_party.models.top.attention import AttentionPooling
 from vfl_party.models.top.combination import build_combination
@@ -34,7 +34,7 @@ def build_joint(model: ModelSettings, widths: Sequence[int], outputs: int) -> nn
 
     Raises InputError (MODEL_INVALID) as ``build_top``.
     """
-    # Before the top model, whose weights would otherwise be drawn first.
+    # The pooling is built first: the order decides the weights that are drawn.
     first: nn.Module | None = None
     if isinstance(model.combine, PluginCombination):
         first, width = build_combination(model.combine, widths[0], len(widths))
@@ -50,8 +50,8 @@ def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:
 
     Ours is a linear layer or, if ``hidden`` is set, an MLP with ReLU; or a module of trees, without
     any before ``head`` has grown them. Weights come from torch's CPU
-    generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) if a top model of
-    somebody's own cannot be built, fails on two rows of zeros, or gives another shape or type.
+    generator: build inside ``seeded(...)``. Raises InputError (MODEL_INVALID) if a custom top model
+    cannot be built, fails on two rows of zeros, or gives another shape or type.
     """
     match settings:
         case TopSettings():
@@ -62,13 +62,13 @@ def build_top(settings: TopKinds, in_features: int, outputs: int) -> nn.Module:
             return BoostedTrees(outputs)
         case CustomTop():
             where = f"model.top.factory = {settings.factory!r}"
-            top = made_by(settings.factory, settings.options, where, in_features, outputs)
+            top = build_module(settings.factory, settings.options, where, in_features, outputs)
         case PluginTop():
             top = build_plugin_top(settings, in_features, outputs)
-    return _checked(top, in_features, outputs)
+    return _check_top_model(top, in_features, outputs)
 
 
-def _checked(top: nn.Module, in_features: int, outputs: int) -> nn.Module:
+def _check_top_model(top: nn.Module, in_features: int, outputs: int) -> nn.Module:
     """Passes two rows of zeros through a top model in evaluation mode; see ``checked_encoder``."""
     mode = top.training
     top.eval()
@@ -76,18 +76,22 @@ def _checked(top: nn.Module, in_features: int, outputs: int) -> nn.Module:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             out = top(torch.zeros(2, in_features))
     except Exception as error:
-        text = f"the top model fails on two rows of {in_features} numbers {where_it_failed(error)}"
-        raise InputError(Code.MODEL_INVALID, text) from error
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"the top model: failed on two rows of {in_features} numbers {where_it_failed(error)}. "
+            "Correct the top model.",
+        ) from error
     top.train(mode)
     if not isinstance(out, Tensor) or out.dtype != real():
         got = out.dtype if isinstance(out, Tensor) else type(out).__name__
         raise InputError(
-            Code.MODEL_INVALID, f"the top model gives {got}, but a float32 tensor is needed"
+            Code.MODEL_INVALID,
+            f"the top model: must return a float32 tensor (got {got}). Correct the top model.",
         )
     if out.shape != (2, outputs):
-        text = (
-            f"the top model gives a tensor of shape {list(out.shape)} for two rows, but the task "
-            f"asks for [2, {outputs}]"
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"the top model: must return a tensor of shape [2, {outputs}] for two rows (got "
+            f"{list(out.shape)}). Correct the top model.",
         )
-        raise InputError(Code.MODEL_INVALID, text)
     return top

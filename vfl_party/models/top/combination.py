@@ -36,7 +36,7 @@ class Combination(Generic[S]):
 
 
 class _NoSettings(Section):
-    """What a function by itself has: no settings."""
+    """The settings of a bare function: none."""
 
 
 class _Function(nn.Module):
@@ -77,21 +77,31 @@ def build_combination(
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             out = made(torch.zeros(2, embeddings, width))
     except Exception as error:
-        text = f"{where} fails on two rows of {embeddings} embeddings of {width} numbers"
-        raise InputError(Code.MODEL_INVALID, f"{text} {where_it_failed(error)}") from error
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"{where}: failed on two rows of {embeddings} embeddings of {width} numbers "
+            f"{where_it_failed(error)}. Correct the plug-in.",
+        ) from error
     made.train(mode)
     if not isinstance(out, Tensor) or out.dtype != real() or out.shape[:-1] != (2,):
-        of = isinstance(out, Tensor)
-        got = f"{out.dtype} of shape {list(out.shape)}" if of else type(out).__name__
-        text = f"{where} gives {got} for two rows, but float32 of shape [2, width] is needed"
-        raise InputError(Code.MODEL_INVALID, f"{text}; correct it")
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"{where}: must return float32 of shape [2, width] for two rows (got "
+            f"{_describe(out)}). Correct the plug-in.",
+        )
     return made, out.shape[1]
 
 
+def _describe(out: object) -> str:
+    if isinstance(out, Tensor):
+        return f"{out.dtype} of shape {list(out.shape)}"
+    return type(out).__name__
+
+
 def _load(settings: PluginCombination) -> tuple[Combination[Any], Section]:
-    found = PLUGINS.load(settings.kind, _WHERE)
-    alone = callable(found) and not isinstance(found, type)
-    made = Combination(_NoSettings, lambda *_: _Function(found)) if alone else found
+    loaded = PLUGINS.load(settings.kind, _WHERE)
+    alone = callable(loaded) and not isinstance(loaded, type)
+    made = Combination(_NoSettings, lambda *_: _Function(loaded)) if alone else loaded
     export = PLUGINS.checked(made, settings.kind, _WHERE, Combination)
     own: Section = parse(export.settings, settings.settings, _WHERE)
     return export, own

@@ -27,8 +27,8 @@ class StandIns(nn.Module):
         return vector_D.expand(rows, -1)
 
     def zero_gradients(self) -> None:
-        """Sets gradients of zeros: a vector that stands in for nobody in a batch has these, as the
-        encoder of a party that is left out.
+        """Sets gradients of zeros: a vector that is not used in a batch has these, as the encoder
+        of a party that is left out.
         """
         for vector_D in self.vectors:
             vector_D.grad = torch.zeros_like(vector_D)
@@ -54,5 +54,5 @@ class MissingNumbers(StandIns):
 
 def learnt_stand_ins(models: Mapping[str, nn.Module]) -> StandIns | None:
     """Returns the stand-ins among an active party's models, {name: model}; None if it has none."""
-    found = models.get(NAME)
-    return found if isinstance(found, StandIns) else None
+    model = models.get(NAME)
+    return model if isinstance(model, StandIns) else None

@@ -70,16 +70,16 @@ class BoostedTrees(nn.Module):
     def __init__(self, outputs: int) -> None:
         super().__init__()
         self._depth = 0
-        for each in fields(Grown):
-            self.register_buffer(each.name, torch.empty(0))
+        for column in fields(Grown):
+            self.register_buffer(column.name, torch.empty(0))
         self.take(_nothing(outputs))
 
     @torch.no_grad()
     def take(self, grown: Grown) -> None:
         """Replaces the trees."""
         device = self.feature.device
-        for each in fields(Grown):
-            setattr(self, each.name, torch.from_numpy(getattr(grown, each.name)).to(device))
+        for column in fields(Grown):
+            setattr(self, column.name, torch.from_numpy(getattr(grown, column.name)).to(device))
         self._depth = self._deepest()
 
     def _deepest(self) -> int:
@@ -90,15 +90,15 @@ class BoostedTrees(nn.Module):
             if not len(inner):
                 return depth
             at = child_M2[inner].reshape(-1)
-        raise ValueError("the nodes of the trees form a ring")
+        raise ValueError("the nodes of the trees form a cycle")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
         """Takes trees of any number of nodes."""
-        for each in fields(Grown):
-            given = state_dict.get(f"{prefix}{each.name}")
-            if isinstance(given, Tensor):
-                own = getattr(self, each.name)
-                setattr(self, each.name, own.new_empty(given.shape))
+        for column in fields(Grown):
+            value = state_dict.get(f"{prefix}{column.name}")
+            if isinstance(value, Tensor):
+                own = getattr(self, column.name)
+                setattr(self, column.name, own.new_empty(value.shape))
         super()._load_from_state_dict(state_dict, prefix, *more)
         self._depth = self._deepest()
 

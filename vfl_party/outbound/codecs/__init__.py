@@ -1,4 +1,4 @@
-"""Codecs, which write numbers on the wire: one file a codec, found by its name."""
+"""Codecs, which encode numbers for the wire: one file per codec, loaded by name."""
 
 from __future__ import annotations
 
@@ -53,14 +53,17 @@ REGISTRY = Registry("vfl.codecs", "codec", __name__, "CODEC")
 def make(
     name: str, where: str, settings: Mapping[str, Any] | None = None, place: Place | None = None
 ) -> Filter:
-    """Makes a codec by name. Raises InputError that names ``where`` if there is none, or it has
-    other settings.
+    """Makes a codec by name. Raises InputError that names ``where`` if the codec is unknown, or its
+    settings are wrong.
     """
     export = REGISTRY.load(name, where)
     if not isinstance(export, Codec):
         if settings:
-            text = f"{where}: codec {name!r} has no settings, and {sorted(settings)[0]!r} is set"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or choose another codec")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: codec {name!r} has no settings (got {sorted(settings)[0]!r}). Remove "
+                "it, or choose another codec.",
+            )
         return REGISTRY.make(name, where, Filter)
     read = parse(export.settings, dict(settings or {}), f"{where}: codec {name}")
     try:
@@ -68,8 +71,11 @@ def make(
     except VflError as error:
         raise InputError(error.code, f"{where}: codec {name}: {error}") from None
     except Exception as error:
-        text = f"{where}: the codec {name!r} cannot be made: it failed {where_it_failed(error)}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; correct the plug-in") from error
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: the codec {name!r} cannot be created: it failed {where_it_failed(error)}. "
+            "Correct the plug-in.",
+        ) from error
 
 
 def settings_of(name: str, where: str) -> type[Section] | None:
@@ -101,33 +107,35 @@ class Packed(Filter):
 
     def apply_at(self, at: Passage, tensors: Tensors) -> Tensors:
         """Raises InputError (NON_FINITE) if a number cannot be written."""
-        found: dict[str, Tensor] = {}
+        packed: dict[str, Tensor] = {}
         for name, x in tensors.items():
             parts = parts_of(self.coder, spec_of(x.dtype, *x.shape))
             if parts is None:
-                found[name] = x
+                packed[name] = x
                 continue
             values = np.ascontiguousarray(x.detach().cpu().numpy())
-            arrays = self._encoded(name, values, seed_of(self._seed, at.sender, at.step, name))
-            found |= {
+            arrays = self._encode(name, values, seed_of(self._seed, at.sender, at.step, name))
+            packed |= {
                 name_of(name, suffix): _tensor(arrays[suffix], part.dtype)
                 for suffix, part in parts.items()
             }
-        return found
+        return packed
 
     def undo_at(self, at: Passage, tensors: Tensors, spec: BundleSpec) -> Tensors:
         """Raises PeerError if no ``apply_at`` gives such values."""
-        found: dict[str, Tensor] = {}
-        for name, each in spec.tensors.items():
-            parts = parts_of(self.coder, each)
+        restored: dict[str, Tensor] = {}
+        for name, tensor_spec in spec.tensors.items():
+            parts = parts_of(self.coder, tensor_spec)
             if parts is None:
-                found[name] = tensors[name]
+                restored[name] = tensors[name]
                 continue
             arrays = {suffix: _array(tensors[name_of(name, suffix)]) for suffix in parts}
-            values = decoded(self.coder, name, arrays, each.shape, party=at.sender, step=at.step)
+            values = decoded(
+                self.coder, name, arrays, tensor_spec.shape, party=at.sender, step=at.step
+            )
             device = next(iter(tensors.values())).device
-            found[name] = torch.from_numpy(values).to(device)
-        return found
+            restored[name] = torch.from_numpy(values).to(device)
+        return restored
 
     def apply(self, tensors: Tensors) -> Tensors:
         return self.apply_at(NOWHERE, tensors)
@@ -135,14 +143,14 @@ class Packed(Filter):
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
         return wire_spec(self.coder, spec)
 
-    def _encoded(self, name: str, values: Any, seed: int) -> dict[str, Any]:
+    def _encode(self, name: str, values: Any, seed: int) -> dict[str, Any]:
         return encoded(self.coder, name, values, seed)
 
 
 def _tensor(values: Any, dtype: DType) -> Tensor:
     """Returns an array as a tensor. Numpy has no bfloat16: its bits come as uint16."""
-    found = torch.from_numpy(values)
-    return found.view(torch.bfloat16) if dtype is DType.BFLOAT16 else found
+    tensor = torch.from_numpy(values)
+    return tensor.view(torch.bfloat16) if dtype is DType.BFLOAT16 else tensor
 
 
 def _array(sent: Tensor) -> Any:
@@ -166,14 +174,14 @@ class WithFeedback(Packed):
         self.text = f"{coder.text[:-1]}, error feedback)"
         self._left: dict[str, Any] = {}
 
-    def _encoded(self, name: str, values: Any, seed: int) -> dict[str, Any]:
+    def _encode(self, name: str, values: Any, seed: int) -> dict[str, Any]:
         left = self._left.get(name)
         rows = values.reshape(rows_of(values.shape))
         low, high = rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
         # NaN and infinity are refused below.
         with np.errstate(over="ignore", invalid="ignore"):
             wanted = rows if left is None else np.clip(rows + left, low, high)
-        sent = super()._encoded(name, wanted, seed)
+        sent = super()._encode(name, wanted, seed)
         read = self.coder.decode(sent, rows.shape)
         self._left[name] = rows - read if left is None else (rows - read) + left
         return sent

@@ -31,14 +31,17 @@ def _make(settings: BitsSettings, place: Place) -> Filter:
     if not settings.error_feedback:
         return Packed(coder, place.seed)
     if not place.averaged:
-        text = (
-            "error_feedback is for weights that the server averages; other tensors have other "
-            "rows at each step"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "error_feedback requires an exchange that the server averages; other tensors have "
+            "other rows at each step. Remove error_feedback.",
         )
-        raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
     if not place.up:
-        text = "error_feedback is for what the parties send; the server keeps nothing of an average"
-        raise InputError(Code.CONFIG_INVALID, f'{text}; give the table direction = "up"')
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "error_feedback applies only to what the parties send; the server keeps no state of "
+            'an average. Set direction = "up" in the table.',
+        )
     return WithFeedback(coder, place.seed)
 
 

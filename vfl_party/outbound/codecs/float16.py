@@ -33,22 +33,24 @@ class TwoBytes(Filter):
 
     def wire_spec(self, spec: BundleSpec) -> BundleSpec:
         narrow = {
-            name: replace(each, dtype=self.wire) if each.dtype is DType.FLOAT32 else each
-            for name, each in spec.tensors.items()
+            name: replace(tensor_spec, dtype=self.wire)
+            if tensor_spec.dtype is DType.FLOAT32
+            else tensor_spec
+            for name, tensor_spec in spec.tensors.items()
         }
         return BundleSpec(spec.kind, narrow)
 
     def _narrow(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        found = x.detach().to(self.dtype)
-        if x.numel() and bool((found.isinf() & x.isfinite()).any()):
+        narrowed = x.detach().to(self.dtype)
+        if x.numel() and bool((narrowed.isinf() & x.isfinite()).any()):
             largest = x.detach().abs().max().item()
-            text = f"codec {self.text}: tensor {name!r} holds {largest:.3g}, and it writes at most"
             raise InputError(
                 Code.NON_FINITE,
-                f"{text} {torch.finfo(self.dtype).max:.5g}; choose another codec, or scale "
-                "the model",
+                f"codec {self.text}: tensor {name!r} exceeds the largest {self.text} number, "
+                f"{torch.finfo(self.dtype).max:.5g} (got {largest:.3g}). Choose another codec, or "
+                "scale the model.",
             )
-        return found
+        return narrowed
 
 
 class Float16(TwoBytes):

@@ -27,7 +27,7 @@ class TopKSettings(Section):
         share = isinstance(self.keep, float)
         if self.keep <= 0 or (share and self.keep >= 1):
             raise ValueError(
-                "keep: write a whole number above 0 (how many of a row), or a share between 0 and 1"
+                "keep: must be a positive integer (numbers of a row) or a share between 0 and 1"
             )
         return self
 

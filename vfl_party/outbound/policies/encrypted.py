@@ -15,12 +15,12 @@ class Encrypted(Filter):
 
     def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
         if sent.kind is Kind.GRADIENT and set(sent.tensors) != {"ciphertexts"}:
-            text = (
-                f"policy: gradients of phase {phase} (exchange {exchange.name}) may leave "
-                "encrypted alone"
+            raise InputError(
+                Code.REFUSED,
+                f"policy: gradients of phase {phase} (exchange {exchange.name}) may leave only "
+                'encrypted. Use secureboost with encryption = "paillier" or "ou", or choose '
+                "another policy.",
             )
-            ways = 'take secureboost with encryption = "paillier" or "ou", or another policy'
-            raise InputError(Code.REFUSED, f"{text}; {ways}")
         return self
 
 

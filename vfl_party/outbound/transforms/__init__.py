@@ -41,13 +41,13 @@ def load(kind: str, where: str) -> Transform[Any]:
     """Returns the transform ``kind``; a class of Filter, or a function of one tensor, is one
     without settings. Raises InputError that names ``where`` if there is none.
     """
-    found = REGISTRY.load(kind, where)
-    if isinstance(found, type) and issubclass(found, Filter):
-        made: Any = Transform(Section, lambda _settings: found())
-    elif callable(found) and not isinstance(found, type):
-        made = Transform(Section, lambda _settings: _OfEach(kind, found))
+    export = REGISTRY.load(kind, where)
+    if isinstance(export, type) and issubclass(export, Filter):
+        made: Any = Transform(Section, lambda _settings: export())
+    elif callable(export) and not isinstance(export, type):
+        made = Transform(Section, lambda _settings: _OfEach(kind, export))
     else:
-        made = found
+        made = export
     return REGISTRY.checked(made, kind, where, Transform)
 
 

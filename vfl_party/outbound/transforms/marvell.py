@@ -18,7 +18,7 @@ from vfl_party.outbound.noise import NoisyFilter, Positive
 from vfl_party.outbound.sumkl import Statistics, optimum, sum_kl
 from vfl_party.outbound.transforms import Transform
 
-_GROWTH, _MOST_SCALE = 1.5, 1e6
+_GROWTH, _MAX_SCALE = 1.5, 1e6
 
 
 class MarvellSettings(Section):
@@ -31,11 +31,11 @@ class MarvellSettings(Section):
     or ``error``.
     """
     error: Annotated[float, Field(gt=0.0, lt=0.5)] | None = None
-    """The least error that any detector shall have; s is found for each batch."""
+    """The minimum error of any detector; s is found for each batch."""
 
     def model_post_init(self, _context: Any) -> None:
         if (self.scale is None) == (self.error is None):
-            raise ValueError("give scale or error, and not both")
+            raise ValueError("set either scale or error, not both")
 
 
 class Marvell(NoisyFilter):
@@ -78,40 +78,41 @@ class Marvell(NoisyFilter):
         negatives, positives = rows[~positive_B], rows[positive_B]
         mean_0, mean_1 = negatives.mean(dim=0), positives.mean(dim=0)
         delta_D = mean_1 - mean_0
-        found = Statistics(
+        statistics = Statistics(
             u=(negatives - mean_0).pow(2).mean().item(),
             v=(positives - mean_1).pow(2).mean().item(),
             gap=delta_D.pow(2).sum().item(),
             share=len(positives) / len(rows),
             width=rows.shape[1],
         )
-        if found.gap == 0.0:
+        if statistics.gap == 0.0:
             return g_BD.detach()
-        best = optimum(found, self._power(found))
+        best = optimum(statistics, self._power(statistics))
         lambda1_B = torch.where(positive_B, best.along_1, best.along_0).double()
         lambda2_B = torch.where(positive_B, best.across_1, best.across_0).double()
         unit_D = delta_D / delta_D.norm()
         along_BD = ((lambda1_B - lambda2_B).clamp_min(0.0).sqrt() * along_B)[:, None] * unit_D
         return _like(rows + along_BD + lambda2_B.sqrt()[:, None] * across_BD, g_BD)
 
-    def _power(self, found: Statistics) -> float:
+    def _power(self, statistics: Statistics) -> float:
         """Returns s·‖Δ‖²; with an ``error``, for the first s of 1, 1.5, 2.25, … that reaches it."""
         if self._error is None:
-            return self._last * found.gap
+            return self._last * statistics.gap
         scale = 1.0
         while (
-            scale < _MOST_SCALE
-            and sum_kl(found, optimum(found, scale * found.gap)) > (2 - 4 * self._error) ** 2
+            scale < _MAX_SCALE
+            and sum_kl(statistics, optimum(statistics, scale * statistics.gap))
+            > (2 - 4 * self._error) ** 2
         ):
             scale *= _GROWTH
         self._last = scale
-        return scale * found.gap
+        return scale * statistics.gap
 
     def apply(self, tensors: Tensors) -> Tensors:
         if self._positive_B is None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                "marvell was not told the labels of the rows; correct the method",
+                "marvell: the method did not pass the labels of the rows. Correct the method.",
             )
         positive_B = self._positive_B
         return {name: self.noise(x, positive_B.to(x.device)) for name, x in tensors.items()}

@@ -14,12 +14,15 @@ from tests.harness.sharing import MACHINES, OLDER
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import Arithmetic, ArithmeticChange
 from vfl_party.base import arithmetic as module
-from vfl_party.base.arithmetic import MOST_CHANGES, arithmetic, differences, resumed
+from vfl_party.base.arithmetic import MAX_CHANGES, arithmetic, differences, resumed
 from vfl_party.runtime.outcome import Outcome
 from vfl_server.control.reports import done_by, is_sound
 
 CPU = torch.device("cpu")
-PRINT = "import torch; from vfl_party.base.arithmetic import arithmetic as a; print(a(torch.device('cpu')).model_dump_json())"
+PRINT = (
+    "import torch; from vfl_party.base.arithmetic import arithmetic as a; "
+    "print(a(torch.device('cpu')).model_dump_json())"
+)
 
 
 def elsewhere(variables: dict[str, str]) -> Arithmetic:
@@ -127,9 +130,9 @@ def test_changes_are_kept_up_to_a_bound() -> None:
     assert (change.checkpoint, change.differs) == ("000001.splitnn.1", ["processor: B, was A"])
     # On the same machine again nothing is new, and nothing is forgotten.
     assert resumed(first, made(processor="B"), "000002.splitnn.2") == (first, None)
-    many = made(changes=[change] * MOST_CHANGES)
+    many = made(changes=[change] * MAX_CHANGES)
     last, _ = resumed(many, made(threads=2), "000003.splitnn.3")
-    assert len(last.changes) == MOST_CHANGES
+    assert len(last.changes) == MAX_CHANGES
     assert last.changes[-1].differs == ["threads: 2, was 1"]
 
 

@@ -52,7 +52,7 @@ def test_a_small_alpha_makes_the_parties_more_unlike() -> None:
 
 
 def test_a_party_has_at_least_so_many_rows() -> None:
-    found = deal(LABELS, 20, "dirichlet", alpha=0.5, least=5, seed=1)
+    found = deal(LABELS, 20, "dirichlet", alpha=0.5, min_rows=5, seed=1)
     assert min(map(len, found)) >= 5
 
 

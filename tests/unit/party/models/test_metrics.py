@@ -341,7 +341,7 @@ def test_pairs_of_a_ranking_are_compared_in_parts(
     targets = torch.stack([torch.randint(0, 3, (15,), generator=drawn).double(), query_N], 1)
     found = []
     for parts in (1 << 20, most):
-        monkeypatch.setattr(losses, "_MOST_PAIRS", parts)
+        monkeypatch.setattr(losses, "_MAX_PAIRS", parts)
         drawn.manual_seed(1)
         outputs = torch.randn(15, 1, generator=drawn, dtype=torch.float64).requires_grad_()
         weighted = of(outputs, targets, torch.arange(15.0))

@@ -169,7 +169,7 @@ def test_a_module_without_trees_gives_zeros_and_every_node_has_an_end() -> None:
         "roots": np.zeros((1, 1), np.int64),
         "baseline": np.zeros(1),
     }
-    with pytest.raises(ValueError, match="ring"):
+    with pytest.raises(ValueError, match="cycle"):
         model.take(Grown(**ring))
 
 

@@ -151,7 +151,7 @@ def test_a_recipe_adds_transforms_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
-        ({"codec": "bfloat61"}, ["codec 'bfloat61'", "did you mean 'bfloat16'"]),
+        ({"codec": "bfloat61"}, ["codec 'bfloat61'", "Did you mean 'bfloat16'"]),
         (
             {"transforms": [{"kind": "gausian", "exchange": "embedding"}]},
             ["transform 'gausian'", "'gaussian'"],
@@ -171,7 +171,7 @@ def test_a_recipe_adds_transforms_of_its_own() -> None:
         ),
         (
             {"transforms": [{"kind": "gaussian", "exchange": "z", "sigma": 1}]},
-            ["no exchange 'z'", "embedding"],
+            ["unknown exchange", "'z'", "embedding"],
         ),
         (
             {

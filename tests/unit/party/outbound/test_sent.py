@@ -78,7 +78,7 @@ def test_another_step_receiver_or_exchange_is_no_message_before(
 
 
 def test_the_oldest_messages_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent, "_MOST", 2)
+    monkeypatch.setattr(sent, "_MAX_MESSAGES", 2)
     before = SentBefore()
     places = [AT._replace(step=StepKey("splitnn", 0, batch)) for batch in range(3)]
     assert not any(before.differs("down", at, {"dz": G_BD}) for at in places)

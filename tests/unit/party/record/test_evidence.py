@@ -21,7 +21,7 @@ from vfl_common.identity.signing import chain_pem, sign
 from vfl_common.rpc.confer import ShownHead
 from vfl_party.record import book as book_of
 from vfl_party.record.book import LINES, SECRET
-from vfl_party.record.evidence import MOST_FILES, Proof, evidence, keep, proof_text
+from vfl_party.record.evidence import MAX_FILES, Proof, evidence, keep, proof_text
 from vfl_party.record.heads import PEERS, accept
 from vfl_party.record.note import Head, Held, SignedNote, cosigner_id, key_id
 from vfl_party.record.relay import HeadRelay
@@ -230,9 +230,9 @@ def test_files_of_heads_are_bounded(tmp_path: Path, members: Members) -> None:
     mine, old = members["p1"], head(8, 0, 20)
     (tmp_path / PEERS).mkdir()
     for kind, size in (("not-shown", 9), ("broken", 8)):
-        for root in range(1, MOST_FILES + 4):
+        for root in range(1, MAX_FILES + 4):
             keep(tmp_path / PEERS, "p1", held(old, mine), held(head(size, root, 20), mine), Proof())
-        assert len([*(tmp_path / PEERS).glob(f"p1.{kind}-*.json")]) == MOST_FILES
+        assert len([*(tmp_path / PEERS).glob(f"p1.{kind}-*.json")]) == MAX_FILES
 
 
 def test_a_second_record_of_a_peer_is_reported(

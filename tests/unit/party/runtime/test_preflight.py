@@ -140,7 +140,7 @@ def test_a_disk_without_room_is_found_before_a_run(
         (
             {"codec": "float61"},
             "recipe",
-            "phases: splitnn: exchange embedding: there is no codec 'float61'; did you",
+            "phases: splitnn: exchange embedding: unknown codec 'float61'. Did you",
         ),
         (
             {"early_stopping": {"metric": "rmse"}},
