@@ -56,6 +56,7 @@ class Code(IntEnum):
     MODELS_DIFFER = 28
     REFUSED = 29
     PLUGINS_DIFFER = 30
+    ADDRESS_INVALID = 31
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ CATALOGUE: dict[Code, Meaning] = {
     Code.ROLE_MISMATCH: Meaning("the party's role does not allow this call", 2),
     Code.RECIPE_DIFFERS: Meaning("the party's recipe differs from the server's", 2),
     Code.PROTOCOL_DIFFERS: Meaning("the party speaks another version of the protocol", 2),
-    Code.ADDRESS_IN_USE: Meaning("an address is in use, or is not host:port", 2),
+    Code.ADDRESS_IN_USE: Meaning("a process cannot listen on its address", 2),
     Code.UNREACHABLE: Meaning("a peer does not answer", 2),
     Code.TENSOR_MISMATCH: Meaning(
         "a tensor's name, dtype or shape is not what the step expects", 2
@@ -121,6 +122,7 @@ CATALOGUE: dict[Code, Meaning] = {
         "the party's policy does not let something out that the recipe asks for", 2
     ),
     Code.PLUGINS_DIFFER: Meaning("the parties have different versions of a plug-in", 2),
+    Code.ADDRESS_INVALID: Meaning("an address is not host:port, or cannot be resolved", 2),
 }
 
 

@@ -39,7 +39,7 @@ Families = Callable[[], Iterable[Metric]]
 def listen_address(text: str) -> str:
     """Returns the ``host:port`` of ``--metrics``; a port alone is on the loopback interface.
 
-    Raises InputError (ADDRESS_IN_USE) if this machine cannot listen there.
+    Raises InputError (ADDRESS_INVALID, ADDRESS_IN_USE) if this machine cannot listen there.
     """
     address = f"{LOOPBACK}:{text.removeprefix(':')}" if ":" not in text.removeprefix(":") else text
     try:

@@ -34,7 +34,7 @@ def checked_start(
 
     Raises:
         PeerError: MALFORMED_MESSAGE.
-        InputError: ADDRESS_IN_USE, for an address that is none.
+        InputError: ADDRESS_INVALID, for an exchange address that is not host:port.
     """
     named = start.run_id, start.checkpoint or "none", *start.left, *start.shown
     if not all(PLAIN_NAME.fullmatch(name) for name in named):

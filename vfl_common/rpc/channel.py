@@ -208,7 +208,7 @@ def listening(
     ``threads`` must cover every stream that can be open at once: fewer starve the rendezvous.
 
     Raises:
-        InputError: ADDRESS_IN_USE.
+        InputError: ADDRESS_INVALID, ADDRESS_IN_USE.
     """
     check_address(address)
     host = address.rpartition(":")[0]
@@ -223,7 +223,7 @@ def listening(
     try:
         bound = server.add_secure_port(address, _server_credentials(keyring))
     except RuntimeError:
-        raise _in_use(address, "it cannot be bound") from None
+        raise _in_use(address, "the port cannot be bound") from None
     server.start()
     try:
         with door.watch(bound):
@@ -264,12 +264,12 @@ def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
 
 def split_address(address: str) -> tuple[str, int]:
     """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises InputError
-    (ADDRESS_IN_USE) if it is none.
+    (ADDRESS_INVALID) if ``address`` has another form.
     """
     try:
         return host_and_port(address)
     except ValueError as error:
-        raise InputError(Code.ADDRESS_IN_USE, str(error)) from None
+        raise InputError(Code.ADDRESS_INVALID, str(error)) from None
 
 
 def means_all_addresses(address: str) -> bool:
@@ -285,7 +285,8 @@ def means_all_addresses(address: str) -> bool:
 
 
 def check_address(address: str) -> None:
-    """Raises InputError (ADDRESS_IN_USE) if this machine cannot listen on host:port.
+    """Raises InputError (ADDRESS_INVALID, ADDRESS_IN_USE) if this machine cannot listen on
+    host:port.
 
     gRPC says only "failed to bind"; a plain socket knows why.
     """
@@ -296,7 +297,11 @@ def check_address(address: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except socket.gaierror:
-        raise _in_use(address, "its host name is not known on this machine") from None
+        raise InputError(
+            Code.ADDRESS_INVALID,
+            f"cannot listen on {address}: this machine cannot resolve the host name. Use a name or "
+            "IP address of this machine.",
+        ) from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise _in_use(address, "another program is using it") from None
@@ -306,7 +311,7 @@ def check_address(address: str) -> None:
 def _in_use(address: str, why: str) -> InputError:
     return InputError(
         Code.ADDRESS_IN_USE,
-        f"cannot listen on {address}: {why}; choose another address, or port 0 for a free one",
+        f"cannot listen on {address}: {why}. Choose another address, or port 0 for a free one.",
     )
 
 

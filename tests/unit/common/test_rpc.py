@@ -225,6 +225,12 @@ def test_a_code_that_is_not_known_is_an_internal_error(code: int) -> None:
     assert CATALOGUE[Code.INTERNAL].public in str(error)
 
 
+def test_a_code_of_a_later_release_keeps_its_sentence() -> None:
+    failure = failure_pb2.Failure(code=max(Code) + 1, message="an address is not host:port")  # type: ignore[arg-type]
+    error = from_failure(failure, sender="active", me="north")
+    assert_names(str(error), "active", "an address is not host:port")
+
+
 @pytest.mark.parametrize(
     "error", [InputError(Code.FILE_INVALID, SECRET), InternalError(SECRET), KeyError(SECRET)]
 )
@@ -486,6 +492,11 @@ def test_an_address_in_use_is_said_so() -> None:
             check_address(f"127.0.0.1:{port}")
         assert caught.value.code is Code.ADDRESS_IN_USE
     check_address("127.0.0.1:0")
+
+
+def test_a_host_that_cannot_be_resolved_is_an_invalid_address() -> None:
+    with raises(InputError, Code.ADDRESS_INVALID, names="no.such.host.invalid"):
+        check_address("no.such.host.invalid:0")
 
 
 def test_an_address_of_another_machine_is_said_so() -> None:

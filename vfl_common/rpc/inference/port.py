@@ -51,7 +51,7 @@ def listening(model: Model, address: str, secret: tuple[bytes, bytes] | None) ->
         address: host:port; port 0 takes a free one.
         secret: key and certificate, PEM; None: without TLS.
 
-    Raises InputError (ADDRESS_IN_USE).
+    Raises InputError (ADDRESS_INVALID, ADDRESS_IN_USE).
     """
     check_address(address)
     bound: Future[Bound] = Future()
