@@ -187,15 +187,15 @@ class RunFolder:
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            why = f"cannot be read ({error.strerror})"
+            reason = error.strerror
         except (ValueError, RecursionError):
-            why = "is not JSON"
+            reason = "not JSON"
         else:
             return recorded_recipe(value, str(path))
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: {why}. Copy it from the folder of another process of this run, which has the "
-            "same file.",
+            f"{path}: cannot be read ({reason}). Copy it from the folder of another process of "
+            "this run, which has the same file.",
         )
 
 
