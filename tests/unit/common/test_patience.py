@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from vfl_common.rpc.serving.patience import MOST_LATE, Patience
+from vfl_common.rpc.serving.patience import MAX_LATE, Patience
 
 
 def passed_over() -> Patience:
     """Returns the patience with a party that has just let so many questions pass."""
     found = Patience()
-    assert [found.late(number, 0) for number in range(MOST_LATE)] == [False, False, True]
+    assert [found.late(number, 0) for number in range(MAX_LATE)] == [False, False, True]
     assert not found.waits
     return found
 
@@ -67,7 +67,7 @@ def test_a_probe_without_an_answer_is_followed_by_another() -> None:
 
 def test_questions_that_wait_count_if_it_has_answered_none_since() -> None:
     patience = Patience()
-    assert patience.late(1.0, MOST_LATE - 1)
+    assert patience.late(1.0, MAX_LATE - 1)
     assert not patience.waits
     patience = Patience()
     # It answers others, and one takes it long.
@@ -78,7 +78,7 @@ def test_questions_that_wait_count_if_it_has_answered_none_since() -> None:
 
 def test_answers_between_begin_the_count_again() -> None:
     patience = Patience()
-    for number in range(10 * MOST_LATE):
+    for number in range(10 * MAX_LATE):
         assert not patience.late(float(number), 0)
         assert not patience.answered(number, number + 0.5, waited_for=True)
     assert patience.waits
