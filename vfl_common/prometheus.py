@@ -45,7 +45,7 @@ def listen_address(text: str) -> str:
     try:
         check_address(address)
     except InputError as error:
-        raise InputError(error.code, f"--metrics: {error}") from None
+        raise error.privately(f"--metrics: {error}") from None
     return address
 
 

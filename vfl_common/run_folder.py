@@ -187,16 +187,10 @@ class RunFolder:
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            reason = error.strerror
+            raise _lost_recipe(path, error.strerror) from None
         except (ValueError, RecursionError):
-            reason = "not JSON"
-        else:
-            return recorded_recipe(value, str(path))
-        raise InputError(
-            Code.FILE_INVALID,
-            f"{path}: cannot be read ({reason}). Copy it from the folder of another process of "
-            "this run, which has the same file.",
-        )
+            raise _lost_recipe(path, "not JSON") from None
+        return recorded_recipe(value, str(path))
 
 
 _OVER = {
@@ -327,6 +321,14 @@ def _facts(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         pass
     raise _damaged(path, why)
+
+
+def _lost_recipe(path: Path, reason: str | None) -> InputError:
+    return InputError(
+        Code.FILE_INVALID,
+        f"{path}: cannot be read ({reason}). Copy it from the folder of another process of this "
+        "run, which has the same file.",
+    )
 
 
 def _damaged(path: Path, why: str) -> InputError:

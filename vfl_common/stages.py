@@ -44,12 +44,12 @@ class Draw:
 
     def of(self, round_: int, parties: Sequence[str]) -> tuple[str, ...]:
         """Returns those of ``parties`` that take part in a round, in their order."""
-        return _drawn(self.seed, round_ // self.rounds, self.number, tuple(parties))
+        return _draw(self.seed, round_ // self.rounds, self.number, tuple(parties))
 
 
 # Cached, because the parties of one process ask for the same round one after the other.
 @lru_cache(maxsize=64)
-def _drawn(seed: int, turn: int, number: int, parties: tuple[str, ...]) -> tuple[str, ...]:
+def _draw(seed: int, turn: int, number: int, parties: tuple[str, ...]) -> tuple[str, ...]:
     first = set(sorted(parties, key=lambda party: (derive(seed, turn, party), party))[:number])
     return tuple(party for party in parties if party in first)
 

@@ -41,7 +41,7 @@ class PackedRows(NamedTuple):
     scale: Floats
 
 
-def packed_width(width: int, bits: int) -> int:
+def bytes_per_row(width: int, bits: int) -> int:
     """Returns the bytes of a packed row of ``width`` numbers."""
     return -(-width * bits // 8)
 
@@ -64,7 +64,7 @@ def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False
             np.empty((rows, 0), np.uint8), np.zeros(rows, np.float32), np.zeros(rows, np.float32)
         )
     low_R, scale_R, inverse_R, odd_R = _ranges(x_RW, bits, halves=halves)
-    packed = np.empty((rows, packed_width(width, bits)), np.uint8)
+    packed = np.empty((rows, bytes_per_row(width, bits)), np.uint8)
     padded, block = -(-width // 4) * 4, max(1, BLOCK // width)
     t_BP, d_BP = np.zeros((block, padded), np.float32), np.empty((block, padded), np.float32)
     for at in range(0, rows, block):

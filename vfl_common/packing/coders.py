@@ -73,7 +73,7 @@ class Bits:
         """See ``Coder``."""
         rows, width = rows_of(shape)
         scale = TensorSpec(DType.BFLOAT16 if self.half else DType.FLOAT32, (rows,))
-        packed = TensorSpec(DType.UINT8, (rows, bits.packed_width(width, self.bits)))
+        packed = TensorSpec(DType.UINT8, (rows, bits.bytes_per_row(width, self.bits)))
         return _if_smaller({"packed": packed, "low": scale, "scale": scale}, shape)
 
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:

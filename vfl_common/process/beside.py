@@ -16,7 +16,7 @@ from vfl_common.errors import Code, InputError
 WATCH = click.option(
     "--watch",
     is_flag=True,
-    help="Show the run in a browser, and print the link to the page.",
+    help="Show the run in a browser; print the page's link.",
 )
 # How long the page may send its last news to browsers.
 _LAST_S = 5.0

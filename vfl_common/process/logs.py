@@ -331,7 +331,7 @@ def worded(line: Mapping[str, Any]) -> str:
     event, message = str(line.get("event", "")), str(line.get("message", ""))
     if message != event:
         return message
-    # See ``JsonLines``.
+    # ``JsonLines`` appends a ``_`` to some keys.
     facts = {key.removesuffix("_"): value for key, value in line.items() if key not in _ALWAYS}
     try:
         return _sentence("", event, facts).strip()

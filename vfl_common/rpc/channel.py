@@ -20,7 +20,7 @@ from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.diagnose import certificate_of, diagnose
 from vfl_common.identity.keyring import Keyring
-from vfl_common.rpc.guard.limits import most_connections, raise_file_limit
+from vfl_common.rpc.guard.limits import connection_limit, raise_file_limit
 from vfl_common.rpc.guard.newcomers import Door
 from vfl_common.rpc.guard.rate import Rate
 from vfl_common.text import host_and_port
@@ -214,7 +214,7 @@ def listening(
     """
     check_address(address)
     host = address.rpartition(":")[0]
-    max_connections = most_connections(threads, raise_file_limit())
+    max_connections = connection_limit(threads, raise_file_limit())
     door = Door(max_connections, threads)
     server = grpc.server(
         ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
@@ -249,7 +249,7 @@ def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
             [pair], root_certificates=credentials.ca_pem
         )
 
-    def changed() -> grpc.ServerCertificateConfiguration | None:
+    def reconfigure() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
         if looks.passes("", time.monotonic()) is None:
             return None
@@ -260,7 +260,7 @@ def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
         return configure(now)
 
     return grpc.dynamic_ssl_server_credentials(
-        configure(used), changed, require_client_authentication=True
+        configure(used), reconfigure, require_client_authentication=True
     )
 
 

@@ -65,10 +65,10 @@ class ServerAway:
     _patience_s: float = 0.0
 
     def begin(self) -> None:
-        """Begins a generation; ``planned`` decides whether it may go on without the server."""
+        """Begins a generation; ``note_plan`` decides whether it may go on without the server."""
         self.messages.clear()
 
-    def planned(self, claim: control_pb2.Join, *, averages: bool) -> None:
+    def note_plan(self, claim: control_pb2.Join, *, averages: bool) -> None:
         """Notes this party's plan; ``averages``: the server averages weights."""
         if self.absent_s and not averages:
             self.claim = claim
@@ -80,7 +80,7 @@ class ServerAway:
         self.messages[body] = data
         return not self.away
 
-    def interrupted(self) -> None:
+    def note_interruption(self) -> None:
         """Notes that the run resumes from a checkpoint, and so needs another report."""
         self.messages.pop("report", None)
 
@@ -89,7 +89,7 @@ class ServerAway:
         """Whether this party has reported in this generation."""
         return "report" in self.messages
 
-    def lost(self, now_s: float) -> Loss:
+    def note_loss(self, now_s: float) -> Loss:
         """Decides what the loss of the connection means."""
         if self.claim is None:
             return Loss.ENDS
@@ -125,7 +125,7 @@ class ServerAway:
         """Returns how long the generation still goes on without the server."""
         return max(0.0, self._give_up_s - now_s)
 
-    def asked(self, now_s: float) -> None:
+    def note_question(self, now_s: float) -> None:
         """Notes that this party has joined again, and waits for the server's answer."""
         self._asked_s = now_s
 
@@ -143,6 +143,6 @@ class ServerAway:
         self.away = False
         return self.messages.values()
 
-    def over(self) -> None:
+    def stop_looking(self) -> None:
         """Stops the search for the server: from now on its loss ends the generation."""
         self.claim, self.away = None, False

@@ -248,7 +248,7 @@ class Session:
         self._send(plan_message(aggregations))
         with self._uplink.lock:
             if self._ended is None:
-                self._server_away.planned(self._joined, averages=bool(aggregations))
+                self._server_away.note_plan(self._joined, averages=bool(aggregations))
 
     def progress(self, progress: ProgressUpdate) -> None:
         """Sends the server this party's progress and metrics."""
@@ -340,7 +340,7 @@ class Session:
                 party=self.server,
             )
         return InputError(
-            Code.UNREACHABLE, f"the server does not answer (waited {self.wait_s:g} s): {why}"
+            Code.UNREACHABLE, f"the server does not answer: {why} Waited {self.wait_s:g} s."
         )
 
     def _send(self, message: control_pb2.PartyMessage) -> None:
@@ -366,7 +366,7 @@ class Session:
             return stopped(message.stop, server=self.server, me=self.me)
         if body == "interrupt":
             with self._uplink.lock:
-                self._server_away.interrupted()
+                self._server_away.note_interruption()
             error = interruption(message.interrupt)
             self._end(error)
             # A server that was stopped waits until this party ends the session.

@@ -121,7 +121,7 @@ class Uplink:
     def stop_looking(self) -> None:
         """Stops the search for the server: from now on its loss ends the generation."""
         with self.lock:
-            self.away.over()
+            self.away.stop_looking()
             self.lock.notify_all()
 
     def await_looker(self) -> None:
@@ -184,7 +184,7 @@ class Uplink:
             ending = why_broken(error, self.server) or ending
         if self.closed.is_set():
             return
-        search = self._lost(ending, channel)
+        search = self._handle_loss(ending, channel)
         channel.close()
         if search is not None:
             try:
@@ -197,13 +197,13 @@ class Uplink:
                     None,
                 )
 
-    def _lost(self, error: VflError, channel: grpc.Channel) -> int | None:
+    def _handle_loss(self, error: VflError, channel: grpc.Channel) -> int | None:
         """Handles the end of the connection. Returns the number of the search for the server that
         this thread must begin, or None.
         """
         with self.lock:
             if isinstance(error, InterruptedRun) and self.channel is channel:
-                loss = self.away.lost(time.monotonic())
+                loss = self.away.note_loss(time.monotonic())
                 if loss is not Loss.ENDS:
                     self.channel = None
                 if loss is Loss.KNOWN:
@@ -255,7 +255,7 @@ class Uplink:
             if not self._looks(search) or self.channel is not None:
                 return False
             self.open(channel)
-            self.away.asked(time.monotonic())
+            self.away.note_question(time.monotonic())
             self.send(control_pb2.PartyMessage(join=self.away.claim).SerializeToString())
             return True
 

@@ -67,7 +67,7 @@ class Patience:
         self._back_s: dict[str, float] = {}
         self._not_before_s: dict[str, float] = {}
 
-    def missed(self, party: str, now_s: float, deadline_s: float) -> None:
+    def note_missed(self, party: str, now_s: float, deadline_s: float) -> None:
         """Notes that a step went on without ``party``."""
         if (
             party not in self.away
@@ -76,7 +76,7 @@ class Patience:
             self._not_before_s[party] = now_s + _DEADLINES * deadline_s
         self.away |= {party}
 
-    def came(self, party: str, now_s: float) -> None:
+    def note_return(self, party: str, now_s: float) -> None:
         """Notes that ``party`` has come back, and knows the current step."""
         if now_s >= self._not_before_s.get(party, -math.inf):
             self._back_s[party] = now_s
@@ -326,7 +326,7 @@ class ExchangeHub(Generic[AnyPipe]):
             incoming = self.pipe.newest(party)
             if incoming is not None and incoming.step == self._step:
                 incoming.assembly, incoming.passed = None, True
-            self._patience.missed(party, now_s, deadline_s)
+            self._patience.note_missed(party, now_s, deadline_s)
         self._behind = set(missing)
 
     def _catch_up(self, party: str, incoming: Incoming[Any, Any]) -> None:
@@ -334,7 +334,7 @@ class ExchangeHub(Generic[AnyPipe]):
         if self._step is None:
             return
         self.pipe.tell(party, incoming, self._step)
-        self._patience.came(party, time.monotonic())
+        self._patience.note_return(party, time.monotonic())
         self._behind.discard(party)
 
     def _check_repeat(self, party: str, bundle: Bundle, incoming: Incoming[Any, Any]) -> None:
@@ -375,7 +375,7 @@ class ExchangeHub(Generic[AnyPipe]):
             return False
         self._arrived[party] = bundle
         if party in self._patience.away:
-            self._patience.came(party, time.monotonic())
+            self._patience.note_return(party, time.monotonic())
         return True
 
     def _begin(self, delivery: Delivery, incoming: Incoming[Any, Any]) -> None:

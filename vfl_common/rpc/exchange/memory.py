@@ -154,7 +154,7 @@ class MemoryPipe(BundlePipe[Carried, _Reply]):
             carried.count(self.ledger, party, "sent")
             yield party, carried
 
-    def passed(self, now: StepKey) -> _Reply:
+    def answer_passed(self, now: StepKey) -> _Reply:
         return now
 
 
@@ -179,7 +179,7 @@ class MemoryLink(Link):
         pipe, carried = self._pipe, Carried.of(step, bundle, measure(step, bundle))
         carried.count(self._ledger, pipe.name, "sent")
         carried.count(pipe.ledger, self._me, "received")
-        pipe.begun(self._stream, step, bundle.kind.label)
+        pipe.note_begin(self._stream, step, bundle.kind.label)
         pipe.put(self._stream, carried, begins=True, ends=True)
 
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:

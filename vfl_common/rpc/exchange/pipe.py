@@ -163,7 +163,7 @@ class BundlePipe(ABC, Generic[Part, Answer]):
         """Yields (party, its reply as it is sent). One bundle may be the reply to all."""
 
     @abstractmethod
-    def passed(self, now: StepKey) -> Answer:
+    def answer_passed(self, now: StepKey) -> Answer:
         """Returns the answer to a bundle whose step has passed, with the current step ``now``."""
 
     # -- any thread
@@ -237,7 +237,7 @@ class BundlePipe(ABC, Generic[Part, Answer]):
             if self.ended is not None and self._awaited:
                 raise self.ended
 
-    def begun(self, stream: PartyStream[Part, Answer], step: StepKey, kind: str) -> None:
+    def note_begin(self, stream: PartyStream[Part, Answer], step: StepKey, kind: str) -> None:
         """Notes the first part of a bundle, which is new or was received completely before."""
         party = stream.party
         with self._lock:
@@ -350,7 +350,7 @@ class BundlePipe(ABC, Generic[Part, Answer]):
 
     def tell(self, party: str, incoming: Incoming[Part, Answer], now: StepKey) -> None:
         """Answers a complete bundle with the current step ``now``."""
-        answer = self.passed(now)
+        answer = self.answer_passed(now)
         with self._lock:
             # If the answer is lost, the party sends its bundle again.
             self._answers[party] = (incoming.step, answer)

@@ -104,7 +104,7 @@ class FramePipe(BundlePipe[Received, list[Encoded]]):
             encoded[id(bundle)] = frames
             yield party, frames
 
-    def passed(self, now: StepKey) -> list[Encoded]:
+    def answer_passed(self, now: StepKey) -> list[Encoded]:
         return [encode_passed(now)]
 
     def deliver(self, stream: FrameStream, frame: Received) -> None:
@@ -112,7 +112,7 @@ class FramePipe(BundlePipe[Received, list[Encoded]]):
         envelope = frame.envelope
         begins = envelope.HasField("header")
         if begins:
-            self.begun(stream, step_of(envelope), label(envelope))
+            self.note_begin(stream, step_of(envelope), label(envelope))
         self.put(stream, frame, begins=begins, ends=envelope.last)
 
     def resume(self, stream: FrameStream, step: StepKey) -> exchange_pb2.Resume:

@@ -13,7 +13,7 @@ MAX_PROBES = 64
 
 
 @dataclass
-class Patience:
+class AnswerPatience:
     """The patience with one stream of a party, for one thread at a time. Times are monotonic.
 
     A party that is away gets a question now and then, as a probe. Once it has answered one in time,
@@ -36,7 +36,7 @@ class Patience:
         """Whether requests wait for the party's answers."""
         return self._late < MAX_LATE
 
-    def late(self, asked_s: float, waiting: int) -> bool:
+    def note_late(self, asked_s: float, waiting: int) -> bool:
         """Notes that a question of the time ``asked_s`` had no answer in time; returns whether the
         party is away from now on.
 
@@ -62,7 +62,7 @@ class Patience:
         self._probe, self._until_s = number, until_s
         return True
 
-    def answered(self, number: int, now_s: float, *, waited_for: bool) -> bool:
+    def note_answer(self, number: int, now_s: float, *, waited_for: bool) -> bool:
         """Notes an answer; returns whether requests wait for the party again.
 
         ``waited_for``: whether it came in time to a question that is not a probe.

@@ -119,9 +119,9 @@ class ServingService:
         """Sends a question about ``ids`` to all parties that attend; does not wait for answers.
 
         After ``timeout_s`` a party that has not answered is late. A party that has missed several
-        questions is away until it answers one in time: see ``Patience``. ``steps``: {party: its
-        question}, instead of embeddings; the other parties are not asked. ``fewer``: {party: the
-        ids to ask it for, instead of all}; a party without ids counts as having answered.
+        questions is away until it answers one in time: see ``AnswerPatience``. ``steps``: {party:
+        its question}, instead of embeddings; the other parties are not asked. ``fewer``: {party:
+        the ids to ask it for, instead of all}; a party without ids counts as having answered.
 
         Raises VflError if a question may not leave.
         """
@@ -140,23 +140,23 @@ class ServingService:
             for name, some in own.items():
                 stream = self._streams.get(name)
                 if stream is None or stream.full:
-                    question.found[name] = "away" if stream is None else "late"
+                    question.results[name] = "away" if stream is None else "late"
                     continue
                 if not stream.patience.waits:
-                    question.found[name] = "away"
+                    question.results[name] = "away"
                     if not stream.patience.probes(number, now_s, now_s + timeout_s):
                         continue
                     # A probe must ask for at least one id.
                     some = some or ids
                 elif not some:
-                    question.found[name] = Answered(b"")
+                    question.results[name] = Answered(b"")
                     continue
                 step = steps[name] if steps is not None else None
                 is_whole = some is ids and step is None
                 data = whole if is_whole else question_bytes(number, some, left_ms, step)
                 if self._writes is not None:
                     self._writes(describe_question(name, number, some, step, len(data)))
-                if name not in question.found:
+                if name not in question.results:
                     stream.open[number] = question
                     question.waiting.add(name)
                 stream.outbox.put(data)
@@ -170,16 +170,18 @@ class ServingService:
             while question.waiting and (left_s := until_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)
             for name in question.waiting:
-                question.found[name] = "late"
+                question.results[name] = "late"
                 self._late(self._streams.get(name), number, question.asked_s)
             question.waiting = set()
-            return {name: question.found[name] for name in self._widths if name in question.found}
+            return {
+                name: question.results[name] for name in self._widths if name in question.results
+            }
 
     def _late(self, stream: Stream | None, number: int, asked_s: float) -> None:
         # A newer stream does not have this question.
         if stream is None or stream.open.pop(number, None) is None:
             return
-        if stream.patience.late(asked_s, len(stream.open)):
+        if stream.patience.note_late(asked_s, len(stream.open)):
             log.warning(
                 "%s does not answer; it is away until it answers a question in time",
                 stream.party,
@@ -347,7 +349,7 @@ class ServingService:
             for question in stream.open.values():
                 if stream.party in question.waiting:
                     question.waiting.discard(stream.party)
-                    question.found[stream.party] = "away"
+                    question.results[stream.party] = "away"
             stream.open.clear()
             self._changed.notify_all()
 
@@ -365,7 +367,7 @@ class ServingService:
         with self._changed:
             question = stream.open.pop(answer.number, None)
             waited_for = question is not None
-            if stream.patience.answered(answer.number, time.monotonic(), waited_for=waited_for):
+            if stream.patience.note_answer(answer.number, time.monotonic(), waited_for=waited_for):
                 log.warning("%s answers in time again", party, extra={"event": "attending"})
             if not answer.number or answer.number > self._number:
                 raise PeerError(
@@ -388,7 +390,7 @@ class ServingService:
             with self._changed:
                 if party in question.waiting:
                     question.waiting.discard(party)
-                    question.found[party] = result
+                    question.results[party] = result
                     if not question.waiting:
                         self._changed.notify_all()
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.serving.answered import Answered, Keeping, Outgoing, Step
-from vfl_common.rpc.serving.patience import Patience
+from vfl_common.rpc.serving.patience import AnswerPatience
 
 PHASE, QUESTION, ANSWER = "serve", "question", "answer"
 # The most questions to one party without an answer.
@@ -31,7 +31,7 @@ class Question:
     asked_s: float
     steps: Mapping[str, Step] | None = None
     waiting: set[str] = field(default_factory=set)
-    found: dict[str, Answered | Absent] = field(default_factory=dict)
+    results: dict[str, Answered | Absent] = field(default_factory=dict)
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Stream:
     program: str = ""
     outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     open: dict[int, Question] = field(default_factory=dict)
-    patience: Patience = field(default_factory=Patience)
+    patience: AnswerPatience = field(default_factory=AnswerPatience)
 
     @property
     def full(self) -> bool:
