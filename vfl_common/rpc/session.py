@@ -308,7 +308,7 @@ class Session:
             uplink.reader.join(timeout=0.0 if self._has_waited else _CLOSE_S)
         uplink.disconnect()
 
-    # -- connection
+    # -- the connection to the server
     # ----------------------------------------------------------------------
 
     def _connect(self, give_up_s: float) -> None:

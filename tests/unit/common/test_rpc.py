@@ -101,7 +101,7 @@ def test_a_party_that_is_away_is_not_waited_for(
     at_least: int,
     decision: object,
 ) -> None:
-    assert decide(waited_s, arrived, ROSTER, 10.0, 2.0, away=away, at_least=at_least) == decision
+    assert decide(waited_s, arrived, ROSTER, 10.0, 2.0, away=away, min_parties=at_least) == decision
 
 
 def test_a_step_without_a_deadline_waits_for_who_is_away() -> None:

@@ -91,7 +91,7 @@ def decide(
     deadline_s: float = math.inf,
     *,
     away: Collection[str] = (),
-    at_least: int = 0,
+    min_parties: int = 0,
 ) -> Proceed | KeepWaiting | TimedOut:
     """Proceeds when all of ``roster`` have arrived or at ``deadline_s``; gives up on late parties
     at ``timeout_s``.
@@ -105,12 +105,12 @@ def decide(
         timeout_s: how long a living party may take.
         deadline_s: how long a step waits that may go on without the late parties.
         away: parties that have missed an earlier step, and have not come back since.
-        at_least: the number of parties that a step with a deadline needs.
+        min_parties: the number of parties that a step with a deadline needs.
     """
     if len(arrived) == len(roster):
         return _PROCEED
     missing = tuple(party for party in roster if party not in arrived)
-    if len(arrived) < at_least:
+    if len(arrived) < min_parties:
         deadline_s = math.inf
     elif not math.isinf(deadline_s) and all(party in away for party in missing):
         deadline_s = 0.0
@@ -235,7 +235,7 @@ class ExchangeHub(Generic[AnyPipe]):
                 self._timeout_s if hurried else math.inf,
                 deadline_s,
                 away=self._patience.away,
-                at_least=lenience.at_least if lenience is not None else 0,
+                min_parties=lenience.at_least if lenience is not None else 0,
             )
             if isinstance(decision, Proceed):
                 self._hurried, self._collecting = True, False
