@@ -15,7 +15,7 @@ REMEDY = {
     Code.FILE_INVALID: "correct, restore or free the file that the sentence names",
     Code.DATA_INVALID: "correct the table; `vfl-party check` shows its rows and columns",
     Code.ROWS_DIFFER: 'give all parties the same ids, or set `rows.align = "psi"`',
-    Code.CERTIFICATE_INVALID: "get a new certificate from the keeper of the CA; `vfl certs show` explains one",
+    Code.CERTIFICATE_INVALID: "get a new certificate from the CA administrator; `vfl certs show` explains one",
     Code.IDENTITY_MISMATCH: "compare name and pin with the other organisation",
     Code.NOT_IN_RECIPE: "add the party to every copy of the recipe, or correct its name",
     Code.NAME_TAKEN: "end the other process of this name",
