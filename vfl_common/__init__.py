@@ -1,3 +1,3 @@
-"""What both programs speak, parties and server: errors, configuration, bundles, the wire, identity,
-the ledger.
+"""Shared by the parties and the server: errors, configuration, bundles, the wire, identity, the
+ledger.
 """

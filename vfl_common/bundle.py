@@ -1,7 +1,7 @@
-"""Bundle: named tensors, the only thing that crosses a process boundary in an exchange; and the
-spec that guards it.
+"""Bundles: named tensors, which are all that an exchange sends from one process to another; and
+specs that check them.
 
-This module does without torch: a tensor is a dtype, a shape and a contiguous little-endian buffer.
+This module does not use torch: a tensor is a dtype, a shape and a contiguous little-endian buffer.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from vfl_common.errors import Code, PeerError
 
-# The square of a larger number is near the end of float32.
+# Numbers above this are suspect: their squares approach the limit of float32.
 HUGE = 1e18
 
 
 class DType(IntEnum):
-    """Names and numbers are those of ``vfl.v1.DType``."""
+    """The dtype of a tensor. Names and numbers are those of ``vfl.v1.DType``."""
 
     FLOAT32 = 1
     FLOAT16 = 2
@@ -54,7 +54,7 @@ class Kind(IntEnum):
 
     @property
     def label(self) -> str:
-        """The ledger's word for this kind."""
+        """The name of this kind in the ledger."""
         return LABELS[self]
 
 
@@ -62,7 +62,7 @@ LABELS: dict[int, str] = {kind: kind.name.lower() for kind in Kind}
 
 
 class StepKey(NamedTuple):
-    """The key, together with the run, that makes a step idempotent."""
+    """Identifies a step within a run; a step that is sent again is computed only once."""
 
     phase: str
     round: int
@@ -90,11 +90,12 @@ class Bundle:
 
     @property
     def payload_bytes(self) -> int:
+        """The bytes of all tensors."""
         return sum(buffer.data.nbytes for buffer in self.tensors.values())
 
     def spec(self) -> BundleSpec:
-        """Returns the form that this bundle has."""
-        tensors = {name: TensorSpec(each.dtype, each.shape) for name, each in self.tensors.items()}
+        """Returns the spec that this bundle matches."""
+        tensors = {name: TensorSpec(t.dtype, t.shape) for name, t in self.tensors.items()}
         return BundleSpec(self.kind, tensors)
 
 
@@ -105,9 +106,10 @@ class TensorSpec:
     dtype: DType
     shape: tuple[int, ...]
 
-    # A spec is made once, and asked at every step.
+    # Cached, because every step uses it.
     @cached_property
     def nbytes(self) -> int:
+        """The bytes of the tensor."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
     def __str__(self) -> str:
@@ -116,10 +118,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BundleSpec:
-    """The exact form of a bundle: checked on the announcement, before memory is allocated for the
-    bytes.
+    """The exact kind, names, dtypes and shapes of a bundle. They are checked when the bundle is
+    announced, before memory is allocated for its bytes.
 
-    A spec equals only itself, so that caches can key on its identity.
+    A spec equals only itself, so that caches can use its identity as a key.
     """
 
     kind: Kind
@@ -127,6 +129,7 @@ class BundleSpec:
 
     @property
     def payload_bytes(self) -> int:
+        """The bytes of all tensors."""
         return sum(spec.nbytes for spec in self.tensors.values())
 
     def check(
@@ -137,19 +140,18 @@ class BundleSpec:
         """
         if kind is self.kind and announced == self.tensors:
             return
-        where = f"{party} at {step}"
+
         if sum(spec.nbytes for spec in announced.values()) > self.payload_bytes:
             raise _mismatch(
                 Code.TENSOR_TOO_LARGE,
-                f"{where}: a message of {sum(s.nbytes for s in announced.values())} bytes, "
-                "but at most "
-                f"{self.payload_bytes} are expected",
+                f"{party} at {step}: a message must have at most {self.payload_bytes} bytes (got "
+                f"{sum(spec.nbytes for spec in announced.values())})",
                 party,
             )
         if kind is not self.kind:
             raise _mismatch(
                 Code.TENSOR_MISMATCH,
-                f"{where}: {kind.label}, but {self.kind.label} is expected",
+                f"{party} at {step}: the kind must be {self.kind.label} (got {kind.label})",
                 party,
             )
         for name in [*self.tensors, *announced]:
@@ -157,12 +159,12 @@ class BundleSpec:
             if want != got:
                 raise _mismatch(
                     Code.TENSOR_MISMATCH,
-                    f"{where}: tensor {name[:40]!r} is {got or 'nothing'}, but "
-                    f"{want or 'nothing'} is expected",
+                    f"{party} at {step}: tensor {name[:40]!r} must be {want or 'absent'} (got "
+                    f"{got or 'nothing'})",
                     party,
                 )
 
 
 def _mismatch(code: Code, message: str, party: str) -> PeerError:
-    # Both sides agreed on shapes and names, so the peer may read them.
+    # Both sides have agreed on names and shapes, so the peer may read them.
     return PeerError(code, message, party=party)

@@ -1,19 +1,18 @@
-"""Every error that a person or a peer can meet.
+"""All errors that a person or a peer can see.
 
     VflError
     ├── InputError      the input cannot be used: file, recipe, certificate, address          exit 2
     │   └── UnwritableError  a file cannot be written
     ├── PeerError       a peer sent what the recipe does not allow, or refused us             exit 2
-    ├── LostError       a party stayed away past the deadline                                 exit 3
+    ├── LostError       a party did not come or answer before a deadline                      exit 3
     ├── AbortedError    another party stopped the run                                         exit 4
     ├── InterruptedRun  this generation of the run ended; rejoin and resume (no person sees it)
-    └── InternalError   a defect of ours                                                      exit 1
+    └── InternalError   a defect of this program                                              exit 1
 
 A person sees ``str(error)``: what happened, where, and what to do. A peer sees only
-``error.public``, which follows from the type: an exception's text can hold paths, column names or
-values, so it is the catalogue's sentence for the code, except for types whose texts say only what
-both sides know. ``CATALOGUE`` has an entry for every code (tested), and ``failure.proto`` has the
-same names (tested).
+``error.public``. An exception's text can hold paths, column names or values, so the public text is
+the catalogue's sentence for the code, except for types whose texts say only what both sides know.
+``CATALOGUE`` has an entry for every code, and ``failure.proto`` has the same names (both tested).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import ClassVar, Self
 
 
 class Code(IntEnum):
-    """Names and numbers are those of ``vfl.v1.FailureCode``."""
+    """The code of an error. Names and numbers are those of ``vfl.v1.FailureCode``."""
 
     INTERNAL = 1
     CONFIG_INVALID = 2
@@ -56,14 +55,15 @@ class Code(IntEnum):
     MODELS_DIFFER = 28
     REFUSED = 29
     PLUGINS_DIFFER = 30
+    ADDRESS_INVALID = 31
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a code means to a peer (``public``), to a shell (``exit_code``) and to a retry loop
+    """The meaning of a code for a peer (``public``), a shell (``exit_code``) and a retry loop
     (``retryable``).
 
-    ``own``: it is about one party alone, its files, data or program.
+    ``own``: the error is about one party alone, its files, data or program.
     """
 
     public: str
@@ -95,7 +95,7 @@ CATALOGUE: dict[Code, Meaning] = {
     Code.ROLE_MISMATCH: Meaning("the party's role does not allow this call", 2),
     Code.RECIPE_DIFFERS: Meaning("the party's recipe differs from the server's", 2),
     Code.PROTOCOL_DIFFERS: Meaning("the party speaks another version of the protocol", 2),
-    Code.ADDRESS_IN_USE: Meaning("an address is in use, or is not host:port", 2),
+    Code.ADDRESS_IN_USE: Meaning("a process cannot listen on its address", 2),
     Code.UNREACHABLE: Meaning("a peer does not answer", 2),
     Code.TENSOR_MISMATCH: Meaning(
         "a tensor's name, dtype or shape is not what the step expects", 2
@@ -121,19 +121,20 @@ CATALOGUE: dict[Code, Meaning] = {
         "the party's policy does not let something out that the recipe asks for", 2
     ),
     Code.PLUGINS_DIFFER: Meaning("the parties have different versions of a plug-in", 2),
+    Code.ADDRESS_INVALID: Meaning("an address is not host:port, or cannot be resolved", 2),
 }
 
 
 class VflError(Exception):
     """Base of all errors above.
 
-    What a peer may read is a property of the type. The text of most types can hold paths, column
-    names or values, so a peer reads the catalogue's sentence for the code. A type with ``shared``
-    says only what both sides know (names in the recipe, steps, shapes), so a peer reads its text.
+    The type decides what a peer may read. The text of most types can hold paths, column names or
+    values, so a peer reads the catalogue's sentence for the code. A type with ``shared`` says only
+    what both sides know (names in the recipe, steps, shapes), so a peer reads its text.
 
     Args:
         code: the entry of the catalogue.
-        message: one sentence: what happened, where, what to do.
+        message: what happened, where, and what to do.
         party: the party that the error is about, if any.
     """
 
@@ -150,31 +151,33 @@ class VflError(Exception):
         return self._message if self.shared else CATALOGUE[self.code].public
 
     def privately(self, text: str) -> Self:
-        """Returns the error with another text for the person at this machine; a peer's text stays
-        as it is.
+        """Sets another text for the person at this machine, and returns the error; the text for a
+        peer stays the same.
         """
         self.args = (text,)
         return self
 
     @property
     def exit_code(self) -> int:
+        """The exit code of a program that ends with this error."""
         return CATALOGUE[self.code].exit_code
 
     @property
     def retryable(self) -> bool:
+        """Whether the same call may succeed later."""
         return CATALOGUE[self.code].retryable
 
 
 class InputError(VflError):
-    """The input given to this process cannot be used."""
+    """The input of this process cannot be used."""
 
 
 class ChangedError(InputError):
-    """The rows or columns of this party are not those with which its unfinished run began."""
+    """The rows or columns of this party differ from those with which its unfinished run began."""
 
 
 class UnwritableError(InputError):
-    """A file of this process cannot be written. Peers learn the system's reason, and no path."""
+    """A file of this process cannot be written. Peers learn the system's reason, but no path."""
 
     shared = True
 
@@ -188,7 +191,7 @@ class PeerError(VflError):
 
 
 class LostError(VflError):
-    """A party stayed away, or stayed silent, past a stated deadline. Its text must hold nothing
+    """A party did not come, or did not answer, before a stated deadline. Its text must hold nothing
     private.
     """
 

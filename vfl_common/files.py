@@ -1,8 +1,9 @@
-"""Writes files so that a process that dies leaves the old file or the new one, never half of one.
+"""Writes files so that a process that crashes leaves the old file or the new one, never half of
+one.
 
-Checkpoints (``checkpoint.py``) and ``run.json``, without which they are of no use, must also
-survive a power failure. Waiting for the disk costs milliseconds, so the files that are written
-often do not.
+Checkpoints (``checkpoint.py``), and ``run.json``, which they need, must also survive a power
+failure. Waiting for the disk takes milliseconds, so the files that are written often are not
+flushed.
 """
 
 from __future__ import annotations
@@ -20,60 +21,62 @@ from typing import BinaryIO
 
 from vfl_common.errors import Code, InputError, UnwritableError
 
-# Of a file that grows with the run: full, it gets ``.1`` at the end of its name.
+# The size at which a file that grows with the run is full: ``.1`` is then appended to its name.
 MOST_BYTES = 50_000_000
-# The number of full ones that are kept; ``.1`` is the newest.
+# The number of full files that are kept; ``.1`` is the newest.
 OLDER = 5
 
-# A run's or checkpoint's name: no path.
+# The name of a run or a checkpoint, which is not a path.
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
-# More than a line of the record of a question about some hundred ids.
+# The size of a trial write: more than the longest line of a record (some hundred ids).
 _TRIAL_BYTES = 1 << 16
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a write has failed because there was no room for it."""
+    """Returns whether a write has failed because the disk or a quota is full."""
     return error.errno in _FULL
 
 
 def unwritable(
     path: Path, error: OSError, what: str = "cannot be written", code: Code = Code.FILE_INVALID
 ) -> InputError:
-    """Words a failed write in one sentence, with what to do if the disk is full. Peers do not learn
-    the path.
-    """
+    """Returns the error of a failed write. Peers do not learn the path."""
     if not is_full(error):
-        return InputError(code, f"{path}: {what} ({error.strerror})")
-    text = (
-        f"{path}: {what} ({error.strerror}); free some disk space, then restart the processes "
-        "that stopped"
+        return InputError(
+            code,
+            f"{path}: {what} ({error.strerror}). Correct its permissions, or use another path.",
+        )
+    return UnwritableError(code, f"its files cannot be written ({error.strerror})").privately(
+        f"{path}: {what} ({error.strerror}). Free some disk space, then restart the processes that "
+        "stopped."
     )
-    return UnwritableError(code, f"its files cannot be written ({error.strerror})").privately(text)
 
 
 def require_folder(path: Path) -> None:
-    """Makes the folder that a person wants files in, if it is missing. Raises InputError about
-    ``out`` if it cannot.
+    """Creates the folder for a command's files, if it is missing. Raises InputError about ``out``
+    if it cannot.
     """
     try:
         if path.exists() and not path.is_dir():
-            raise InputError(Code.FILE_INVALID, f"out: {path} is a file; give a folder")
+            raise InputError(Code.FILE_INVALID, f"out: {path} is a file. Give a folder.")
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         if error.errno in _FULL:
             raise unwritable(path, error) from None
-        text = f"out: {path} is no folder in which files can be made ({error.strerror})"
-        raise InputError(Code.FILE_INVALID, f"{text}; give another") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"out: {path} is not a writable folder ({error.strerror}). Give another folder.",
+        ) from None
 
 
 def require_room(folder: Path) -> Path:
-    """Writes a small file in a folder, or in the nearest one above it that exists, and removes it.
-    Returns that folder. Raises InputError if it cannot be written.
+    """Writes and removes a small file in a folder, or in its nearest ancestor that exists, and
+    returns that folder. Raises InputError if it cannot be written.
     """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -88,8 +91,8 @@ def require_room(folder: Path) -> Path:
 
 
 def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
-    """Replaces ``path`` with ``text``; the folder must exist. Raises InputError (FILE_INVALID) if
-    that fails.
+    """Replaces the content of ``path`` with ``text``; the folder must exist. Raises InputError
+    (FILE_INVALID) if that fails.
 
     ``durable``: returns when the text is on the disk, so that a power failure cannot leave an empty
     file.
@@ -112,8 +115,8 @@ def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replaces ``path`` with ``text``, which only its owner may read, also while it is written.
-    Raises InputError (FILE_INVALID) if that fails.
+    """Replaces the content of ``path`` with ``text``; only the owner may read it, also while it is
+    written. Raises InputError (FILE_INVALID) if that fails.
     """
     with private_file(path) as file:
         file.write(text.encode())
@@ -129,7 +132,7 @@ def private_file(path: Path) -> Iterator[BinaryIO]:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # A killed process may have had this number.
+        # A killed process with the same process id may have left the file.
         temporary.unlink(missing_ok=True)
         with os.fdopen(
             os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600), "wb"
@@ -150,15 +153,15 @@ def private_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Waits until no other program is in such a block for the same folder. Raises InputError if the
-    folder cannot be opened.
+    """Locks a folder while the block runs; waits until no other program holds the lock. Raises
+    InputError if the folder cannot be opened.
     """
     try:
         lock = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise unwritable(folder, error) from None
     try:
-        # A file system without locks has one writer, as with runs.
+        # On a file system without locks, only one process may write, as with runs.
         with contextlib.suppress(OSError):
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -167,31 +170,32 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def kept_secret(path: Path, own: bytes) -> bytes:
-    """Returns the secret that is in a file; writes ``own`` into it if there is none, and returns
-    that.
+    """Returns the secret in a file; writes ``own`` into the file, and returns it, if the file does
+    not exist.
 
-    Only the owner may read the file, and it is on the disk. Raises InputError if it cannot be read
-    or written, or holds another number of bytes.
+    Only the owner may read the file, and it is flushed to disk. Raises InputError if it cannot be
+    read or written, or does not have the length of ``own``.
     """
     try:
-        kept = path.read_bytes()
+        secret = path.read_bytes()
     except FileNotFoundError:
         with private_file(path) as file:
             file.write(own)
         return own
     except OSError as error:
         raise InputError(
-            Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}); make it readable"
+            Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}). Make it readable."
         ) from None
-    if len(kept) != len(own):
+    if len(secret) != len(own):
         raise InputError(
-            Code.FILE_INVALID, f"{path}: has {len(kept)} bytes, not {len(own)}; restore it"
+            Code.FILE_INVALID,
+            f"{path}: must have {len(own)} bytes (got {len(secret)}). Restore the file.",
         )
-    return kept
+    return secret
 
 
 def fsync_folder(folder: Path) -> None:
-    """Returns when the names in ``folder`` are on the disk. Raises OSError."""
+    """Flushes the names in ``folder`` to disk. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -216,7 +220,7 @@ def append(path: Path, text: str) -> None:
 
 
 def _make_room(path: Path) -> None:
-    """Renames a full file and the older ones; if that fails, the caller goes on in the same
+    """Renames a full file and the older ones; if that fails, the caller goes on with the same
     file.
     """
     names = part_names(path)
@@ -227,7 +231,7 @@ def _make_room(path: Path) -> None:
 
 
 def part_names(path: Path) -> list[Path]:
-    """Returns the names that a file which grows with the run, and its older parts, can have: the
+    """Returns the possible names of a file that grows with the run, and of its older parts, the
     newest first.
     """
     return [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, OLDER + 1))]
@@ -243,13 +247,13 @@ def read_lines(path: Path) -> list[str]:
 class Growing:
     """Reads a file that another process appends to, and its older parts, as they grow.
 
-    ``path``: as in ``append``. ``most``: of what was written before the first reading, the last
-    bytes that are read; None: all.
+    ``path``: as in ``append``. ``most``: the first reading reads at most this many bytes, from the
+    end of the newest file; None: all.
     """
 
     path: Path
     most: int | None = None
-    # The inode of the file that was read last: its name changes when it is full.
+    # The inode of the file that was read last; the file's name changes when it is full.
     _part: int = 0
     _offset: int = 0
 
@@ -259,7 +263,8 @@ class Growing:
         """
         with contextlib.ExitStack() as stack:
             files = {}
-            # From the newest: a file that is renamed meanwhile comes again, and none is missed.
+            # The newest is opened first: a file that is renamed meanwhile is opened twice, and none
+            # is missed.
             for part in part_names(self.path):
                 with contextlib.suppress(FileNotFoundError):
                     file = stack.enter_context(part.open("rb"))
@@ -284,10 +289,10 @@ class Growing:
                 yield whole, os.fstat(file.fileno()).st_mtime
 
     def replaced(self) -> bool:
-        """Whether the file that was read last is gone, or is shorter than what was read of it."""
+        """Returns whether the file that was read last is gone, or shorter than what was read."""
         for part in part_names(self.path) if self._part else ():
             with contextlib.suppress(OSError):
-                found = part.stat()
-                if found.st_ino == self._part:
-                    return found.st_size < self._offset
+                status = part.stat()
+                if status.st_ino == self._part:
+                    return status.st_size < self._offset
         return self._part != 0

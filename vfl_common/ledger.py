@@ -1,4 +1,4 @@
-"""The ledger: each process counts what it sends and receives, by peer, phase, kind and
+"""The ledger: each process counts the bytes that it sends and receives, by peer, phase, kind and
 direction.
 """
 
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 Direction = Literal["sent", "received"]
 # The phase and kind of the runner's own exchanges.
 CONTROL = "control"
-# A party's report has 64 bits for a count.
-MOST = 2**62
+# The largest count in a file; a party's report has 64 bits for a count.
+_MAX_COUNT = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Entry:
     phase: str
     kind: str
     direction: Direction
-    # Raw tensor data.
+    # The raw tensor data.
     payload_bytes: int
-    # Serialised protobuf messages; gRPC's 5-byte prefix, HTTP/2 and TLS come on top.
+    # The serialised protobuf messages; gRPC's 5-byte prefix, HTTP/2 and TLS come on top.
     message_bytes: int
     messages: int
 
@@ -62,18 +62,16 @@ class InterfaceCount:
 
 
 def fields_of(line: Entry | TcpCount | InterfaceCount) -> dict[str, Any]:
-    """Returns a line's fields; ``asdict``, which looks into each of them, takes ten times as
-    long.
-    """
+    """Returns a line's fields; ``asdict`` copies them recursively, and takes ten times as long."""
     return {name: getattr(line, name) for name in line.__slots__}
 
 
 class Ledger:
-    """Counts bytes and messages. Thread-safe, because gRPC's threads count too."""
+    """Counts bytes and messages. It is thread-safe, because gRPC's threads count, too."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Payload, message bytes, messages.
+        # The three counts are payload bytes, message bytes and messages.
         self._counts: dict[tuple[str, str, str, Direction], list[int]] = {}
 
     def add(
@@ -97,7 +95,7 @@ class Ledger:
             count[2] += messages
 
     def carry(self, entries: Iterable[Entry]) -> None:
-        """Adds the counts of an earlier process of the same party in this run."""
+        """Adds the counts of an earlier process of the same party in the same run."""
         with self._lock:
             for entry in entries:
                 count = self._counts.setdefault(
@@ -122,21 +120,22 @@ class Ledger:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Reads the entries of a saved ledger. Raises InputError (FILE_INVALID) if the file is none."""
+    """Reads the entries of a saved ledger. Raises InputError (FILE_INVALID) if that fails."""
     try:
         return [
             _entry(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))["entries"]
         ]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise InputError(Code.FILE_INVALID, f"{path}: is not a ledger") from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: is not a readable ledger. Restore or remove the file."
+        ) from None
 
 
 def load_entries(path: Path) -> list[Entry]:
-    """Reads the entries of a saved ledger, to go on counting from them; returns none if there is no
-    file.
+    """Reads the entries of a saved ledger, to go on counting from them; returns none if the file
+    does not exist.
 
-    A ledger is only an account, and no reason to end a run: a damaged one is renamed to
-    ``ledger.json.damaged``.
+    A damaged ledger does not end a run: it is renamed to ``ledger.json.damaged``.
     """
     if not path.exists():
         return []
@@ -147,23 +146,24 @@ def load_entries(path: Path) -> list[Entry]:
         try:
             path.replace(aside)
         except OSError as refused:
-            raise unwritable(
-                path, refused, "is damaged, and cannot be renamed; remove it"
-            ) from None
-        text = "%s; it is %s now, and the counts begin anew"
-        log.warning(text, error, aside.name, extra={"event": "damaged"})
+            raise unwritable(path, refused, "is a damaged ledger, and cannot be renamed") from None
+        log.warning(
+            "%s It was renamed to %s; the counts restart at 0.",
+            error,
+            aside.name,
+            extra={"event": "damaged"},
+        )
         return []
 
 
 def _entry(peer: str, phase: str, kind: str, direction: Direction, **counts: int) -> Entry:
-    """Makes an entry of a file's. Raises TypeError or ValueError if ``Ledger.save`` cannot have
+    """Returns an entry of a file. Raises TypeError or ValueError if ``Ledger.save`` cannot have
     written it.
     """
     entry = Entry(peer, phase, kind, direction, **counts)
-    if not all(isinstance(each, str) for each in (peer, phase, kind)) or direction not in get_args(
-        Direction
-    ):
+    names = (peer, phase, kind)
+    if not all(isinstance(name, str) for name in names) or direction not in get_args(Direction):
         raise ValueError(entry)
-    if not all(type(count) is int and 0 <= count <= MOST for count in counts.values()):
+    if not all(type(count) is int and 0 <= count <= _MAX_COUNT for count in counts.values()):
         raise ValueError(entry)
     return entry

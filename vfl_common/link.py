@@ -11,10 +11,10 @@ from typing import Protocol
 
 from vfl_common.bundle import Bundle, BundleSpec, StepKey
 
-# Of what parties and server say to each other. Raise it with any change that an older peer would
-# misread, and have the method or the alignment that changes say so (``Method.protocol``).
+# The version of the protocol between parties and server. Increase it with any change that an older
+# peer misreads, and declare it in the method or the alignment that changes (``Method.protocol``).
 PROTOCOL = 8
-# That this release speaks, too, with parties and servers of the release before.
+# The oldest version that this release speaks, for parties and servers of the previous release.
 OLDEST = PROTOCOL - 1
 
 
@@ -22,12 +22,12 @@ OLDEST = PROTOCOL - 1
 class Lenience:
     """Lets a step go on without parties that are late or away.
 
-    A party that is not there after ``deadline_s`` seconds is away; later steps do not wait for it.
-    When it comes with a step that has passed, it is told the step that is under way, and takes part
+    A party whose bundle has not arrived after ``deadline_s`` seconds is away; later steps do not
+    wait for it. When it sends a step that has passed, it learns the current step, and takes part
     again; steps wait for it again, unless it is late too often: see ``Patience`` in
     ``vfl_common.rpc.exchange.hub``.
 
-    ``at_least``: a step needs so many parties, and waits for them as every other step does.
+    ``at_least``: the number of parties that a step needs, and waits for as other steps do.
     """
 
     deadline_s: float
@@ -35,7 +35,7 @@ class Lenience:
 
 
 class StepPassed(Exception):  # noqa: N818 - an event of the run, not a fault
-    """A step was computed without this party; ``now`` is under way."""
+    """A step was computed without this party; ``now`` is the current step."""
 
     def __init__(self, now: StepKey) -> None:
         super().__init__(f"the step has passed; {now} is under way")
@@ -46,9 +46,9 @@ class Link(Protocol):
     """The asking side: ``swap``, or ``send`` and later ``receive`` if there is work to do
     meanwhile.
 
-    Several bundles may be under way, up to the hub's ``in_flight``: ``send`` is called for later
-    steps before ``receive`` for the first of them. Replies come in the order in which the bundles
-    were sent.
+    Several bundles may be in flight, up to the hub's ``in_flight``: ``send`` is called for later
+    steps before ``receive`` is called for the first of them. Replies come in the order in which the
+    bundles were sent.
     """
 
     def swap(self, step: StepKey, bundle: Bundle, expect: BundleSpec) -> Bundle:
@@ -57,16 +57,15 @@ class Link(Protocol):
         return self.receive(step, expect)
 
     def send(self, step: StepKey, bundle: Bundle) -> None:
-        """Sends ``bundle``, encoded before this returns. A step that is sent again is computed only
-        once.
+        """Sends ``bundle``, which is encoded before this returns. A step that is sent again is
+        computed only once.
 
         Raises InterruptedRun if this generation has ended.
         """
         ...
 
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
-        """Waits for the reply to ``step``: of the bundles that have no reply yet, the one that was
-        sent first.
+        """Waits for the reply to ``step``, the oldest step without a reply.
 
         Raises PeerError if the reply does not match ``expect``, InterruptedRun if this generation
         has ended, LostError if the peer takes longer than the recipe's ``run.step_timeout_s``,
@@ -82,8 +81,8 @@ class Link(Protocol):
 class Hub(Protocol):
     """The computing side. Steps strictly follow one another: collect, reply, collect, reply, …
 
-    A hub is made for ``in_flight`` bundles of one party. Those of later steps wait until their step
-    is collected.
+    A hub accepts up to ``in_flight`` bundles of one party. Those of later steps wait until their
+    step is collected.
     """
 
     def collect(
@@ -98,10 +97,10 @@ class Hub(Protocol):
         roster order.
 
         ``expect``: the spec of every party's bundle, or {party: the spec of its bundle}; a party
-        that is not in it sends nothing at this step, and may be at a later one. ``arrived`` is
-        called, in this thread, with each bundle when it has come, before the others have. Bundles
-        that are incomplete after ``deadline_s`` are late and left out; their parties get a reply
-        when they come. With ``lenience`` they get none, but hear which step is under way.
+        without an entry sends nothing at this step, and may be at a later one. ``arrived`` is
+        called in this thread with each bundle as soon as it has arrived. Bundles that are
+        incomplete after ``deadline_s`` are late and left out; their parties get a reply when the
+        bundle arrives. With ``lenience`` they get no reply, but learn the current step.
 
         Raises PeerError if a bundle does not match ``expect``, InterruptedRun if this generation
         has ended, LostError if a party takes longer than the recipe's ``run.step_timeout_s``.
@@ -110,24 +109,24 @@ class Hub(Protocol):
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
         """Answers every party's bundle of ``step``; returns at once. A late party gets its reply
-        when it comes.
+        when its bundle arrives.
 
-        With ``lenience`` only the parties that came are answered.
+        With ``lenience`` only the parties whose bundle arrived in time get a reply.
         """
         ...
 
     def ask_again(self, step: StepKey) -> None:
-        """Has a party that returns repeat what it has sent at the step under way, as its bundle of
+        """Makes a party that returns repeat its bundle of the current step as its bundle of
         ``step``.
 
-        It then hears which step is under way. If what it sends differs, the next ``collect`` raises
+        It then learns the current step. If its bundle differs, the next ``collect`` raises
         PeerError.
         """
         ...
 
     def settle(self) -> None:
-        """Ends a phase with ``lenience``: waits until each party that is away has come, and been
-        told that it is over.
+        """Ends a phase with ``lenience``: waits until each party that is away has returned, and
+        learned that the phase is over.
 
         Raises InterruptedRun if this generation has ended, LostError after ``run.step_timeout_s``.
         """

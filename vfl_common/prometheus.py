@@ -1,8 +1,8 @@
-"""Serves metrics for Prometheus, and the run's state, on a separate port: counts that exist anyway,
-read at each scrape.
+"""Serves metrics for Prometheus, and the run's state, on a separate port.
 
-Without a scrape nothing is done, so training is as fast with a port as without. The metrics have
-names of parties, phases and metrics, and sums over many rows; never an id, a feature or a label.
+It reads existing counts at each scrape and does nothing between scrapes, so training is as fast
+with the port as without it. The metrics have names of parties, phases and metrics, and sums over
+many rows; never an id, a feature or a label.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from vfl_common.process.program import do_afterwards
 from vfl_common.rpc.channel import check_address, split_address
 
 LOOPBACK = "127.0.0.1"
-# For a scrape.
+# The time for a scrape.
 REQUEST_S = 5.0
-# Between two checks for the end.
+# The time between two checks whether to end.
 _POLL_S = 0.1
 _CLOSE_S = 1.0
 
@@ -37,36 +37,37 @@ Families = Callable[[], Iterable[Metric]]
 
 
 def listen_address(text: str) -> str:
-    """Returns the ``host:port`` of ``--metrics``; a port alone is on the loopback interface.
+    """Returns the ``host:port`` of ``--metrics``; a port alone means the loopback interface.
 
-    Raises InputError (ADDRESS_IN_USE) if this machine cannot listen there.
+    Raises InputError (ADDRESS_INVALID, ADDRESS_IN_USE) if this machine cannot listen there.
     """
     address = f"{LOOPBACK}:{text.removeprefix(':')}" if ":" not in text.removeprefix(":") else text
     try:
         check_address(address)
     except InputError as error:
-        raise InputError(error.code, f"--metrics: {error}") from None
+        raise error.privately(f"--metrics: {error}") from None
     return address
 
 
 class Port:
     """The port of metrics. ``address``: host:port.
 
-    ``linger_s``: how long it outlives the run. Whoever serves another run on it sets 0.
+    ``linger_s``: how long it stays open after the run; 0 if another run is served on it.
     """
 
     def __init__(self, server: _Server, address: str, linger_s: float) -> None:
         self._server, self.address, self.linger_s = server, address, linger_s
 
     def close(self) -> None:
-        # shutdown() waits for a slow caller; we do not.
+        """Closes the port, without waiting for a slow caller."""
+        # shutdown() waits for slow callers, so it runs in a thread.
         closing = threading.Thread(target=self._server.shutdown, daemon=True)
         closing.start()
         closing.join(timeout=_CLOSE_S)
         self._server.server_close()
 
     def linger(self, ended: threading.Event) -> None:
-        """Stays open for ``linger_s``, or until ``ended``."""
+        """Keeps the port open for ``linger_s``, or until ``ended`` is set."""
         ended.wait(self.linger_s)
 
 
@@ -78,10 +79,10 @@ def exposed(
 
     Args:
         address: host:port; port 0 is a free one.
-        families: the metrics; this process's memory and CPU time are added.
+        families: returns the metrics; memory and CPU time of this process are added.
         state: returns the run's state, one of ``STATES``; the program is unhealthy if it is failed.
-        linger_s: how much longer the port is open when the program has done all else. Without it,
-            the port closes with the block.
+        linger_s: how long the port stays open after the program has done all else; 0: it closes
+            with the block.
 
     Raises InputError (ADDRESS_IN_USE).
     """
@@ -92,11 +93,11 @@ def exposed(
     try:
         server = _Server(host, port, registry, state)
     except OSError as error:
-        text = (
-            f"--metrics: cannot listen on {address}: {error.strerror}; choose another address, "
-            "or port 0"
-        )
-        raise InputError(Code.ADDRESS_IN_USE, f"{text} for a free one") from None
+        raise InputError(
+            Code.ADDRESS_IN_USE,
+            f"--metrics: cannot listen on {address}: {error.strerror}. Choose another address, or "
+            "port 0 for a free one.",
+        ) from None
     threading.Thread(
         target=server.serve_forever, args=[_POLL_S], name="metrics", daemon=True
     ).start()
@@ -119,7 +120,7 @@ class _Collector(Collector):
 
 
 class _Handler(MetricsHandler):
-    """Answers at / and /metrics with the metrics, at /healthz with the run's state."""
+    """Serves the metrics at / and /metrics, and the run's state at /healthz."""
 
     state: Callable[[], str]
 
@@ -141,11 +142,10 @@ class _Handler(MetricsHandler):
 
 
 class _Server(socketserver.TCPServer):
-    """Serves one caller after the other: many callers, or slow ones, cost this process a single
-    thread.
-    """
+    """Serves one caller after the other, so that many callers, or slow ones, use only one "
+    "thread."""
 
-    # As for the other ports: a port that was just freed can be reused.
+    # A port that was just closed can be used again, as with the other ports.
     allow_reuse_address = True
 
     def __init__(
@@ -153,13 +153,12 @@ class _Server(socketserver.TCPServer):
     ) -> None:
         facts = {"registry": registry, "timeout": REQUEST_S, "state": staticmethod(state)}
         handler = type("Handler", (_Handler,), facts)
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        self.address_family = found[0]
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         super().__init__((host, port), handler)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Closes the connection after ``REQUEST_S``: the handler's own timeout restarts with each
-        line.
+        """Closes the connection after ``REQUEST_S``, because the handler's own timeout restarts
+        with each line.
         """
         guard = threading.Timer(REQUEST_S, _hang_up, [request])
         guard.name, guard.daemon = "metrics", True
@@ -184,7 +183,7 @@ def _hang_up(request: socket.socket) -> None:
 
 
 def gauge(name: str, text: str, values: Mapping[Labels, float], labels: Labels = ()) -> Metric:
-    """Makes a gauge with a value for each combination of label values."""
+    """Returns a gauge with a value for each combination of label values."""
     family = GaugeMetricFamily(name, text, labels=labels)
     for key, value in values.items():
         family.add_metric(key, value)
@@ -192,7 +191,7 @@ def gauge(name: str, text: str, values: Mapping[Labels, float], labels: Labels =
 
 
 def counter(name: str, text: str, values: Mapping[Labels, float], labels: Labels = ()) -> Metric:
-    """Makes a counter; ``name`` ends in ``_total``."""
+    """Returns a counter; ``name`` ends in ``_total``."""
     family = CounterMetricFamily(name.removesuffix("_total"), text, labels=labels)
     for key, value in values.items():
         family.add_metric(key, value)
@@ -200,28 +199,25 @@ def counter(name: str, text: str, values: Mapping[Labels, float], labels: Labels
 
 
 def state(now: str, states: Iterable[str]) -> Metric:
-    """Makes ``vfl_run_state{state="running"} 1``, and 0 for the other states."""
+    """Returns ``vfl_run_state{state="running"} 1``, and 0 for the other states."""
     return gauge(
         "vfl_run_state",
         "1 for the state that the run is in.",
-        {(each,): each == now for each in states},
+        {(name,): name == now for name in states},
         ("state",),
     )
 
 
 def traffic(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric]:
-    """Yields the present ledger, and the kernel's counts as of the last heartbeat."""
+    """Yields the counts of the ledger now, and the kernel's as of the last heartbeat."""
     labels: Labels = ("peer", "phase", "kind", "direction")
     payload: dict[Labels, float] = {}
     message: dict[Labels, float] = {}
     messages: dict[Labels, float] = {}
-    for each in ledger.entries():
-        key = (each.peer, each.phase, each.kind, each.direction)
-        payload[key], message[key], messages[key] = (
-            each.payload_bytes,
-            each.message_bytes,
-            each.messages,
-        )
+    for entry in ledger.entries():
+        key = (entry.peer, entry.phase, entry.kind, entry.direction)
+        payload[key], message[key] = entry.payload_bytes, entry.message_bytes
+        messages[key] = entry.messages
     yield counter("vfl_payload_bytes_total", "Raw tensor data.", payload, labels)
     yield counter(
         "vfl_message_bytes_total", "Serialised messages, payload included.", message, labels
@@ -229,10 +225,8 @@ def traffic(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric]:
     yield counter("vfl_messages_total", "Messages.", messages, labels)
     kernel: dict[Labels, float] = {}
     for count in tcp:
-        kernel[count.peer, "sent"], kernel[count.peer, "received"] = (
-            count.sent_bytes,
-            count.received_bytes,
-        )
+        kernel[count.peer, "sent"] = count.sent_bytes
+        kernel[count.peer, "received"] = count.received_bytes
     yield counter(
         "vfl_tcp_bytes_total",
         "The kernel's count on connections, with TLS and HTTP/2 (Linux).",
@@ -242,14 +236,17 @@ def traffic(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric]:
 
 
 def certificates(ends: Mapping[str, datetime]) -> Metric:
-    """Shows when certificates end, by their names; ``ca`` is the CA's."""
-    values: dict[Labels, float] = {(name,): end.timestamp() for name, end in ends.items()}
-    text = "When the certificate ends (Unix time)."
-    return gauge("vfl_certificate_not_after_timestamp_seconds", text, values, ("certificate",))
+    """Returns a gauge of when the certificates end, by their names; ``ca`` is the CA's."""
+    return gauge(
+        "vfl_certificate_not_after_timestamp_seconds",
+        "When the certificate ends (Unix time).",
+        {(name,): end.timestamp() for name, end in ends.items()},
+        ("certificate",),
+    )
 
 
 def awaited(roster: Iterable[str], names: Iterable[str]) -> Metric:
-    """Shows which of ``roster`` keep the others waiting now (``names``)."""
+    """Returns a gauge of which of ``roster`` this process waits for now (``names``)."""
     waited_for = frozenset(names)
     return gauge(
         "vfl_awaited",

@@ -1,6 +1,6 @@
 """A party's or the server's folder of one run: ``<out>/<run id>/<name>/``.
 
-One process at a time has it: it locks the file ``lock`` in it, in which it says who it is. Readers
+One process at a time uses it: it locks the file ``lock`` in it, and writes its name there. Readers
 need no lock.
 """
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from vfl_common.config.recipe import Recipe
     from vfl_common.stages import Planned
 
-# What a search has found, in its folder.
+# The results of a search, in its folder.
 SEARCH = "search.json"
 LOCK = "lock"
-# What a run leaves beside run.json.
+# The other files of a run's folder.
 _WRITTEN = ("checkpoints", "recipe.json", "ledger.json")
-# Bytes of who has the lock.
-_MOST_HOLDER = 300
-# With as many bytes as a finished run's, and a blank.
+# The most bytes of the name of the lock's holder.
+_MAX_HOLDER_BYTES = 300
+# In run.json; "true " has the same length as "false", and replaces it.
 _UNFINISHED = '"finished": false'
 
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class Store(Protocol):
-    """Checkpoints of one party and run: a party's ``CheckpointStore``."""
+    """The checkpoints of one party and run, as ``CheckpointStore`` keeps them."""
 
     def save(self, label: str, tree: Any) -> object: ...
     def save_later(self, label: str, tree: Any) -> object: ...
@@ -60,7 +60,7 @@ class Store(Protocol):
 class RunFolder:
     """The folder; ``run.json`` in it says which recipe the run has and whether it is finished.
 
-    ``checkpoints`` is None if nothing can be resumed from here (the server, predictions).
+    ``checkpoints`` is None if this process has none (the server, predictions).
     """
 
     path: Path
@@ -71,17 +71,17 @@ class RunFolder:
     )
 
     def lock(self) -> None:
-        """Keeps every other process out of the run until this one ends, however it ends, or this
-        object is dropped.
+        """Keeps all other processes out of the run until this one ends, however it ends, or this
+        object is deleted.
 
-        Raises InputError, with who has the run, if another process has it. On a file system without
-        locks it only warns.
+        Raises InputError, which names the holder, if another process uses the run. On a file system
+        without locks it only warns.
         """
         if self._unlock is not None:
             return
         path = self.path / LOCK
         try:
-            # It is overwritten.
+            # Not truncated: the name of the holder is read if the lock is taken.
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise unwritable(path, error) from None
@@ -89,52 +89,55 @@ class RunFolder:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = (
-                clean(os.read(file, _MOST_HOLDER).decode("utf-8", "replace"), LINE)
+                clean(os.read(file, _MAX_HOLDER_BYTES).decode("utf-8", "replace"), LINE)
                 or "another process"
             )
             os.close(file)
-            text = f"{self.path}: {holder} has this run; wait until that process ends, or end it"
-            raise InputError(Code.FILE_INVALID, text) from None
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{self.path}: {holder} uses this run. Wait until that process ends, or end it.",
+            ) from None
         except OSError as error:
             os.close(file)
-            text = (
-                "%s: this file system has no locks (%s); see to it that only one process at a "
-                "time uses the folder"
+            log.warning(
+                "%s: this file system has no locks (%s). Make sure that only one process at a time "
+                "uses the folder.",
+                self.path,
+                error.strerror,
+                extra={"event": "unlocked"},
             )
-            log.warning(text, self.path, error.strerror, extra={"event": "unlocked"})
             return
         who = f"process {os.getpid()} on {socket.gethostname()}, since {utc(time.time())},"
-        # A full disk; the lock holds.
+        # If the disk is full, the lock holds without a name.
         with contextlib.suppress(OSError):
             os.ftruncate(file, 0)
             os.write(file, who.encode())
         self._unlock = weakref.finalize(self, os.close, file)
 
     def unlock(self) -> None:
-        """Lets other processes have the run."""
+        """Lets other processes use the run."""
         if self._unlock is not None:
             self._unlock()
             self._unlock = None
 
     def set_aside(self, why: str) -> None:
-        """Notes that nobody resumes this run, and why: a sentence that may be shown to all."""
+        """Marks this run as one that is not resumed. ``why``: a sentence that everybody may "
+        "read."""
         self.note(set_aside={"why": why, "at": utc(time.time())})
 
     @property
     def why_aside(self) -> str:
-        """Why nobody resumes this run; '' if it was not set aside. Raises InputError as
-        ``facts``.
+        """Why this run is not resumed; '' if it was not set aside. Raises InputError as ``facts``
+        does.
         """
-        noted = self.facts().get("set_aside")
-        return str(noted.get("why", "")) or "it was set aside" if isinstance(noted, dict) else ""
+        note = self.facts().get("set_aside")
+        return str(note.get("why", "")) or "it was set aside" if isinstance(note, dict) else ""
 
     def note(self, **facts: Any) -> None:
-        """Adds facts to ``run.json``, which then is on the disk: checkpoints are of no use without
-        it.
-        """
+        """Adds facts to ``run.json`` and flushes it to disk, because checkpoints need it."""
         text = _json(self.facts() | facts)
         try:
-            # A process was killed while it wrote.
+            # Removes what a process left that was killed while it wrote.
             for left in self.path.glob(".run.json.*"):
                 left.unlink()
         except OSError as error:
@@ -142,13 +145,13 @@ class RunFolder:
         write_atomic(self.path / "run.json", text, durable=True)
 
     def finishing(self) -> Callable[[], None]:
-        """Prepares the note that the run is finished. Returns what makes it: a few bytes of
-        ``run.json`` in memory.
+        """Prepares the note that the run is finished. Returns a function that writes it: it changes
+        a few bytes of ``run.json`` in mapped memory.
 
-        A process that is killed after the note, and before its exit, would begin another run when
-        it is started again. So nothing may come between them, and a call of the file system, which
-        may have to wait for its journal, would. If a power failure undoes the note, the process
-        that is started again finds that nothing is left to do.
+        A process that is killed after the note and before its exit begins another run when it is
+        started again. So the note must be the last step, and fast: a call of the file system may
+        have to wait for its journal. If a power failure undoes the note, the process that is
+        started again finds that nothing is left to do.
         """
         path, text = self.path / "run.json", _json(self.facts() | {"finished": False})
         write_atomic(path, text, durable=True)
@@ -158,7 +161,7 @@ class RunFolder:
         except OSError as error:
             raise unwritable(path, error) from None
         place = text.rindex(_UNFINISHED) + len(_UNFINISHED) - len("false")
-        # The file system has its part done with this.
+        # The first write to the page makes the file system allocate it now.
         content[place] = content[place]
 
         def note() -> None:
@@ -177,23 +180,17 @@ class RunFolder:
 
     def recipe(self) -> Recipe:
         """Reads the run's recipe. Raises InputError if the copy of it is missing or damaged."""
-        # Late, because a command that lists runs needs neither the recipe's models nor numpy.
+        # Imported here, because a command that lists runs needs neither pydantic models nor numpy.
         from vfl_common.config.recipe import recorded_recipe
 
         path = self.path / "recipe.json"
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            why = f"cannot be read ({error.strerror})"
+            raise _lost_recipe(path, error.strerror) from None
         except (ValueError, RecursionError):
-            why = "is not JSON"
-        else:
-            return recorded_recipe(value, str(path))
-        text = (
-            f"{path}: {why}; copy it from the folder of another process of this run, which has "
-            "the same"
-        )
-        raise InputError(Code.FILE_INVALID, text)
+            raise _lost_recipe(path, "not JSON") from None
+        return recorded_recipe(value, str(path))
 
 
 _OVER = {
@@ -204,10 +201,10 @@ _OVER = {
 
 
 def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
-    """Makes the folder, or opens that of an unfinished run of the same recipe; locks it, writes the
-    recipe into it.
+    """Creates the folder, or opens that of an unfinished run of the same recipe; locks it, and
+    writes the recipe into it.
 
-    Raises InputError if it cannot be written, if another process has it, or if it holds a run that
+    Raises InputError if it cannot be written, if another process uses it, or if it holds a run that
     is finished or set aside, or another recipe: nothing is overwritten.
     """
     path = out / run_id / name
@@ -216,13 +213,13 @@ def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
         facts = folder.facts()
         over = next((what for key, what in _OVER.items() if facts.get(key)), None)
         if over or (facts and facts.get("recipe_digest") != recipe.digest()):
-            what = over or "has another recipe"
             raise InputError(
-                Code.FILE_INVALID, f"{path}: this run {what}; give the new run another name"
+                Code.FILE_INVALID,
+                f"{path}: this run {over or 'has another recipe'}. Give the new run another name.",
             )
         path.mkdir(parents=True, exist_ok=True)
         folder.lock()
-        # First: without it, what else lies here is damaged.
+        # Written first, because without it a folder with other files counts as damaged.
         folder.note(run_id=run_id, recipe_digest=recipe.digest())
         write_atomic(path / "recipe.json", _text(recipe))
     except OSError as error:
@@ -234,12 +231,12 @@ def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
     """Finds the newest unfinished run of ``name`` under ``out`` with the same recipe, unless it was
     set aside.
 
-    A server's run that has never started goes behind those that have: a server that is started
-    beside a living one, and cannot listen or is stopped, leaves such a run. The parties would leave
-    the run in which they train for it.
+    A server's runs that have started are preferred to those that have not: a second server that is
+    started by mistake, and cannot listen or is stopped, leaves a run that has not started. With it,
+    the parties leave the run in which they train.
 
     Raises InputError if a ``run.json`` is damaged that may be this run's: without it, all parties
-    would begin anew.
+    begin again.
     """
 
     def damaged(path: Path, error: InputError) -> None:
@@ -247,19 +244,19 @@ def find_unfinished(out: Path, name: str, recipe: Recipe) -> RunFolder | None:
             raise error
 
     folders = _unfinished(out, name, recipe, damaged)
-    found = [
+    candidates = [
         (bool(folder.facts().get("generation")), folder.written_ns, folder.path)
         for folder in folders
     ]
-    return RunFolder(path := max(found)[2], path.parent.name) if found else None
+    return RunFolder(path := max(candidates)[2], path.parent.name) if candidates else None
 
 
 def set_all_aside(out: Path, name: str, recipe: Recipe, why: str, *, but: str) -> list[str]:
-    """Sets aside all unfinished runs that ``find_unfinished`` could find, but one; returns their
+    """Sets aside all unfinished runs that ``find_unfinished`` can find, except one; returns their
     ids.
 
-    Not those that another process has, and not those whose ``run.json`` is damaged: nobody can
-    resume them.
+    It leaves out those that another process uses, and those whose ``run.json`` is damaged, which
+    nobody can resume.
     """
     aside = []
     for folder in list(_unfinished(out, name, recipe, lambda _path, _error: None)):
@@ -275,8 +272,8 @@ def set_all_aside(out: Path, name: str, recipe: Recipe, why: str, *, but: str) -
 def _unfinished(
     out: Path, name: str, recipe: Recipe, damaged: Callable[[Path, InputError], None]
 ) -> Iterator[RunFolder]:
-    """Finds all unfinished runs; calls ``damaged`` with each folder whose ``run.json`` is, and with
-    the error.
+    """Yields all unfinished runs; calls ``damaged`` with each folder whose ``run.json`` is damaged,
+    and the error.
     """
     digest = recipe.digest()
     for path in (path for path in out.glob(f"*/{name}") if path.is_dir()):
@@ -315,10 +312,10 @@ def _facts(path: Path) -> dict[str, Any]:
         if isinstance(facts, dict):
             return facts
     except FileNotFoundError:
-        beside = [name for name in _WRITTEN if (path.parent / name).exists()]
-        if not beside:
+        others = [name for name in _WRITTEN if (path.parent / name).exists()]
+        if not others:
             return {}
-        why = f"is missing, and {listed(beside)} {'lies' if len(beside) == 1 else 'lie'} beside it"
+        why = f"is missing, but its folder has {listed(others)}"
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
     except (ValueError, RecursionError):
@@ -326,15 +323,23 @@ def _facts(path: Path) -> dict[str, Any]:
     raise _damaged(path, why)
 
 
+def _lost_recipe(path: Path, reason: str | None) -> InputError:
+    return InputError(
+        Code.FILE_INVALID,
+        f"{path}: cannot be read ({reason}). Copy it from the folder of another process of this "
+        "run, which has the same file.",
+    )
+
+
 def _damaged(path: Path, why: str) -> InputError:
-    text = f"{path}: {why}; restore it, or begin a new run with --fresh at the server and here"
-    return InputError(Code.FILE_INVALID, text)
+    return InputError(
+        Code.FILE_INVALID,
+        f"{path}: {why}. Restore it, or begin a new run with --fresh at the server and here.",
+    )
 
 
 def _may_be(folder: Path, recipe: Recipe) -> bool:
-    """Whether a folder whose ``run.json`` is damaged may hold a run of the recipe: not that of
-    another one.
-    """
+    """Returns whether a folder whose ``run.json`` is damaged may hold a run of the recipe."""
     try:
         text = (folder / "recipe.json").read_text(encoding="utf-8")
         return text == _text(recipe) or not isinstance(json.loads(text), dict)
@@ -349,8 +354,8 @@ def _text(recipe: Recipe) -> str:
 
 
 def planned(folder: RunFolder | None) -> list[Planned]:
-    """Returns the phases that an unfinished run has planned; empty if it ended before that. Raises
-    InputError.
+    """Returns the phases that an unfinished run has planned; empty if it ended before planning.
+    Raises InputError.
     """
     from vfl_common.stages import Planned
 
@@ -358,11 +363,11 @@ def planned(folder: RunFolder | None) -> list[Planned]:
         return []
     try:
         plan = [
-            Planned(**{**each, "skippable": tuple(each["skippable"])})
-            for each in folder.facts().get("plan", [])
+            Planned(**{**phase, "skippable": tuple(phase["skippable"])})
+            for phase in folder.facts().get("plan", [])
         ]
         if not all(isinstance(phase.rounds, int) for phase in plan):
             raise TypeError
         return plan
     except (TypeError, KeyError):
-        raise _damaged(folder.path / "run.json", "has a plan that cannot be read") from None
+        raise _damaged(folder.path / "run.json", "has an unreadable plan") from None

@@ -1,6 +1,6 @@
-"""``summary.json``: a run's results, made by the server from the parties' reports.
+"""``summary.json``: the results of a run, which the server makes from the parties' reports.
 
-Its texts are printable, and its numbers are JSON: NaN is written as null, and read as NaN.
+Its texts are printable, and its numbers are valid JSON: NaN is written as null, and read as NaN.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ class _Model(BaseModel):
 
 
 class PhaseTimes(_Model):
-    """What a party's main thread spent the time of a phase's rounds on, in seconds; of the process
-    that reported.
+    """How a party's main thread spent the time of a phase's rounds, in seconds, in the process that
+    reported.
 
-    ``encode_s``: through the chain and into frames. ``wait_s``: for the other parties and the
-    network. ``decode_s``: out of frames, checked, and back through the chain. ``compute_s``: all
-    else, the models above all. ``cpu_s``: the processor time of all its threads in these rounds,
-    gRPC's among them; ``busy_s`` if all parties are in one process; 0 in summaries of older
-    versions.
+    ``encode_s``: the chain of transforms, and frames. ``wait_s``: waiting for the other parties and
+    the network. ``decode_s``: frames, checks, and the inverse of the chain. ``compute_s``: the
+    rest, mainly the models. ``cpu_s``: the CPU time of all threads in these rounds, including
+    gRPC's; ``busy_s`` if all parties are in one process; 0 in summaries of older versions.
     """
 
     phase: Words
@@ -42,12 +41,12 @@ class PhaseTimes(_Model):
 
     @property
     def busy_s(self) -> float:
-        """All of the time but waiting."""
+        """The time without waiting."""
         return self.encode_s + self.decode_s + self.compute_s
 
 
 class ArithmeticChange(_Model):
-    """A party's resume with other arithmetic than that of the process that wrote the checkpoint.
+    """A party's resume with other arithmetic than in the process that wrote the checkpoint.
 
     ``checkpoint``: its label. ``differs``: a text for each difference, such as
     ``threads: 2, was 1``.
@@ -58,14 +57,14 @@ class ArithmeticChange(_Model):
 
 
 class Arithmetic(_Model):
-    """What decides the last bits of a party's numbers; of its first process if it has several.
+    """What determines the last bits of a party's numbers, in its first process if it had several.
 
-    ``device``: ``cpu``, or the maker's name for a GPU. ``instructions``: the instruction set of
-    torch's own kernels on the CPU. ``threads``: inside an operation. ``libraries``: {name:
-    version}. ``settings``: {environment variable: value}, of those by which the libraries choose
-    instruction sets. ``digests``: {group of operations: digest of the bits of fixed results}.
-    ``changes``: the resumes at which any of these differed; from the first of them on the run
-    equals an undisturbed one to rounding, and before it bit for bit.
+    ``device``: ``cpu``, or the vendor's name of a GPU. ``instructions``: the instruction set of
+    torch's own kernels on the CPU. ``threads``: those of an operation. ``libraries``: {name:
+    version}. ``settings``: {environment variable: value}, for the variables with which libraries
+    choose instruction sets. ``digests``: {group of operations: digest of the bits of fixed
+    results}. ``changes``: the resumes at which any of these differed; before the first of them the
+    run equals an uninterrupted one bit for bit, and after it only up to rounding.
     """
 
     device: Words
@@ -88,17 +87,18 @@ class Arithmetic(_Model):
 
 
 class PartySummary(_Model):
-    """One process of the run; the server is one of them.
+    """One process of the run: a party, or the server.
 
-    ``device_name``: the maker's name for the device; empty for the server. ``version``: of the
-    program; empty in summaries of older versions. ``peak_memory_bytes``: the most memory that this
-    process's tensors took on its GPU at once; None on a CPU. ``skipped_rounds``: the rounds that
-    this party's encoder lacks in whole or in part, because the others resumed at a later checkpoint
-    than it had, or because it came back while they went on; ``returns``: how often it did.
-    ``rows``, ``common_rows``: how many rows it holds, in a baseline the party with the labels, and
-    how many of them all parties hold; 0 if these were known. ``times``: what its steps took their
-    time for; empty in summaries of older versions. ``arithmetic``: what decides the last bits of
-    its numbers; None for the server, and in summaries of older versions.
+    ``device_name``: the vendor's name of the device; empty for the server. ``version``: the version
+    of the program; empty in summaries of older versions. ``peak_memory_bytes``: the peak memory of
+    this process's tensors on its GPU; None on a CPU. ``skipped_rounds``: the rounds that this
+    party's bottom model has missed in whole or in part, because the others resumed at a later
+    checkpoint than it had, or because it came back while they went on; ``returns``: how often it
+    came back. ``rows``, ``common_rows``: the number of its rows (in a baseline, those of the party
+    with the labels), and of those that all parties hold; 0 if these were known before. ``times``:
+    how its steps spent their time; empty in summaries of older versions. ``arithmetic``: what
+    determines the last bits of its numbers; None for the server, and in summaries of older
+    versions.
     """
 
     name: Words
@@ -130,18 +130,20 @@ class LinkBytes(_Model):
     messages: int
 
 
-# Between a split and the parties that hold some of its rows.
+# Separates a split from the parties that hold some of its rows.
 _HELD_BY = " with "
 
 
 def held_by(split: str, parties: Iterable[str]) -> str:
-    """Returns how ``Summary.metrics`` names the rows of a split that exactly these parties hold."""
+    """Returns the name in ``Summary.metrics`` of the rows of a split that exactly these parties
+    hold.
+    """
     return f"{split}{_HELD_BY}{', '.join(parties)}"
 
 
 def holders_in(split: str, name: str) -> list[str]:
-    """Returns the parties in a name that ``held_by`` gives for ``split``; none if it is no such
-    name.
+    """Returns the parties in a name that ``held_by`` returned for ``split``; none for other
+    names.
     """
     of, with_, parties = name.partition(_HELD_BY)
     return parties.split(", ") if with_ and of == split else []
@@ -165,8 +167,8 @@ class TcpBytes(_Model):
 
 
 class InterfaceBytes(_Model):
-    """The kernel's count on an interface of a party's machine while it ran: all programs, headers
-    of every layer.
+    """The kernel's count on a network interface while the party ran: all programs, headers of every
+    layer.
     """
 
     party: Words
@@ -176,12 +178,12 @@ class InterfaceBytes(_Model):
 
 
 class Bytes(_Model):
-    """All counts. ``interfaces``: without the loopback interface. ``disagreements``: the links
-    whose ends differ.
+    """All counts of bytes. ``interfaces``: without the loopback interface. ``disagreements``: the
+    links whose ends counted different bytes.
 
-    ``agrees``: True if both ends of each link counted the same bytes. They differ in two cases: a
-    killed process loses its counts since its last checkpoint; bytes in flight at an interruption
-    are counted by the sender only.
+    ``agrees``: whether both ends of each link counted the same bytes. They differ in two cases: a
+    killed process loses its counts since its last checkpoint, and only the sender counts the bytes
+    in flight at an interruption.
     """
 
     total: ByteCount
@@ -194,9 +196,9 @@ class Bytes(_Model):
 
 
 class Privacy(_Model):
-    """The joint privacy budget of all parties' training, which none exceeds.
+    """The joint privacy budget of all parties' training.
 
-    ``noise_multiplier``: the smallest of any party; with moments division all use the same.
+    ``noise_multiplier``: the smallest of all parties; with moments division all use the same one.
     """
 
     epsilon: Number
@@ -204,7 +206,7 @@ class Privacy(_Model):
     mode: Words
     division: Words
     noise_multiplier: Number
-    # One sentence: what is covered and what is not.
+    # One sentence about what the budget covers and what it does not.
     statement: Words
 
 
@@ -219,19 +221,18 @@ _ABOUT_LABELS = {
 AboutLabels = Literal["", "none", "randomised", "possible"]
 
 
-# Between the steps of ``ExchangeSummary.chain``.
+# Separates the steps of ``ExchangeSummary.chain``.
 ARROW = " -> "
 
 
 class ExchangeSummary(_Model):
-    """The tensors of a phase in one direction of one exchange, and the chain through which they
-    leave.
+    """The tensors of a phase in one direction of one exchange, and the chain that transforms them.
 
     ``sender``, ``receiver``: a name of the recipe, "passive parties" or "every party". ``sent``:
-    kind and tensors, with words for sizes. ``how``: what the method itself has done to them, if
-    anything. ``chain``: the steps applied to them, in order. ``when``: in words. ``labels``: of
-    what the active party sends, whether it depends on labels; empty for all other senders, None
-    in the summary of an older version.
+    kind and tensors, with words for sizes. ``how``: how the method itself has transformed them, if
+    it has. ``chain``: the steps applied to them, in order. ``when``: in words. ``labels``: whether
+    the tensors of the active party depend on labels; empty for all other senders, None in the
+    summary of an older version.
     """
 
     phase: Words
@@ -246,46 +247,48 @@ class ExchangeSummary(_Model):
 
     @property
     def about_labels(self) -> str:
-        """Whether the tensors depend on labels, in words; empty for all but the active party."""
+        """Whether the tensors depend on labels, in words; empty unless the active party sends
+        them.
+        """
         return _ABOUT_LABELS[self.labels or ""]
 
     @property
     def carries(self) -> str:
-        """What crosses, for people, and what the method has done to it."""
+        """The tensors, how the method has transformed them, and whether they depend on labels."""
         sent = f"{self.sent} ({self.how})" if self.how else self.sent
         return f"{sent}, {self.about_labels}" if self.labels else sent
 
 
 def label_statement(exchanges: Iterable[ExchangeSummary]) -> str:
-    """Returns a sentence about the labels: whether a message of the active party depends on them.
-    Empty without exchanges, or if an older version has written them.
+    """Returns a statement whether messages of the active party depend on the labels; empty without
+    exchanges, and for those of an older version.
     """
     lines = list(exchanges)
     if not lines or any(line.labels is None for line in lines):
         return ""
     possible = dict.fromkeys(line.phase for line in lines if line.labels == "possible")
     noisy = dict.fromkeys(line.phase for line in lines if line.labels == "randomised")
-    shown = "Metrics that the server shows, and scores that others get, depend on labels."
     if not possible and not noisy:
         return (
-            "No message of the active party carries label information: with other labels it would "
-            f"send the same bytes. {shown}"
+            "No message of the active party carries label information: with other labels it sends "
+            "the same bytes. Metrics that the server shows, and scores that others get, depend on "
+            "labels."
         )
-    found = []
+    sentences = []
     if noisy:
-        found.append(
-            "Messages of the active party depend on training labels after randomised response "
-            f"alone (task.label_epsilon): {', '.join(noisy)}."
+        sentences.append(
+            "Messages of the active party depend on training labels only after randomised response "
+            f"(task.label_epsilon): {', '.join(noisy)}."
         )
     if possible:
-        found.append(
+        sentences.append(
             f"Messages of the active party may carry label information: {', '.join(possible)}."
         )
-    return " ".join(found)
+    return " ".join(sentences)
 
 
 class Absence(_Model):
-    """Successive training steps of a phase that were computed without a party, because it was late
+    """Consecutive training steps of a phase that were computed without a party, because it was late
     or away.
     """
 
@@ -299,10 +302,10 @@ class Absence(_Model):
 
 
 class SetQuality(_Model):
-    """The metric with the embeddings of some parties, and a stand-in for each other one.
+    """The metric with the embeddings of some parties, and a constant for those of the others.
 
-    ``parties``: those that are there, in the order of the recipe. ``validation``, ``test``: None if
-    the split was not evaluated, or if the metric is undefined for its rows.
+    ``parties``: those with their embeddings, in the order of the recipe. ``validation``, ``test``:
+    None if the split was not evaluated, or if the metric is undefined for its rows.
     """
 
     parties: list[Words]
@@ -318,13 +321,13 @@ class PartyValue(_Model):
 
 
 class Worth(_Model):
-    """What each party is worth to the trained model, in the unit of ``metric``.
+    """The contribution of each party to the trained model, in the unit of ``metric``.
 
-    ``lower_is_better``: of the metric; a party that helps then has a negative value. ``absent``:
-    what stands in for an absent party, ``mean`` or ``zero``. ``split``: the rows of the Shapley
+    ``lower_is_better``: whether a party that helps has a negative value. ``absent``: the stand-in
+    for an absent party's embeddings, ``mean`` or ``zero``. ``split``: the rows of the Shapley
     values. ``permutations``: how many orders of the parties were drawn; 0: the values are exact.
-    ``shapley``: {party: its value}; their sum is the quality together minus that of none. Empty if
-    the metric is undefined for the rows.
+    ``shapley``: {party: its value}; their sum is the metric with all parties minus that with none.
+    Empty if the metric is undefined for the rows.
     """
 
     metric: Words
@@ -349,7 +352,7 @@ class Summary(_Model):
     preset: Words
     seed: int
     recipe_digest: Words
-    # Split -> name -> value, from the active party.
+    # {split: {metric: value}}, from the active party.
     metrics: dict[Words, dict[Words, Number]]
     bytes: Bytes
     parties: list[PartySummary]
@@ -357,21 +360,22 @@ class Summary(_Model):
     # From the first start of training to the last report.
     wall_s: Number
     interruptions: int = 0
-    # Processes of the server that took the run up again.
+    # The count of restarts of the server.
     server_restarts: int = 0
-    # Parties that came too late: the model has not seen their data.
+    # Parties that came too late, so that the model was trained without their data.
     without: list[Words] = []
     # Training steps that were computed without a party.
     absences: list[Absence] = []
     # The phases' exchanges, as the active party reports them.
     exchanges: list[ExchangeSummary] = []
-    # If a phase trains with differential privacy.
+    # None unless a phase trains with differential privacy.
     privacy: Privacy | None = None
-    # If a phase evaluates sets of parties.
+    # None unless a phase evaluates sets of parties.
     worth: Worth | None = None
 
 
 def load_summary(path: Path) -> Summary:
+    """Reads a summary. Raises OSError, or ValueError if the file is not one."""
     return Summary.model_validate_json(path.read_bytes())
 
 
@@ -383,10 +387,9 @@ def gather_bytes(
     phases: Sequence[str],
     interfaces: Mapping[str, Iterable[InterfaceCount]] = MappingProxyType({}),
 ) -> Bytes:
-    """Joins the ledgers of all processes ({process: its entries}) into one account, with phases in
-    the given order.
+    """Merges the ledgers of all processes ({process: its entries}), with phases in the given order.
 
-    Compares both ends of each link, except for the server's sessions (phase ``control``): these
+    It compares both ends of each link, except for the server's sessions (phase ``control``): these
     continue while the reports are made, so the server's later count is used. Both ends' ledger
     files agree once all processes have ended.
     """

@@ -1,4 +1,4 @@
-"""Text and JSON for people and other programs: peers choose some of the words and numbers."""
+"""Text and JSON for people and other programs, some of it from peers, who are not trusted."""
 
 from __future__ import annotations
 
@@ -9,86 +9,85 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator
 
-# In a list for a person.
-_NAMES = 8
-# Characters of a name in a sentence.
+# The most names in a list for a person.
+_MAX_NAMES = 8
+# The most characters of a name in a sentence.
 _LONGEST_NAME = 80
-# Characters of a line for a person, and of a text in the log.
+# The most characters of a line for a person, and of a text in the log.
 LINE = 2_000
 
 
-def clean(text: str, most: int = 500) -> str:
-    """Makes a peer's words one line of printable characters, so that it cannot add lines of its own
-    to our output.
+def clean(text: str, max_chars: int = 500) -> str:
+    """Returns a peer's text as one line of printable characters, so that it cannot add lines to our
+    output.
     """
-    return "".join(c if c.isprintable() else " " for c in text[:most]).strip()
+    return "".join(c if c.isprintable() else " " for c in text[:max_chars]).strip()
 
 
 def count(number: int, what: str) -> str:
-    """Words a number of things: ``1 run``, ``2 runs``."""
+    """Returns a number of things in words: ``1 run``, ``2 runs``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Lists names for a person; of many, the first ones and how many more there are."""
-    more = len(names) - _NAMES
-    return f"{', '.join(names[:_NAMES])} and {more} more" if more > 0 else ", ".join(names)
+    """Returns names as a list for a person; of many, the first ones and the count of the others."""
+    more = len(names) - _MAX_NAMES
+    return f"{', '.join(names[:_MAX_NAMES])} and {more} more" if more > 0 else ", ".join(names)
 
 
 def shortened(name: str) -> str:
-    """Returns a name for a sentence: the beginning of one that is longer than anybody reads."""
+    """Returns a name for a sentence; of a long one, the beginning."""
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
 
 
 def printable(name: str) -> str:
-    """Returns a name as it is; if it holds what cannot be seen, such as a line break, as Python
-    writes it in quotes.
-
-    Of a long one it is the beginning.
+    """Returns a name as it is; with characters that are not printable, such as a line break, as a
+    quoted Python string. A long name is cut.
     """
     name = shortened(name)
     return name if name.isprintable() else repr(name)
 
 
 def aligned(rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> list[str]:
-    """Returns a table as lines with aligned cells. ``rows``: the headings first; ``right``: those
-    of columns of numbers, which stand at the right.
+    """Returns a table as lines with aligned cells. ``rows``: the headings first; ``right``: the
+    headings of columns that are aligned to the right.
     """
-    made = [tuple(clean(cell, LINE) for cell in row) for row in rows]
-    head = made[0]
-    widths = [max(map(len, column)) for column in zip(*made, strict=True)]
+    cells = [tuple(clean(cell, LINE) for cell in row) for row in rows]
+    head = cells[0]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return [
         "  ".join(
             cell.rjust(width) if name in right else cell.ljust(width)
             for name, cell, width in zip(head, row, widths, strict=True)
         ).rstrip()
-        for row in made
+        for row in cells
     ]
 
 
 def percent(count: int, total: int) -> str:
-    """Words the share that ``count`` is of ``total``; only all of them are 100 %, and only none are
-    0 %.
-    """
-    found = round(100 * count / total) if total else 0
-    if found == 0 and count:
+    """Returns the share of ``count`` in ``total``; it is 100 % only for all, and 0 % only for "
+    "none."""
+    share = round(100 * count / total) if total else 0
+    if share == 0 and count:
         return "less than 1 %"
-    return "more than 99 %" if found == 100 and count < total else f"{found} %"
+    return "more than 99 %" if share == 100 and count < total else f"{share} %"
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises ValueError, for a person,
-    if it is none.
+    """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises ValueError, with a message
+    for a person, if ``address`` has another form.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65_535:
-        what = "write host:port, such as 127.0.0.1:7000, with a port of at most 65535"
-        raise ValueError(f"{clean(address, 100)!r} is not an address; {what}")
+        raise ValueError(
+            f"{clean(address, 100)!r} is not an address. Write host:port, such as 127.0.0.1:7000, "
+            "with a port of at most 65535."
+        )
     return host.strip("[]"), int(port)
 
 
 def to_json(value: object, *, compact: bool = False) -> str:
-    """Writes JSON on one line: NaN and infinity, which JSON does not have, become null."""
+    """Returns JSON on one line. NaN and infinity, which JSON does not have, become null."""
     separators = (",", ":") if compact else None
     try:
         return json.dumps(value, allow_nan=False, default=str, separators=separators)
@@ -97,17 +96,17 @@ def to_json(value: object, *, compact: bool = False) -> str:
 
 
 def number(value: Any) -> float:
-    """Reads a number that ``to_json`` wrote: null is NaN. Raises TypeError or ValueError if it is
-    none.
+    """Returns a number that ``to_json`` wrote; null becomes NaN. Raises TypeError or ValueError if
+    ``value`` is not a number.
     """
     return math.nan if value is None else float(value)
 
 
 def _finite(value: object) -> object:
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -115,7 +114,7 @@ def _nan_for_none(value: object) -> object:
     return math.nan if value is None else value
 
 
-# In a model of what peers wrote.
+# A text in a model of data from peers, made printable.
 Words = Annotated[str, AfterValidator(lambda text: clean(text, LINE))]
-# Written by ``to_json``, or as null by pydantic.
+# A number that ``to_json`` or pydantic wrote; null is NaN.
 Number = Annotated[float, BeforeValidator(_nan_for_none)]

@@ -15,14 +15,14 @@ REMEDY = {
     Code.FILE_INVALID: "correct, restore or free the file that the sentence names",
     Code.DATA_INVALID: "correct the table; `vfl-party check` shows its rows and columns",
     Code.ROWS_DIFFER: 'give all parties the same ids, or set `rows.align = "psi"`',
-    Code.CERTIFICATE_INVALID: "get a new certificate from the keeper of the CA; `vfl certs show` explains one",
+    Code.CERTIFICATE_INVALID: "get a new certificate from the CA administrator; `vfl certs show` explains one",
     Code.IDENTITY_MISMATCH: "compare name and pin with the other organisation",
     Code.NOT_IN_RECIPE: "add the party to every copy of the recipe, or correct its name",
     Code.NAME_TAKEN: "end the other process of this name",
     Code.ROLE_MISMATCH: "correct `role` in the recipe, or the party file",
     Code.RECIPE_DIFFERS: "give all processes the same recipe; the sentence names the first key that differs",
     Code.PROTOCOL_DIFFERS: "upgrade the party that the sentence names",
-    Code.ADDRESS_IN_USE: "take another address, or end the process that has it; write host:port",
+    Code.ADDRESS_IN_USE: "take another address, or end the process that has it",
     Code.UNREACHABLE: "start the peer, correct the address, or open the port",
     Code.TENSOR_MISMATCH: "use the same recipe and release at all parties; correct a plug-in's shapes",
     Code.TENSOR_TOO_LARGE: "use the same recipe and release at all parties; correct a plug-in's shapes",
@@ -40,6 +40,7 @@ REMEDY = {
     Code.MODELS_DIFFER: "give encoders whose tops are averaged the same structure",
     Code.REFUSED: "ask the party: its policy or a limit of its party file refuses what the recipe asks for",
     Code.PLUGINS_DIFFER: "install the same version of the plug-in at all parties",
+    Code.ADDRESS_INVALID: "write host:port, with a host that this machine can resolve",
 }
 
 

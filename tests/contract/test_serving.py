@@ -37,7 +37,7 @@ from vfl_common.rpc.serving.answered import (
     read_keeping,
 )
 from vfl_common.rpc.serving.attendance import Attendance
-from vfl_common.rpc.serving.patience import MOST_LATE
+from vfl_common.rpc.serving.patience import MAX_LATE
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
 from vfl_common.rpc.serving.several import SeveralRuns
 
@@ -495,16 +495,16 @@ def test_who_lets_questions_pass_is_waited_for_again_once_it_answers(
         next(heard)
         wait_until(lambda: service.present == ["north"])
         # Those that wait yet are given up with the first one.
-        others = [service.ask(["a"], WAIT_S) for _ in range(MOST_LATE - 1)]
+        others = [service.ask(["a"], WAIT_S) for _ in range(MAX_LATE - 1)]
         assert service.ask(["a"], 0.05).wait() == late
         assert [each.wait() for each in others] == [away] * len(others)
         assert service.present == []
         # The first of these is a probe; while it is under way, no other is sent.
         for _ in range(5):
             ask()
-        words = [serving_pb2.FromActive.FromString(next(heard)) for _ in range(MOST_LATE + 1)]
+        words = [serving_pb2.FromActive.FromString(next(heard)) for _ in range(MAX_LATE + 1)]
         numbers = [each.question.number for each in words]
-        assert numbers == [*range(1, MOST_LATE + 2)]
+        assert numbers == [*range(1, MAX_LATE + 2)]
         assert asked() == len(numbers)
         # An answer that comes late says that it lives, and not that it is in time.
         answer(numbers[0])
@@ -516,7 +516,7 @@ def test_who_lets_questions_pass_is_waited_for_again_once_it_answers(
         answer(serving_pb2.FromActive.FromString(next(heard)).question.number)
         assert isinstance(pending.wait()["north"], Answered)
         # Who is away is not asked for nothing, but for all.
-        for _ in range(MOST_LATE):
+        for _ in range(MAX_LATE):
             assert service.ask(["a"], 0.0).wait() == late
             next(heard)
         assert service.ask(["a"], WAIT_S, fewer={"north": []}).wait() == away

@@ -154,7 +154,7 @@ def test_an_unknown_generation_does_not_keep_the_active_party(tmp_path: Path) ->
     "address", ["foo", "", "localhost:99999", "127.0.0.1:abc", ":", "a:-1", "[::1]:"]
 )
 def test_what_is_no_address(address: str) -> None:
-    with raises(InputError, Code.ADDRESS_IN_USE, names="65535"):
+    with raises(InputError, Code.ADDRESS_INVALID, names="65535"):
         split_address(address)
 
 

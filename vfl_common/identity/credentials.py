@@ -20,7 +20,7 @@ from vfl_common.identity.members import Members
 from vfl_common.identity.revoked import read_revoked, require_unrevoked
 
 PASSPHRASE = "VFL_TLS_PASSPHRASE"  # noqa: S105 - the name of a variable
-# What the certificate of a program that only dials must be for.
+# The extended key usage that a program needs which only connects, only listens, or does both.
 DIALS = (ExtendedKeyUsageOID.CLIENT_AUTH,)
 ANSWERS = (ExtendedKeyUsageOID.SERVER_AUTH,)
 BOTH = DIALS + ANSWERS
@@ -34,8 +34,8 @@ _SOON = timedelta(days=30)
 
 @dataclass(frozen=True)
 class Credentials:
-    """The federation's CA and a party's certificate and key, PEM; ``name`` is the member for whom
-    it stands.
+    """The federation's CA and a party's certificate and key, in PEM; ``name`` is the member whom
+    the certificate names.
 
     ``files``: the contents of the three files as they were read; the key may be encrypted there.
     ``chain``: the certificate, the intermediates that lie in its file, and the authority of
@@ -45,12 +45,12 @@ class Credentials:
 
     ca_pem: bytes
     certificate_pem: bytes
-    # Not encrypted.
+    # The private key, decrypted.
     key_pem: bytes = field(repr=False)
     files: tuple[bytes, bytes, bytes] = field(repr=False)
     name: str
     chain: tuple[x509.Certificate, ...]
-    # For messages.
+    # The paths, for messages.
     ca_file: str
     certificate_file: str
     members: Members = field(default_factory=Members)
@@ -58,18 +58,22 @@ class Credentials:
 
     @property
     def certificate(self) -> x509.Certificate:
+        """The party's own certificate."""
         return self.chain[0]
 
     @property
     def authority(self) -> x509.Certificate:
+        """The CA's certificate at the end of the chain."""
         return self.chain[-1]
 
     @property
     def not_after(self) -> datetime:
+        """When the party's certificate ends, in UTC."""
         return self.certificate.not_valid_after_utc
 
     @property
     def pems(self) -> tuple[bytes, bytes, bytes]:
+        """The CA, the certificate and the decrypted key, in PEM."""
         return self.ca_pem, self.certificate_pem, self.key_pem
 
     def admit(self, name: str, certificate: x509.Certificate) -> None:
@@ -93,11 +97,11 @@ def load_credentials(
     Raises InputError, also if the list cannot be read, is out of date, or has the party's own
     certificate.
     """
-    found = load_pair(tls, name=name, members=members, uses=uses)
-    listed = read_revoked(tls, found.ca_pem)
-    if listed.late:
-        raise _invalid(listed.late)
-    credentials = replace(found, revoked=listed.serials)
+    pair = load_pair(tls, name=name, members=members, uses=uses)
+    revoked = read_revoked(tls, pair.ca_pem)
+    if revoked.late:
+        raise _invalid(revoked.late)
+    credentials = replace(pair, revoked=revoked.serials)
     require_own(credentials)
     return credentials
 
@@ -105,11 +109,10 @@ def load_credentials(
 def require_own(credentials: Credentials) -> None:
     """Raises InputError if the party's own certificate is revoked."""
     if credentials.certificate.serial_number in credentials.revoked:
-        text = (
-            f"the certificate {credentials.certificate_file} is revoked; ask the keeper of the "
-            "CA for a new one"
+        raise _invalid(
+            f"{credentials.certificate_file}: the certificate is revoked. Ask the CA administrator "
+            "for a new one."
         )
-        raise _invalid(text)
 
 
 def load_pair(
@@ -122,14 +125,14 @@ def load_pair(
     """Reads and checks the CA, the certificate and the key for the party ``name``.
 
     Args:
-        members: the federation's; the certificate must not name another of them. None: they are not
-            known.
+        members: those of the federation; the certificate must not name another of them. None if
+            they are not known.
         uses: what the certificate must be for (extended key usage).
 
-    Raises InputError: CERTIFICATE_INVALID if a file cannot be read or is no PEM, if other users can
-    read the key, if the key or the CA does not belong to the certificate, if gRPC cannot use the
-    key, or if a certificate is expired, not yet valid or for other uses; IDENTITY_MISMATCH if the
-    certificate is for another name, or its key is not the one that is pinned.
+    Raises InputError: CERTIFICATE_INVALID if a file cannot be read or is not PEM, if other users
+    can read the key, if the key or the CA does not belong to the certificate, if gRPC cannot use
+    the key, or if a certificate is expired, not yet valid or for other uses; IDENTITY_MISMATCH if
+    the certificate is for another name, or its key is not the one that is pinned.
     """
     members = members or Members()
     ca_path, certificate_path, key_path = Path(tls.ca), Path(tls.certificate), Path(tls.key)
@@ -140,59 +143,59 @@ def load_pair(
     key, key_pem = pem.parse_key(key_file, key_path, _passphrase(tls))
 
     if key.public_key() != certificate.public_key():
-        raise _invalid(f"the key {key_path} does not belong to the certificate {certificate_path}")
+        raise _invalid(
+            f"{key_path}: the key does not belong to the certificate {certificate_path}. Give the "
+            "key with which the certificate was requested."
+        )
     if problem := pem.unusable(certificate.public_key()):
-        raise _invalid(f"the key of {certificate_path} {problem}")
+        raise _invalid(f"{certificate_path}: the key of the certificate {problem}")
     if not members.stand_for(certificate, name):
-        text = f"the certificate {certificate_path} is {members.words(certificate, name)}"
         raise InputError(
             Code.IDENTITY_MISMATCH,
-            text if "also for" in text else f"{text}, but this party is {name!r}",
+            f"{certificate_path}: the certificate is {members.words(certificate, name)}, and this "
+            f"party is {name!r}. Give a certificate for {name!r} and for no other member.",
         )
     if members.pins.get(name, "") not in ("", pem.pin_of(certificate)):
-        text = (
-            f"the certificate {certificate_path} has another key ({pem.pin_of(certificate)}) "
-            "than is pinned for"
-        )
         raise InputError(
             Code.IDENTITY_MISMATCH,
-            f"{text} {name}; correct the pin, or take the certificate of that key",
+            f"{certificate_path}: the certificate has another key than the one pinned for {name} "
+            f"(got {pem.pin_of(certificate)}). Correct the pin, or give the certificate of the "
+            "pinned key.",
         )
     chain = pem.chain_of(certificate, others, authorities)
     if not chain:
-        text = (
-            f"the certificate {certificate_path} is not signed by the CA in {ca_path}; take "
-            "both from one federation"
+        raise _invalid(
+            f"{certificate_path}: the certificate is not signed by the CA in {ca_path}. Give the "
+            "CA and the certificate of one federation, and append intermediate certificates to the "
+            "party's own."
         )
-        raise _invalid(f"{text}, and put intermediate certificates behind the party's own")
     for use in uses:
         if not pem.may(certificate, use):
-            text = (
-                f"the certificate {certificate_path} may not {_WORDS[use]}: its extended key "
-                "usage lacks that"
+            raise _invalid(
+                f"{certificate_path}: the certificate may not {_WORDS[use]}, because its extended "
+                "key usage does not include it. Have it signed for both clientAuth and serverAuth."
             )
-            raise _invalid(f"{text}; have it signed for both clientAuth and serverAuth")
     now = datetime.now(UTC)
     for document, path, remedy in (
         (
             certificate,
             certificate_path,
-            f"`vfl certs issue {name}` or `request` and `sign` make a new one",
+            f"Make a new one with `vfl certs issue {name}`, or with `request` and `sign`.",
         ),
         *(
-            (each, certificate_path, "its intermediate needs to be replaced")
-            for each in chain[1:-1]
+            (intermediate, certificate_path, "Replace the intermediate certificate in it.")
+            for intermediate in chain[1:-1]
         ),
-        (chain[-1], ca_path, "`vfl certs ca` makes a new authority"),
+        (chain[-1], ca_path, "Make a new authority with `vfl certs ca`."),
     ):
         problem = pem.out_of_date(document, now)
         if problem:
             hint = (
                 remedy
                 if problem.startswith("expired")
-                else f"it is {pem.utc(now)} by this machine's clock"
+                else f"Check this machine's clock: here it is {pem.utc(now)}."
             )
-            raise _invalid(f"the certificate {path} {problem}: {hint}")
+            raise _invalid(f"{path}: the certificate {problem}. {hint}")
     return Credentials(
         ca_pem,
         certificate_pem,
@@ -212,16 +215,15 @@ def _passphrase(tls: TlsSettings) -> bytes | None:
     """
     if tls.passphrase_file is not None:
         return pem.read_secret(Path(tls.passphrase_file), "the passphrase").rstrip(b"\r\n")
-    found = os.environ.get(PASSPHRASE)
-    return None if found is None else found.encode()
+    passphrase = os.environ.get(PASSPHRASE)
+    return None if passphrase is None else passphrase.encode()
 
 
 def ends_soon(certificate: x509.Certificate, now: datetime) -> str:
-    """Returns '' until 30 days before the end; then when it is, as ``ends at 2026-01-31 12:00 UTC,
-    in 12 days; …``.
+    """Returns '' until 30 days before the end; then a warning such as ``ends at 2026-01-31 12:00
+    UTC, in 12 days. …``.
 
-    For a certificate of less than 90 days it is the last third of its life: 30 days would be most
-    of it.
+    A certificate with a life of less than 90 days gets the warning in the last third of it.
     """
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < end - min(_SOON, (end - begin) / 3):
@@ -232,8 +234,8 @@ def ends_soon(certificate: x509.Certificate, now: datetime) -> str:
         else f"ended at {pem.utc(end)}"
     )
     return (
-        f"{when}; replace it in time: a running program uses the new one from the next "
-        "connection on"
+        f"{when}. Replace it in time: a running program uses the new one from its next connection "
+        "on."
     )
 
 

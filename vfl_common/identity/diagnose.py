@@ -22,16 +22,16 @@ from vfl_common.errors import Code, InputError, VflError
 from vfl_common.identity import pem
 from vfl_common.identity.credentials import Credentials
 
-# Preface, empty SETTINGS.
+# The client's first bytes in HTTP/2: the preface and an empty SETTINGS frame.
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
-# Python 3.11.2 raises the last one.
+# The errors of a connection that the peer has closed; Python 3.11.2 raises the last one.
 _HUNG_UP = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
-# Of a handshake; a peer's part has some kilobytes.
-_READ_BYTES, _MOST_READS = 16_384, 64
-# X509_V_ERR_… of OpenSSL.
+# The limits of a handshake; the peer's side of it takes a few kilobytes.
+_READ_BYTES, _MAX_READS = 16_384, 64
+# OpenSSL's codes X509_V_ERR_….
 _EXPIRED, _NOT_YET_VALID = 10, 9
-# Wrong signature; self-signed, alone or in a chain; issuer unknown; no signature.
+# Its codes for: wrong signature; self-signed, alone or in a chain; issuer unknown; no signature.
 _OTHER_CA = (7, 18, 19, 20, 21)
 
 
@@ -79,30 +79,30 @@ def diagnose(address: str, credentials: Credentials, peer: str, timeout_s: float
     except (OSError, ValueError) as error:
         # No memory for the key; a certificate that cannot be parsed.
         return probe.error(
-            f"{peer!r} at {address} does not answer, and the diagnosis failed: {error}"
+            f"{peer!r} at {address} does not answer, and the diagnosis failed ({error}). Check the "
+            "address and the certificates."
         )
     return probe.error(
-        f"TLS with {peer!r} at {address} works, but the service does not answer; is it "
-        "busy, or another version?"
+        f"{peer!r} at {address} accepts TLS, but its service does not answer. Check that it runs "
+        "the same version and is not overloaded."
     )
 
 
 def certificate_of(
     address: str, credentials: Credentials, peer: str, timeout_s: float
 ) -> x509.Certificate:
-    """Connects once, and returns the certificate that ``peer`` shows; it is for ``peer`` and for no
-    other member.
+    """Connects once, and returns the peer's certificate, which names ``peer`` and no other member.
 
-    In TLS 1.3 the peer shows its certificate first. So this needs no key, and hangs up before it is
-    asked for one. Raises InputError, as ``diagnose`` returns it.
+    In TLS 1.3 the peer sends its certificate first. So this needs no key, and closes the connection
+    before it is asked for one. Raises InputError, as ``diagnose`` returns it.
     """
     probe = _Probe(address, peer, credentials, timeout_s, time.monotonic() + timeout_s)
     try:
         with _dial(probe) as raw:
-            return _check_peer(probe, _shown(probe, raw))
+            return _check_peer(probe, _receive_certificate(probe, raw))
     except (OSError, ValueError) as error:
         raise probe.error(
-            f"the certificate of {peer!r} at {address} cannot be looked at: {error}"
+            f"the certificate of {peer!r} at {address} cannot be read ({error}). Check the address."
         ) from None
 
 
@@ -111,45 +111,46 @@ def _dial(probe: _Probe) -> socket.socket:
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise probe.error(
-            f"{probe.address!r} is not an address: host:port, with a port from 1 to 65535"
+            f"{probe.address!r} is not an address. Write host:port, with a port from 1 to 65535."
         )
     try:
         return socket.create_connection((host, int(port)), timeout=probe.left_s)
     except (socket.gaierror, UnicodeError) as error:
         raise probe.error(
-            f"the host name {host!r} of {probe.peer!r} does not resolve; is the address "
-            f"{probe.address} right?"
+            f"the host name {host!r} of {probe.peer!r} cannot be resolved. Check the address "
+            f"{probe.address}."
         ) from error
     except ConnectionRefusedError as error:
         raise probe.error(
-            f"nothing listens at {probe.address}; is {probe.peer!r} started?"
+            f"nothing listens at {probe.address}. Start {probe.peer!r}, or correct its address."
         ) from error
     except TimeoutError as error:
         raise probe.error(
-            f"no connection to {probe.peer!r} at {probe.address} within {probe.timeout_s:g} s; "
-            "is the address right, and does a firewall let it pass?"
+            f"no connection to {probe.peer!r} at {probe.address} within {probe.timeout_s:g} s. "
+            "Check the address, and that no firewall blocks it."
         ) from error
     except OSError as error:
         raise probe.error(
-            f"{probe.peer!r} at {probe.address} cannot be reached: {error.strerror or error}"
+            f"{probe.peer!r} at {probe.address} cannot be reached ({error.strerror or error}). "
+            "Check the address and the network."
         ) from error
 
 
 def _shake_hands(probe: _Probe, raw: socket.socket) -> ssl.SSLSocket:
     context = _with_key(probe.credentials)
     raw.settimeout(probe.left_s)
-    with _explained(probe):
+    with _explain_errors(probe):
         return context.wrap_socket(raw, server_hostname=_sni(probe.peer))
 
 
-def _shown(probe: _Probe, raw: socket.socket) -> ssl.SSLObject:
-    """Shakes hands up to the peer's part, which it sends first, and says nothing of our own."""
+def _receive_certificate(probe: _Probe, raw: socket.socket) -> ssl.SSLObject:
+    """Performs the handshake up to the peer's certificate, without sending our own."""
     context = _context(probe.credentials)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(received, to_send, server_hostname=_sni(probe.peer))
-    with _explained(probe):
-        for _ in range(_MOST_READS):
+    with _explain_errors(probe):
+        for _ in range(_MAX_READS):
             try:
                 tls.do_handshake()
                 return tls
@@ -164,27 +165,26 @@ def _shown(probe: _Probe, raw: socket.socket) -> ssl.SSLObject:
 
 
 @contextmanager
-def _explained(probe: _Probe) -> Iterator[None]:
-    """Words what goes wrong in a handshake. Raises InputError."""
+def _explain_errors(probe: _Probe) -> Iterator[None]:
+    """Raises InputError that explains what goes wrong in a handshake."""
     try:
         yield
     except ssl.SSLCertVerificationError as error:
-        raise _untrusted(probe, error) from error
+        raise _explain_distrust(probe, error) from error
     except TimeoutError as error:
         raise probe.error(
             f"{probe.address} accepts connections but does not answer within "
-            f"{probe.timeout_s:g} s; "
-            f"is it the port of {probe.peer!r}?"
+            f"{probe.timeout_s:g} s. Check that it is the port of {probe.peer!r}."
         ) from error
     except _HUNG_UP as error:
         raise probe.error(
-            f"{probe.address} hangs up at once; is it the port of {probe.peer!r}, or has "
-            "it too many connections?"
+            f"{probe.address} closes the connection at once. Check that it is the port of "
+            f"{probe.peer!r}, and that it does not have too many connections."
         ) from error
     except OSError as error:
-        # An SSLError is one too.
-        raise _refused(probe, error) or probe.error(
-            f"{probe.address} does not speak TLS; is it the port of {probe.peer!r}?"
+        # An SSLError is an OSError, too.
+        raise _explain_alert(probe, error) or probe.error(
+            f"{probe.address} does not speak TLS. Check that it is the port of {probe.peer!r}."
         ) from error
 
 
@@ -192,18 +192,17 @@ def _check_peer(probe: _Probe, tls: ssl.SSLSocket | ssl.SSLObject) -> x509.Certi
     certificate = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
     members = probe.credentials.members
     if not members.stand_for(certificate, probe.peer):
-        words = members.words(certificate, probe.peer)
-        if "also for" not in words:
-            words += f", not {probe.peer!r}; is the address right?"
         raise probe.error(
-            f"{probe.address} answers with a certificate {words}", Code.IDENTITY_MISMATCH
+            f"{probe.address} answers with a certificate {members.words(certificate, probe.peer)}; "
+            f"expected one for {probe.peer!r} alone. Check the address.",
+            Code.IDENTITY_MISMATCH,
         )
     return certificate
 
 
 def _first_words(probe: _Probe, tls: ssl.SSLSocket) -> None:
-    """Reads the peer's verdict on our certificate: in TLS 1.3 it comes after our side of the
-    handshake.
+    """Reads whether the peer accepts our certificate: in TLS 1.3 its alert comes after our side of
+    the handshake.
 
     A gRPC server that accepts it sends its SETTINGS at once. One that refuses it closes without an
     alert (grpcio 1.85); other servers and proxies send the alert.
@@ -217,45 +216,54 @@ def _first_words(probe: _Probe, tls: ssl.SSLSocket) -> None:
     except TimeoutError:
         return
     except OSError as error:
-        raise _refused(probe, error) or _closed(probe) from error
+        raise _explain_alert(probe, error) or _explain_closing(probe) from error
     if tls.selected_alpn_protocol() != "h2":
         raise probe.error(
-            f"{probe.address} speaks TLS but not gRPC; is it the port of {probe.peer!r}?"
+            f"{probe.address} speaks TLS but not gRPC. Check that it is the port of {probe.peer!r}."
         )
     if not answer:
-        raise _closed(probe)
+        raise _explain_closing(probe)
 
 
-def _untrusted(probe: _Probe, error: ssl.SSLCertVerificationError) -> InputError:
-    """Words why we do not accept the peer's certificate."""
-    of_peer = f"the certificate of {probe.peer!r} at {probe.address}"
+def _explain_distrust(probe: _Probe, error: ssl.SSLCertVerificationError) -> InputError:
+    """Explains why this process does not accept the peer's certificate."""
+    peer, address = probe.peer, probe.address
     if error.verify_code in _OTHER_CA:
-        reason = (
-            f"is not from the CA in {probe.credentials.ca_file}; do both sides have the same "
-            "ca.pem?"
+        text = (
+            f"the certificate of {peer!r} at {address} is not from the CA in "
+            f"{probe.credentials.ca_file}. Give both sides the same ca.pem."
         )
     elif error.verify_code == _EXPIRED:
-        reason = f"has expired{_dates(probe)}; a new one must be issued for it"
+        text = (
+            f"the certificate of {peer!r} at {address} has expired{_dates(probe)}. Issue a new one "
+            "for it."
+        )
     elif error.verify_code == _NOT_YET_VALID:
-        reason = f"is not valid yet{_dates(probe)}; the clock of one of the machines is wrong"
+        text = (
+            f"the certificate of {peer!r} at {address} is not valid yet{_dates(probe)}. Correct "
+            "the clock of the machine that is wrong."
+        )
     else:
-        reason = f"cannot be used: {error.verify_message}"
-    return probe.error(f"{of_peer} {reason}", Code.CERTIFICATE_INVALID)
+        text = (
+            f"the certificate of {peer!r} at {address} cannot be used ({error.verify_message}). "
+            "Issue a new one for it."
+        )
+    return probe.error(text, Code.CERTIFICATE_INVALID)
 
 
 def _dates(probe: _Probe) -> str:
-    """Returns when the peer's certificate is valid and what this machine's clock says, or '' if it
-    does not show it.
+    """Returns when the peer's certificate is valid, and this machine's time; '' if the peer does
+    not show its certificate.
     """
     context = _context(probe.credentials)
     # Nothing but the dates is read.
     context.verify_mode = ssl.CERT_NONE
     try:
         with _dial(probe) as raw, context.wrap_socket(raw, server_hostname=_sni(probe.peer)) as tls:
-            shown = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
+            certificate = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
     except (InputError, OSError, ValueError):
         return ""
-    return f" ({_valid(shown)})"
+    return f" ({_valid(certificate)})"
 
 
 def _valid(certificate: x509.Certificate) -> str:
@@ -263,8 +271,8 @@ def _valid(certificate: x509.Certificate) -> str:
     return f"valid from {begin} to {end}; here it is {pem.utc(datetime.now(UTC))}"
 
 
-def _refused(probe: _Probe, error: OSError) -> InputError | None:
-    """Words the peer's alert, if it sent one: in most cases it does not accept our certificate."""
+def _explain_alert(probe: _Probe, error: OSError) -> InputError | None:
+    """Explains the peer's alert, if it sent one: usually it does not accept our certificate."""
     alert = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
     if "_ALERT_" not in alert:
         return None
@@ -273,45 +281,43 @@ def _refused(probe: _Probe, error: OSError) -> InputError | None:
     ours = f"our certificate, for {probe.credentials.name!r}"
     expiry = pem.utc(probe.credentials.not_after)
     sentences = {
-        "unknown_ca": f"{at} does not trust the CA of {ours}; do both sides have the same ca.pem?",
-        "certificate_expired": f"{at} finds {ours}, expired (it ends at {expiry}); issue a new one or check the "  # noqa: E501
-        "clocks",
-        "bad_certificate": f"{at} does not accept {ours}; is it not valid yet by its clock "
-        f"({_valid(probe.credentials.certificate)})?",
-        "certificate_required": f"{at} got no certificate from us",
+        "unknown_ca": f"{at} does not trust the CA of {ours}. Give both sides the same ca.pem.",
+        "certificate_expired": f"{at} considers {ours}, expired (it ends at {expiry}). Issue a new "
+        "one, or correct the clocks.",
+        "bad_certificate": f"{at} does not accept {ours}. Check its clock: the certificate is "
+        f"{_valid(probe.credentials.certificate)}.",
+        "certificate_required": f"{at} got no certificate from us. Check the port.",
     }
     if alert in sentences:
         return probe.error(sentences[alert], Code.CERTIFICATE_INVALID)
     if "certificate" in alert:
         return probe.error(
-            f"{at} does not accept {ours} (TLS alert {alert})", Code.CERTIFICATE_INVALID
+            f"{at} does not accept {ours} (TLS alert {alert}). Issue a new one.",
+            Code.CERTIFICATE_INVALID,
         )
-    return probe.error(
-        f"{at} refuses the TLS connection (TLS alert {alert}); is it the right port?"
-    )
+    return probe.error(f"{at} refuses the TLS connection (TLS alert {alert}). Check the port.")
 
 
-def _closed(probe: _Probe) -> InputError:
-    """Words the likely reason why the peer closes after the handshake, without an alert."""
-    credentials = probe.credentials
-    ours = f"our certificate, for {credentials.name!r}"
+def _explain_closing(probe: _Probe) -> InputError:
+    """Returns the likely reason why the peer closes after the handshake, without an alert."""
+    credentials, peer, address = probe.credentials, probe.peer, probe.address
     if datetime.now(UTC) > credentials.not_after:
-        reason = f"it expired at {pem.utc(credentials.not_after)}; issue a new one"
-    else:
-        reason = (
-            "most likely it does not trust its CA; do both sides have the same ca.pem? Or "
-            "its clock is wrong: the "
-            f"certificate is {_valid(credentials.certificate)}"
+        text = (
+            f"{peer!r} at {address} closes the connection: our certificate, for "
+            f"{credentials.name!r}, expired at {pem.utc(credentials.not_after)}. Issue a new one."
         )
-    return probe.error(
-        f"{probe.peer!r} at {probe.address} hangs up on {ours}: {reason}", Code.CERTIFICATE_INVALID
-    )
+    else:
+        text = (
+            f"{peer!r} at {address} closes the connection: most likely it does not trust the CA of "
+            f"our certificate, for {credentials.name!r}, or its clock is wrong (the certificate is "
+            f"{_valid(credentials.certificate)}). Give both sides the same ca.pem."
+        )
+    return probe.error(text, Code.CERTIFICATE_INVALID)
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:
-    """Sets up TLS as gRPC does; the peer's name is compared later, so that the message can name
-    it.
-    """
+    """Sets up TLS as gRPC does; the peer's name is compared later, so that the error can name "
+    "it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     # Each certificate of ca.pem is trusted, an intermediate too.
@@ -322,8 +328,8 @@ def _context(credentials: Credentials) -> ssl.SSLContext:
 
 
 def _with_key(credentials: Credentials) -> ssl.SSLContext:
-    """Sets up mutual TLS. ssl reads certificates and keys from files only, so the file is in
-    memory, and on no disk.
+    """Sets up mutual TLS. ssl reads certificates and keys only from files, so this file exists only
+    in memory.
     """
     context = _context(credentials)
     with os.fdopen(os.memfd_create("own.pem"), "wb") as file:
@@ -334,8 +340,8 @@ def _with_key(credentials: Credentials) -> ssl.SSLContext:
 
 
 def _sni(peer: str) -> str | None:
-    """Returns the name to send; None if a party's name is no host name (64 characters, two dots in
-    a row).
+    """Returns the server name to send; None if a party's name is not a valid host name (64
+    characters, two dots in a row).
     """
     try:
         peer.encode("idna")

@@ -1,5 +1,5 @@
-"""A process's credentials while it runs: files that are replaced on disk are used for the next
-connection.
+"""A process's credentials while it runs: a file that is replaced on disk is used from the next
+connection on.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from vfl_common.identity.credentials import (
 )
 from vfl_common.identity.members import Members
 from vfl_common.identity.revoked import note_text, read_revoked, read_seen
+from vfl_common.text import count
 
-# No party may have this name.
+# The CA's name among the certificates; no party may have it.
 CA = "ca"
 _DAY_S = 86_400.0
 
@@ -39,11 +40,11 @@ log = logging.getLogger(__name__)
 
 class Keyring:
     """The certificate, key, CA and list of revoked certificates, as they are on disk; any thread
-    may ask.
+    may call its methods.
 
-    What cannot be used (half of a new pair, garbage) never ends a running process: it goes on with
-    what it read last, logs one warning, and looks again at the next connection. What was revoked
-    once stays revoked, whatever becomes of the lists.
+    Files that cannot be used (half of a new pair, garbage) never end a running process: it goes on
+    with those that it read last, logs one warning, and reads them again at the next connection. A
+    certificate that was revoked once stays revoked, even if a list no longer has it.
     """
 
     def __init__(
@@ -58,20 +59,20 @@ class Keyring:
         """Reads the files. Raises InputError, as ``load_credentials``.
 
         Args:
-            members: who has a part in the federation; None: that is not known.
+            members: the members of the federation; None if they are not known.
             uses: what the certificate must be for.
-            out: a folder that keeps ``revoked-NAME.txt``, the serial numbers that were ever in a
-                list; None: they are forgotten when the process ends.
+            out: the folder of ``revoked-NAME.txt``, the serial numbers that were ever in a list;
+                None: they are forgotten when the process ends.
         """
         self.name = name
         self._tls, self._uses = tls, uses
         self._note = out / f"revoked-{name}.txt" if out is not None else None
         self._lock = threading.Lock()
         self._peers: dict[str, x509.Certificate] = {}
-        # {what: the last warning about it}.
-        self._said: dict[str, str] = {}
-        # When the log was last told which certificates end soon.
-        self._told_s: float | None = None
+        # {subject: the last warning about it}
+        self._warned: dict[str, str] = {}
+        # When warnings of certificates that end soon were last logged (monotonic).
+        self._reported_s: float | None = None
         now = load_credentials(tls, name=name, members=members, uses=uses)
         self._noted = read_seen(self._note) if self._note is not None else frozenset()
         self._now = replace(now, revoked=self._noted)
@@ -88,63 +89,67 @@ class Keyring:
                 listed = read_revoked(self._tls, self._now.ca_pem)
                 self._keep(listed.serials)
                 if listed.late:
-                    self._complain("list", f"{listed.late}; a program that starts now refuses it")
+                    self._complain(
+                        "list", f"{listed.late} A program that is started now refuses the list."
+                    )
                 else:
-                    self._said.pop("list", None)
+                    self._warned.pop("list", None)
             except InputError as error:
-                self._complain("list", f"{error}; until then the list as it was stays in use")
+                self._complain("list", f"{error} Until then the previous list stays in use.")
             now = self._now
             if now.certificate.serial_number in now.revoked:
                 self._complain(
-                    "own", f"the certificate {now.certificate_file} of this process is revoked"
+                    "own",
+                    f"{now.certificate_file}: the certificate of this process is revoked. Ask the "
+                    "CA administrator for a new one.",
                 )
         if replaced:
-            text = (
-                f"the certificate {now.certificate_file} was replaced; the new one ends at "
-                f"{pem.utc(now.not_after)}"
+            log.info(
+                f"{now.certificate_file}: the certificate was replaced; the new one ends at "
+                f"{pem.utc(now.not_after)}",
+                extra={"event": "certificate"},
             )
-            log.info(text, extra={"event": "certificate"})
             self.tell()
         return now
 
     def _read_pair(self) -> bool:
-        """Takes the CA, the certificate and the key if they have changed; returns whether they
+        """Reads the CA, the certificate and the key if they have changed; returns whether they
         have.
         """
         now = self._now
         try:
             paths = (self._tls.ca, self._tls.certificate, self._tls.key)
             if tuple(pem.read(Path(path)) for path in paths) == now.files:
-                self._said.pop("pair", None)
+                self._warned.pop("pair", None)
                 return False
             pair = load_pair(self._tls, name=self.name, members=now.members, uses=self._uses)
             self._now = replace(pair, revoked=now.revoked)
         except Exception as error:  # noqa: BLE001 - whatever the files hold, and if one vanishes between two looks at it
             self._complain(
-                "pair", f"{error}; until then the certificate and key read before stay in use"
+                "pair", f"{error} Until then the previous certificate and key stay in use."
             )
             return False
-        self._said.pop("pair", None)
-        self._said.pop("own", None)
+        self._warned.pop("pair", None)
+        self._warned.pop("own", None)
         return True
 
     def _keep(self, listed: frozenset[int]) -> None:
-        """Adds what is listed now to what was listed before, and notes it; warns if a list has lost
-        some of that.
+        """Adds the listed serial numbers to those known before, and saves them; warns if the lists
+        no longer have some of these.
         """
         revoked = self._now.revoked | listed
         if lost := len(revoked - listed):
-            text = (
-                f"{lost} certificates that were revoked are in no list of revoked certificates now"
+            self._complain(
+                "shorter",
+                f"{count(lost, 'revoked certificate')} no longer in any list of revoked "
+                "certificates; this process still refuses them."
+                if self._note is None
+                else f"{count(lost, 'revoked certificate')} no longer in any list of revoked "
+                "certificates; this process still refuses them. To accept one again, remove its "
+                f"line from {self._note}.",
             )
-            where = (
-                f"; whoever means it removes their lines from {self._note}"
-                if self._note is not None
-                else ""
-            )
-            self._complain("shorter", f"{text}; they stay revoked{where}")
         else:
-            self._said.pop("shorter", None)
+            self._warned.pop("shorter", None)
         if revoked != self._now.revoked:
             self._now = replace(self._now, revoked=revoked)
         if self._note is None or revoked == self._noted:
@@ -155,16 +160,16 @@ class Keyring:
             self._noted = revoked
         except (InputError, OSError) as error:
             self._complain(
-                "note", f"{error}; a program that starts anew will not know who was revoked before"
+                "note", f"{error} After a restart this process forgets earlier revocations."
             )
 
     def _complain(self, what: str, text: str) -> None:
-        if self._said.get(what) != text:
-            self._said[what] = text
+        if self._warned.get(what) != text:
+            self._warned[what] = text
             log.warning(text, extra={"event": "certificate"})
 
     def admit(self, certificate_pem: bytes) -> str:
-        """Notes the certificate of a caller, and returns for whom it is.
+        """Notes the certificate of a caller, and returns the name that it is for.
 
         Raises PeerError: IDENTITY_MISMATCH if it does not name exactly one member, or has another
         key than is pinned; CERTIFICATE_INVALID if it cannot be read or is revoked.
@@ -175,9 +180,9 @@ class Keyring:
             name = now.members.named(certificate)
             now.admit(name, certificate)
         except (ValueError, UnsupportedAlgorithm):
-            # Of the certificate, or of its key.
             raise PeerError(
-                Code.CERTIFICATE_INVALID, "a caller's certificate cannot be read; make another"
+                Code.CERTIFICATE_INVALID,
+                "a caller's certificate, or its key, cannot be read. Make another certificate.",
             ) from None
         if self._peers.get(name) != certificate and name in (now.members.names or {name}):
             self._peers[name] = certificate
@@ -185,41 +190,48 @@ class Keyring:
         return name
 
     def require_valid(self, certificate_pem: bytes) -> None:
-        """Raises PeerError if a caller of an open connection would not be admitted now: its
-        certificate has been revoked since, or has ended.
+        """Raises PeerError if the certificate of a caller with an open connection has been revoked
+        since, or has ended.
         """
         name = self.admit(certificate_pem)
         ends = x509.load_pem_x509_certificate(certificate_pem).not_valid_after_utc
         if ends < datetime.now(UTC):
-            text = f"the certificate of {name} has ended ({ends:%Y-%m-%d %H:%M} UTC); renew it"
-            raise PeerError(Code.CERTIFICATE_INVALID, text, party=name)
+            raise PeerError(
+                Code.CERTIFICATE_INVALID,
+                f"the certificate of {name} has ended ({ends:%Y-%m-%d %H:%M} UTC). Renew it.",
+                party=name,
+            )
 
     def ends(self) -> dict[str, datetime]:
         """Returns when the certificates end: this process's, the CA's (``ca``) and those of peers
         that have called.
         """
-        return {name: each.not_valid_after_utc for name, each in self._all(self.current()).items()}
+        return {
+            name: certificate.not_valid_after_utc
+            for name, certificate in self._all(self.current()).items()
+        }
 
     def tell(self) -> None:
         """Logs which certificates end soon; from now on ``tell_again`` does so once a day."""
-        self._told_s = time.monotonic()
+        self._reported_s = time.monotonic()
         for name, certificate in self._all(self._now).items():
             self._warn(name, certificate)
 
     def tell_again(self) -> None:
         """Calls ``tell`` if it was last called a day ago."""
-        if self._told_s is not None and time.monotonic() - self._told_s >= _DAY_S:
+        if self._reported_s is not None and time.monotonic() - self._reported_s >= _DAY_S:
             self.tell()
 
     def _all(self, credentials: Credentials) -> dict[str, x509.Certificate]:
         return {**self._peers, self.name: credentials.certificate, CA: credentials.authority}
 
     def _warn(self, name: str, certificate: x509.Certificate) -> None:
-        whose = {self.name: self._now.certificate_file, CA: self._now.ca_file}.get(
+        owner = {self.name: self._now.certificate_file, CA: self._now.ca_file}.get(
             name, f"of {name}"
         )
-        text = ends_soon(certificate, datetime.now(UTC))
-        if text:
+        warning = ends_soon(certificate, datetime.now(UTC))
+        if warning:
             log.warning(
-                f"the certificate {whose} {text}", extra={"event": "expiring", "certificate": name}
+                f"the certificate {owner} {warning}",
+                extra={"event": "expiring", "certificate": name},
             )

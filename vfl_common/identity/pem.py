@@ -1,6 +1,4 @@
-"""Reads and writes certificates, requests and keys as PEM files, and answers a few questions about
-them.
-"""
+"""Reads, writes and examines certificates, requests and keys in PEM."""
 
 from __future__ import annotations
 
@@ -26,10 +24,10 @@ from cryptography.hazmat.primitives.serialization import (
 
 from vfl_common.errors import Code, InputError
 
-LEAST_RSA_BITS = 2048
-# Between a party's certificate and an authority of ``ca.pem``.
+MIN_RSA_BITS = 2048
+# The most intermediates between a party's certificate and an authority of ``ca.pem``.
 MOST_INTERMEDIATES = 3
-# A gRPC server accepts no signature by P-521 (1.85).
+# The curves of usable keys; a gRPC server accepts no signature by P-521 (1.85).
 _CURVES = (ec.SECP256R1, ec.SECP384R1)
 
 
@@ -54,7 +52,9 @@ def write_new(files: Mapping[Path, bytes], *, force: bool) -> None:
             raise _exists(path) from error
         except OSError as error:
             raise InputError(
-                Code.FILE_INVALID, f"{path} cannot be written: {error.strerror}"
+                Code.FILE_INVALID,
+                f"{path}: cannot be written ({error.strerror}). Correct the permissions, or give "
+                "another path.",
             ) from error
 
 
@@ -63,9 +63,13 @@ def read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError as error:
-        raise _invalid(f"{path} does not exist; vfl certs makes such files") from error
+        raise _invalid(
+            f"{path}: does not exist. Correct the path, or make the file with `vfl certs`."
+        ) from error
     except OSError as error:
-        raise _invalid(f"{path} cannot be read: {error.strerror}") from error
+        raise _invalid(
+            f"{path}: cannot be read ({error.strerror}). Make the file readable."
+        ) from error
 
 
 def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
@@ -73,7 +77,9 @@ def parse_certificates(content: bytes, path: Path) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError as error:
-        raise _invalid(f"{path} is not a certificate in PEM format") from error
+        raise _invalid(
+            f"{path}: is not a certificate in PEM format. Give the file that was issued."
+        ) from error
 
 
 def parse_request(content: bytes, path: Path) -> x509.CertificateSigningRequest:
@@ -82,19 +88,23 @@ def parse_request(content: bytes, path: Path) -> x509.CertificateSigningRequest:
     """
     try:
         request = x509.load_pem_x509_csr(content)
-        signed = request.is_signature_valid
+        is_signed = request.is_signature_valid
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise _invalid(f"{path} is not a certificate request in PEM format") from error
-    if not signed:
         raise _invalid(
-            f"the request {path} is not signed with its own key: it is damaged or forged; "
-            "ask for a new one"
+            f"{path}: is not a certificate request in PEM format. Give the file that `vfl certs "
+            "request` made."
+        ) from error
+    if not is_signed:
+        raise _invalid(
+            f"{path}: the request is not signed with its own key, so it is damaged or forged. Ask "
+            "for a new one."
         )
     return request
 
 
 def read_secret(path: Path, what: str) -> bytes:
-    """Reads a file that only its owner can read. Raises InputError, which calls it ``what``.
+    """Reads a file that only its owner can read. Raises InputError, which calls the content
+    ``what``.
 
     If root owns the file and this process is not root's, the file's group may read it too:
     Kubernetes mounts a Secret this way. (PostgreSQL has the same rule.)
@@ -104,8 +114,8 @@ def read_secret(path: Path, what: str) -> bytes:
     mode = status.st_mode & 0o777
     if mode & (0o037 if status.st_uid == 0 != os.geteuid() else 0o077):
         raise _invalid(
-            f"other users can use {what} {path} (mode {mode:04o}): chmod 600 "
-            f"{shlex.quote(str(path))}"
+            f"{path}: other users can read {what} (mode {mode:04o}). Run `chmod 600 "
+            f"{shlex.quote(str(path))}`."
         )
     return content
 
@@ -116,26 +126,28 @@ def parse_key(
     """Parses a private key; returns it with its PEM text, which is not encrypted. Raises
     InputError.
 
-    ``passphrase``: opens the key if it is encrypted; else it is not used.
+    ``passphrase``: decrypts the key; it is not used if the key is not encrypted.
     """
     try:
         return load_pem_private_key(content, password=None), content
     except TypeError:
-        # It is encrypted.
+        # The key is encrypted.
         pass
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise _invalid(f"{path} is not a private key in PEM format") from error
+        raise _invalid(
+            f"{path}: is not a private key in PEM format. Give the file of the key."
+        ) from error
     if passphrase is None:
-        text = (
-            f"the key {path} is encrypted; give its passphrase in a file (tls.passphrase_file; "
-            "--passphrase-file)"
+        raise _invalid(
+            f"{path}: the key is encrypted. Give its passphrase in a file (tls.passphrase_file, "
+            "--passphrase-file) or in the variable VFL_TLS_PASSPHRASE."
         )
-        raise _invalid(f"{text} or in the variable VFL_TLS_PASSPHRASE")
     try:
         key = load_pem_private_key(content, passphrase)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise _invalid(
-            f"the passphrase does not open the key {path}; give the one with which it was made"
+            f"{path}: the passphrase does not decrypt the key. Give the one with which the key was "
+            "made."
         ) from error
     return key, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
@@ -146,15 +158,15 @@ def unusable(key: PublicKeyTypes) -> str:
         return (
             ""
             if isinstance(key.curve, _CURVES)
-            else f"is on the curve {key.curve.name}; take P-256 or P-384"
+            else f"is on the curve {key.curve.name}. Use P-256 or P-384."
         )
     if isinstance(key, rsa.RSAPublicKey):
-        short = f"is RSA of {key.key_size} bits; take at least {LEAST_RSA_BITS}"
-        return "" if key.key_size >= LEAST_RSA_BITS else short
+        short = f"is RSA of {key.key_size} bits. Use at least {MIN_RSA_BITS} bits."
+        return "" if key.key_size >= MIN_RSA_BITS else short
     kind = type(key).__name__.removeprefix("_").removesuffix("PublicKey")
     return (
-        f"is {kind}, which gRPC cannot use; take ECDSA (P-256) or RSA of at least "
-        f"{LEAST_RSA_BITS} bits"
+        f"is {kind}, which gRPC cannot use. Use ECDSA (P-256) or RSA of at least {MIN_RSA_BITS} "
+        "bits."
     )
 
 
@@ -167,10 +179,10 @@ def pin_of(certificate: x509.Certificate | x509.CertificateSigningRequest) -> st
 
 
 def names(document: x509.Certificate | x509.CertificateSigningRequest) -> tuple[str, ...]:
-    """Returns all subject alternative names; others than DNS names start with their kind,
+    """Returns all subject alternative names; those that are not DNS names begin with their kind,
     ``IPAddress:10.0.0.1``.
 
-    Empty if there are none or they cannot be read.
+    Empty if the document has none, or if they cannot be read.
     """
     return tuple(
         value if kind is x509.DNSName else f"{kind.__name__}:{value}"
@@ -200,9 +212,9 @@ def _all_names(
     return [(type(name), name.value) for name in san]
 
 
-def quoted(found: tuple[str, ...]) -> str:
+def quoted(names: tuple[str, ...]) -> str:
     """Returns ``'bank', 'shop'``, or ``nobody`` if there is no name."""
-    return ", ".join(map(repr, found)) or "nobody"
+    return ", ".join(map(repr, names)) or "nobody"
 
 
 def utc(moment: datetime) -> str:
@@ -211,7 +223,7 @@ def utc(moment: datetime) -> str:
 
 
 def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
-    """Returns '' while the certificate is valid; else what is wrong, as ``expired at 2026-01-31
+    """Returns '' while the certificate is valid; else the problem, such as ``expired at 2026-01-31
     12:00 UTC``.
     """
     if now > certificate.not_valid_after_utc:
@@ -241,22 +253,25 @@ def chain_of(
     others: Sequence[x509.Certificate],
     authorities: Sequence[x509.Certificate],
 ) -> list[x509.Certificate]:
-    """Returns the chain from ``certificate`` over intermediates among ``others`` to an authority;
-    empty: there is none.
+    """Returns the chain from ``certificate`` over intermediates among ``others`` to an authority,
+    empty if no chain exists.
 
-    An intermediate must be an authority that may sign (basic constraints, key usage), with as few
-    below it as its path length allows. One with constraints on names is not followed, because they
-    are not computed here. Dates are not looked at.
+    An intermediate must be an authority that may sign (basic constraints, key usage), with no more
+    certificates below it than its path length allows. One with name constraints is not followed,
+    because they are not evaluated here. Dates are not checked.
     """
     chain = [certificate]
     while len(chain) <= MOST_INTERMEDIATES + 1:
         trusted = issuer_of(
-            chain[-1], [each for each in authorities if _room_below(each) >= len(chain) - 1]
+            chain[-1],
+            [authority for authority in authorities if _room_below(authority) >= len(chain) - 1],
         )
         if trusted is not None:
             return [*chain, trusted]
         candidates = [
-            each for each in others if each not in chain and _may_sign(each, below=len(chain) - 1)
+            other
+            for other in others
+            if other not in chain and _may_sign(other, below=len(chain) - 1)
         ]
         issuer = issuer_of(chain[-1], candidates)
         if issuer is None:
@@ -303,8 +318,8 @@ def _may_sign(intermediate: x509.Certificate, below: int) -> bool:
 
 
 def may(certificate: x509.Certificate, use: x509.ObjectIdentifier) -> bool:
-    """Whether a certificate is for ``use``, of extended key usage; one that says nothing of it is
-    for all.
+    """Returns whether a certificate allows ``use`` (extended key usage); without that extension it
+    allows all.
     """
     try:
         return use in certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -316,7 +331,8 @@ def may(certificate: x509.Certificate, use: x509.ObjectIdentifier) -> bool:
 
 def _exists(path: Path) -> InputError:
     return InputError(
-        Code.FILE_INVALID, f"{path} already exists and was not changed; --force replaces it"
+        Code.FILE_INVALID,
+        f"{path}: already exists and was not changed. Replace it with --force.",
     )
 
 

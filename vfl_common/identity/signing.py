@@ -1,4 +1,4 @@
-"""Signs with the key of a certificate, and checks what a peer shows and has signed."""
+"""Signs with the key of a certificate, and checks a peer's certificates and signatures."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from vfl_common.identity.credentials import Credentials
 _PSS = padding.PSS(padding.MGF1(SHA256()), padding.PSS.DIGEST_LENGTH)
 
 
-def sign(credentials: Credentials, said: bytes) -> bytes:
-    """Returns a signature over ``said``: ECDSA or RSA-PSS, both with SHA-256.
+def sign(credentials: Credentials, message: bytes) -> bytes:
+    """Returns a signature over ``message``: ECDSA or RSA-PSS, both with SHA-256.
 
     Raises InputError (CERTIFICATE_INVALID) if the certificate's key is neither ECDSA nor RSA.
     """
     key = load_pem_private_key(credentials.key_pem, None)
     if isinstance(key, ec.EllipticCurvePrivateKey):
-        return key.sign(said, ec.ECDSA(SHA256()))
+        return key.sign(message, ec.ECDSA(SHA256()))
     if isinstance(key, rsa.RSAPrivateKey):
-        return key.sign(said, _PSS, SHA256())
-    text = (
-        f"the key of {credentials.certificate_file} is neither ECDSA nor RSA; make "
-        "another, have it signed"
+        return key.sign(message, _PSS, SHA256())
+    raise InputError(
+        Code.CERTIFICATE_INVALID,
+        f"{credentials.certificate_file}: the key of the certificate is neither ECDSA nor RSA. "
+        "Make another key, and have it signed.",
     )
-    raise InputError(Code.CERTIFICATE_INVALID, text)
 
 
-def has_signed(certificate: x509.Certificate, said: bytes, signature: bytes) -> bool:
-    """Whether the key of a certificate has made a signature over ``said``."""
+def has_signed(certificate: x509.Certificate, message: bytes, signature: bytes) -> bool:
+    """Returns whether ``signature`` over ``message`` was made with the key of a certificate."""
     key = certificate.public_key()
     try:
         if isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(signature, said, ec.ECDSA(SHA256()))
+            key.verify(signature, message, ec.ECDSA(SHA256()))
         elif isinstance(key, rsa.RSAPublicKey):
-            key.verify(signature, said, _PSS, SHA256())
+            key.verify(signature, message, _PSS, SHA256())
         else:
             return False
     except InvalidSignature:
@@ -54,20 +54,21 @@ def has_signed(certificate: x509.Certificate, said: bytes, signature: bytes) -> 
 
 
 def chain_pem(credentials: Credentials) -> bytes:
-    """Returns the certificate and the intermediates of its chain, encoded anew: the file may hold
-    more than the certificates, even the key.
+    """Returns the certificate and the intermediates of its chain in PEM, without anything else that
+    its file may hold, such as the key.
     """
-    return b"".join(each.public_bytes(Encoding.PEM) for each in credentials.chain[:-1])
+    chain = credentials.chain[:-1]
+    return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain)
 
 
 def shown(chain: bytes, credentials: Credentials, party: str, what: str) -> x509.Certificate:
-    """Returns the certificate that a peer shows, with the intermediates of its chain.
+    """Checks a peer's chain of certificates, and returns the peer's own certificate.
 
     Args:
-        chain: what the peer's ``chain_pem`` gave.
-        credentials: this process's, with the CA and the list of revoked certificates.
-        party: whose it must be.
-        what: the message that has it, for the error: "the introduction".
+        chain: the result of the peer's ``chain_pem``.
+        credentials: those of this process, with the CA and the list of revoked certificates.
+        party: the party whom the certificate must be for.
+        what: the message with the chain, for the error: "the introduction".
 
     Raises PeerError: MALFORMED_MESSAGE if it cannot be read; IDENTITY_MISMATCH if it is another
     party's, or has another key than is pinned; CERTIFICATE_INVALID if it is not from the CA, out of
@@ -75,16 +76,20 @@ def shown(chain: bytes, credentials: Credentials, party: str, what: str) -> x509
     """
     authorities = pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file))
     try:
-        # What is only warned of today is refused, too.
+        # A deprecated encoding, for which cryptography only warns today, is refused, too.
         with warnings.catch_warnings():
             warnings.simplefilter("error", CryptographyDeprecationWarning)
             certificate, *others = x509.load_pem_x509_certificates(chain)
             certificate.public_key()
-            found = pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities)
+            found_chain = pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities)
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion, CryptographyDeprecationWarning):
-        text = f"{what} of {party} cannot be read; run the same version of this program at all"
-        raise PeerError(Code.MALFORMED_MESSAGE, f"{text} parties", party=party) from None
-    _require_chain(found, certificate, credentials, party, what)
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{what} of {party} cannot be read. Run the same version of this program at all "
+            "parties.",
+            party=party,
+        ) from None
+    _require_chain(found_chain, certificate, credentials, party, what)
     return certificate
 
 
@@ -96,23 +101,28 @@ def _require_chain(
     what: str,
 ) -> None:
     if not chain:
-        text = (
-            f"the certificate of {party} is from another CA than that of {credentials.name}; "
-            "take both from one"
+        raise PeerError(
+            Code.CERTIFICATE_INVALID,
+            f"the certificate of {party} is from another CA than that of {credentials.name}. Use "
+            "certificates of one CA.",
+            party=party,
         )
-        raise PeerError(Code.CERTIFICATE_INVALID, text, party=party)
     if not credentials.members.stand_for(certificate, party):
-        words = credentials.members.words(certificate, party)
-        text = f"{what} of {party} has a certificate {words}"
-        raise PeerError(Code.IDENTITY_MISMATCH, text, party=party)
+        raise PeerError(
+            Code.IDENTITY_MISMATCH,
+            f"{what} of {party} has a certificate {credentials.members.words(certificate, party)}. "
+            f"Use one for {party} alone.",
+            party=party,
+        )
     now = datetime.now(UTC)
-    for each in chain:
-        if problem := pem.out_of_date(each, now):
-            text = (
-                f"the certificate of {party} {problem}; it is {pem.utc(now)} by the clock of "
-                f"{credentials.name}"
+    for link in chain:
+        if problem := pem.out_of_date(link, now):
+            raise PeerError(
+                Code.CERTIFICATE_INVALID,
+                f"the certificate of {party} {problem} (by the clock of {credentials.name}, "
+                f"{pem.utc(now)}). Renew it, or correct the clock.",
+                party=party,
             )
-            raise PeerError(Code.CERTIFICATE_INVALID, text, party=party)
     if problem := pem.unusable(certificate.public_key()):
         raise PeerError(
             Code.CERTIFICATE_INVALID,

@@ -1,10 +1,10 @@
-"""Numbers of 8, 4 or 2 bits: each row has its own minimum and step, and a number is the count of
-steps above it.
+"""Quantization to 8, 4 or 2 bits: each row has a minimum and a step, and a number is stored as the
+count of steps above the minimum.
 
-A row's step is (maximum - minimum) / (2^bits - 1), rounded up in float32. If ``halves`` are wanted,
-the minimum is rounded down and the step up to what bfloat16 writes, so that the steps still span
-the row. Rows are computed in blocks that fit a core's cache. Rows whose range is beyond what
-float32 can multiply are computed once more, in float64.
+A row's step is (maximum - minimum) / (2^bits - 1), rounded up in float32. With ``halves`` the
+minimum is rounded down, and the step up, to a number of bfloat16, so that the steps still span the
+row. Rows are computed in blocks that fit a core's cache. Rows whose range float32 cannot multiply
+are computed again in float64.
 """
 
 from __future__ import annotations
@@ -19,37 +19,44 @@ from vfl_common.packing.halves import WRONG, Floats, bfloat16_above, bfloat16_be
 
 Bytes = npt.NDArray[np.uint8]
 
-# Numbers that are worked on at a time.
+# The count of numbers in a block.
 BLOCK = 1 << 15
-# Numbers.
+# Rows of at most this many numbers are compared column by column.
 _NARROW_ROW = 100
 LARGEST = float(np.finfo(np.float32).max)
-# Ranges between these are safe in float32.
+# Ranges between these can be computed in float32.
 _WIDE, _NARROW = 2.0**125, 2.0**-100
-# What rounding to bfloat16 may add to the maximum of a row.
+# The factor by which rounding to bfloat16 may raise the maximum of a row.
 _ROUNDED_UP = 1 + 2.0**-6
 _OF_16 = np.float32(2.0**-16)
 
 
 class PackedRows(NamedTuple):
-    """Rows as they cross: ``packed`` [R, ceil(W * bits / 8)], ``low`` and ``scale`` [R]."""
+    """Quantized rows: ``packed`` [R, ceil(W * bits / 8)] uint8, minimum ``low`` and step ``scale``
+    [R] float32.
+    """
 
     packed: Bytes
     low: Floats
     scale: Floats
 
 
-def packed_width(width: int, bits: int) -> int:
-    """Returns the bytes of a row."""
+def bytes_per_row(width: int, bits: int) -> int:
+    """Returns the bytes of a packed row of ``width`` numbers."""
     return -(-width * bits // 8)
 
 
 def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False) -> PackedRows:
-    """Writes each number in ``bits`` bits: rounded with ``dither`` (right in the mean), without it
-    to the nearest step.
+    """Quantizes each number to ``bits`` bits.
 
-    ``halves``: minimum and step are numbers of bfloat16. Raises ValueError if a number is NaN or
-    infinite, or if bfloat16 has none as large.
+    Args:
+        x_RW: the rows [R, W], float32.
+        bits: 8, 4 or 2.
+        dither: rounds at random, so that the mean is right; None: to the nearest step.
+        halves: whether minimum and step are rounded to numbers of bfloat16.
+
+    Raises:
+        ValueError: a number is NaN or infinite, or too large for bfloat16.
     """
     rows, width = x_RW.shape
     if not width:
@@ -57,14 +64,14 @@ def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False
             np.empty((rows, 0), np.uint8), np.zeros(rows, np.float32), np.zeros(rows, np.float32)
         )
     low_R, scale_R, inverse_R, odd_R = _ranges(x_RW, bits, halves=halves)
-    found = np.empty((rows, packed_width(width, bits)), np.uint8)
+    packed = np.empty((rows, bytes_per_row(width, bits)), np.uint8)
     padded, block = -(-width // 4) * 4, max(1, BLOCK // width)
     t_BP, d_BP = np.zeros((block, padded), np.float32), np.empty((block, padded), np.float32)
     for at in range(0, rows, block):
         part = slice(at, min(at + block, rows))
         n = part.stop - at
         t, d = t_BP[:n], d_BP[:n]
-        # Of rows that follow in float64.
+        # Rows that overflow here are computed again in float64 below.
         with np.errstate(over="ignore", invalid="ignore"):
             np.subtract(x_RW[part], low_R[part, None], out=t[:, :width])
             t[:, :width] *= inverse_R[part, None]
@@ -84,17 +91,17 @@ def pack(x_RW: Floats, bits: int, dither: Dither | None, *, halves: bool = False
             np.minimum(t, np.float32(255), out=t)
             q = t.astype(np.uint8)
         else:
-            # Bytes hold the one step above the largest, and are compared sooner than floats.
+            # A byte can hold the one step above the largest, and bytes compare faster than floats.
             q = t.astype(np.uint8)
             np.minimum(q, np.uint8((1 << bits) - 1), out=q)
-        found[part] = _pressed(q, bits)[:, : found.shape[1]]
+        packed[part] = _compress(q, bits)[:, : packed.shape[1]]
         t[:, width:] = 0.0
-    return PackedRows(found, low_R, scale_R)
+    return PackedRows(packed, low_R, scale_R)
 
 
 def unpack(sent: PackedRows, width: int, bits: int) -> Floats:
-    """Returns the numbers [R, width]. Raises ValueError if minimum and step are none that ``pack``
-    gives.
+    """Returns the numbers [R, width], float32. Raises ValueError if ``pack`` cannot have returned
+    ``sent``.
     """
     low_R, scale_R = sent.low, sent.scale
     if not (np.isfinite(low_R).all() and np.isfinite(scale_R).all()):
@@ -128,11 +135,11 @@ def unpack(sent: PackedRows, width: int, bits: int) -> Floats:
 def _ranges(
     x_RW: Floats, bits: int, *, halves: bool
 ) -> tuple[Floats, Floats, Floats, npt.NDArray[np.bool_]]:
-    """Returns each row's minimum, step and 1 / step, and whether it has to be computed in
-    float64.
+    """Returns each row's minimum, step and 1 / step, and whether it must be computed in float64,
+    each [R].
     """
     low_R, high_R = _ends(x_RW)
-    # A zero is the positive one on every machine.
+    # Makes a negative zero positive, on every machine.
     low_R += np.float32(0)
     if not (np.isfinite(low_R).all() and np.isfinite(high_R).all()):
         raise ValueError("holds NaN or infinity")
@@ -153,8 +160,8 @@ def _ranges(
 
 
 def _ends(x_RW: Floats) -> tuple[Floats, Floats]:
-    """Returns each row's minimum and maximum. Narrow rows are compared column by column, many rows
-    at a time.
+    """Returns each row's minimum and maximum [R]. Narrow rows are compared column by column, many
+    rows at a time.
     """
     rows, width = x_RW.shape
     if width > _NARROW_ROW:
@@ -169,9 +176,9 @@ def _ends(x_RW: Floats) -> tuple[Floats, Floats]:
     return low_R, high_R
 
 
-def _pressed(q_BP: Bytes, bits: int) -> Bytes:
-    """Joins bytes that hold ``bits`` bits each, the first in the lowest bits of a byte; P is a
-    multiple of 4.
+def _compress(q_BP: Bytes, bits: int) -> Bytes:
+    """Joins bytes [B, P] of which only ``bits`` bits are used; the first goes to the lowest bits.
+    P is a multiple of 4.
     """
     if bits == 8:
         return q_BP
@@ -183,7 +190,7 @@ def _pressed(q_BP: Bytes, bits: int) -> Bytes:
 
 
 def _spread(packed_BC: Bytes, bits: int) -> Bytes:
-    """Undoes ``_pressed``."""
+    """Undoes ``_compress``."""
     if bits == 8:
         return packed_BC
     if bits == 4:

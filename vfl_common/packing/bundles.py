@@ -1,6 +1,4 @@
-"""Coders over the tensors of a bundle: what its spec becomes, and, for the server, the bundle
-itself.
-"""
+"""Applies a coder to the tensors of a bundle, and to its spec."""
 
 from __future__ import annotations
 
@@ -16,15 +14,15 @@ from vfl_common.packing.dither import derive
 _NUMPY: dict[DType, str] = {
     DType.FLOAT32: "<f4",
     DType.FLOAT16: "<f2",
-    # Numpy has no such dtype: the upper half of a float32's bits.
+    # The upper half of a float32's bits, because numpy has no bfloat16.
     DType.BFLOAT16: "<u2",
     DType.UINT8: "<u1",
 }
 
 
 def seed_of(root: int, sender: str, step: StepKey, tensor: str) -> int:
-    """Returns the seed of what is drawn for a tensor at a step; ``root``: of this direction of the
-    exchange.
+    """Returns the seed of the random numbers for a tensor at a step; ``root``: the seed of this
+    direction of the exchange.
     """
     return derive(root, sender, step.round, step.batch, tensor)
 
@@ -35,69 +33,73 @@ def name_of(tensor: str, suffix: str) -> str:
 
 
 def parts_of(coder: Coder, spec: TensorSpec) -> dict[str, TensorSpec] | None:
-    """Returns what becomes of a tensor; None if it goes as it is."""
+    """Returns the specs of a tensor's parts, {suffix: spec}; None if it is sent unchanged."""
     return coder.parts(spec.shape) if spec.dtype is DType.FLOAT32 else None
 
 
 def wire_spec(coder: Coder, spec: BundleSpec) -> BundleSpec:
-    """Returns the spec of a bundle as it crosses. Raises InputError if two tensors would have one
+    """Returns the spec of a bundle on the wire. Raises InputError if two tensors get the same
     name.
     """
-    found: dict[str, TensorSpec] = {}
-    for name, each in spec.tensors.items():
-        for suffix, part in (parts_of(coder, each) or {"": each}).items():
-            whole = name_of(name, suffix)
-            if whole in found or (suffix and whole in spec.tensors):
-                text = f"codec {coder.text}: two tensors would be called {whole!r} on the wire"
-                raise InputError(Code.CONFIG_INVALID, f"{text}; take another codec, or rename one")
-            found[whole] = part
-    return BundleSpec(spec.kind, found)
+    specs: dict[str, TensorSpec] = {}
+    for name, tensor in spec.tensors.items():
+        for suffix, part in (parts_of(coder, tensor) or {"": tensor}).items():
+            wire_name = name_of(name, suffix)
+            if wire_name in specs or (suffix and wire_name in spec.tensors):
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"codec {coder.text}: two tensors have the name {wire_name!r} on the wire. Use "
+                    "another codec, or rename one of them.",
+                )
+            specs[wire_name] = part
+    return BundleSpec(spec.kind, specs)
 
 
 def encode(coder: Coder, bundle: Bundle, root: int, sender: str, step: StepKey) -> Bundle:
-    """Returns a bundle as it crosses. Raises InputError (NON_FINITE) if a number cannot be
-    written.
+    """Returns a bundle as it is sent. Raises InputError (NON_FINITE) if a number cannot be
+    encoded.
     """
-    found: dict[str, Buffer] = {}
-    for name, each in bundle.tensors.items():
-        parts = parts_of(coder, TensorSpec(each.dtype, each.shape))
+    buffers: dict[str, Buffer] = {}
+    for name, tensor in bundle.tensors.items():
+        parts = parts_of(coder, TensorSpec(tensor.dtype, tensor.shape))
         if parts is None:
-            found[name] = each
+            buffers[name] = tensor
             continue
-        arrays = encoded(coder, name, _array(each), seed_of(root, sender, step, name))
-        found |= {
+        arrays = encoded(coder, name, _array(tensor), seed_of(root, sender, step, name))
+        buffers |= {
             name_of(name, suffix): _buffer(part, arrays[suffix]) for suffix, part in parts.items()
         }
-    return Bundle(bundle.kind, found)
+    return Bundle(bundle.kind, buffers)
 
 
 def decode(coder: Coder, bundle: Bundle, spec: BundleSpec, *, party: str, step: StepKey) -> Bundle:
-    """Returns a bundle of ``spec``, undoing ``encode``. Raises PeerError if no ``encode`` gives
-    such values.
+    """Returns a bundle of ``spec``, undoing ``encode``. Raises PeerError if ``encode`` cannot have
+    returned such values.
     """
-    found: dict[str, Buffer] = {}
-    for name, each in spec.tensors.items():
-        parts = parts_of(coder, each)
+    buffers: dict[str, Buffer] = {}
+    for name, tensor in spec.tensors.items():
+        parts = parts_of(coder, tensor)
         if parts is None:
-            found[name] = bundle.tensors[name]
+            buffers[name] = bundle.tensors[name]
             continue
         arrays = {suffix: _array(bundle.tensors[name_of(name, suffix)]) for suffix in parts}
-        found[name] = _buffer(
-            each, decoded(coder, name, arrays, each.shape, party=party, step=step)
+        buffers[name] = _buffer(
+            tensor, decoded(coder, name, arrays, tensor.shape, party=party, step=step)
         )
-    return Bundle(spec.kind, found)
+    return Bundle(spec.kind, buffers)
 
 
 def encoded(coder: Coder, name: str, x: Array, seed: int) -> dict[str, Array]:
-    """Returns the parts of a tensor. Raises InputError (NON_FINITE) if a number cannot be
-    written.
+    """Returns the parts of a tensor, {suffix: array}. Raises InputError (NON_FINITE) if a number
+    cannot be encoded.
     """
     try:
         return coder.encode(x, seed)
     except ValueError as error:
-        text = f"codec {coder.text}: tensor {name!r} {error}, which it cannot write"
         raise InputError(
-            Code.NON_FINITE, f"{text}; choose another codec, or lower the learning rate"
+            Code.NON_FINITE,
+            f"codec {coder.text}: cannot encode tensor {name!r}, because it {error}. Use another "
+            "codec, or lower the learning rate.",
         ) from None
 
 
@@ -110,18 +112,17 @@ def decoded(
     party: str,
     step: StepKey,
 ) -> Array:
-    """Returns a tensor from its parts. Raises PeerError that names party, tensor and step if they
-    cannot be right.
+    """Returns a tensor from its parts. Raises PeerError that names party, tensor and step if the
+    codec cannot have written them.
     """
     try:
         return coder.decode(parts, shape)
     except ValueError as error:
-        text = (
-            f"tensor {name[:40]!r} of {party} at {step} {error}, which codec {coder.text} "
-            "never writes"
-        )
         raise PeerError(
-            Code.NON_FINITE if "NaN" in str(error) else Code.MALFORMED_MESSAGE, text, party=party
+            Code.NON_FINITE if "NaN" in str(error) else Code.MALFORMED_MESSAGE,
+            f"tensor {name[:40]!r} of {party} at {step} {error}, which codec {coder.text} never "
+            "writes",
+            party=party,
         ) from None
 
 

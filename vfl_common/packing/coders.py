@@ -1,8 +1,8 @@
-"""Coders: what a float32 tensor is on the wire, to it and back. Rows are the first axis; a vector
-is one row.
+"""Coders: they encode a float32 tensor for the wire, and decode it. Rows are the first axis; a
+vector is one row.
 
-A tensor that would not become smaller goes as it is: rows of one number, say, to which a minimum
-and a step would be added. Tensors of other dtypes are never changed.
+A tensor that does not become smaller is sent unchanged, such as rows of one number, which need a
+minimum and a step as well. Tensors of other dtypes are never changed.
 """
 
 from __future__ import annotations
@@ -25,36 +25,38 @@ Array = npt.NDArray[Any]
 
 
 class Coder(Protocol):
-    """One way to write float32 tensors. ``text``: its name for people."""
+    """An encoding of float32 tensors."""
 
     @property
-    def text(self) -> str: ...
+    def text(self) -> str:
+        """The coder's name in messages."""
+        ...
 
     def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
-        """Returns what a tensor of ``shape`` becomes, {suffix of its name: spec}; None if it goes
-        as it is.
+        """Returns the parts of a tensor of ``shape`` on the wire, {suffix of its name: spec}; None
+        if it is sent unchanged.
         """
         ...
 
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
-        """Returns the parts of a tensor; ``seed``: for what is drawn. Raises ValueError if it
-        cannot be written.
+        """Returns the parts of a tensor, as ``parts`` describes them. ``seed``: that of random
+        numbers. Raises ValueError if the tensor cannot be encoded.
         """
         ...
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
-        """Returns the tensor, as near as its parts tell. Raises ValueError if no ``encode`` gives
-        such parts.
+        """Returns the tensor of ``shape``, float32, up to the precision of its parts. Raises
+        ValueError if ``encode`` cannot have returned them.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Bits:
-    """``bits`` a number, with a minimum and a step a row; ``stochastic``: rounded at random, right
-    in the mean.
+    """Quantization to ``bits`` bits per number, with a minimum and a step per row.
 
-    ``half``: minimum and step in two bytes each.
+    ``stochastic``: rounds at random, so that the mean is right. ``half``: minimum and step take two
+    bytes each.
     """
 
     bits: Literal[8, 4, 2]
@@ -63,24 +65,29 @@ class Bits:
 
     @property
     def text(self) -> str:
+        """See ``Coder``."""
         scales = ", scales of two bytes" if self.half else ""
         return f"{self.bits} bits ({'stochastic' if self.stochastic else 'nearest'}{scales})"
 
     def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
+        """See ``Coder``."""
         rows, width = rows_of(shape)
-        each = TensorSpec(DType.BFLOAT16 if self.half else DType.FLOAT32, (rows,))
-        packed = TensorSpec(DType.UINT8, (rows, bits.packed_width(width, self.bits)))
-        return _if_smaller({"packed": packed, "low": each, "scale": each}, shape)
+        scale = TensorSpec(DType.BFLOAT16 if self.half else DType.FLOAT32, (rows,))
+        packed = TensorSpec(DType.UINT8, (rows, bits.bytes_per_row(width, self.bits)))
+        return _if_smaller({"packed": packed, "low": scale, "scale": scale}, shape)
 
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
+        """See ``Coder``."""
         dither = Dither(seed) if self.stochastic else None
         sent = bits.pack(x.reshape(rows_of(x.shape)), self.bits, dither, halves=self.half)
         low, scale = (
-            halves.written(each) if self.half else each for each in (sent.low, sent.scale)
+            halves.truncate_to_bfloat16(values) if self.half else values
+            for values in (sent.low, sent.scale)
         )
         return {"packed": sent.packed, "low": low, "scale": scale}
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
+        """See ``Coder``."""
         low, scale = (
             halves.from_bfloat16(parts[name]) if self.half else parts[name]
             for name in ("low", "scale")
@@ -91,9 +98,11 @@ class Bits:
 
 @dataclass(frozen=True)
 class TopK:
-    """The ``keep`` largest of each row (a share below 1, or a count), the others zero.
+    """The ``keep`` largest numbers of each row (a share below 1, or a count); the others become
+    zero.
 
-    ``alpha``: the probability that a place is drawn from the others. ``half``: values in two bytes.
+    ``alpha``: the probability that a place is drawn from the others. ``half``: values take two
+    bytes.
     """
 
     keep: int | float
@@ -102,11 +111,12 @@ class TopK:
 
     @property
     def text(self) -> str:
-        kept = f"{self.keep:g}" if isinstance(self.keep, float) else str(self.keep)
+        """See ``Coder``."""
+        keep = f"{self.keep:g}" if isinstance(self.keep, float) else str(self.keep)
         random = f", alpha {self.alpha:g}" if self.alpha else ""
         return (
             f"{'random ' if self.alpha else ''}top-k (keep "
-            f"{kept}{random}{', float16' if self.half else ''})"
+            f"{keep}{random}{', float16' if self.half else ''})"
         )
 
     def count(self, width: int) -> int:
@@ -115,6 +125,7 @@ class TopK:
         return min(max(1, wanted), width)
 
     def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
+        """See ``Coder``."""
         rows, width = rows_of(shape)
         k = self.count(width)
         index = TensorSpec(DType.UINT8, (rows, -(-k * sparse.place_bits(width) // 8)))
@@ -122,6 +133,7 @@ class TopK:
         return _if_smaller({"index": index, "value": value}, shape)
 
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
+        """See ``Coder``."""
         x_RW = x.reshape(rows_of(x.shape))
         k = self.count(x_RW.shape[1])
         if self.alpha:
@@ -133,6 +145,7 @@ class TopK:
         return {"index": index, "value": halves.to_float16(values) if self.half else values}
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
+        """See ``Coder``."""
         rows, width = rows_of(shape)
         values = parts["value"].astype(np.float32, copy=False)
         if not np.isfinite(values).all():
@@ -146,22 +159,26 @@ class TopK:
 
 @dataclass(frozen=True)
 class Half:
-    """Two bytes a number, without torch."""
+    """Rounding to float16 or bfloat16, without torch."""
 
     dtype: Literal[DType.FLOAT16, DType.BFLOAT16]
 
     @property
     def text(self) -> str:
+        """See ``Coder``."""
         return self.dtype.name.lower()
 
     def parts(self, shape: Shape) -> dict[str, TensorSpec] | None:
+        """See ``Coder``."""
         return {"": TensorSpec(self.dtype, shape)}
 
     def encode(self, x: Floats, seed: int) -> dict[str, Array]:
+        """See ``Coder``."""
         _ = seed
         return {"": halves.to_float16(x) if self.dtype is DType.FLOAT16 else halves.to_bfloat16(x)}
 
     def decode(self, parts: Mapping[str, Array], shape: Shape) -> Floats:
+        """See ``Coder``."""
         raw = parts[""]
         x = halves.from_bfloat16(raw) if self.dtype is DType.BFLOAT16 else raw.astype(np.float32)
         if not np.isfinite(x).all():
@@ -170,8 +187,8 @@ class Half:
 
 
 def rows_of(shape: Shape) -> tuple[int, int]:
-    """Returns (rows, width) of a tensor: its first axis, and the rest; a vector, and a single
-    number, are one row.
+    """Returns (rows, width) of a tensor: its first axis, and the product of the others; a vector or
+    a single number is one row.
     """
     if len(shape) < 2:
         return 1, math.prod(shape)
@@ -180,4 +197,4 @@ def rows_of(shape: Shape) -> tuple[int, int]:
 
 def _if_smaller(parts: dict[str, TensorSpec], shape: Shape) -> dict[str, TensorSpec] | None:
     dense = math.prod(shape) * ITEM_BYTES[DType.FLOAT32]
-    return parts if sum(each.nbytes for each in parts.values()) < dense else None
+    return parts if sum(part.nbytes for part in parts.values()) < dense else None

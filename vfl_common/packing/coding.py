@@ -1,4 +1,4 @@
-"""Coding: a coder by name and settings, as a plan of aggregation carries it."""
+"""A coder by name and settings, as an aggregation plan describes it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from vfl_common.packing.coders import Bits, Coder, Half
 Name = Literal["identity", "float16", "bfloat16", "bits"]
 Width = Literal[0, 2, 4, 8]
 NAMES: tuple[Name, ...] = ("identity", "float16", "bfloat16", "bits")
-# 0: the codec has none.
+# The choices of bits per number; 0 for codecs without that setting.
 BITS: tuple[Width, ...] = (0, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How one direction of an average is written. ``seed``: of what is drawn there; 0 if nothing
-    is.
+    """The encoding of one direction of an average. ``seed``: that of random numbers; 0 if the coder
+    draws none.
 
-    The largest numbers of a row are no coding of weights: the others would become zero.
+    Top-k is not offered for weights, because the other weights become zero.
     """
 
     name: Name = "identity"
@@ -30,9 +30,9 @@ class Coding:
 
     @property
     def coder(self) -> Coder | None:
-        """The coder; None if tensors go as they are."""
+        """The coder; None if tensors are sent unchanged."""
         if self.name == "bits":
-            assert self.bits  # noqa: S101 - whoever reads a coding from outside has checked it
+            assert self.bits  # noqa: S101 - checked when a coding is read from outside
             return Bits(self.bits, self.stochastic)
         if self.name == "identity":
             return None

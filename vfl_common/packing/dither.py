@@ -1,8 +1,8 @@
-"""Random numbers for rounding, derived from a seed, so that a step that is repeated gives the same
-bytes.
+"""Random numbers for stochastic rounding, derived from a seed, so that a repeated step gives the
+same bytes.
 
-The dither is public: whoever knows the recipe can draw it again. It makes rounding right in the
-mean; it hides nothing.
+The dither is public: anybody with the recipe can compute it. It makes the mean of rounded numbers
+right; it does not protect anything.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-# Numbers of 16 bits in one draw of 64.
+# The count of 16-bit numbers in one draw of 64 bits.
 _A_WORD = 4
 
 
 def derive(root: int, *names: object) -> int:
-    """Derives a 63-bit seed from a seed and a path of names; unrelated per path."""
+    """Derives a 63-bit seed from a seed and a path of names; different paths give unrelated "
+    "seeds."""
     text = "\x1f".join([str(root), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 class Dither:
-    """A stream of numbers, row after row. The same on every machine and with every numpy version
-    (SFC64, raw words).
+    """A stream of random numbers, row after row, which is the same on every machine and with every
+    numpy version (SFC64, raw words).
     """
 
     def __init__(self, seed: int) -> None:

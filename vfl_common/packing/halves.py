@@ -1,4 +1,6 @@
-"""float32 in two bytes without torch, rounded as torch does: to the nearest, ties to even."""
+"""Converts float32 to float16 and bfloat16 without torch, and rounds as torch does: to the nearest,
+ties to even.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +13,28 @@ WRONG = "holds a number that is too large for two bytes, NaN or infinity"
 
 
 def to_float16(x: Floats) -> npt.NDArray[np.float16]:
-    """Raises ValueError if a number is NaN, infinite, or larger than float16 writes."""
+    """Rounds to float16. Raises ValueError if a number is NaN, infinite, or too large for "
+    "float16."""
     with np.errstate(over="ignore"):
-        found = x.astype(np.float16)
-    if not np.isfinite(found).all():
+        rounded = x.astype(np.float16)
+    if not np.isfinite(rounded).all():
         raise ValueError(WRONG)
-    return found
+    return rounded
 
 
 def to_bfloat16(x: Floats) -> npt.NDArray[np.uint16]:
-    """Returns the upper halves of the numbers' bits. Raises ValueError as ``to_float16``."""
+    """Rounds to bfloat16; returns the upper halves of the numbers' bits. Raises ValueError as
+    ``to_float16`` does.
+    """
     raw = x.view(np.uint32)
-    found = ((raw + (np.uint32(0x7FFF) + ((raw >> 16) & 1))) >> 16).astype(np.uint16)
-    if not (np.isfinite(x).all() and np.isfinite(from_bfloat16(found)).all()):
+    rounded = ((raw + (np.uint32(0x7FFF) + ((raw >> 16) & 1))) >> 16).astype(np.uint16)
+    if not (np.isfinite(x).all() and np.isfinite(from_bfloat16(rounded)).all()):
         raise ValueError(WRONG)
-    return found
+    return rounded
 
 
 def bfloat16_below(x: Floats) -> Floats:
-    """Returns the largest numbers of bfloat16, as float32, that are not above ``x``; -inf if there
-    is none.
-    """
+    """Rounds down to numbers of bfloat16, as float32; -inf below the smallest one."""
     raw = x.view(np.uint32)
     return (
         (raw + np.where(np.signbit(x), np.uint32(0xFFFF), np.uint32(0))) & np.uint32(0xFFFF0000)
@@ -39,14 +42,12 @@ def bfloat16_below(x: Floats) -> Floats:
 
 
 def bfloat16_above(x: Floats) -> Floats:
-    """Returns the smallest numbers of bfloat16, as float32, that are not below ``x``; inf if there
-    is none.
-    """
+    """Rounds up to numbers of bfloat16, as float32; inf above the largest one."""
     return -bfloat16_below(-x)
 
 
-def written(x: Floats) -> npt.NDArray[np.uint16]:
-    """Returns what ``to_bfloat16`` does, of numbers that bfloat16 writes as they are."""
+def truncate_to_bfloat16(x: Floats) -> npt.NDArray[np.uint16]:
+    """Returns the upper halves of the bits of numbers that bfloat16 represents exactly."""
     return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 

@@ -1,5 +1,5 @@
-"""The k largest numbers of each row, or, at random, some of the others: their places packed, their
-values as they are.
+"""Top-k sparsification: the k largest numbers of each row, or at random some of the others; their
+places are packed.
 
 Random top-k: Zheng et al., "Reducing communication for split learning by randomized top-k
 sparsification", IJCAI 2023 (arXiv 2305.18469).
@@ -18,15 +18,13 @@ Places = npt.NDArray[np.int64]
 
 
 def place_bits(width: int) -> int:
-    """Returns how many bits a place in a row of ``width`` numbers takes: none if there is only
-    one.
-    """
+    """Returns the bits of a place in a row of ``width`` numbers: 0 if the row has only one."""
     return (width - 1).bit_length()
 
 
 def largest(x_RW: Floats, k: int) -> Places:
-    """Returns the places of the k largest |x| of each row, ascending, [R, k]; of equal numbers the
-    first ones.
+    """Returns the places of the k largest |x| of each row [R, W], ascending, [R, k]; of equal
+    numbers the first ones.
 
     Raises ValueError if a number is NaN or infinite.
     """
@@ -34,19 +32,19 @@ def largest(x_RW: Floats, k: int) -> Places:
 
 
 def largest_at_random(x_RW: Floats, k: int, alpha: float, dither: Dither) -> Places:
-    """Returns k places of each row, ascending: each from the k largest, or with probability
-    ``alpha`` from the others.
+    """Returns k places of each row [R, W], ascending, [R, k]: each from the k largest, or with
+    probability ``alpha`` from the others.
 
-    Within either group every place is as likely as another, and none is drawn twice. So the number
-    of others is binomial (k, ``alpha``), and at most all of them. Raises as ``largest``.
+    Within either group every place has the same probability, and none is drawn twice. So the count
+    of others is binomial (k, ``alpha``), limited to all of them. Raises as ``largest`` does.
     """
     top_RW = _top(x_RW, k)
     rows, width = x_RW.shape
-    # 53 bits.
+    # The upper 53 bits, which a float64 holds exactly.
     draws = dither.keys(rows, k) >> np.uint64(11)
     others_R = np.minimum((draws * 2.0**-53 < alpha).sum(axis=1), width - k)
-    # In one sort: the largest first, either group in the order of its random bits; the lowest bits
-    # are the places.
+    # One sort puts the largest first, and orders both groups by their random bits; the lowest bits
+    # of a key are the place.
     low = np.uint64((1 << place_bits(width)) - 1)
     keys = (dither.keys(rows, width) >> np.uint64(1)) | (~top_RW).astype(np.uint64) << np.uint64(63)
     order_RW = np.sort(keys & ~low | np.arange(width, dtype=np.uint64), axis=1) & low
@@ -56,8 +54,8 @@ def largest_at_random(x_RW: Floats, k: int, alpha: float, dither: Dither) -> Pla
 
 
 def pack_places(places_RK: Places, width: int) -> Bytes:
-    """Writes each place in as few bits as ``width`` needs, the lowest bit first, [R, ceil(k * bits
-    / 8)].
+    """Packs places [R, k] with as many bits as ``width`` needs, the lowest bit first, into bytes
+    [R, ceil(k * bits / 8)].
     """
     rows, k = places_RK.shape
     bits = place_bits(width)
@@ -67,7 +65,7 @@ def pack_places(places_RK: Places, width: int) -> Bytes:
 
 def unpack_places(packed: Bytes, k: int, width: int) -> Places:
     """Undoes ``pack_places``. Raises ValueError if the places of a row are not ascending, or beyond
-    it.
+    its end.
     """
     rows, bits = len(packed), place_bits(width)
     ones = np.unpackbits(packed, axis=1, count=k * bits, bitorder="little").reshape(rows, k, bits)
@@ -80,17 +78,17 @@ def unpack_places(packed: Bytes, k: int, width: int) -> Places:
 
 
 def _top(x_RW: Floats, k: int) -> npt.NDArray[np.bool_]:
-    """Marks the k largest of each row. A partition gives the k-th largest value, and the first ones
-    that equal it.
+    """Marks the k largest of each row [R, W]; of the numbers that equal the k-th largest, the first
+    ones.
     """
     if not np.isfinite(x_RW).all():
         raise ValueError("holds NaN or infinity")
     size_RW = np.abs(x_RW)
-    least_R = np.partition(size_RW, -k, axis=1)[:, -k][:, None]
-    above_RW, equal_RW = size_RW > least_R, size_RW == least_R
+    kth_R = np.partition(size_RW, -k, axis=1)[:, -k][:, None]
+    above_RW, equal_RW = size_RW > kth_R, size_RW == kth_R
     room_R = k - above_RW.sum(axis=1)[:, None]
-    found: npt.NDArray[np.bool_] = above_RW | (equal_RW & (np.cumsum(equal_RW, axis=1) <= room_R))
-    return found
+    top_RW: npt.NDArray[np.bool_] = above_RW | (equal_RW & (np.cumsum(equal_RW, axis=1) <= room_R))
+    return top_RW
 
 
 def _places(chosen_RW: npt.NDArray[np.bool_], k: int) -> Places:

@@ -1,1 +1,1 @@
-"""What every process of ours does: exit codes and signals, logs, garbage collection."""
+"""Shared by all programs: exit codes and signals, logs, traces, garbage collection, workers."""

@@ -1,4 +1,4 @@
-"""The page of a run beside the run itself: another process, so that the run has no work with it."""
+"""Serves the page of a run from a separate process, so that the run itself has no work with it."""
 
 from __future__ import annotations
 
@@ -16,34 +16,33 @@ from vfl_common.errors import Code, InputError
 WATCH = click.option(
     "--watch",
     is_flag=True,
-    help="Show the run in a browser while it goes on: a link to a page of this machine is printed "
-    "(see vfl watch).",
+    help="Show the run in a browser; print the page's link.",
 )
-# For the page to send what is new to those who look.
+# How long the page may send its last news to browsers.
 _LAST_S = 5.0
 
 
 @contextlib.contextmanager
 def watched(path: Path, *, wanted: bool) -> Iterator[None]:
-    """Has ``vfl watch`` show ``path`` while the block runs, if it is ``wanted``; prints its link on
-    standard error.
+    """Runs ``vfl watch`` on ``path`` while the block runs, if it is ``wanted``; prints the link of
+    the page on standard error.
 
-    ``path``: a run's folder, or a folder of runs; it may come later. Raises InputError if the page
-    cannot be served.
+    ``path``: a run's folder, or a folder of runs; it may be created later. Raises InputError if the
+    page cannot be served.
     """
     if not wanted:
         yield
         return
-    # It ends when this process is gone: see ``vfl.watch.commands``.
+    # The page ends when this process is gone: see ``vfl.watch.commands``.
     command = [sys.executable, "-P", "-m", "vfl", "watch", str(path), "--beside"]
     with (
-        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as errors,
         subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=said,
-            # Ctrl-C at the terminal reaches us alone.
+            stderr=errors,
+            # Ctrl-C at the terminal then reaches only this process.
             start_new_session=True,
         ) as page,
     ):
@@ -51,11 +50,14 @@ def watched(path: Path, *, wanted: bool) -> Iterator[None]:
             link = page.stdout.readline().decode().strip() if page.stdout is not None else ""
             if not link:
                 page.wait(_LAST_S)
-                said.seek(0)
-                lines = said.read().decode(errors="replace").strip().splitlines()
-                why = lines[-1].removeprefix("error: ") if lines else "it has not said why"
-                text = f"--watch: the page cannot be served: {why}"
-                raise InputError(Code.CONFIG_INVALID, text)
+                errors.seek(0)
+                lines = errors.read().decode(errors="replace").strip().splitlines()
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    "--watch: the page cannot be served "
+                    f"({lines[-1].removeprefix('error: ') if lines else 'reason unknown'}). "
+                    "Correct the problem, or run without --watch.",
+                )
             click.echo(f"watch the run: {link}", err=True)
             yield
         finally:

@@ -1,6 +1,6 @@
-"""How often Python's garbage collector looks for objects that refer to each other in a circle.
+"""Reduces the work of Python's garbage collector, which searches for cycles of references.
 
-All other objects go when nothing refers to them, as ever.
+All other objects are freed as soon as nothing refers to them, as always.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-# New objects between two searches; a step makes thousands, of which hardly any is in a circle.
+# New objects between two searches; a step makes thousands, and hardly any of them is in a cycle.
 YOUNG = 20_000
 
 
 def seldom() -> None:
-    """Searches less often, and never among the objects that are there already: torch's modules
-    above all.
+    """Makes the collector search less often, and never among the existing objects, mainly torch's
+    modules.
     """
     gc.freeze()
     _raise_threshold()
@@ -23,10 +23,9 @@ def seldom() -> None:
 
 @contextlib.contextmanager
 def less_often() -> Iterator[None]:
-    """Searches less often during a block, in a process that is not ours alone.
+    """Makes the collector search less often during a block, in a process that runs other code, too.
 
-    Nothing is frozen: whether somebody else has frozen objects before, which have to stay so, takes
-    counting them.
+    It freezes no objects: unfreezing them also unfreezes those that the other code has frozen.
     """
     thresholds = gc.get_threshold()
     _raise_threshold()
@@ -37,9 +36,7 @@ def less_often() -> Iterator[None]:
 
 
 def _raise_threshold() -> None:
-    """Raises the threshold to ``YOUNG``; one of 0, by which somebody has turned searching off,
-    stays.
-    """
+    """Raises the threshold to ``YOUNG``; a threshold of 0, which turns the search off, stays."""
     threshold, *others = gc.get_threshold()
     if threshold:
         gc.set_threshold(max(threshold, YOUNG), *others)
@@ -47,8 +44,8 @@ def _raise_threshold() -> None:
 
 @contextlib.contextmanager
 def unsearched() -> Iterator[None]:
-    """Does not search during a block that imports: torch's modules are a million objects, and none
-    of them goes.
+    """Turns the collector off during a block of imports: torch's modules are a million objects, and
+    none of them is freed.
     """
     was_on = gc.isenabled()
     gc.disable()

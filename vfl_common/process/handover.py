@@ -1,10 +1,10 @@
-"""Hands the work of a program over to a new process of the same command on SIGHUP: an upgrade, a
-new key or another setting then takes no pause.
+"""Hands over to a new process of the same command on SIGHUP, so that an upgrade, a new key or
+another setting takes effect without a pause.
 
-1. The old process starts the new one, which loads what it needs while the old one works.
-2. The new one says so. The old one answers what it has begun, and ends.
-3. The new one goes on. It has the old one's listening sockets, so connections that come meanwhile
-   wait in the kernel.
+1. The old process starts the new one, which loads while the old one works.
+2. The new process reports that it has loaded. The old one answers its open requests, and ends.
+3. The new process serves. It has inherited the listening sockets, so new connections wait in the
+   kernel meanwhile.
 
 If the new process ends before it has loaded, the old one goes on.
 """
@@ -24,25 +24,25 @@ from typing import Any
 
 from vfl_common.errors import Code, InputError
 
-# In the environment of the new process.
+# The environment variable that tells the new process what it inherits.
 _INHERITED = "VFL_HANDOVER"
 _LOADED = b"loaded"
-# For the old process to end.
+# How long the new process waits for the old one to end.
 _END_S = 60.0
-_MOST_BYTES = 1 << 16
+_READ_BYTES = 1 << 16
 
-# Lines to a new process: it ends its wait when this process is gone.
+# Sockets to new processes, which stop waiting when this process is gone and the socket closes.
 _open: list[socket.socket] = []
 
 
 def on_hangup(act: Callable[[], object]) -> None:
-    """Has ``act`` called in the main thread when SIGHUP comes; in vain from another thread."""
+    """Makes SIGHUP call ``act`` in the main thread. Does nothing if called in another thread."""
     with suppress(ValueError):
         signal.signal(signal.SIGHUP, lambda _number, _frame: act())
 
 
 def notify(text: str) -> None:
-    """Tells systemd something, if it has started this program (``Type=notify``)."""
+    """Sends a notification to systemd, if it has started this program (``Type=notify``)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -52,18 +52,19 @@ def notify(text: str) -> None:
 
 
 def hand_over(sockets: Mapping[str, socket.socket], say: Callable[[], Mapping[str, Any]]) -> int:
-    """Starts a new process of this program's command. Returns its id once it has loaded: this
-    process then ends. Raises InputError if it ends before.
+    """Starts a new process of this program's command. Returns its process id once it has loaded;
+    this process then ends. Raises InputError if the new process ends before.
 
-    ``sockets``: {name: a listening socket that it gets}. ``say``: returns what it is told.
+    ``sockets``: {name: a listening socket to inherit}. ``say``: returns the state for the new
+    process.
     """
     ours, theirs = socket.socketpair()
-    numbers = {name: each.fileno() for name, each in sockets.items()}
-    given = json.dumps({"line": theirs.fileno(), "sockets": numbers})
+    numbers = {name: listener.fileno() for name, listener in sockets.items()}
+    inherited = json.dumps({"line": theirs.fileno(), "sockets": numbers})
     with theirs:
         process = subprocess.Popen(
             [sys.executable, *sys.orig_argv[1:]],
-            env={**os.environ, _INHERITED: given},
+            env={**os.environ, _INHERITED: inherited},
             pass_fds=[theirs.fileno(), *numbers.values()],
         )
     try:
@@ -72,9 +73,11 @@ def hand_over(sockets: Mapping[str, socket.socket], say: Callable[[], Mapping[st
         process.kill()
         raise
     if loaded != _LOADED:
-        code = process.wait()
-        text = f"SIGHUP: the new process has ended with exit code {code}; correct what it says"
-        raise InputError(Code.CONFIG_INVALID, f"{text}. This process goes on.")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"SIGHUP: the new process has ended with exit code {process.wait()}, and this process "
+            "goes on. Correct the error that it reported.",
+        )
     notify(f"MAINPID={process.pid}")
     ours.sendall(json.dumps(say()).encode())
     _open.append(ours)
@@ -83,41 +86,46 @@ def hand_over(sockets: Mapping[str, socket.socket], say: Callable[[], Mapping[st
 
 @dataclass(frozen=True)
 class Predecessor:
-    """The process whose work this one takes over. ``sockets``: {name: a listening socket}."""
+    """The process whose work this one takes over. ``sockets``: {name: its listening socket}."""
 
     line: socket.socket
     sockets: Mapping[str, socket.socket]
 
     def wait(self) -> dict[str, Any]:
-        """Says that this process has loaded, and waits until the other one has ended. Returns what
-        it has said. Raises InputError if it does not end.
+        """Reports that this process has loaded, waits until the other one has ended, and returns
+        its state. Raises InputError if it does not end.
         """
-        found = b""
+        data = b""
         self.line.settimeout(_END_S)
         try:
             self.line.sendall(_LOADED)
             # The other end is closed when its process is gone.
-            while data := self.line.recv(_MOST_BYTES):
-                found += data
+            while part := self.line.recv(_READ_BYTES):
+                data += part
         except OSError as error:
-            text = f"the process before this one has not ended ({error.strerror or 'it is late'})"
-            raise InputError(Code.ADDRESS_IN_USE, f"{text}; end it, and start again") from None
-        if not found:
-            # It was killed, and its peers and sockets are as a crash leaves them.
-            text = "handover: the process before this one has ended without a word"
-            raise InputError(Code.ADDRESS_IN_USE, f"{text}. Start the program again.")
-        told: dict[str, Any] = json.loads(found)
-        return told
+            raise InputError(
+                Code.ADDRESS_IN_USE,
+                f"SIGHUP: the previous process has not ended ({error.strerror or 'timeout'}). End "
+                "it, and start the program again.",
+            ) from None
+        if not data:
+            # The process was killed, and its sockets are as a crash leaves them.
+            raise InputError(
+                Code.ADDRESS_IN_USE,
+                "SIGHUP: the previous process ended without handing over. Start the program again.",
+            )
+        state: dict[str, Any] = json.loads(data)
+        return state
 
 
 def predecessor() -> Predecessor | None:
-    """Returns the process whose work this one takes over; None if there is none."""
-    given = os.environ.pop(_INHERITED, None)
-    if given is None:
+    """Returns the process whose work this one takes over; None if it takes over from nobody."""
+    inherited = os.environ.pop(_INHERITED, None)
+    if inherited is None:
         return None
-    fields = json.loads(given)
+    fields = json.loads(inherited)
     sockets = {name: socket.socket(fileno=number) for name, number in fields["sockets"].items()}
-    found = Predecessor(socket.socket(fileno=fields["line"]), sockets)
-    for each in (found.line, *sockets.values()):
-        each.set_inheritable(False)
-    return found
+    before = Predecessor(socket.socket(fileno=fields["line"]), sockets)
+    for inherited_socket in (before.line, *sockets.values()):
+        inherited_socket.set_inheritable(False)
+    return before

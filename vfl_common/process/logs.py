@@ -2,7 +2,7 @@
 
 A log line has time, level, version, run, party (its writer), event and message; never ids or values
 of rows. Events go to standard output: as sentences for a person at a terminal, as JSON lines for a
-program (``vfl simulate``, the tests). ``log_to_stdout`` has the lines of the log there instead.
+program (``vfl simulate``, the tests). With ``log_to_stdout`` the log's lines go there instead.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from vfl_common.text import LINE, clean, listed, percent, to_json
 
 log = logging.getLogger(__name__)
 
-# Lines that wait for the file.
-_MOST_EARLY = 1_000
+# The most lines that wait for the log's file.
+_MAX_EARLY = 1_000
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 # The keys that every line of a log has, and those of an error.
@@ -70,31 +70,30 @@ class _LogFile(RotatingFileHandler):
         with contextlib.suppress(OSError):
             super().doRollover()
 
-    # Lines that could not be written since the last one that was.
+    # The count of lines that could not be written since the last one that was written.
     missing = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line; before it, how many lines are missing in its place."""
+        """Writes a line, and before it how many lines are missing."""
         before, self.missing = self.missing, 0
         if before:
-            facts = {"msg": f"up to {before:,} lines are missing here: the disk had no room"}
+            facts = {"msg": f"up to {before:,} lines are missing here: the disk was full"}
             level = {"levelname": "WARNING", "event": "missing", "lines": before}
             super().emit(logging.makeLogRecord({**facts, **level}))
         if self.missing:
-            # There is still no room, and the line would follow a gap without a word.
+            # The disk is still full; without the note, nobody would notice the gap before the line.
             self.missing = before + 1
             return
         super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002 - logging's name
-        """Drops a line if the disk is full: the run ends with a sentence at the next important
-        file.
-        """
+        """Drops a line if the disk is full: the run ends with an error at the next important "
+        "file."""
         self.missing += 1
 
 
 class _StdoutLog(logging.StreamHandler[TextIO]):
-    """Writes the lines of the log to standard output, before a run has a name too."""
+    """Writes the lines of the log to standard output, even before the run has a name."""
 
     def __init__(self) -> None:
         super().__init__(sys.stdout)
@@ -102,12 +101,12 @@ class _StdoutLog(logging.StreamHandler[TextIO]):
         self.setFormatter(JsonLines(version=version()))
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Drops a line if the reader is gone: the file has it too."""
+        """Drops a line if the reader is gone: the log's file has it, too."""
 
 
 class LogOnce:
-    """Logs a warning when its words differ from those of the last one about the same thing: a fault
-    that lasts would else fill the disk with one line per request.
+    """Logs a warning only if its text differs from the last one about the same subject, so that a
+    lasting fault does not fill the disk with one line per request.
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -115,24 +114,24 @@ class LogOnce:
         self._told: dict[str, str] = {}
 
     def warning(self, about: str, text: str, *, exc_info: bool = False, **facts: str) -> None:
-        """Logs ``text``. ``facts``: the line's other keys."""
+        """Logs ``text`` about the subject ``about``. ``facts``: the line's other keys."""
         if self._told.get(about) != text:
             self._told[about] = text
             self._log.warning("%s", text, exc_info=exc_info, extra=facts)
 
     def over(self, about: str) -> None:
-        """Notes that the thing is over: the next warning about it is logged."""
+        """Notes that a fault is over: the next warning about it is logged."""
         self._told.pop(about, None)
 
 
 class EarlyLog(logging.Handler):
-    """Keeps the first lines of a program until ``log_to`` gives them a file: a run's folder comes
-    with its name.
+    """Keeps the first lines of a program until ``log_to`` has a file for them: the folder of a run
+    is known only with the run's name.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.records: deque[logging.LogRecord] = deque(maxlen=_MOST_EARLY)
+        self.records: deque[logging.LogRecord] = deque(maxlen=_MAX_EARLY)
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
@@ -151,7 +150,7 @@ def version() -> str:
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
 
-    # The server alone is a distribution of its own (deploy/server).
+    # The server is also a separate distribution (deploy/server).
     for name in ("vfl", "vfl-server"):
         with contextlib.suppress(PackageNotFoundError):
             return version_of(name)
@@ -167,25 +166,25 @@ def keep_early() -> None:
 
 
 def log_to_stdout() -> None:
-    """Writes the log's lines to standard output from now on, in the place of events."""
+    """Writes the log's lines to standard output from now on, instead of events."""
     root = logging.getLogger()
     root.addHandler(_StdoutLog())
     root.setLevel(logging.INFO)
 
 
 def log_to(path: Path, **always: str) -> logging.Handler:
-    """Appends this program's log to ``path``; ``always`` is part of each line, as the version is.
-    Returns the handler.
+    """Appends this program's log to ``path``, with ``always`` and the version in each line. Returns
+    the handler.
 
-    Peers and strangers cause lines, so the log must have an end: a full file gets ``.1`` at the end
-    of its name, as in ``files.append``. Raises InputError if the file cannot be opened.
+    Peers and strangers cause lines, so the log's size is limited: ``.1`` is appended to the name of
+    a full file, as in ``files.append``. Raises InputError if the file cannot be opened.
     """
     handler = _file_handler(path, always)
     root = logging.getLogger()
     root.addHandler(handler)
-    for each in root.handlers:
-        if isinstance(each, _StdoutLog):
-            each.setFormatter(handler.formatter)
+    for other in root.handlers:
+        if isinstance(other, _StdoutLog):
+            other.setFormatter(handler.formatter)
     for older in [
         h
         for h in root.handlers
@@ -217,12 +216,12 @@ def _file_handler(path: Path, always: Mapping[str, str]) -> logging.Handler:
 
 
 def own_log(path: Path, **always: str) -> logging.Logger:
-    """Returns a log of its own, beside the program's, which ends as that of ``log_to``. Raises
+    """Returns a separate log, with the same format and limits as that of ``log_to``. Raises
     InputError if the file cannot be opened.
     """
-    found = logging.Logger(path.name, logging.INFO)
-    found.addHandler(_file_handler(path, always))
-    return found
+    own = logging.Logger(path.name, logging.INFO)
+    own.addHandler(_file_handler(path, always))
+    return own
 
 
 class Console:
@@ -231,16 +230,17 @@ class Console:
     def __init__(self, program: str, *, json_lines: bool | None = None) -> None:
         self.program = program
         self._json = not sys.stdout.isatty() if json_lines is None else json_lines
-        # A signal's handler may report, too.
+        # Reentrant, because the handler of a signal may report an event, too.
         self._one_line = threading.RLock()
-        # Which would grow as long as the run; metrics.jsonl has it.
+        # A file would grow with the run; metrics.jsonl has the progress.
         self._shows_progress = not _is_file(sys.stdout)
-        # Its lines are there instead.
-        self._silent = any(isinstance(each, _StdoutLog) for each in logging.getLogger().handlers)
+        # With ``log_to_stdout`` the log's lines take the place of events.
+        handlers = logging.getLogger().handlers
+        self._silent = any(isinstance(handler, _StdoutLog) for handler in handlers)
 
     def emit(self, event: str, **facts: Any) -> None:
-        """Reports one event as a JSON line or a sentence, and logs it; only traces take progress
-        from the log.
+        """Reports one event as a JSON line or a sentence, and logs it. Progress is logged for
+        traces only.
         """
         level = (
             logging.DEBUG
@@ -255,14 +255,14 @@ class Console:
         self.show(event, **facts)
 
     def show(self, event: str, **facts: Any) -> None:
-        """Reports one event as ``emit`` does, without logging it: the caller has."""
+        """Reports one event as ``emit`` does, without logging it."""
         if self._silent or (event == "progress" and not self._shows_progress):
             return
         if self._json:
             line = to_json({"event": event, "program": self.program, **facts})
         else:
             line = clean(_sentence(self.program, event, facts), LINE)
-        # Print writes a line and its end one after the other, and another thread's between them.
+        # print() writes the text and the line break separately, so that lines of threads can mix.
         with self._one_line:
             sys.stdout.write(f"{line}\n")
             sys.stdout.flush()
@@ -272,7 +272,7 @@ def _is_file(stream: TextIO) -> bool:
     try:
         return stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
     except (OSError, ValueError):
-        # It is closed, or no file of the system.
+        # The stream is closed, or has no file descriptor.
         return False
 
 
@@ -287,7 +287,7 @@ def _free(key: str) -> str:
 
 
 def interrupted(facts: Mapping[str, Any]) -> str:
-    """Words an event ``interrupted``; a party's own has no deadline."""
+    """Returns the sentence of an event ``interrupted``; at a party it has no deadline."""
     limit = (
         f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
     )
@@ -295,25 +295,28 @@ def interrupted(facts: Mapping[str, Any]) -> str:
 
 
 def aligned(common: int, own: int, by: str = "") -> str:
-    """Words how many of a party's ``own`` rows are common to all; ``by``: or to whom."""
-    share = f"{common:,} of your {own:,} rows ({percent(common, own)})"
-    return f"{share} are {by or 'common to all parties'}"
-
-
-def changed_arithmetic(checkpoint: str, differs: Sequence[str]) -> str:
-    """Words an event ``arithmetic``; ``differs``: see ``ArithmeticChange``."""
+    """Returns how many of a party's ``own`` rows are common to all parties, or are as ``by`` "
+    "says."""
     return (
-        f"resuming from checkpoint {checkpoint} with other arithmetic ({'; '.join(differs)}): from "
-        "here the run equals an undisturbed one to rounding, not bit for bit"
+        f"{common:,} of your {own:,} rows ({percent(common, own)}) are "
+        f"{by or 'common to all parties'}"
     )
 
 
-# Events of a party that say something of its own table or machine.
+def changed_arithmetic(checkpoint: str, differs: Sequence[str]) -> str:
+    """Returns the sentence of an event ``arithmetic``; ``differs``: see ``ArithmeticChange``."""
+    return (
+        f"resuming from checkpoint {checkpoint} with other arithmetic ({'; '.join(differs)}): from "
+        "here on the run equals an uninterrupted one only up to rounding, not bit for bit"
+    )
+
+
+# Events of a party about its own table or machine.
 NOTICED = ("left_out", "advice", "aligned", "unseen", "arithmetic")
 
 
 def noticed(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an event ``note`` that tells one of ``NOTICED`` to who runs all parties on one
+    """Returns an event ``note`` with one of ``NOTICED``, for the person who runs all parties on one
     machine.
     """
     return {
@@ -324,13 +327,11 @@ def noticed(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def worded(line: Mapping[str, Any]) -> str:
-    """Words a line of a log for a person: its message, or the sentence of an event that has none
-    of its own.
-    """
+    """Returns the text of a log's line for a person: its message, or the sentence of its event."""
     event, message = str(line.get("event", "")), str(line.get("message", ""))
     if message != event:
         return message
-    # See ``JsonLines``.
+    # ``JsonLines`` appends a ``_`` to some keys.
     facts = {key.removesuffix("_"): value for key, value in line.items() if key not in _ALWAYS}
     try:
         return _sentence("", event, facts).strip()

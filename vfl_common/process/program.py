@@ -1,4 +1,4 @@
-"""Runs any of the three programs: exit codes, errors as one sentence, SIGTERM as an orderly end."""
+"""Runs each of the three programs: exit codes, errors as one message, an orderly end on SIGTERM."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ EXIT_CODES = """\b
 Exit codes:
   0    done
   1    an internal error (please report it; the log has the details)
-  2    the input cannot be used, here or at a peer: file, recipe, certificate, address, data, message
-  3    a party was lost, or was too slow, past the recipe's deadline
+  2    the input cannot be used, here or at a peer: file, recipe, certificate, address, data
+  3    a party was lost, or too slow for a deadline of the recipe
   4    another party stopped the run
-  5    done, and not as wished: scores without the others, a worse model, or a column that drifted
+  5    done, but not as requested: scores without the others, a worse model, a drifted column
   130  stopped by SIGINT or SIGTERM
-"""  # noqa: E501
+"""
 
 METRICS = click.option(
     "--metrics",
     default="",
     metavar="HOST:PORT",
-    help="Serve metrics for Prometheus, and /healthz, at HOST:PORT; PORT alone: on 127.0.0.1; port "
-    "0: a free one. [default: no port]",
+    help="Serve Prometheus metrics and /healthz at this address, or port of 127.0.0.1. "
+    "[default: no port]",
 )
 LINGER = click.option(
     "--metrics-linger",
@@ -45,8 +45,7 @@ LINGER = click.option(
     show_default=True,
     metavar="SECONDS",
     type=click.FloatRange(0.0, 86_400.0),
-    help="Serve the metrics that much longer after the run has ended or failed, so that the last "
-    "ones can be read. The program then ends.",
+    help="Serve the metrics for this long after the run has ended.",
 )
 
 
@@ -61,14 +60,13 @@ LOG_STDOUT = click.option(
     is_eager=True,
     expose_value=False,
     callback=_to_stdout,
-    help="Write the lines of log.jsonl to standard output, too, and no events: with time, level, "
-    "version, run and party.",
+    help="Write the lines of log.jsonl, instead of events, to standard output.",
 )
 
 # The exit code after a signal.
 STOPPED = 130
 
-# Of options, for the group of all commands of a program.
+# The context settings of each program, which make --output an alias of --out.
 NAMES: dict[str, Any] = {
     "token_normalize_func": lambda name: "out" if name == "output" else name,
 }
@@ -77,13 +75,13 @@ _last: list[Callable[[], None]] = []
 _afterwards: list[Callable[[threading.Event], None]] = []
 
 log = logging.getLogger(__name__)
-# Before a log is set up, logging would print a warning beside the sentence that people read.
+# Without a handler, logging prints warnings to standard error until a log is set up.
 log.addHandler(logging.NullHandler())
 
 
 @contextlib.contextmanager
 def stopping(text: str) -> Iterator[None]:
-    """Says ``text`` of a stop in the block that says nothing itself."""
+    """Adds ``text`` to a stop in the block that has no text."""
     try:
         yield
     except (KeyboardInterrupt, Stopped) as stop:
@@ -93,20 +91,20 @@ def stopping(text: str) -> Iterator[None]:
 
 
 def resumable(*, fresh: bool) -> contextlib.AbstractContextManager[None]:
-    """Says of a stop in the block how the run goes on. ``fresh``: the command begins a new run."""
+    """Adds to a stop in the block how to resume the run. ``fresh``: the command begins a new "
+    "run."""
     return stopping(f"the same command{' without --fresh' if fresh else ''} resumes the run")
 
 
 def run_program(command: click.Command, name: str, *, private: bool = False) -> NoReturn:
-    """Runs a click command as a program and exits. An error becomes one sentence on standard error
+    """Runs a click command as a program and exits. An error becomes one message on standard error
     and an exit code.
 
     ``private``: no other user may read the files and folders that it makes, whatever the umask.
-    Nothing dumps its memory if it crashes: that would put keys and tables on the disk.
+    Core dumps are turned off, because they put keys and tables on the disk.
 
-    The process exits without taking the interpreter down, because threads outside Python may still
-    run, and one that then uses the interpreter, for example to release a tensor, aborts the
-    process.
+    The process exits without shutting the interpreter down: threads outside Python may still run,
+    and one that then uses the interpreter, for example to release a tensor, aborts the process.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if private:
@@ -116,48 +114,49 @@ def run_program(command: click.Command, name: str, *, private: bool = False) -> 
 
     def run() -> object:
         try:
-            signals.heed()
+            signals.install_handlers()
             garbage.seldom()
             keep_early()
             return command.main(prog_name=name, standalone_mode=False)
         finally:
-            # A signal still ends what is done afterwards.
-            signals.note_in(ended)
+            # From here on a signal only ends the waits of ``do_afterwards``.
+            signals.set_on_signal(ended)
 
     _leave(exit_status(run), ended)
 
 
 def do_last(act: Callable[[], None]) -> None:
-    """Has ``act`` called immediately before the process exits, if ``run_program`` runs it.
+    """Registers ``act`` to be called immediately before the process exits, if ``run_program`` runs
+    it.
 
-    For the note that a run is finished: a process that is killed after it would begin another run
-    when it is started again.
+    It is for the note that a run is finished: a process that is killed after that note begins
+    another run when it is started again.
     """
     _last.append(act)
 
 
 def do_afterwards(act: Callable[[threading.Event], None]) -> None:
-    """Has ``act`` called when all else is done, even ``do_last``; it returns when the event is set,
-    which a signal does.
+    """Registers ``act`` to be called when all else is done, even ``do_last``; it must return when
+    the event is set, which a signal does.
 
-    A run that a signal has stopped ends at once.
+    After a stop by a signal it is not called.
     """
     _afterwards.append(act)
 
 
 def _leave(status: int, ended: threading.Event) -> NoReturn:
-    """Flushes output and logs, then exits without the interpreter's other steps. A signal sets
+    """Flushes output and logs, then exits without shutting the interpreter down. A signal sets
     ``ended``.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         # The reader may be gone.
         with contextlib.suppress(OSError, ValueError):
-            # It was closed from the beginning.
+            # A stream that was closed when the process started is None.
             if stream is not None:
                 stream.flush()
     for act in _last:
-        # Without the note, the same command finds that nothing is left to do.
+        # If the note fails, the same command finds that nothing is left to do.
         with contextlib.suppress(OSError):
             act()
     for wait in _afterwards if status != STOPPED else ():
@@ -166,7 +165,7 @@ def _leave(status: int, ended: threading.Event) -> NoReturn:
 
 
 def exit_status(call: Callable[[], object]) -> int:
-    """Calls ``call``; an error becomes one sentence on standard error. Returns the exit code."""
+    """Calls ``call``; prints an error as one message on standard error. Returns the exit code."""
     try:
         result = call()
     except VflError as error:
@@ -182,16 +181,16 @@ def exit_status(call: Callable[[], object]) -> int:
         error.show()
         return error.exit_code
     except MemoryError:
-        text = (
-            "there is not enough memory on this machine: give the process more, or take fewer "
-            "rows or columns"
-        )
         log.exception("no memory", extra={"event": "failed"})
-        click.echo(f"error: {text}", err=True)
+        click.echo(
+            "error: this machine does not have enough memory. Give the process more memory, or use "
+            "fewer rows or columns.",
+            err=True,
+        )
         return 2
     except Exception as error:
-        if signals.asked_to_stop():
-            # A library has made another error of the stop.
+        if signals.is_stopping():
+            # A library has turned the stop into another error.
             log.warning("stopped", exc_info=True, extra={"event": "stopped"})
             click.echo("stopped", err=True)
             return 130

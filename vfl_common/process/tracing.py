@@ -1,10 +1,10 @@
-"""Tells OpenTelemetry of a run, its phases and its rounds, and of requests to a served model, if
-the environment asks for it.
+"""Exports spans of a run, its phases and rounds, and of requests to a served model, to
+OpenTelemetry, if the environment asks for it.
 
-``OTEL_TRACES_EXPORTER=otlp`` asks; OpenTelemetry's other variables say where the spans go. Nothing
-of it crosses between the parties: the trace's id follows from the run's, so that the spans of all
-programs of a run are in one trace. Spans have names of phases and parties, numbers of rounds and
-codes of errors; never a text, an id or a value of rows.
+``OTEL_TRACES_EXPORTER=otlp`` turns it on; OpenTelemetry's other variables say where the spans go.
+The parties exchange nothing for it: the trace's id is derived from the run's, so that the spans of
+all programs of a run are in one trace. Spans have names of phases and parties, numbers of rounds
+and codes of errors; never a text, an id or a value of rows.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 ASKS = "OTEL_TRACES_EXPORTER"
-# For the last spans, if the program ends by itself, and if it is stopped.
+# How long to wait for the last spans to be sent: if the program ends by itself; if it is stopped.
 _FLUSH_S, _STOP_S = 5.0, 1.0
-# Events of the log that are told as events of the run's span.
-_TOLD = frozenset(
+# Events of the log that become events of the run's span.
+_SPAN_EVENTS = frozenset(
     {"aligned", "away", "back", "interrupted", "joined", "left", "lost", "resumed", "server_away"}
     | {"server_back", "set_aside", "skipped", "standstill"}
 )
@@ -42,10 +42,11 @@ def traced(program: str, party: str) -> Iterator[None]:
     """Traces the block, a program's part in a run, if the environment asks for it.
 
     Args:
-        program: ``vfl-server`` or ``vfl-party``; OpenTelemetry's name of the service.
+        program: ``vfl-server`` or ``vfl-party``, which is OpenTelemetry's name of the service.
         party: the name of this party or server.
 
-    Raises InputError (CONFIG_INVALID) if the environment asks for what is not there.
+    Raises InputError (CONFIG_INVALID) if the environment asks for an exporter that is not
+    available.
     """
     exporter = _exporter(os.environ.get(ASKS, "").strip())
     if exporter is None:
@@ -57,12 +58,12 @@ def traced(program: str, party: str) -> Iterator[None]:
 
 @contextmanager
 def exporting(exporter: SpanExporter, program: str, party: str) -> Iterator[None]:
-    """Gives the spans of the block to ``exporter``. ``traced`` says the rest."""
+    """Exports the spans of the block to ``exporter``; see ``traced``."""
     ids = _Ids()
     provider = _provider(exporter, program, party, ids)
     spans = Spans(provider, ids)
     root, ours = logging.getLogger(), logging.getLogger(logs.__name__)
-    # A server hears of rounds by reports of progress alone, which no other handler takes.
+    # A server learns of rounds only from reports of progress, which are logged at this level.
     before = ours.level
     ours.setLevel(logging.DEBUG)
     root.addHandler(spans)
@@ -82,18 +83,18 @@ def exporting(exporter: SpanExporter, program: str, party: str) -> Iterator[None
 
 @contextmanager
 def requests_traced(program: str, party: str) -> Iterator[RequestSpans | None]:
-    """Yields what traces requests, if the environment asks for it; see ``traced``."""
+    """Yields a tracer of requests, if the environment asks for it, else None; see ``traced``."""
     exporter = _exporter(os.environ.get(ASKS, "").strip())
     if exporter is None:
         yield None
         return
-    with requests_exporting(exporter, program, party) as found:
-        yield found
+    with requests_exporting(exporter, program, party) as spans:
+        yield spans
 
 
 @contextmanager
 def requests_exporting(exporter: SpanExporter, program: str, party: str) -> Iterator[RequestSpans]:
-    """Gives the spans of requests to ``exporter``."""
+    """Yields a tracer that exports the spans of requests to ``exporter``."""
     provider = _provider(exporter, program, party, _Ids())
     try:
         yield RequestSpans(provider)
@@ -102,7 +103,7 @@ def requests_exporting(exporter: SpanExporter, program: str, party: str) -> Iter
 
 
 class RequestSpans:
-    """Makes spans of requests that have ended; any thread may tell."""
+    """Makes spans of requests that have ended; any thread may call it."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer("vfl", logs.version())
@@ -115,21 +116,21 @@ class RequestSpans:
         stages: Sequence[tuple[str, int, int]],
         parent: str = "",
     ) -> None:
-        """Tells of a request, and in it of its stages.
+        """Makes the span of a request, and those of its stages within it.
 
         Args:
-            times: when it began and ended, in nanoseconds since 1970.
-            facts: what is said of it; empty ones are left out.
-            stages: (name, when it began, when it ended).
-            parent: W3C's ``traceparent`` of the caller; '' or what is none begins a trace.
+            times: when the request began and ended, in nanoseconds since 1970.
+            facts: the span's attributes; empty ones are left out.
+            stages: (name, when it began, when it ended) of each, in nanoseconds since 1970.
+            parent: W3C's ``traceparent`` of the caller; an empty or invalid one begins a trace.
         """
         from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         caller = TraceContextTextMapPropagator().extract({"traceparent": parent})
-        said = {f"vfl.{key}": value for key, value in facts.items() if value != ""}
+        attributes = {f"vfl.{key}": value for key, value in facts.items() if value != ""}
         span = self._tracer.start_span(
-            name, caller, kind=SpanKind.SERVER, start_time=times[0], attributes=said
+            name, caller, kind=SpanKind.SERVER, start_time=times[0], attributes=attributes
         )
         within = set_span_in_context(span)
         for stage, began_ns, ended_ns in stages:
@@ -140,16 +141,17 @@ class RequestSpans:
 
 
 class Spans(logging.Handler):
-    """Makes spans of what the log says: ``run``, in it ``phase``, and in that ``round``.
+    """Makes spans from the log's events: ``run``, within it ``phase``, and within that ``round``.
 
-    A round begins where the one before ends, or where the run was started, resumed or aligned. A
-    server hears of rounds at a rate that people can read, so one of its spans may be several.
+    A round begins when the previous one ends, or when the run was started, resumed or aligned. A
+    server gets reports at a rate that people can read, so one of its spans may cover several
+    rounds.
     """
 
     def __init__(self, provider: TracerProvider, ids: _Ids) -> None:
         super().__init__(logging.DEBUG)
         self._tracer, self._ids = provider.get_tracer("vfl", logs.version()), ids
-        # When the next span began.
+        # When the run, and the next span, began.
         self._began_ns = self._mark_ns = time.time_ns()
         self._generation = 0
         self._run_id, self._phase_name, self._round = "", "", 0
@@ -162,8 +164,8 @@ class Spans(logging.Handler):
         if event == "started":
             self._start(facts["run_id"], facts["generation"])
         elif event in ("round", "progress") and self._run is not None:
-            self._done(facts["phase"], facts["round"], facts["rounds"])
-        elif event in _TOLD and self._run is not None:
+            self._finish_rounds(facts["phase"], facts["round"], facts["rounds"])
+        elif event in _SPAN_EVENTS and self._run is not None:
             self._run.add_event(event)
             if event == "interrupted":
                 self._end_phase()
@@ -183,28 +185,28 @@ class Spans(logging.Handler):
         self._run = self._tracer.start_span("run", start_time=self._began_ns, attributes=facts)
         return self._run
 
-    def _done(self, phase: str, round_: int, rounds: int) -> None:
+    def _finish_rounds(self, phase: str, round_: int, rounds: int) -> None:
         """Notes that ``round_`` rounds of the phase are done."""
         if phase != self._phase_name:
             self._end_phase()
         if self._phase is None:
-            self._phase = self._within(
+            self._phase = self._start_within(
                 self._run,
                 "phase",
                 {"vfl.phase": phase, "vfl.generation": self._generation, "vfl.rounds": rounds},
             )
-            # A run that was resumed begins with a later one.
+            # A resumed run begins with a later round.
             self._phase_name, self._round = phase, max(0, round_ - 1)
         if round_ > self._round:
             first = self._round + 1
-            self._within(
+            self._start_within(
                 self._phase,
                 "round",
                 {"vfl.phase": phase, "vfl.first_round": first, "vfl.round": round_},
             ).end()
             self._round, self._mark_ns = round_, time.time_ns()
 
-    def _within(self, parent: Span | None, name: str, facts: dict[str, str | int]) -> Span:
+    def _start_within(self, parent: Span | None, name: str, facts: dict[str, str | int]) -> Span:
         """Begins a span in another one, at the time of the last mark."""
         from opentelemetry.trace import set_span_in_context
 
@@ -217,11 +219,11 @@ class Spans(logging.Handler):
         self._phase, self._phase_name, self._round = None, "", 0
 
     def end(self, error: BaseException | None) -> None:
-        """Ends all spans. ``error``: why the program ends, if it has not done its work."""
+        """Ends all spans. ``error``: why the program failed, or None."""
         from opentelemetry.trace import StatusCode
 
         self._end_phase()
-        # Who was refused has no run, and is in a trace of its own.
+        # A program that was refused has no run, and gets a separate trace.
         run = self._run if self._run is not None else self._open("")
         if isinstance(error, Exception):
             code = error.code if isinstance(error, VflError) else Code.INTERNAL
@@ -232,7 +234,7 @@ class Spans(logging.Handler):
 
 
 class _Ids:
-    """Makes ids of traces and spans. ``run_id``: of the run whose trace is next; '' for none."""
+    """Makes ids of traces and spans. ``run_id``: the run of the next trace, or ''."""
 
     run_id = ""
 
@@ -268,23 +270,27 @@ def _provider(exporter: SpanExporter, program: str, party: str, ids: _Ids) -> Tr
 
 
 def _flush(provider: TracerProvider, timeout_s: float) -> None:
-    # It heeds no limit of its own while a collector is away.
+    # force_flush ignores its own timeout while the collector is away.
     last = threading.Thread(target=provider.force_flush, name="traces", daemon=True)
     last.start()
     last.join(timeout_s)
 
 
 def _exporter(wanted: str) -> SpanExporter | None:
-    """Returns what the environment asks for; None if it asks for none. Raises InputError."""
+    """Returns the exporter that the environment asks for, or None. Raises InputError."""
     if wanted in ("", "none"):
         return None
     if wanted != "otlp":
-        text = f"{ASKS} is {wanted!r}; it must be otlp, or none"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{ASKS}: must be otlp or none (got {wanted!r}). Choose one of them.",
+        )
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
-        text = f"{ASKS} asks for traces, which need the extra otel"
-        text = f"{text}: pip install '.[otel]' in the clone of vfl; or unset it"
-        raise InputError(Code.CONFIG_INVALID, text) from None
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{ASKS}: traces need the extra otel, which is not installed. Run `pip install "
+            "'.[otel]'` in the clone of vfl, or unset the variable.",
+        ) from None
     return OTLPSpanExporter()

@@ -1,15 +1,15 @@
-"""Worker processes: they compute for one program of ours on other cores, and end with it.
+"""Worker processes: they compute for one program on other cores, and end with it.
 
-A program of ours has threads of gRPC and torch, so it is never forked. Each worker is a new one,
+The programs have threads of gRPC and torch, so they never fork. Each worker is a new process,
 ``python -m MODULE``. Its standard input is one end of a socket, on which it reads messages and
 answers each. A message is a list of parts: their number and their lengths, 4 bytes each,
-little-endian, then the parts. The first message has no answer: it is for secrets, which are in no
-argument and no variable, where others could read them.
+little-endian, then the parts. The first message has no answer: it carries secrets, which other
+users could read in an argument or an environment variable.
 
-A worker that is killed is replaced, and its request asked once more: each answer follows from the
-first message and the request alone. A worker ends when the other end is closed, after the request
-in hand: so it does not outlive its parent, however that ends. SIGINT and SIGTERM, which a terminal
-or systemd sends to all processes of a program, are the parent's affair.
+A worker that is killed is replaced, and its request repeated: each answer depends only on the first
+message and the request. A worker ends when the other end is closed, after the current request, so
+it does not outlive its parent, however that ends. It ignores SIGINT and SIGTERM, which a terminal
+or systemd sends to all processes of a program: the parent decides.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from vfl_common.errors import Code, InputError, InternalError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# Answers a request.
+# A function that answers a request.
 Answer = Callable[[list[bytes]], Sequence[bytes]]
 
 
 class Workers:
-    """Worker processes, from ``with`` until its end; any thread may call.
+    """A pool of worker processes, which run during a ``with`` block; any thread may call it.
 
-    ``submit`` returns at once. Each worker has one request at a time; the others wait in memory, as
-    their results do, so the caller bounds how many are under way: ``2 * count`` keep all busy.
+    ``submit`` returns at once. Each worker has one request at a time; other requests and results
+    wait in memory, so the caller limits their number: ``2 * count`` keep all workers busy.
 
     Args:
-        module: the program of each, which calls ``work``.
-        count: how many processes.
-        task: what they do, as in "which masked ids", for the error of one that ends.
+        module: the module of the worker's program, which calls ``work``.
+        count: the number of processes.
+        task: what they do, as in "masked ids", for the error of one that ends.
         first: the parts of the first message.
         file: a file descriptor that they inherit; its number is their argument.
     """
@@ -64,7 +64,7 @@ class Workers:
         self._lock, self._ended = threading.Lock(), False
         self._all: list[_Worker] = []
         self._idle: SimpleQueue[_Worker] = SimpleQueue()
-        # One waits for each worker.
+        # One thread waits for each worker.
         self._threads = ThreadPoolExecutor(count, module)
 
     def __enter__(self) -> Self:
@@ -83,94 +83,99 @@ class Workers:
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._ended = True
-            for each in self._all:
-                each.process.kill()
+            for worker in self._all:
+                worker.process.kill()
         self._threads.shutdown()
-        for each in self._all:
-            each.process.wait()
-            # What was not sent is lost.
+        for worker in self._all:
+            worker.process.wait()
+            # Closing flushes, which fails if the worker is gone.
             with suppress(OSError):
-                each.stream.close()
+                worker.stream.close()
 
     def submit(self, read: Callable[[list[bytes]], T], *request: bytes) -> Future[T]:
-        """Sends a request to the next worker that has none. Returns what ``read`` makes of the
-        answer.
-        """
+        """Sends a request to the next idle worker. Returns a future of ``read(answer)``."""
         return self._threads.submit(lambda: read(self._ask(request)))
 
     def _ask(self, request: Sequence[bytes]) -> list[bytes]:
-        """Raises InternalError if two workers have ended over the request."""
-        asked = self._idle.get()
+        """Returns the answer. Raises InternalError if two workers have ended over the request."""
+        worker = self._idle.get()
         try:
             try:
-                return asked.ask(request)
+                return worker.ask(request)
             except (OSError, EOFError):
-                asked = self._instead_of(asked)
-                return asked.ask(request)
+                worker = self._replace(worker)
+                return worker.ask(request)
         except (OSError, EOFError):
-            text = f"{self._gone(asked)}; the lines above say why, unless it was killed"
-            raise InternalError(text) from None
+            raise InternalError(
+                f"process {worker.process.pid}, which {self._task}, has ended; the lines above say "
+                "why, unless it was killed"
+            ) from None
         finally:
-            self._idle.put(asked)
+            self._idle.put(worker)
 
     def _start(self) -> _Worker:
-        """Raises InputError if the system has no room for another process."""
+        """Starts a worker. Raises InputError if the system cannot start another process."""
         try:
-            started = _Worker(self._module, self._file)
+            worker = _Worker(self._module, self._file)
         except OSError as error:
-            text = f"cannot start another process on this machine ({error.strerror})"
-            advice = 'end other programs, or set "threads = 1" in the party file'
-            raise InputError(Code.CONFIG_INVALID, f"{text}; {advice}") from None
-        self._all.append(started)
-        # If it has ended already, its first request says so.
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"cannot start another process on this machine ({error.strerror}). End other "
+                "programs, or set `threads = 1` in the party file.",
+            ) from None
+        self._all.append(worker)
+        # If the worker has ended already, its first request fails.
         with suppress(OSError):
-            send(started.stream, *self._first)
-        return started
+            send(worker.stream, *self._first)
+        return worker
 
-    def _instead_of(self, gone: _Worker) -> _Worker:
-        """Raises EOFError if all workers are being ended, InputError as ``_start``."""
+    def _replace(self, gone: _Worker) -> _Worker:
+        """Starts another worker. Raises EOFError if all are being ended, InputError as "
+        "``_start``."""
         with self._lock:
             if self._ended:
                 raise EOFError
             gone.process.kill()
             gone.process.wait()
-            started = self._start()
+            worker = self._start()
             self._all.remove(gone)
             log.warning(
-                "%s: another one takes its place", self._gone(gone), extra={"event": "replaced"}
+                "process %d, which %s, has ended; another one takes its place",
+                gone.process.pid,
+                self._task,
+                extra={"event": "replaced"},
             )
-            return started
-
-    def _gone(self, worker: _Worker) -> str:
-        return f"process {worker.process.pid}, which {self._task}, has ended"
+            return worker
 
 
 class _Worker:
-    """A process, and the stream to it."""
+    """A worker process, and the stream to it."""
 
     def __init__(self, module: str, file: int | None) -> None:
         ours, theirs = socket.socketpair()
         files = [] if file is None else [file]
-        # The stream keeps ours open.
+        # The stream keeps this side of the socket open.
         with ours, theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, *map(str, files)],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 pass_fds=files,
-                # Ctrl-C at the terminal is for this process to decide about.
+                # Ctrl-C at the terminal then reaches only this process.
                 start_new_session=True,
             )
             self.stream: BufferedIOBase = ours.makefile("rwb")
 
     def ask(self, request: Sequence[bytes]) -> list[bytes]:
-        """Raises OSError or EOFError if the process has ended."""
+        """Returns the answer. Raises OSError or EOFError if the process has ended."""
         send(self.stream, *request)
         return receive(self.stream)
 
 
 def work(begin: Callable[[list[bytes]], Answer]) -> None:
-    """Is the program of a worker. ``begin`` makes of the first message what answers the others."""
+    """Runs the program of a worker. ``begin`` returns, for the first message, a function that
+    answers the others.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=0) as parent:
@@ -178,7 +183,7 @@ def work(begin: Callable[[list[bytes]], Answer]) -> None:
 
 
 def serve(stream: BufferedIOBase, begin: Callable[[list[bytes]], Answer]) -> None:
-    """Answers until the other side is gone."""
+    """Answers requests until the other side is gone."""
     try:
         answer = begin(receive(stream))
         while True:

@@ -1,4 +1,4 @@
-"""Reads what the server answers in a session, and why a session has ended. The server is not
+"""Reads the server's answers in a session, and why a session has ended. The server is not
 trusted.
 """
 
@@ -17,37 +17,42 @@ from vfl_common.rpc.failures import from_failure, refusal
 from vfl_common.rpc.messages import Start
 from vfl_common.text import clean
 
-# Of missing parties.
-_MOST_NAMES = 1_000
-# Characters of a reason that the server gives.
+# The most names of missing parties that are read.
+_MAX_NAMES = 1_000
+# The most characters of a reason that the server gives.
 MOST_WORDS = 300
 
 
 def checked_start(
     start: control_pb2.Start, *, server: str, me: str, oldest: int, newest: int
 ) -> Start:
-    """Checks a Start, because a run id becomes a folder's name here.
+    """Checks the server's Start; for example, the run id becomes the name of a folder here.
 
     Args:
-        oldest: the oldest protocol that this party can run the recipe with.
-        newest: the one that it has offered.
+        oldest: the oldest protocol with which this party can run the recipe.
+        newest: the protocol that it has offered.
 
     Raises:
         PeerError: MALFORMED_MESSAGE.
-        InputError: ADDRESS_IN_USE, for an address that is none.
+        InputError: ADDRESS_INVALID, for an exchange address that is not host:port.
     """
     named = start.run_id, start.checkpoint or "none", *start.left, *start.shown
     if not all(PLAIN_NAME.fullmatch(name) for name in named):
-        text = f"{server} named a run, a checkpoint or a party with characters that names may not"
-        text = f"{text} have"
-        raise PeerError(Code.MALFORMED_MESSAGE, text, party=server)
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{server} sent the name of a run, a checkpoint or a party with invalid characters",
+            party=server,
+        )
     if start.exchange_address:
         split_address(start.exchange_address)
-    # A server of the release before knows only one.
+    # A server of the previous release names no protocol.
     protocol = start.protocol or newest
     if not oldest <= protocol <= newest:
-        text = f"{server} starts the run in protocol {protocol}, and {me} joined with {newest}"
-        raise PeerError(Code.MALFORMED_MESSAGE, text, party=server)
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{server} starts the run with protocol {protocol}, and {me} joined with {newest}",
+            party=server,
+        )
     return Start(
         start.run_id,
         start.generation,
@@ -62,20 +67,20 @@ def checked_start(
 
 
 def missing_of(waiting: control_pb2.Waiting) -> list[str]:
-    """Returns for whom the run waits."""
-    return [clean(name, 64) for name in waiting.missing[:_MOST_NAMES]]
+    """Returns the names of the parties for which the run waits."""
+    return [clean(name, 64) for name in waiting.missing[:_MAX_NAMES]]
 
 
 def refusals_of(waiting: control_pb2.Waiting) -> str:
-    """Says why parties that the run waits for were refused; '' if it knows of no refusal. The words
-    are this program's.
+    """Returns why parties for which the run waits were refused, in this program's words; '' if the
+    server reports no refusal.
     """
-    found = []
-    for failure in waiting.refused[:_MOST_NAMES]:
-        # A code of a later release.
+    reasons = []
+    for failure in waiting.refused[:_MAX_NAMES]:
+        # A code of a later release is left out.
         with contextlib.suppress(ValueError):
-            found.append(refusal(clean(failure.party, 64), Code(failure.code)))
-    return "; ".join(found)
+            reasons.append(refusal(clean(failure.party, 64), Code(failure.code)))
+    return "; ".join(reasons)
 
 
 def interruption(interrupt: control_pb2.Interrupt) -> InterruptedRun:
@@ -91,18 +96,22 @@ def stopped(stop: failure_pb2.Failure, *, server: str, me: str) -> VflError:
 
 
 def why_broken(error: Exception, server: str) -> VflError | None:
-    """Returns what broke a session, if opening it again does not help; else None."""
+    """Returns the error that ended a session, if opening it again does not help; else None."""
     if isinstance(error, PeerError):
         return error
     if isinstance(error, DecodeError):
-        text = f"{server} sent bytes that are not a control message"
-        return PeerError(Code.MALFORMED_MESSAGE, text)
+        return PeerError(
+            Code.MALFORMED_MESSAGE, f"{server} sent bytes that are not a control message"
+        )
     if not isinstance(error, grpc.Call):
         return None
     if error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.PERMISSION_DENIED):
         return LostError(Code.PARTY_LOST, f"{server} refused the session: {error.details()}")
-    # The channel refuses it; so it would again.
+    # The channel refuses the message, and will refuse it again.
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        text = f"{server} sent a message of more than {MAX_MESSAGE_BYTES >> 20} MiB"
-        return PeerError(Code.MALFORMED_MESSAGE, text, party=server)
+        return PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{server} sent a message of more than {MAX_MESSAGE_BYTES >> 20} MiB",
+            party=server,
+        )
     return None

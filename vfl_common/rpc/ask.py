@@ -1,5 +1,5 @@
-"""A question before a run: would the server, or the active party, take a party that says this when
-it joins?
+"""A question before a run: does the server, or the active party, accept a party that joins with
+these facts?
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from vfl_common.rpc.channel import Context, Places, caller, connect
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.messages import Joining, join_message
 
-# Of each party at once.
+# The most questions of one party at the same time.
 MAX_QUESTIONS = 2
 
 
 def answering(
     keyring: Keyring, place: Callable[[str], None], judge: Callable[[str, control_pb2.Join], None]
 ) -> Callable[[Iterator[bytes], Context], Iterator[bytes]]:
-    """Makes the answering side: an empty failure, or the error that ``judge`` raises of the
-    caller's name and words.
+    """Returns the method that answers: an empty failure, or the error that ``judge`` raises for the
+    caller's name and facts.
 
-    ``place``: raises PeerError if the caller may not ask. Then nothing is read of it.
+    ``place``: raises PeerError if the caller may not ask. Nothing is read from such a caller.
     """
     places = Places(MAX_QUESTIONS, "questions")
 
@@ -50,7 +50,7 @@ def _question(data: bytes, name: str) -> control_pb2.Join:
         return control_pb2.Join.FromString(data)
     except DecodeError:
         raise PeerError(
-            Code.MALFORMED_MESSAGE, f"{name} sent bytes that are no question", party=name
+            Code.MALFORMED_MESSAGE, f"{name} sent bytes that are not a question", party=name
         ) from None
 
 
@@ -62,12 +62,11 @@ def ask(
     joining: Joining,
     timeout_s: float,
 ) -> bool:
-    """Asks ``peer`` whether a party that says what ``joining`` does would be taken; the peer keeps
-    nothing of it.
+    """Asks ``peer`` whether it accepts a party with the facts ``joining``; the peer stores nothing.
 
-    Returns False if the peer does not answer such questions: it is of an older release.
+    Returns False if the peer does not answer such questions, because it is of an older release.
 
-    Raises InputError, PeerError: the peer cannot be reached, or would refuse the party.
+    Raises InputError, PeerError: the peer cannot be reached, or refuses the party.
     """
     channel = connect(address, credentials, peer, timeout_s)
     if isinstance(channel, VflError):
@@ -78,16 +77,18 @@ def ask(
             data = channel.unary_unary(f"/{service}/Ask")(question, timeout=timeout_s)
             failure = failure_pb2.Failure.FromString(data)
         except DecodeError:
-            text = f"{peer} sent bytes that are no answer"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer) from None
+            raise PeerError(
+                Code.MALFORMED_MESSAGE, f"{peer} sent bytes that are not an answer", party=peer
+            ) from None
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
                 return False
-            why = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
-            text = (
-                f"{peer} at {address} does not say whether it would take {credentials.name} ({why})"
-            )
-            raise InputError(Code.UNREACHABLE, text) from None
+            reason = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
+            raise InputError(
+                Code.UNREACHABLE,
+                f"{peer} at {address} does not say whether it accepts {credentials.name} "
+                f"({reason}). Check that it runs, and try again.",
+            ) from None
     if failure.code:
         raise from_failure(failure, sender=peer, me=credentials.name)
     return True

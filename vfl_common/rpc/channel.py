@@ -20,7 +20,7 @@ from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.diagnose import certificate_of, diagnose
 from vfl_common.identity.keyring import Keyring
-from vfl_common.rpc.guard.limits import most_connections, raise_file_limit
+from vfl_common.rpc.guard.limits import connection_limit, raise_file_limit
 from vfl_common.rpc.guard.newcomers import Door
 from vfl_common.rpc.guard.rate import Rate
 from vfl_common.text import host_and_port
@@ -29,7 +29,7 @@ from vfl_common.wire.frames import FRAME_BYTES
 # A frame is 2 MiB and its envelope; gRPC itself refuses anything larger.
 MAX_MESSAGE_BYTES = 2 * FRAME_BYTES
 
-# At 200 ms from peer to peer, 40 MB/s.
+# The bytes in flight of a stream, which give 40 MB/s if a round trip takes 200 ms.
 LOOKAHEAD_BYTES = 8 << 20
 _SHARED_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -42,13 +42,12 @@ _SHARED_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    # Of each stream, gRPC takes as much from the wire ahead of its reader. By default it adapts
-    # that to the speed of the wire, and a peer that sends faster than it is read fills hundreds of
-    # megabytes.
+    # The bytes of a stream that gRPC reads ahead. By default gRPC adapts this number to the speed
+    # of the wire, and a peer that sends faster than it is read fills hundreds of megabytes.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
-    # Nothing is compressed here, and what a peer compresses may be a thousand times as large
-    # afterwards.
+    # We never compress, and a compressed message of a peer may decompress to a thousand times its
+    # size.
     ("grpc.per_message_decompression", 0),
 ]
 _SERVER_OPTIONS: list[tuple[str, int]] = [
@@ -58,18 +57,19 @@ _SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # A caller that has not shown a certificate by then is a stranger that holds a connection.
     ("grpc.server_handshake_timeout_ms", 5_000),
-    # Of each connection; a party needs three at once, and those beyond its share are refused one by
-    # one.
+    # The most streams of a connection; a party needs three at once, and further ones are refused
+    # one by one.
     ("grpc.max_concurrent_streams", 100),
 ]
 
-# For a look at a peer's certificate.
+# The time limit for reading a peer's certificate.
 _LOOK_S = 2.0
 _RETRY_S = 0.1
-# Looks at this process's own certificate, for those who connect: 100, then 5 a second.
+# How often new connections check whether this process's certificate has changed: 100 times at once,
+# then 5 times a second.
 _CHANGE_S, _CHANGES = 0.2, 100
 
-# Of one call; for the services that live outside this package.
+# The types of a call and of a service's handler, for services outside this package.
 Context: TypeAlias = grpc.ServicerContext
 Handler: TypeAlias = grpc.GenericRpcHandler
 
@@ -77,34 +77,38 @@ Handler: TypeAlias = grpc.GenericRpcHandler
 class Service(Protocol):
     """A gRPC service of a listening process."""
 
-    def handler(self) -> Handler: ...
+    def handler(self) -> Handler:
+        """Returns the service's handler for the gRPC server."""
+        ...
 
 
 class Places:
-    """The places of each caller of a method: a call takes a thread and the memory of its messages
-    until it ends.
+    """Limits the concurrent calls of each caller of a method: a call takes a thread and the memory
+    of its messages until it ends.
 
     Args:
-        most: of each caller, at once.
-        what: they are, in a refusal.
+        max_calls: the most calls of one caller at the same time.
+        what: the name of the calls in a refusal, as a plural.
     """
 
-    def __init__(self, most: int, what: str) -> None:
-        self._most, self._what = most, what
+    def __init__(self, max_calls: int, what: str) -> None:
+        self._max_calls, self._what = max_calls, what
         self._lock = threading.Lock()
         self._held: Counter[str] = Counter()
 
     @contextmanager
     def taken(self, name: str) -> Iterator[None]:
         """Holds a place of the caller ``name`` while the block runs. Raises PeerError (NAME_TAKEN)
-        if it has none left.
+        if it has no place left.
 
-        So that a caller that is refused takes no memory, call this before anything is read of it.
+        Call it before anything is read from the caller, so that a refused caller takes no memory.
         """
         with self._lock:
-            if self._held[name] >= self._most:
+            if self._held[name] >= self._max_calls:
                 raise PeerError(
-                    Code.NAME_TAKEN, f"{name} holds {self._most} {self._what} already", party=name
+                    Code.NAME_TAKEN,
+                    f"{name} already has {self._max_calls} open {self._what}",
+                    party=name,
                 )
             self._held[name] += 1
         try:
@@ -119,11 +123,11 @@ class Places:
 def stream_handler(
     service: str, **methods: Callable[[Iterator[bytes], Context], Iterator[bytes]]
 ) -> Handler:
-    """Makes bidirectional streams over raw bytes, so that each message is counted before it is
-    parsed.
+    """Returns a handler of bidirectional streams over raw bytes, so that each message is counted
+    before it is parsed.
 
-    A method with one message each way is one of them, too. gRPC would wait for the message in a
-    thread, for as long as the caller likes, before the method could look at the caller.
+    A method with one message each way is a stream, too: with a unary method, gRPC waits for the
+    message in a thread, as long as the caller likes, before the method can check the caller.
     """
     handlers = {
         name: grpc.stream_stream_rpc_method_handler(serve) for name, serve in methods.items()
@@ -132,37 +136,36 @@ def stream_handler(
 
 
 def dial(address: str, credentials: Credentials, peer: str) -> grpc.Channel:
-    """Makes a channel to ``peer``; its certificate must name ``peer`` exactly, whatever the host is
-    called.
+    """Returns a channel to ``peer``, whose certificate must name ``peer`` exactly, whatever the
+    name of its host.
 
-    Raises: InputError if its certificate cannot be looked at, or is for another
+    Raises: InputError if its certificate cannot be read, or is for another member
     (IDENTITY_MISMATCH); PeerError if it is revoked (CERTIFICATE_INVALID), or has another key than
-    is pinned for it (IDENTITY_MISMATCH).
+    the pinned one (IDENTITY_MISMATCH).
     """
     options = [
         *_SHARED_OPTIONS,
         ("grpc.ssl_target_name_override", peer),
-        # No back-off inherited from an earlier attempt.
+        # A separate pool, so that the back-off of an earlier attempt does not apply.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1_000),
         ("grpc.enable_http_proxy", 0),
-        # By default gRPC opens a stream again that an ending peer has refused. Now and then it
-        # hangs for ever (grpcio 1.85), so those who dial open it again themselves.
+        # By default gRPC opens a stream again that an ending peer has refused, and sometimes hangs
+        # for ever (grpcio 1.85). So our callers open the stream again.
         ("grpc.enable_retries", 0),
     ]
-    trusted = _looked_at(address, credentials, peer)
+    trusted = _read_certificate(address, credentials, peer)
     tls = grpc.ssl_channel_credentials(trusted, credentials.key_pem, credentials.certificate_pem)
     return grpc.secure_channel(address, tls, options=options)
 
 
-def _looked_at(address: str, credentials: Credentials, peer: str) -> bytes:
-    """Returns the peer's certificate, PEM, for a channel that trusts it alone. Raises as ``dial``.
+def _read_certificate(address: str, credentials: Credentials, peer: str) -> bytes:
+    """Returns the peer's certificate in PEM, for a channel that trusts only it. Raises as ``dial``.
 
-    gRPC does not show a caller whom it has reached, and its own comparison of names takes
-    ``SERVER`` or one of several names for ``server``. So this looks over a connection of its own;
-    if another certificate answered the next one, it would not be accepted, for as long as the
-    channel lasts.
+    gRPC does not show the peer's certificate to a client, and its own comparison of names accepts
+    ``SERVER``, or one of several names, for ``server``. So this reads the certificate over a
+    separate connection. The channel, as long as it lasts, accepts no other certificate.
     """
     certificate = certificate_of(address, credentials, peer, _LOOK_S)
     credentials.admit(peer, certificate)
@@ -172,10 +175,9 @@ def _looked_at(address: str, credentials: Credentials, peer: str) -> bytes:
 def connect(
     address: str, credentials: Credentials, peer: str, timeout_s: float
 ) -> grpc.Channel | VflError:
-    """Returns a channel that is ready, or the clearest reason why there is none within
-    ``timeout_s``.
+    """Returns a channel that is ready, or the most specific error if none is within ``timeout_s``.
 
-    The look at the peer's certificate may take as long again.
+    Reading the peer's certificate may take as long again.
     """
     give_up_s = time.monotonic() + timeout_s
     while True:
@@ -185,7 +187,7 @@ def connect(
         except PeerError as error:
             return error
         except InputError as error:
-            # It may be about to listen, as a channel would find out.
+            # The peer may be about to listen.
             if error.code is not Code.UNREACHABLE or time.monotonic() >= give_up_s:
                 return error
             time.sleep(_RETRY_S)
@@ -201,29 +203,29 @@ def connect(
 def listening(
     address: str, keyring: Keyring, services: Sequence[Service], threads: int
 ) -> Iterator[tuple[grpc.Server, str]]:
-    """Starts a server; yields it with the address that it listens on, with its real port; stops it
+    """Starts a server; yields it and the address that it listens on, with the real port; stops it
     at the end.
 
-    Each connection gets the certificate that the keyring has then.
-    ``threads`` must cover every stream that can be open at once: fewer starve the rendezvous.
+    Each new connection gets the keyring's current certificate. ``threads`` must be at least the
+    number of streams that can be open at once; otherwise parties wait for each other for ever.
 
     Raises:
-        InputError: ADDRESS_IN_USE.
+        InputError: ADDRESS_INVALID, ADDRESS_IN_USE.
     """
     check_address(address)
     host = address.rpartition(":")[0]
-    most = most_connections(threads, raise_file_limit())
-    door = Door(most, threads)
+    max_connections = connection_limit(threads, raise_file_limit())
+    door = Door(max_connections, threads)
     server = grpc.server(
         ThreadPoolExecutor(max_workers=threads, thread_name_prefix="rpc"),
         handlers=[service.handler() for service in services],
         interceptors=[door],
-        options=[*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)],
+        options=[*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections)],
     )
     try:
         bound = server.add_secure_port(address, _server_credentials(keyring))
     except RuntimeError:
-        raise _in_use(address, "it cannot be bound") from None
+        raise _in_use(address, "the port cannot be bound") from None
     server.start()
     try:
         with door.watch(bound):
@@ -233,21 +235,21 @@ def listening(
 
 
 def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
-    """Makes mutual TLS of a server; gRPC asks at each connection whether the certificates have
-    changed.
+    """Returns a server's credentials for mutual TLS; gRPC asks at each connection whether the
+    certificates have changed.
 
-    An answer reads files, and so takes the interpreter several times from the thread that trains.
-    If strangers connect hundreds of times a second, not each of them gets an answer of its own.
+    An answer reads files, which interrupts the thread that trains. So if strangers connect hundreds
+    of times a second, most of these connections use the last answer.
     """
     used, looks = keyring.current(), Rate(_CHANGE_S, _CHANGES)
 
-    def made(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
+    def configure(credentials: Credentials) -> grpc.ServerCertificateConfiguration:
         pair = (credentials.key_pem, credentials.certificate_pem)
         return grpc.ssl_server_certificate_configuration(
             [pair], root_certificates=credentials.ca_pem
         )
 
-    def changed() -> grpc.ServerCertificateConfiguration | None:
+    def reconfigure() -> grpc.ServerCertificateConfiguration | None:
         nonlocal used
         if looks.passes("", time.monotonic()) is None:
             return None
@@ -255,37 +257,38 @@ def _server_credentials(keyring: Keyring) -> grpc.ServerCredentials:
         if now.pems == used.pems:
             return None
         used = now
-        return made(now)
+        return configure(now)
 
     return grpc.dynamic_ssl_server_credentials(
-        made(used), changed, require_client_authentication=True
+        configure(used), reconfigure, require_client_authentication=True
     )
 
 
 def split_address(address: str) -> tuple[str, int]:
     """Returns host and port of ``host:port`` (or ``[::1]:7000``). Raises InputError
-    (ADDRESS_IN_USE) if it is none.
+    (ADDRESS_INVALID) if ``address`` has another form.
     """
     try:
         return host_and_port(address)
     except ValueError as error:
-        raise InputError(Code.ADDRESS_IN_USE, str(error)) from None
+        raise InputError(Code.ADDRESS_INVALID, str(error)) from None
 
 
 def means_all_addresses(address: str) -> bool:
-    """Whether an address means all interfaces of a machine, such as 0.0.0.0:7001: nobody can dial
-    that.
+    """Returns whether an address means all interfaces of a machine, such as 0.0.0.0:7001, to which
+    no client can connect.
     """
     host, _ = split_address(address)
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
-        # A name.
+        # The host is a name, not an IP address.
         return False
 
 
 def check_address(address: str) -> None:
-    """Raises InputError (ADDRESS_IN_USE) if this machine cannot listen on host:port.
+    """Raises InputError (ADDRESS_INVALID, ADDRESS_IN_USE) if this machine cannot listen on
+    host:port.
 
     gRPC says only "failed to bind"; a plain socket knows why.
     """
@@ -296,7 +299,11 @@ def check_address(address: str) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except socket.gaierror:
-        raise _in_use(address, "its host name is not known on this machine") from None
+        raise InputError(
+            Code.ADDRESS_INVALID,
+            f"cannot listen on {address}: this machine cannot resolve the host name. Use a name or "
+            "IP address of this machine.",
+        ) from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise _in_use(address, "another program is using it") from None
@@ -306,10 +313,10 @@ def check_address(address: str) -> None:
 def _in_use(address: str, why: str) -> InputError:
     return InputError(
         Code.ADDRESS_IN_USE,
-        f"cannot listen on {address}: {why}; choose another address, or port 0 for a free one",
+        f"cannot listen on {address}: {why}. Choose another address, or port 0 for a free one.",
     )
 
 
 def caller(context: Context, keyring: Keyring) -> str:
-    """Returns for whom the caller's certificate is. Raises PeerError, as ``Keyring.admit``."""
+    """Returns the name in the caller's certificate. Raises PeerError as ``Keyring.admit`` does."""
     return keyring.admit(context.auth_context()["x509_pem_cert"][0])

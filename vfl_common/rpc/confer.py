@@ -1,6 +1,4 @@
-"""Shows the active party the head of a party's record, and takes the active party's: the messages,
-and the answering side.
-"""
+"""Exchanges the heads of two parties' evidence logs: the messages, and the answering side."""
 
 from __future__ import annotations
 
@@ -17,19 +15,21 @@ from vfl_common.pb.vfl.v1 import exchange_pb2
 from vfl_common.rpc.channel import Context, Places, caller
 from vfl_common.rpc.failures import from_failure, to_failure
 
-# Of each party at once.
+# The most calls of one party at the same time.
 MAX_CONFERRING = 1
-# Of a message, in bytes: two notes, a chain of certificates, and a proof.
+# The most bytes of a message: two notes, a chain of certificates, and a proof.
 MOST_BYTES = 1 << 17
-# A tree has no more levels.
-MOST_PROOF = 2 * 64
-# Of a message: heads that other parties hold, and proofs from them.
+# The most hashes of a proof: a tree has at most 64 levels.
+_MAX_PROOF = 2 * 64
+# The most heads that other parties hold, and proofs from them, of a message.
 MOST_ALSO = 16
 
 
 @dataclass(frozen=True)
 class ShownHead:
-    """What a party shows of its record, and says of the receiver's; see ``Heads`` in the schema."""
+    """The head of a party's evidence log, and what it knows of the receiver's log; see ``Heads`` in
+    the schema.
+    """
 
     note: str = ""
     certificates: bytes = b""
@@ -60,30 +60,39 @@ class ShownHead:
 
     @classmethod
     def decoded(cls, data: bytes, *, party: str, me: str) -> Self:
-        """Reads a message of ``party``. Raises the error that it holds, PeerError if it is none."""
+        """Reads a message of ``party``. Raises the error that it holds, and PeerError if it cannot
+        be read.
+        """
         try:
             if len(data) > MOST_BYTES:
                 raise DecodeError
-            found = exchange_pb2.Heads.FromString(data)
+            heads = exchange_pb2.Heads.FromString(data)
         except DecodeError:
-            text = f"{party} sent bytes that are no head of a record"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
-        if found.HasField("failure"):
-            raise from_failure(found.failure, sender=party, me=me)
-        most = max(len(found.proof), *(len(each.hashes) for each in found.proofs), 0)
-        if most > MOST_PROOF or max(len(found.also), len(found.proofs)) > MOST_ALSO:
-            text = f"{party} sent {len(found.proofs)} proofs of up to {most} hashes"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{party} sent bytes that are not a head of a record",
+                party=party,
+            ) from None
+        if heads.HasField("failure"):
+            raise from_failure(heads.failure, sender=party, me=me)
+        longest = max(len(heads.proof), *(len(proof.hashes) for proof in heads.proofs), 0)
+        if longest > _MAX_PROOF or max(len(heads.also), len(heads.proofs)) > MOST_ALSO:
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{party} sent more than {MOST_ALSO} proofs, or one of more than {_MAX_PROOF} "
+                f"hashes (got {len(heads.proofs)}, {longest})",
+                party=party,
+            )
         return cls(
-            found.note,
-            found.certificates,
-            found.held_origin,
-            found.held_size,
-            tuple(found.proof),
-            found.cosigned,
-            found.proof_signature,
-            tuple(found.also),
-            tuple((tuple(each.hashes), each.signature) for each in found.proofs),
+            heads.note,
+            heads.certificates,
+            heads.held_origin,
+            heads.held_size,
+            tuple(heads.proof),
+            heads.cosigned,
+            heads.proof_signature,
+            tuple(heads.also),
+            tuple((tuple(proof.hashes), proof.signature) for proof in heads.proofs),
         )
 
 
@@ -93,14 +102,14 @@ Conferring = Callable[[str, ShownHead], ShownHead]
 def conferring(
     keyring: Keyring, place: Callable[[str], None], ledger: Ledger, confer: Conferring
 ) -> Callable[[Iterator[bytes], Context], Iterator[bytes]]:
-    """Makes the answering side: what ``confer`` returns for the caller's name and what it shows, or
-    the error that it raises.
+    """Returns the method that answers with the result of ``confer`` for the caller's name and head,
+    or with the error that it raises.
 
-    ``place``: raises PeerError if the caller may not ask. Then nothing is read of it.
+    ``place``: raises PeerError if the caller may not ask. Nothing is read from such a caller.
     """
     places = Places(MAX_CONFERRING, "calls about records")
 
-    def answer(messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
+    def serve(messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
         name = ""
         try:
             name = caller(context, keyring)
@@ -108,13 +117,13 @@ def conferring(
             with places.taken(name):
                 data = next(messages, b"")
                 ledger.add(name, CONTROL, CONTROL, "received", 0, len(data))
-                answered = confer(
+                answer = confer(
                     name, ShownHead.decoded(data, party=name, me=keyring.name)
                 ).encoded()
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
-            answered = exchange_pb2.Heads(failure=to_failure(error)).SerializeToString()
+            answer = exchange_pb2.Heads(failure=to_failure(error)).SerializeToString()
         if name:
-            ledger.add(name, CONTROL, CONTROL, "sent", 0, len(answered))
-        yield answered
+            ledger.add(name, CONTROL, CONTROL, "sent", 0, len(answer))
+        yield answer
 
-    return answer
+    return serve

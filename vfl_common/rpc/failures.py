@@ -1,5 +1,5 @@
-"""Translates errors to failures and back. Only ``error.public`` crosses: the translator is a
-privacy control.
+"""Translates errors to failures and back. Only ``error.public`` is sent, so that no private text
+leaves.
 """
 
 from __future__ import annotations
@@ -18,20 +18,18 @@ from vfl_common.text import LINE, clean
 
 
 def to_failure(error: BaseException) -> failure_pb2.Failure:
-    """Returns what a peer may read about ``error``; an error that is not ours becomes INTERNAL,
+    """Returns the public part of ``error``; an exception that is not a VflError becomes INTERNAL,
     without its text.
     """
     if not isinstance(error, VflError):
         return failure_pb2.Failure(code=Code.INTERNAL, message=CATALOGUE[Code.INTERNAL].public)  # type: ignore[arg-type]
-    # It may quote a peer, in characters that no message can hold.
+    # The text may quote a peer, with characters that a message cannot hold.
     text = clean(error.public, LINE)
     return failure_pb2.Failure(code=int(error.code), message=text, party=error.party)  # type: ignore[arg-type]
 
 
 def refusal(party: str, code: Code) -> str:
-    """Says to the others why a party does not join: a sentence of this program's, without
-    values.
-    """
+    """Returns a sentence for the other parties about why a party does not join, without values."""
     meaning = CATALOGUE[code]
     reason = meaning.public.replace("a file of the party", "one of its files")
     reason = reason.replace("the party's", "its").replace("the party ", "it ")
@@ -39,11 +37,12 @@ def refusal(party: str, code: Code) -> str:
 
 
 def from_failure(failure: failure_pb2.Failure, *, sender: str, me: str) -> VflError:
-    """Returns the error that a received failure means for this process, ``me``.
+    """Returns the error for a received failure in this process, ``me``.
 
     A failure about this party keeps its code (and so its exit code), and so does one about all
-    parties, which names none. One about another party becomes an AbortedError. If a failure with an
-    ``own`` code names no party, it is about its sender.
+    parties, which names none. A failure about another party becomes an AbortedError. If a failure
+    with an ``own`` code names no party, it is about its sender. A code of a later release becomes
+    INTERNAL, and the failure keeps its text.
     """
     try:
         code = Code(failure.code)

@@ -1,7 +1,6 @@
-"""``grpc.health.v1``: answers containers and orchestrators that ask whether a listening process
-serves.
+"""``grpc.health.v1``: tells containers and orchestrators whether a listening process serves.
 
-Offers only ``Check``. ``Watch`` would occupy a thread of the pool as long as its caller likes; the
+It offers only ``Check``. ``Watch`` occupies a thread of the pool as long as its caller likes; the
 protocol lets a server omit it, and callers fall back.
 """
 
@@ -22,20 +21,20 @@ _SERVING, _NOT_SERVING = (
     health_pb2.HealthCheckResponse.SERVING,
     health_pb2.HealthCheckResponse.NOT_SERVING,
 )
-# Of each caller at once: a probe may ask while another one of the same machine does.
+# The most checks of one caller at the same time; two probes of a machine may overlap.
 MAX_CHECKS = 2
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - to be dialled, not bound
 
 
 class Health:
-    """Answers permitted callers whether each service of this process serves; ``''`` asks for all of
-    them together.
+    """Tells permitted callers whether a service of this process serves; the name ``''`` stands for
+    all of them.
 
     Args:
         services: {full name of a service: returns whether it serves now}.
-        keyring: has the list of revoked certificates.
-        may_ask: names in certificates, including this process's own: a probe beside it has no other
-            certificate.
+        keyring: this process's credentials, with the list of revoked certificates.
+        may_ask: the names in certificates of permitted callers, with this process's own, which a
+            probe on the same machine uses.
     """
 
     def __init__(
@@ -45,7 +44,8 @@ class Health:
         self._places = Places(MAX_CHECKS, "checks")
 
     def handler(self) -> Handler:
-        # See ``stream_handler``.
+        """Returns the service's handler for the gRPC server."""
+        # The method is a stream for the reason in ``stream_handler``.
         check = grpc.stream_stream_rpc_method_handler(
             self._check,
             request_deserializer=health_pb2.HealthCheckRequest.FromString,
@@ -70,7 +70,7 @@ class Health:
         except PeerError as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, error.public)
         if request.service and request.service not in self._services:
-            context.abort(grpc.StatusCode.NOT_FOUND, "no such service here")
+            context.abort(grpc.StatusCode.NOT_FOUND, "this process has no such service")
         asked = [serves for name, serves in self._services.items() if request.service in ("", name)]
         yield health_pb2.HealthCheckResponse(
             status=_SERVING if all(serves() for serves in asked) else _NOT_SERVING
@@ -78,12 +78,12 @@ class Health:
 
 
 def require_serving(listen: str, credentials: Credentials, timeout_s: float) -> str:
-    """Asks this machine's process of the same name, which listens on ``listen``; returns its
+    """Asks the process of the same name on this machine, which listens on ``listen``; returns its
     address if it serves.
 
     Raises:
-        InputError: there is no connection; the sentence says why.
-        PeerError: UNREACHABLE; it does not serve, or does not answer the question.
+        InputError: the process cannot be reached.
+        PeerError: UNREACHABLE; it does not serve, or does not answer.
     """
     address, me = _to_dial(listen), credentials.name
     channel = connect(address, credentials, me, timeout_s)
@@ -98,12 +98,13 @@ def require_serving(listen: str, credentials: Credentials, timeout_s: float) -> 
         try:
             status = check(health_pb2.HealthCheckRequest(), timeout=timeout_s).status
         except grpc.RpcError as error:
-            why = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
-            text = (
-                f"{me!r} at {address} does not report whether it serves ({why}); is it of an "
-                "older version?"
-            )
-            raise PeerError(Code.UNREACHABLE, text, party=me) from None
+            reason = error.code().name if isinstance(error, grpc.Call) else type(error).__name__
+            raise PeerError(
+                Code.UNREACHABLE,
+                f"{me!r} at {address} does not report whether it serves ({reason}). Check that it "
+                "is not an older version.",
+                party=me,
+            ) from None
     if status != _SERVING:
         raise PeerError(
             Code.UNREACHABLE, f"{me!r} at {address} does not serve: its run has ended", party=me
@@ -112,8 +113,8 @@ def require_serving(listen: str, credentials: Credentials, timeout_s: float) -> 
 
 
 def _to_dial(listen: str) -> str:
-    """Returns the address that reaches a process on this machine that listens on ``listen``. Raises
-    InputError.
+    """Returns the address at which to reach a process on this machine that listens on ``listen``.
+    Raises InputError.
     """
     host, port = split_address(listen)
     host = _ANY_ADDRESS.get(host, host)

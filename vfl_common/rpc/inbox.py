@@ -1,4 +1,4 @@
-"""The server's answers on their way from the thread that reads a session to the main thread."""
+"""Passes the server's answers from the thread that reads a session to the main thread."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import threading
 from vfl_common.errors import Code, PeerError, VflError
 from vfl_common.pb.vfl.v1 import control_pb2
 
-# Bytes; a server that keeps to the protocol has a few hundred on the way.
-MOST_UNREAD = 8 << 20
-# Of an error, which has a short text.
+# The most unread bytes; a server that follows the protocol has a few hundred.
+MAX_UNREAD = 8 << 20
+# The size that an error, whose text is short, counts for.
 _ERROR_BYTES = 1 << 10
 
 Answer = control_pb2.ServerMessage | VflError
 
 
 class Inbox:
-    """A queue whose content is bounded, so that a server cannot fill this party's memory."""
+    """A queue with bounded content, so that a server cannot fill this party's memory."""
 
     def __init__(self) -> None:
         self._answers: queue.SimpleQueue[tuple[Answer, int]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        # Bytes.
+        # The bytes of the answers in the queue.
         self._unread = 0
 
     def put(self, answer: Answer) -> None:
@@ -33,7 +33,7 @@ class Inbox:
         self._answers.put((answer, size))
 
     def get(self, timeout: float | None = None) -> Answer:
-        """Waits for the oldest answer and takes it. Raises queue.Empty after ``timeout``
+        """Waits for the oldest answer and removes it. Raises queue.Empty after ``timeout``
         seconds.
         """
         answer, size = self._answers.get(timeout=timeout)
@@ -42,15 +42,14 @@ class Inbox:
         return answer
 
     def empty(self) -> bool:
-        """Whether all answers are taken."""
+        """Returns whether the queue has no answers."""
         return self._answers.empty()
 
     def require_room(self, server: str) -> None:
-        """Raises PeerError, naming ``server``, if more than ``MOST_UNREAD`` bytes wait to be
-        taken.
-        """
-        if self._unread > MOST_UNREAD:
-            text = (
-                f"{server} sends faster than this party reads: {MOST_UNREAD >> 20} MiB are unread"
+        """Raises PeerError about ``server`` if more than ``MAX_UNREAD`` bytes are unread."""
+        if self._unread > MAX_UNREAD:
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{server} sends faster than this party reads: {MAX_UNREAD >> 20} MiB are unread",
+                party=server,
             )
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=server)

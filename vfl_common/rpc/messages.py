@@ -1,5 +1,5 @@
-"""What a party and the server say to each other: in words, as data, and as calls; over a wire or
-without one.
+"""The messages between a party and the server: in words, as data, and as calls; over gRPC or in one
+process.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.stages import AggregationPlan
 from vfl_common.text import to_json
 
-# Of the run, as a party sees it; the server's are the same.
+# The states of a run, at a party and at the server.
 STATES = ("waiting", "running", "completed", "failed")
-# All that a party says to the server: {message: in words, with every field}. A test holds it to the
+# All messages of a party to the server: {message: {field: in words}}. A test compares it with the
 # schema.
 PARTY_MESSAGES: dict[str, dict[str, str]] = {
     "join": {
@@ -86,7 +86,7 @@ PARTY_MESSAGES: dict[str, dict[str, str]] = {
     "stopping": {},
     "lenient": {"on": "active party: whether it goes on without a passive party"},
 }
-# What a message without fields says by its coming.
+# The meaning of messages without fields.
 EMPTY_MESSAGES = {
     "heartbeat": "it is alive",
     "alone": "active party: it needs nobody any more",
@@ -94,7 +94,7 @@ EMPTY_MESSAGES = {
 }
 
 
-# Bytes of what a party shows to all when it joins.
+# The most bytes of ``Joining.shown_json``.
 MOST_SHOWN = 1 << 16
 
 
@@ -109,22 +109,22 @@ class Joining:
     device: str
     device_name: str = ""
     run_id: str = ""
-    # Labels at which it can resume; '': at the run's beginning.
+    # The labels of checkpoints at which it can resume; '': the beginning of the run.
     checkpoints: tuple[str, ...] = ("",)
     exchange_address: str = ""
     # {group:name: distribution and version}.
     plugins: Mapping[str, str] = field(default_factory=dict)
-    # See ``Spelling.filled``.
+    # The recipe with its defaults; see ``Spelling.filled``.
     filled_json: str = ""
     written: tuple[str, ...] = ()
     # The oldest protocol that this party can run the recipe with.
     oldest: int = OLDEST
     version: str = ""
-    # Of the checkpoints, those at which it loses nothing; (): all.
+    # Those of the checkpoints at which it loses nothing; (): all.
     held: tuple[str, ...] = ()
-    # Why it can no longer resume ``run_id``, in public words.
+    # Why it can no longer resume ``run_id``, in a public sentence; '' if it can.
     unfit: str = ""
-    # What all parties may read of this one, as JSON; see ``vfl_party.policy.meeting``.
+    # Facts of this party for all others, as JSON; see ``vfl_party.policy.meeting``.
     shown_json: str = ""
 
 
@@ -136,34 +136,34 @@ class Start:
     generation: int
     # Empty: from the beginning.
     checkpoint: str
-    # Of the active party.
+    # The address of the active party.
     exchange_address: str
     # Parties that have left, because they are not needed any more.
     left: tuple[str, ...] = ()
-    # The others are in the middle of the generation, and take this party back.
+    # Whether this party comes back in the middle of a generation.
     returning: bool = False
-    # That all parties speak in this generation.
+    # The protocol of all parties in this generation.
     protocol: int = PROTOCOL
-    # Why this party leaves the unfinished run that it has offered; '': it must not.
+    # Why this party must leave the unfinished run that it has offered; '' if it must not.
     anew: str = ""
-    # {party: what it shows to all}, as it came.
+    # {party: its ``shown_json``}, unchecked.
     shown: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Done:
-    """The server's answer if the run is complete: this party did not hear of it, or did not note
-    it, before it died.
+    """The server's answer if the run is complete, and this party crashed before it learned or noted
+    that.
     """
 
     run_id: str
-    # The active party's.
+    # The summary, for the active party only.
     summary_json: str
 
 
 @dataclass(frozen=True)
 class ProgressUpdate:
-    """A party's progress: ``round`` of ``rounds`` rounds are done, and ``batch`` of ``batches`` of
+    """A party's progress: ``round`` of ``rounds`` rounds are done, and ``batch`` of ``batches`` in
     the next one.
     """
 
@@ -172,7 +172,7 @@ class ProgressUpdate:
     rounds: int = 0
     batch: int = 0
     batches: int = 0
-    # Since the start of the run.
+    # The steps since the start of the run.
     steps: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     note: str = ""
@@ -183,13 +183,14 @@ class PartyReport:
     """A party's results at the end of a run.
 
     ``free_from``: the labels of its last checkpoint and of those after which it has exchanged
-    nothing. ``without``: parties that the model was trained without. ``absences_json``: the steps
+    nothing. ``without``: parties without which the model was trained. ``absences_json``: the steps
     that were computed without a party. ``peak_memory_bytes``: the peak of its GPU memory.
-    ``skipped_rounds``: those whose updates it has lost. ``rows``, ``common_rows``: how many rows it
-    holds, and how many of them all parties hold, if they have found these. ``times_json``: what its
-    steps took their time for. ``returns``: how often it came back to others that had gone on.
-    ``follows_preset``: the recipe's preset changes what a phase does; from the active party, as is
-    ``worth_json``: the quality of each set of parties. ``arithmetic_json``: see ``Arithmetic``.
+    ``skipped_rounds``: those whose updates it has lost. ``rows``, ``common_rows``: the number of
+    its rows, and of those that all parties hold, if the parties have aligned them. ``times_json``:
+    how its steps spent their time. ``returns``: how often it came back to others that had gone on.
+    ``follows_preset``: whether the recipe's preset changes what a phase does, and ``worth_json``,
+    the metric of each set of parties, come from the active party. ``arithmetic_json``: see
+    ``Arithmetic``.
     """
 
     metrics: dict[str, dict[str, float]]
@@ -211,9 +212,7 @@ class PartyReport:
     arithmetic_json: str = ""
 
     def message(self, ledger: Ledger, meter: TcpMeter) -> control_pb2.PartyMessage:
-        """Returns what the server gets: the results, with the party's ledger and the kernel's
-        counts.
-        """
+        """Returns the message: the results, the party's ledger and the kernel's counts."""
         report = control_pb2.Report(
             steps=self.steps,
             wall_s=self.wall_s,
@@ -244,8 +243,8 @@ class PartyReport:
 
 
 class Membership(Protocol):
-    """A party's connection to the server, as the party's main thread uses it; ``session.Session``
-    is one over gRPC.
+    """A party's connection to the server, for the party's main thread; ``session.Session`` is one
+    over gRPC.
     """
 
     @property
@@ -259,10 +258,14 @@ class Membership(Protocol):
         ...
 
     @property
-    def ledger(self) -> Ledger: ...
+    def ledger(self) -> Ledger:
+        """The party's ledger."""
+        ...
 
     @property
-    def meter(self) -> TcpMeter: ...
+    def meter(self) -> TcpMeter:
+        """The party's meter of TCP connections."""
+        ...
 
     def join(self, joining: Joining) -> Start | Done:
         """Joins, or joins again after an interruption, and waits until all parties have joined.
@@ -272,8 +275,8 @@ class Membership(Protocol):
         ...
 
     def watch(self, watcher: Callable[[VflError], None] | None) -> None:
-        """Has ``watcher`` called, from any thread, when the current generation ends; at once if it
-        has ended.
+        """Registers ``watcher`` to be called from any thread when the current generation ends, or
+        at once if it has ended.
         """
         ...
 
@@ -290,34 +293,34 @@ class Membership(Protocol):
         ...
 
     def report(self, report: PartyReport) -> str:
-        """Sends this party's results, and waits until it is not needed any more.
+        """Sends this party's results, and waits until every party has reported; a passive party
+        with nothing left to send returns at once.
 
-        Waits until every party has reported; a passive party with nothing left to send returns at
-        once. Returns the summary (JSON) to the active party, '' to the others. Raises
-        InterruptedRun if a party was lost meanwhile.
+        Returns the summary (JSON) at the active party, '' at the others. Raises InterruptedRun if a
+        party was lost meanwhile.
         """
         ...
 
     def lenient(self, on: bool) -> None:
-        """Reports to the server whether this party, the active one, goes on without a passive party
-        that is lost.
+        """Tells the server whether this party, the active one, goes on without a passive party that
+        is lost.
         """
         ...
 
     def alone(self) -> None:
-        """Reports to the server that this party, the active one, needs nobody any more: others may
-        leave.
+        """Tells the server that this party, the active one, needs no other party any more, so that
+        they may leave.
         """
         ...
 
     def stopping(self) -> None:
-        """Reports to the server that this party was stopped: the others wait for it, as for one
-        that was lost.
+        """Tells the server that this party was stopped: the others wait for it, as for one that was
+        lost.
         """
         ...
 
     def abort(self, error: BaseException) -> None:
-        """Reports to the server that this party stops, and why (the public text only)."""
+        """Tells the server that this party stops, and why (only the public text)."""
         ...
 
     def close(self) -> None:
@@ -326,14 +329,14 @@ class Membership(Protocol):
 
 
 def plan_message(aggregations: Sequence[AggregationPlan]) -> control_pb2.PartyMessage:
-    """Returns a party's plan, as the server gets it."""
+    """Returns the message of a party's plan."""
     plan = control_pb2.Plan()
     for aggregation in aggregations:
         described = plan.aggregations.add(
             phase=aggregation.phase, rounds=aggregation.rounds, passive=aggregation.passive
         )
-        for name, each in aggregation.spec.tensors.items():
-            described.tensors.add(name=name, dtype=int(each.dtype), shape=each.shape)
+        for name, tensor in aggregation.spec.tensors.items():
+            described.tensors.add(name=name, dtype=int(tensor.dtype), shape=tensor.shape)
         for coding, to in ((aggregation.up, described.up), (aggregation.down, described.down)):
             if coding != PLAIN:
                 to.name, to.bits, to.stochastic, to.seed = (
@@ -349,22 +352,20 @@ def plan_message(aggregations: Sequence[AggregationPlan]) -> control_pb2.PartyMe
 
 
 def progress_message(progress: ProgressUpdate) -> control_pb2.PartyMessage:
-    """Returns a party's progress, as the server gets it."""
+    """Returns the message of a party's progress."""
     return control_pb2.PartyMessage(progress=control_pb2.Progress(**asdict(progress)))
 
 
 def join_message(joining: Joining, protocol: int = PROTOCOL) -> control_pb2.PartyMessage:
-    """Returns what a party says when it joins; ``protocol``: the newest that it offers to speak."""
+    """Returns the message with which a party joins; ``protocol``: the newest that it offers."""
     return control_pb2.PartyMessage(join=control_pb2.Join(protocol=protocol, **vars(joining)))
 
 
 def lenient_message(on: bool) -> control_pb2.PartyMessage:
-    """Returns what the active party says when it goes on without lost parties, or does not any
-    more.
-    """
+    """Returns the message that the active party goes on without lost parties, or no longer does."""
     return control_pb2.PartyMessage(lenient=control_pb2.Lenient(on=on))
 
 
 def alone_message() -> control_pb2.PartyMessage:
-    """Returns what the active party says when it needs nobody any more."""
+    """Returns the message that the active party needs no other party any more."""
     return control_pb2.PartyMessage(alone=control_pb2.Alone())

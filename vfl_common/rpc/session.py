@@ -36,32 +36,31 @@ from vfl_common.rpc.uplink import PAUSE_S, Uplink
 from vfl_common.stages import AggregationPlan
 
 _CLOSE_S = 5.0
-# For the server to answer a party that was stopped.
+# How long a party that was stopped waits for the server's answer.
 _STOP_S = 2.0
 _LONGEST_S = 1e6
 
 
 @dataclass
 class Session:
-    """What one party says to the server, and hears from it, over an ``Uplink``.
+    """A party's exchange of control messages with the server, over an ``Uplink``.
 
     Call ``join`` and ``report`` in the main thread. A second thread reads the server's messages.
-    When one ends the current generation, it calls the watcher, which wakes the main thread from
-    whatever it waits for.
+    When a message ends the current generation, that thread calls the watcher, which wakes the main
+    thread.
 
     A generation in which the server averages nothing goes on for ``absent_s`` without the server:
     see ``ServerAway``.
 
     Args:
         wait_s: how long to wait for a server that does not answer.
-        back_s: how long to wait for it once a run has started, if that is longer: as for a party
+        back_s: how long to wait for it once a run has started, if that is longer, as for a party
             that was lost.
         on_waiting: called with the missing names, the seconds left and, if known, the reason: for
-            missing parties when the server reports them, for the server itself when it does not
-            answer.
+            missing parties when the server reports them, for the server when it does not answer.
         absent_s: how long a generation goes on without the server; 0: not at all.
-        emit: reports events to the person or program in front of this party.
-        deadline_s: how long to wait, in all, for the server and the others to be there.
+        emit: reports events to the person or program that started this party.
+        deadline_s: how long to wait in all until the server and the others have joined.
     """
 
     address: str
@@ -85,13 +84,13 @@ class Session:
         self._ended: VflError | None = None
         self._started = self._completed = False
         self._watcher: Callable[[VflError], None] | None = None
-        # That this party offers; less if the server knows no other.
+        # The protocol that this party offers; an older one if the server does not speak the newest.
         self._protocol = PROTOCOL
         # The server's refusal of the newest protocol.
         self._unspoken: VflError | None = None
-        # For the server to hear that this party was stopped.
+        # Whether this party has waited for the server's answer to a stop.
         self._has_waited = False
-        # From the first joining on (monotonic).
+        # The end of ``deadline_s``, which begins when the party first joins (monotonic).
         self._by_s = math.inf
         self._joined = control_pb2.Join()
         self._uplink = Uplink(
@@ -102,7 +101,7 @@ class Session:
             self.meter,
             self.heartbeat_s,
             self._server_away,
-            heard=self._heard,
+            handle=self._handle,
             ended=self._end,
             emit=self.emit,
         )
@@ -137,28 +136,28 @@ class Session:
                 except queue.Empty:
                     if left_s < patience_s:
                         raise self._too_late(missing) from None
-                    text = (
-                        f"{self.server} has accepted the connection but said nothing for "
-                        f"{patience_s:g} s"
-                    )
-                    raise LostError(Code.PARTY_LOST, text, party=self.server) from None
+                    raise LostError(
+                        Code.PARTY_LOST,
+                        f"{self.server} has accepted the connection, but has sent nothing for "
+                        f"{patience_s:g} s",
+                        party=self.server,
+                    ) from None
                 if isinstance(answer, VflError):
                     if self._offers_less(answer, joining):
                         break
                     if not isinstance(answer, InterruptedRun):
                         raise answer
-                    # The server went away meanwhile: connect and join again.
+                    # If the server has gone, connect and join again.
                     if self._has_lost():
-                        # It served for as long as it lived: it gets the whole time to come back.
+                        # A server that has answered gets the whole time again to come back.
                         if spoke:
                             give_up_s, spoke = time.monotonic() + self._patience_s, False
                         elif time.monotonic() >= give_up_s:
-                            patience_s = self._patience_s
-                            text = (
-                                f"{self.server} ends every session at once, and has done so "
-                                f"for {patience_s:g} s"
+                            raise InputError(
+                                Code.UNREACHABLE,
+                                f"{self.server} has ended every session at once for "
+                                f"{self._patience_s:g} s. Check its log.",
                             )
-                            raise InputError(Code.UNREACHABLE, text)
                         self._uplink.closed.wait(PAUSE_S)
                         break
                 elif answer.HasField("waiting"):
@@ -181,8 +180,8 @@ class Session:
                     return Done(answer.complete.run_id, answer.complete.summary_json)
 
     def _offers_less(self, error: VflError, joining: Joining) -> bool:
-        """Whether to join again in the protocol of the release before, because the server knows
-        only that, perhaps.
+        """Returns whether to join again with the protocol of the previous release, which may be the
+        only one that the server speaks.
         """
         if error.code is not Code.PROTOCOL_DIFFERS or joining.oldest > OLDEST:
             return False
@@ -193,16 +192,17 @@ class Session:
         return True
 
     def _too_late(self, missing: Sequence[str]) -> LostError:
-        """Returns the error with which this party waits no longer for ``missing``, or the
-        server.
-        """
+        """Returns the error that ``missing``, or the server, did not join before the deadline."""
         away = list(missing) or [self.server]
-        text = f"{', '.join(away)} did not come within {self.deadline_s:g} s (predict.deadline_s)"
-        return LostError(Code.PARTY_LOST, text, party=away[0])
+        return LostError(
+            Code.PARTY_LOST,
+            f"{', '.join(away)} did not come within {self.deadline_s:g} s (predict.deadline_s)",
+            party=away[0],
+        )
 
     def _forget(self) -> None:
-        """Forgets what the server said of an earlier generation. Raises its refusal of this party,
-        if it sent one.
+        """Drops the server's messages about an earlier generation. Raises its refusal of this
+        party, if it sent one.
         """
         while not self._inbox.empty():
             answer = self._inbox.get()
@@ -210,7 +210,7 @@ class Session:
                 raise answer
 
     def _has_lost(self) -> bool:
-        """Whether the connection is lost, and all that the server said before is known."""
+        """Returns whether the connection is lost and all earlier messages are handled."""
         with self._uplink.lock:
             return self._uplink.channel is None and self._inbox.empty()
 
@@ -221,7 +221,7 @@ class Session:
 
     @property
     def state(self) -> str:
-        """One of STATES; any thread may read it."""
+        """The state, one of STATES; any thread may read it."""
         ended = self._ended
         if self._completed:
             return "completed"
@@ -230,8 +230,8 @@ class Session:
         return "running" if self._started and ended is None else "waiting"
 
     def watch(self, watcher: Callable[[VflError], None] | None) -> None:
-        """Has ``watcher`` called, from another thread, when the current generation ends; at once if
-        it has ended.
+        """Registers ``watcher`` to be called from another thread when the current generation ends,
+        or at once if it has ended.
         """
         with self._uplink.lock:
             self._watcher, ended = watcher, self._ended
@@ -248,7 +248,7 @@ class Session:
         self._send(plan_message(aggregations))
         with self._uplink.lock:
             if self._ended is None:
-                self._server_away.planned(self._joined, averages=bool(aggregations))
+                self._server_away.note_plan(self._joined, averages=bool(aggregations))
 
     def progress(self, progress: ProgressUpdate) -> None:
         """Sends the server this party's progress and metrics."""
@@ -266,41 +266,41 @@ class Session:
                 return answer.complete.summary_json
 
     def lenient(self, on: bool) -> None:
-        """Reports to the server whether this party, the active one, goes on without a passive party
-        that is lost.
+        """Tells the server whether this party, the active one, goes on without a passive party that
+        is lost.
         """
         self._say(lenient_message(on))
 
     def alone(self) -> None:
-        """Reports to the server that this party, the active one, needs nobody any more: others may
-        leave.
+        """Tells the server that this party, the active one, needs no other party any more, so that
+        they may leave.
         """
         self._say(alone_message())
 
     def stopping(self) -> None:
-        """Reports to the server that this party was stopped: the others wait for it, as for one
-        that was lost.
+        """Tells the server that this party was stopped: the others wait for it, as for one that was
+        lost.
 
-        Returns when the server has ended the session, so that the others hear of the stop before
-        they miss this party, or after ``_STOP_S``. What this party says then is not waited for.
+        Returns when the server has ended the session, so that the others learn of the stop before
+        they miss this party, or after ``_STOP_S``. ``close`` does not wait again then.
         """
         uplink, reader = self._uplink, self._uplink.reader
         if uplink.channel is not None and reader is not None and not self._has_waited:
             self._send(control_pb2.PartyMessage(stopping=control_pb2.Stopping()))
-            # The end of the session is no news.
+            # The end of the session is expected now.
             uplink.closed.set()
             reader.join(timeout=_STOP_S)
-            # Not if another signal has cut that short.
+            # Not reached if another signal interrupts the wait.
             self._has_waited = True
 
     def abort(self, error: BaseException) -> None:
-        """Reports to the server that this party stops, and why (the public text only)."""
+        """Tells the server that this party stops, and why (only the public text)."""
         if self._uplink.channel is not None:
             self._send(control_pb2.PartyMessage(abort=to_failure(error)))
 
     def close(self) -> None:
-        """Half-closes the stream and waits for the server's end of it, unless ``stopping`` has
-        waited for it.
+        """Half-closes the stream and waits until the server ends it, unless ``stopping`` has waited
+        for that.
         """
         uplink = self._uplink
         uplink.half_close()
@@ -308,21 +308,21 @@ class Session:
             uplink.reader.join(timeout=0.0 if self._has_waited else _CLOSE_S)
         uplink.disconnect()
 
-    # -- connection
+    # -- the connection to the server
     # ----------------------------------------------------------------------
 
     def _connect(self, give_up_s: float) -> None:
-        """Connects to the server until ``give_up_s`` (monotonic). Raises why it cannot."""
+        """Tries to connect to the server until ``give_up_s`` (monotonic). Raises the last error."""
         why = self._uplink.connect(min(give_up_s, self._by_s), self.on_waiting)
         if why is not None and time.monotonic() >= self._by_s:
             raise self._too_late(())
         if why is not None:
-            raise self._gone(why) from None
+            raise self._give_up(why) from None
 
     @property
     def _under_way(self) -> bool:
-        """Whether this party has begun a run, and not reported: after that the server may be gone
-        for good.
+        """Whether this party has begun a run and has not reported; after the report the server may
+        end.
         """
         return self._started and not self._server_away.reported
 
@@ -331,30 +331,33 @@ class Session:
         """How long to look for the server."""
         return max(self.wait_s, self.back_s) if self._under_way else self.wait_s
 
-    def _gone(self, why: VflError) -> VflError:
-        """Returns the error with which this party gives up a server that does not answer because of
-        ``why``.
-        """
+    def _give_up(self, why: VflError) -> VflError:
+        """Returns the error for a server that does not answer because of ``why``."""
         if self._under_way:
-            text = f"{self.server} did not come back within {self._patience_s:g} s: {why}"
-            return LostError(Code.PARTY_LOST, text, party=self.server)
+            return LostError(
+                Code.PARTY_LOST,
+                f"{self.server} did not come back within {self._patience_s:g} s: {why}",
+                party=self.server,
+            )
         return InputError(
-            Code.UNREACHABLE, f"the server does not answer (waited {self.wait_s:g} s): {why}"
+            Code.UNREACHABLE, f"the server does not answer: {why} Waited {self.wait_s:g} s."
         )
 
     def _send(self, message: control_pb2.PartyMessage) -> None:
         self._uplink.send(message.SerializeToString())
 
     def _say(self, message: control_pb2.PartyMessage) -> None:
-        """Sends what the server must know in this generation; if it is away, once it is back."""
+        """Sends a message that the server must get in this generation; if it is away, when it is
+        back.
+        """
         body, data = str(message.WhichOneof("body")), message.SerializeToString()
         with self._uplink.lock:
             if self._server_away.says(body, data):
                 self._uplink.send(data)
 
-    def _heard(self, data: bytes) -> VflError | None:
+    def _handle(self, data: bytes) -> VflError | None:
         """Handles a message of the server. Returns the error with which the server ends the
-        session, if it ends it.
+        session, or None.
         """
         self._inbox.require_room(self.server)
         message = control_pb2.ServerMessage.FromString(data)
@@ -363,10 +366,10 @@ class Session:
             return stopped(message.stop, server=self.server, me=self.me)
         if body == "interrupt":
             with self._uplink.lock:
-                self._server_away.interrupted()
+                self._server_away.note_interruption()
             error = interruption(message.interrupt)
             self._end(error)
-            # A server that was stopped waits for this end.
+            # A server that was stopped waits until this party ends the session.
             return error if message.interrupt.leaving else None
         if body == "start" and message.start.goes_on:
             self._uplink.go_on(message.start)
@@ -374,13 +377,13 @@ class Session:
         if body == "start":
             self._begin(message.start)
         elif body == "complete":
-            # The end of the session is no news.
+            # The end of the session is expected now.
             self._uplink.stop_looking()
         self._inbox.put(message)
         return None
 
     def _begin(self, start: control_pb2.Start) -> None:
-        """Begins a generation; ``plan`` says whether it may go on without the server."""
+        """Begins a generation; ``plan`` decides whether it may go on without the server."""
         with self._uplink.lock:
             self._started, self._ended = True, None
             self._server_away.begin()
@@ -391,17 +394,17 @@ class Session:
             self._joined.unfit = ""
 
     def _end(self, error: VflError, channel: grpc.Channel | None = None) -> None:
-        """Ends the generation with ``error``; ``channel``: the one that was lost with it.
+        """Ends the generation with ``error``; ``channel``: the one that was lost with it, if any.
 
-        All at once, because the main thread may begin to join again as soon as there is no channel:
-        this error must not end the generation that it then starts.
+        It holds the lock throughout, because the main thread may join again as soon as it has no
+        channel, and this error must not end the generation that it then starts.
         """
         with self._uplink.lock:
-            # It was closed here.
+            # The channel was closed by this party.
             if channel is not None and not self._uplink.drop(channel):
                 return
             self._uplink.stop_looking()
-            # The first reason is the cause.
+            # The first error is the cause.
             if self._ended is None or not isinstance(error, InterruptedRun):
                 self._ended = error
             watcher = self._watcher

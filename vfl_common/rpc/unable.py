@@ -1,4 +1,4 @@
-"""Tells the server that a party has failed before it joined, so that the others read why they wait
+"""Tells the server that a party has failed before it joined, so that the others learn why they wait
 for it.
 """
 
@@ -19,7 +19,7 @@ from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.messages import Joining
 from vfl_common.rpc.uplink import SERVICE
 
-# For each of three answers of the server. A person waits for the error meanwhile.
+# The time for each of three answers of the server; a person waits for the error meanwhile.
 _PATIENCE_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -28,21 +28,22 @@ log = logging.getLogger(__name__)
 def tell_unable(
     address: str, keyring: Keyring, server: str, joining: Joining, error: Exception
 ) -> None:
-    """Tells the server why a party does not join; only the code and the public text cross.
+    """Tells the server why a party does not join; only the code and the public text are sent.
 
-    A server that cannot be reached hears nothing. Nor does one of an older release, which would end
-    the run: it does not speak this protocol.
+    Nothing is sent to a server of an older release, which ends the run on such a message, because
+    it does not speak this protocol. Errors of the connection are only logged.
 
     Args:
-        address: the server's.
-        server: the server's name.
-        joining: what the party would say when it joins.
+        address: the address of the server.
+        server: the name of the server.
+        joining: the facts with which the party joins.
     """
     try:
         _tell(address, keyring, server, replace(joining, oldest=PROTOCOL), error)
     except (VflError, grpc.RpcError) as why:
-        text = "%s does not hear why this party fails: %s"
-        log.info(text, server, why, extra={"event": "untold"})
+        log.info(
+            "%s could not be told why this party fails: %s", server, why, extra={"event": "untold"}
+        )
 
 
 def _tell(address: str, keyring: Keyring, server: str, joining: Joining, error: Exception) -> None:
@@ -54,6 +55,6 @@ def _tell(address: str, keyring: Keyring, server: str, joining: Joining, error: 
     message = control_pb2.PartyMessage(abort=to_failure(error))
     with channel:
         session = channel.stream_stream(f"/{SERVICE}/Session")
-        # Until the server has ended it.
+        # Wait until the server has ended the session.
         for _ in session(iter([message.SerializeToString()]), timeout=_PATIENCE_S):
             pass

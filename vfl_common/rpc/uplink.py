@@ -22,12 +22,12 @@ from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.server_away import Loss, SearchStep, ServerAway
 
 SERVICE = control_pb2.DESCRIPTOR.services_by_name["Control"].full_name
-# Before a session that ended is opened again.
+# The pause before a session that ended is opened again.
 PAUSE_S = 0.5
-# Without an answer of the server, before a person is told.
+# How long the server may be silent before that is reported to a person.
 _PATIENCE_S = 3.0
-# From then on, between two reports.
-_TELL_S = 60.0
+# The time between two such reports.
+_REPORT_S = 60.0
 
 
 @dataclass
@@ -38,12 +38,12 @@ class Uplink:
     the server, and joins again with the generation.
 
     Args:
-        away: whether the generation goes on without the server. ``lock`` guards it.
-        heard: called with each message, in the thread that reads. Returns the error with which the
-            server ends the session, if it ends it.
+        away: decides whether the generation goes on without the server. ``lock`` guards it.
+        handle: called with each message, in the thread that reads. Returns the error with which the
+            server ends the session, or None.
         ended: called with the error that has ended the session, and the channel that was lost with
-            it, if any.
-        emit: reports events to the person or program in front of this party.
+            it, or None.
+        emit: reports events to the person or program that started this party.
     """
 
     address: str
@@ -53,7 +53,7 @@ class Uplink:
     meter: TcpMeter
     heartbeat_s: float
     away: ServerAway
-    heard: Callable[[bytes], VflError | None]
+    handle: Callable[[bytes], VflError | None]
     ended: Callable[[VflError, grpc.Channel | None], None]
     emit: Callable[..., None]
 
@@ -61,9 +61,9 @@ class Uplink:
         self.lock = threading.Condition()
         self.closed = threading.Event()
         self.channel: grpc.Channel | None = None
-        # Reads the stream that was opened last.
+        # The thread that reads the newest stream.
         self.reader: threading.Thread | None = None
-        # Looks for the server.
+        # The thread that looks for the server.
         self._looker: threading.Thread | None = None
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -77,34 +77,34 @@ class Uplink:
         """Opens a channel and a stream; retries until ``give_up_s`` (monotonic), unless a retry
         cannot help.
 
-        Returns why the server does not answer, if it does not. Raises its refusal.
+        Returns why the server does not answer, or None. Raises its refusal.
         """
         suspect: Code | None = None
-        # A server that is just starting is not reported.
+        # A server that is still starting is not reported.
         tell_s = time.monotonic() + _PATIENCE_S
         while True:
             left_s = give_up_s - time.monotonic()
-            found = connect(
+            result = connect(
                 self.address, self.keyring.current(), self.server, max(0.5, min(3.0, left_s))
             )
-            if isinstance(found, grpc.Channel):
-                self.open(found)
+            if isinstance(result, grpc.Channel):
+                self.open(result)
                 return None
-            if found.code is not Code.UNREACHABLE and found.code is suspect:
-                # Twice the same: a server that is just stopping can look once like one that refuses
-                # us.
-                raise found
-            suspect, now_s = found.code, time.monotonic()
+            if result.code is not Code.UNREACHABLE and result.code is suspect:
+                # Raised only the second time, because a server that is just stopping can look like
+                # one that refuses this party.
+                raise result
+            suspect, now_s = result.code, time.monotonic()
             if now_s >= give_up_s:
-                return found
+                return result
             if now_s >= tell_s:
-                tell_s = now_s + _TELL_S
-                on_waiting([self.server], give_up_s - now_s, str(found))
+                tell_s = now_s + _REPORT_S
+                on_waiting([self.server], give_up_s - now_s, str(result))
 
     def open(self, channel: grpc.Channel) -> None:
         """Opens a stream over ``channel``."""
         self.meter.name_address(self.address, self.server)
-        # The thread that sends for an earlier stream ends.
+        # Ends the thread that sends for an earlier stream.
         self._outbox.put(None)
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         call = channel.stream_stream(f"/{SERVICE}/Session")(self._sending(outbox))
@@ -115,22 +115,22 @@ class Uplink:
         self.reader.start()
 
     def send(self, data: bytes) -> None:
-        """Sends a message over the stream that is open."""
+        """Sends a message over the open stream."""
         self._outbox.put(data)
 
     def stop_looking(self) -> None:
-        """Has a loss of the server end the generation, or be no news if it has ended."""
+        """Stops the search for the server: from now on its loss ends the generation."""
         with self.lock:
-            self.away.over()
+            self.away.stop_looking()
             self.lock.notify_all()
 
     def await_looker(self) -> None:
-        """Waits for the thread that has looked for the server: it may be about to connect."""
+        """Waits for the thread that looks for the server, which may be about to connect."""
         if self._looker is not None:
             self._looker.join()
 
     def half_close(self) -> None:
-        """Ends this party's half of the stream. The end of the session is no news then."""
+        """Ends this party's half of the stream. The end of the session is expected then."""
         self.closed.set()
         with self.lock:
             self.lock.notify_all()
@@ -145,8 +145,8 @@ class Uplink:
             channel.close()
 
     def drop(self, channel: grpc.Channel) -> bool:
-        """Notes that ``channel`` is lost; the caller holds the lock. Returns False if it was closed
-        here.
+        """Notes that ``channel`` is lost; the caller holds the lock. Returns False if this party
+        has closed it.
         """
         if self.channel is not channel:
             return False
@@ -176,7 +176,7 @@ class Uplink:
         try:
             for data in call:
                 self.ledger.add(self.server, CONTROL, CONTROL, "received", 0, len(data))
-                last_word = self.heard(data)
+                last_word = self.handle(data)
                 if last_word is not None:
                     ending = last_word
                     break
@@ -184,22 +184,26 @@ class Uplink:
             ending = why_broken(error, self.server) or ending
         if self.closed.is_set():
             return
-        search = self._lost(ending, channel)
+        search = self._handle_loss(ending, channel)
         channel.close()
         if search is not None:
             try:
                 self._look(search)
             except Exception as error:  # noqa: BLE001 - without this thread the party would wait for ever
-                text = f"{type(error).__name__}: {error}"
-                self.ended(error if isinstance(error, VflError) else InternalError(text), None)
+                self.ended(
+                    error
+                    if isinstance(error, VflError)
+                    else InternalError(f"{type(error).__name__}: {error}"),
+                    None,
+                )
 
-    def _lost(self, error: VflError, channel: grpc.Channel) -> int | None:
+    def _handle_loss(self, error: VflError, channel: grpc.Channel) -> int | None:
         """Handles the end of the connection. Returns the number of the search for the server that
-        this thread begins, if it begins one.
+        this thread must begin, or None.
         """
         with self.lock:
             if isinstance(error, InterruptedRun) and self.channel is channel:
-                loss = self.away.lost(time.monotonic())
+                loss = self.away.note_loss(time.monotonic())
                 if loss is not Loss.ENDS:
                     self.channel = None
                 if loss is Loss.KNOWN:
@@ -211,8 +215,8 @@ class Uplink:
         return None
 
     def _look(self, search: int) -> None:
-        """Looks for the server, and joins again, while the party goes on; ends the generation once
-        the server was away for too long.
+        """Looks for the server, and joins again, while the party goes on; ends the generation when
+        the server has been away for too long.
         """
         self._tell("server_away", left_s=self.away.absent_s)
         while not self.closed.is_set():
@@ -225,54 +229,58 @@ class Uplink:
             if step is SearchStep.STOP:
                 return
             if step is SearchStep.GIVE_UP:
-                text = f"{self.server} was away for {self.away.absent_s:g} s"
-                self.ended(InterruptedRun(text), channel)
+                self.ended(
+                    InterruptedRun(f"{self.server} was away for {self.away.absent_s:g} s"), channel
+                )
             if step in (SearchStep.GIVE_UP, SearchStep.DROP) and channel is not None:
                 channel.close()
             if step is SearchStep.CONNECT:
                 timeout_s = max(0.5, min(3.0, left_s))
-                found = connect(self.address, self.keyring.current(), self.server, timeout_s)
-                if isinstance(found, grpc.Channel) and not self._join_again(found, search):
-                    found.close()
+                result = connect(self.address, self.keyring.current(), self.server, timeout_s)
+                if isinstance(result, grpc.Channel) and not self._join_again(result, search):
+                    result.close()
             if step in (SearchStep.CONNECT, SearchStep.WAIT):
                 with self.lock:
                     self.lock.wait_for(lambda: not self._looks(search), timeout=PAUSE_S)
 
     def _looks(self, search: int) -> bool:
-        """Whether a search for the server goes on."""
+        """Returns whether a search for the server goes on."""
         return self.away.looks(search) and not self.closed.is_set()
 
     def _join_again(self, channel: grpc.Channel, search: int) -> bool:
-        """Joins over ``channel`` with the generation under way. Returns False if nobody looks for
-        the server now.
+        """Joins over ``channel`` with the current generation. Returns False if the search has
+        ended.
         """
         with self.lock:
             if not self._looks(search) or self.channel is not None:
                 return False
             self.open(channel)
-            self.away.asked(time.monotonic())
+            self.away.note_question(time.monotonic())
             self.send(control_pb2.PartyMessage(join=self.away.claim).SerializeToString())
             return True
 
     def go_on(self, start: control_pb2.Start) -> None:
-        """Repeats what the server, which is back, must know. Raises PeerError if it speaks of
+        """Repeats the messages that a server that is back must know. Raises PeerError if it names
         another generation.
         """
         with self.lock:
             try:
-                said = self.away.back(start.run_id, start.generation)
+                messages = self.away.back(start.run_id, start.generation)
             except ValueError:
-                text = f"{self.server} goes on with another generation than {self.keyring.name}"
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=self.server) from None
-            if said is None:
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{self.server} goes on with another generation than {self.keyring.name}",
+                    party=self.server,
+                ) from None
+            if messages is None:
                 return
             self.lock.notify_all()
-            for data in said:
+            for data in messages:
                 self.send(data)
         self._tell("server_back")
 
     def _tell(self, event: str, **facts: float) -> None:
-        """Reports an event; whether anybody can read it does not matter to the run."""
-        # Standard output is full, or closed.
+        """Reports an event; the run goes on if that fails."""
+        # Standard output may be full, or closed.
         with contextlib.suppress(OSError, ValueError):
             self.emit(event, server=self.server, **facts)

@@ -1,1 +1,1 @@
-"""Bundle <-> frames. Works on buffers: no torch, no sockets."""
+"""Converts bundles to frames and back. It works on buffers, without torch and sockets."""

@@ -1,12 +1,12 @@
 """Bundles to serialised frames of about 2 MiB, and back.
 
-A bundle is encoded before a stream is touched: an exception inside gRPC's request iterator would
-reach the caller as UNKNOWN. The receiver checks the announcement (``BundleHeader``) before it takes
-memory for the bytes.
+A bundle is encoded before a stream is used, because an exception inside gRPC's request iterator
+reaches the caller as UNKNOWN. The receiver checks the announcement (``BundleHeader``) before it
+allocates memory for the bytes.
 
-Tensor data is copied once in each direction. The generated code writes and reads only a frame's
-envelope: all of it but ``data``, which is written last. If it were given the data too, it would
-copy it two or three times more.
+Tensor data is copied once in each direction. The generated protobuf code writes and reads only a
+frame's envelope, which is everything except ``data``, the last field: it copies data two or three
+times more.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.ledger import CONTROL
 from vfl_common.pb.vfl.v1 import exchange_pb2, tensor_pb2
 
-# Of tensor data; a frame's envelope is below 1 KiB for up to some tens of tensors. With 1 MiB,
-# split training with tensors of 4 MiB is 2 % slower: each frame passes through several threads.
+# The bytes of tensor data in a frame; its envelope takes less than 1 KiB for up to some tens of
+# tensors. With 1 MiB, split training with tensors of 4 MiB is 2 % slower, because each frame passes
+# through several threads.
 FRAME_BYTES = 2 << 20
 MAX_TENSORS = 4096
 MAX_RANK = 8
-# Characters of a phase's name.
+# The most characters of a phase's name.
 MAX_PHASE = 100
 
 # Tags (field number and wire type, one byte each) of the fields of ``Frame`` that a bundle uses.
@@ -41,16 +42,16 @@ class Encoded(NamedTuple):
     """One serialised frame, with the facts that the ledger records."""
 
     data: bytes
-    # The part of ``len(data)`` that is tensor data.
+    # The bytes of tensor data in ``data``.
     payload_bytes: int
     phase: str
     kind: str
 
 
 class Received(NamedTuple):
-    """One received frame; ``data`` is a view of the bytes that gRPC gave."""
+    """One received frame; ``data`` is a view of the bytes from gRPC."""
 
-    # Lacks ``data`` if the frame has the layout of ``encode``.
+    # Without ``data`` if the frame has the layout of ``encode``.
     envelope: exchange_pb2.Frame
     data: memoryview
 
@@ -67,7 +68,7 @@ def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> lis
     """Returns the bundle's serialised frames, at least one."""
     chunks = _chunks(bundle, frame_bytes) or [[]]
     header = _header(
-        bundle.kind, tuple((name, each.dtype, each.shape) for name, each in bundle.tensors.items())
+        bundle.kind, tuple((name, t.dtype, t.shape) for name, t in bundle.tensors.items())
     )
     frames: list[Encoded] = []
     for index, pieces in enumerate(chunks):
@@ -79,24 +80,24 @@ def encode(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> lis
 
 
 def sizes(step: StepKey, spec: BundleSpec, frame_bytes: int = FRAME_BYTES) -> BundleSizes:
-    """Returns the size of what ``encode`` would make of a bundle of ``spec``, for a forecast."""
+    """Returns the size on the wire of a bundle of ``spec``, for a forecast."""
     return _sizes(step, _spec_header(spec), spec.payload_bytes, frame_bytes)
 
 
 def measure(step: StepKey, bundle: Bundle, frame_bytes: int = FRAME_BYTES) -> BundleSizes:
-    """Returns the size of what ``encode`` would make of ``bundle``.
+    """Returns the size on the wire of ``bundle``.
 
-    A number takes as many bytes as its bits ask for, so that most steps of a phase have the same
-    size.
+    The bytes of a number depend only on its bit length, so most steps of a phase have the same
+    size, which is cached.
     """
-    tensors = tuple((name, each.dtype, each.shape) for name, each in bundle.tensors.items())
-    payload = sum(each.data.nbytes for each in bundle.tensors.values())
+    tensors = tuple((name, t.dtype, t.shape) for name, t in bundle.tensors.items())
+    payload = sum(tensor.data.nbytes for tensor in bundle.tensors.values())
     bits = step.round.bit_length(), step.batch.bit_length()
-    return _measured(step.phase, *bits, bundle.kind, tensors, payload, frame_bytes)
+    return _measure(step.phase, *bits, bundle.kind, tensors, payload, frame_bytes)
 
 
 @lru_cache(maxsize=1024)
-def _measured(
+def _measure(
     phase: str,
     round_bits: int,
     batch_bits: int,
@@ -115,24 +116,24 @@ def _sizes(
     count = max(1, -(-payload // frame_bytes))
     chunks = [frame_bytes] * (count - 1) + [payload - (count - 1) * frame_bytes]
     around = (
-        _frame(step, header, index, count).ByteSize() + len(_data_prefix(each))
-        for index, each in enumerate(chunks)
+        _frame(step, header, index, count).ByteSize() + len(_data_prefix(chunk))
+        for index, chunk in enumerate(chunks)
     )
     return BundleSizes(payload, payload + sum(around), count)
 
 
 def encode_passed(now: StepKey) -> Encoded:
-    """Returns the frame that tells a party that its step has passed, and which is under way."""
+    """Returns the frame that tells a party that its step has passed, and the current step."""
     frame = exchange_pb2.Frame()
     frame.passed.phase, frame.passed.round, frame.passed.batch = now
     return Encoded(frame.SerializeToString(), 0, CONTROL, CONTROL)
 
 
-# A phase has few sizes.
+# Cached, because the frames of a phase have few different sizes.
 @lru_cache(maxsize=256)
 def _data_prefix(nbytes: int) -> bytes:
-    """Writes the tag and the length of ``Frame.data`` as the generated code does: nothing if it is
-    empty.
+    """Returns the tag and the length of ``Frame.data``, as protobuf writes them; nothing for empty
+    data.
     """
     if not nbytes:
         return b""
@@ -147,7 +148,7 @@ def _data_prefix(nbytes: int) -> bytes:
 def _frame(
     step: StepKey, header: tensor_pb2.BundleHeader, index: int, count: int
 ) -> exchange_pb2.Frame:
-    """Makes frame ``index`` of the ``count`` of a bundle, without its data."""
+    """Returns frame ``index`` of the ``count`` frames of a bundle, without its data."""
     frame = exchange_pb2.Frame(last=index == count - 1)
     if index == 0:
         frame.step.phase, frame.step.round, frame.step.batch = step
@@ -159,8 +160,8 @@ def _frame(
 def _header(
     kind: Kind, tensors: tuple[tuple[str, DType, tuple[int, ...]], ...]
 ) -> tensor_pb2.BundleHeader:
-    """Makes the announcement of a bundle: the same in every step of a phase, except for its last
-    batch.
+    """Returns the announcement of a bundle, which is the same in every step of a phase, except for
+    the last batch.
     """
     header = tensor_pb2.BundleHeader(kind=int(kind))  # type: ignore[arg-type]
     for name, dtype, shape in tensors:
@@ -170,21 +171,19 @@ def _header(
 
 @lru_cache(maxsize=256)
 def _spec_header(spec: BundleSpec) -> tensor_pb2.BundleHeader:
-    """Makes the announcement of exactly what ``spec`` expects."""
-    return _header(
-        spec.kind, tuple((name, each.dtype, each.shape) for name, each in spec.tensors.items())
-    )
+    """Returns the announcement of a bundle of ``spec``."""
+    return _header(spec.kind, tuple((name, t.dtype, t.shape) for name, t in spec.tensors.items()))
 
 
 @lru_cache(maxsize=256)
 def _expected_header(spec: BundleSpec) -> bytes:
-    """Serialises the announcement of exactly what ``spec`` expects."""
+    """Returns the serialised announcement of a bundle of ``spec``."""
     return _spec_header(spec).SerializeToString()
 
 
 def _chunks(bundle: Bundle, size: int) -> list[list[memoryview]]:
     """Cuts the concatenation of all buffers into chunks of ``size`` bytes; each chunk is a list of
-    views of them.
+    views.
     """
     chunks: list[list[memoryview]] = []
     room = 0
@@ -229,13 +228,13 @@ def parse_frame(data: bytes, *, party: str) -> Received:
 
 
 def _data_at(frame: bytes) -> tuple[int, int] | None:
-    """Finds where the envelope of ``frame`` ends and where its data begins, if it has the layout of
-    ``encode``.
+    """Returns where the envelope of ``frame`` ends and where its data begins, if it has the layout
+    of ``encode``.
 
     ``encode`` writes at most three of the fields ``step``, ``header`` and ``last``, then ``data``
-    to the end. The generated code judges what these fields hold. None means that it must read the
-    whole frame: there is no data, or other code wrote the frame. That costs copies and gives the
-    same message.
+    to the end. The generated code checks the content of these fields. None means that the generated
+    code must read the whole frame, because it has no data, or other code wrote it; that takes more
+    copies and gives the same message.
     """
     at, size = 0, len(frame)
     try:
@@ -263,36 +262,39 @@ def _data_at(frame: bytes) -> tuple[int, int] | None:
                 return None
             at = start + length
     except IndexError:
-        # It ends before its data begins.
+        # The frame ends before its data begins.
         pass
     return None
 
 
 def step_of(frame: exchange_pb2.Frame) -> StepKey:
+    """Returns the step that a first frame names."""
     return StepKey(frame.step.phase, frame.step.round, frame.step.batch)
 
 
 def label(frame: exchange_pb2.Frame) -> str:
-    """Returns the ledger's word for the bundle that a first frame announces."""
+    """Returns the ledger's name for the kind of bundle that a first frame announces."""
     return LABELS.get(frame.header.kind, "unknown")
 
 
 def malformed(message: str, party: str) -> PeerError:
+    """Returns the error of a message that cannot be read."""
     return PeerError(Code.MALFORMED_MESSAGE, message, party=party)
 
 
 class Assembly:
-    """One incoming bundle: made from its first frame, then fed all of its frames in order.
+    """Assembles one bundle: created with its first frame, then fed all of its frames in order.
 
     Args:
         first: the bundle's first frame.
-        expect: what the bundle must be.
+        expect: the spec that the bundle must match.
         party: its sender, for messages.
-        allocate: makes a writable buffer of the given bytes; pinned memory if the device is a GPU.
+        allocate: returns a writable buffer of the given bytes; pinned memory if the device is a
+            GPU.
 
     Raises:
         PeerError: the announcement is malformed or does not match ``expect``; no memory has been
-            taken then.
+            allocated then.
     """
 
     def __init__(
@@ -302,7 +304,7 @@ class Assembly:
         self.step = step_of(first.envelope)
         self._party = party
         specs = expect.tensors
-        # Find out what is wrong with it.
+        # If the announcement differs, ``check`` finds the difference.
         if header.SerializeToString() != _expected_header(expect):
             kind, specs = announced(header, party)
             expect.check(kind, specs, party=party, step=self.step)
@@ -319,7 +321,7 @@ class Assembly:
     def feed(self, frame: Received) -> Bundle | None:
         """Takes the next frame; returns the bundle after the last one."""
         data, last = frame.data, frame.envelope.last
-        # One tensor in one frame.
+        # The fast path: one tensor in one frame.
         if last and len(self._free) == 1 and data.nbytes == self._free[0].nbytes:
             self._free[0][:] = data
             return self._bundle
@@ -327,7 +329,7 @@ class Assembly:
             if not self._free:
                 raise PeerError(
                     Code.TENSOR_TOO_LARGE,
-                    f"{self._party} at {self.step}: more bytes than announced",
+                    f"{self._party} at {self.step}: sent more bytes than announced",
                     party=self._party,
                 )
             room = self._free[0]
@@ -342,7 +344,7 @@ class Assembly:
             return None
         if self._free:
             raise malformed(
-                f"{self._party} at {self.step}: fewer bytes than announced", self._party
+                f"{self._party} at {self.step}: sent fewer bytes than announced", self._party
             )
         return self._bundle
 
@@ -351,7 +353,7 @@ def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[s
     """Returns the kind and specs that a header announces. Raises PeerError (MALFORMED_MESSAGE)."""
     if len(header.tensors) > MAX_TENSORS:
         raise malformed(
-            f"{party} announced {len(header.tensors)} tensors; at most {MAX_TENSORS} may come",
+            f"{party} announced more than {MAX_TENSORS} tensors (got {len(header.tensors)})",
             party,
         )
     try:
@@ -363,17 +365,17 @@ def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[s
     except ValueError:
         raise malformed(f"{party} announced a bundle of an unknown kind or dtype", party) from None
     if len(specs) < len(header.tensors):
-        raise malformed(f"{party} announced two tensors of one name", party)
+        raise malformed(f"{party} announced two tensors of the same name", party)
     if any(len(spec.shape) > MAX_RANK for spec in specs.values()):
         raise malformed(f"{party} announced a tensor of more than {MAX_RANK} dimensions", party)
     return kind, specs
 
 
 def _allocate(nbytes: int) -> memoryview:
-    """Takes memory without clearing it: a bytearray would be zeroed first, which costs a third of
-    the copy itself.
+    """Allocates memory without clearing it; a bytearray is zeroed first, which takes a third of the
+    time of the copy.
 
-    Nobody sees its earlier contents, because a bundle is passed on only when all of its bytes have
-    come.
+    Its earlier contents are never visible, because a bundle is passed on only when all of its bytes
+    have arrived.
     """
     return np.empty(nbytes, dtype=np.uint8).data

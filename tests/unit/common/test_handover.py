@@ -15,7 +15,7 @@ def test_a_process_whose_predecessor_is_killed_in_the_handover_says_so() -> None
     with ours, theirs:
         # The word that this process has loaded goes out; then the other one is gone.
         theirs.shutdown(socket.SHUT_WR)
-        with pytest.raises(InputError, match="has ended without a word") as refused:
+        with pytest.raises(InputError, match="ended without handing over") as refused:
             Predecessor(ours, {}).wait()
         assert refused.value.code == Code.ADDRESS_IN_USE
         assert theirs.recv(16) == b"loaded"

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 from tests.harness.errors import raises
 from vfl_common.bundle import DType, TensorSpec
 from vfl_common.packing import halves, sparse
-from vfl_common.packing.bits import LARGEST, PackedRows, pack, packed_width, unpack
+from vfl_common.packing.bits import LARGEST, PackedRows, bytes_per_row, pack, unpack
 from vfl_common.packing.coders import Bits, Coder, Half, TopK
 from vfl_common.packing.dither import Dither, derive
 
@@ -73,7 +73,7 @@ def test_a_number_moves_by_half_a_step_to_nearest_and_a_step_at_random(
 ) -> None:
     for dither, steps in ((None, 0.5), (Dither(3), 1.0)):
         sent = pack(x_RW, bits, dither)
-        assert sent.packed.shape == (len(x_RW), packed_width(x_RW.shape[1], bits))
+        assert sent.packed.shape == (len(x_RW), bytes_per_row(x_RW.shape[1], bits))
         worst(x_RW, sent, bits, steps)
 
 

@@ -40,7 +40,7 @@ from vfl_common.rpc.counters import tcp
 from vfl_common.rpc.counters.tcp import TcpMeter, endpoint, plain
 from vfl_common.rpc.exchange.hub import KeepWaiting, Patience, Proceed, TimedOut, decide
 from vfl_common.rpc.failures import from_failure, to_failure
-from vfl_common.rpc.guard.limits import most_connections
+from vfl_common.rpc.guard.limits import connection_limit
 
 ROSTER = ("north", "south", "west")
 
@@ -101,7 +101,7 @@ def test_a_party_that_is_away_is_not_waited_for(
     at_least: int,
     decision: object,
 ) -> None:
-    assert decide(waited_s, arrived, ROSTER, 10.0, 2.0, away=away, at_least=at_least) == decision
+    assert decide(waited_s, arrived, ROSTER, 10.0, 2.0, away=away, min_parties=at_least) == decision
 
 
 def test_a_step_without_a_deadline_waits_for_who_is_away() -> None:
@@ -110,13 +110,13 @@ def test_a_step_without_a_deadline_waits_for_who_is_away() -> None:
 
 def test_a_party_that_comes_back_is_waited_for_again() -> None:
     patience = Patience()
-    patience.missed("north", 100.0, 2.0)
+    patience.note_missed("north", 100.0, 2.0)
     assert patience.away == {"north"}
-    patience.came("north", 100.5)
+    patience.note_return("north", 100.5)
     assert patience.away == frozenset()
     # After more than nine deadlines: forgiven.
-    patience.missed("north", 118.6, 2.0)
-    patience.came("north", 118.7)
+    patience.note_missed("north", 118.6, 2.0)
+    patience.note_return("north", 118.7)
     assert patience.away == frozenset()
 
 
@@ -128,8 +128,8 @@ def test_a_party_that_is_late_again_and_again_costs_the_others_a_tenth_of_their_
             now_s, waited_s = now_s + deadline_s, waited_s + deadline_s
         else:
             now_s += 0.01
-        patience.missed("slow", now_s, deadline_s)
-        patience.came("slow", now_s)
+        patience.note_missed("slow", now_s, deadline_s)
+        patience.note_return("slow", now_s)
     assert 80.0 < waited_s < 105.0
 
 
@@ -223,6 +223,12 @@ def test_a_code_that_is_not_known_is_an_internal_error(code: int) -> None:
     error = from_failure(failure_pb2.Failure(code=code, party="north"), sender="active", me="north")  # type: ignore[arg-type]
     assert error.code is Code.INTERNAL
     assert CATALOGUE[Code.INTERNAL].public in str(error)
+
+
+def test_a_code_of_a_later_release_keeps_its_sentence() -> None:
+    failure = failure_pb2.Failure(code=max(Code) + 1, message="an address is not host:port")  # type: ignore[arg-type]
+    error = from_failure(failure, sender="active", me="north")
+    assert_names(str(error), "active", "an address is not host:port")
 
 
 @pytest.mark.parametrize(
@@ -424,7 +430,7 @@ def test_callers_are_forgotten_once_their_connections_are_closed_and_their_sums_
     ("streams", "files", "most"), [(22, 65_536, 1_022), (22, 256, 128), (900, 1_024, 512)]
 )
 def test_how_many_connections_are_accepted(streams: int, files: int, most: int) -> None:
-    assert most_connections(streams, files) == most
+    assert connection_limit(streams, files) == most
 
 
 @pytest.mark.parametrize(
@@ -444,7 +450,7 @@ def test_the_limit_of_files_is_raised_as_far_as_it_may(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert ended.stdout.split() == [str(after), str(after), str(before[1])]
-    assert (f"may open {after} files only" in ended.stderr) == warned
+    assert (f"may open only {after} files" in ended.stderr) == warned
 
 
 @pytest.mark.skipif(
@@ -486,6 +492,11 @@ def test_an_address_in_use_is_said_so() -> None:
             check_address(f"127.0.0.1:{port}")
         assert caught.value.code is Code.ADDRESS_IN_USE
     check_address("127.0.0.1:0")
+
+
+def test_a_host_that_cannot_be_resolved_is_an_invalid_address() -> None:
+    with raises(InputError, Code.ADDRESS_INVALID, names="no.such.host.invalid"):
+        check_address("no.such.host.invalid:0")
 
 
 def test_an_address_of_another_machine_is_said_so() -> None:

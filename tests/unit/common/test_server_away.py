@@ -17,14 +17,14 @@ def trains(absent_s: float = 60.0, *, averages: bool = False) -> ServerAway:
     """A party that has planned."""
     party = ServerAway(absent_s)
     party.begin()
-    party.planned(CLAIM, averages=averages)
+    party.note_plan(CLAIM, averages=averages)
     return party
 
 
 def looks(absent_s: float = 60.0) -> ServerAway:
     """A party that has lost the server at 0 s."""
     party = trains(absent_s)
-    assert party.lost(0.0) is Loss.LOOKS
+    assert party.note_loss(0.0) is Loss.LOOKS
     return party
 
 
@@ -40,7 +40,7 @@ def looks(absent_s: float = 60.0) -> ServerAway:
     ids=["before the plan", "not asked for", "weights are averaged", "goes on", "looks already"],
 )
 def test_what_the_loss_of_the_server_means(party: ServerAway, want: Loss) -> None:
-    assert party.lost(1.0) is want
+    assert party.note_loss(1.0) is want
     assert party.away is (want is not Loss.ENDS)
 
 
@@ -59,7 +59,7 @@ def test_the_next_step_of_a_search(
     now_s: float, connected: bool, asked_s: float, want: SearchStep
 ) -> None:
     party = looks()
-    party.asked(asked_s)
+    party.note_question(asked_s)
     assert party.step(party.search, now_s, connected=connected) is want
     assert party.left_s(now_s) == pytest.approx(60.0 - now_s)
 
@@ -67,7 +67,7 @@ def test_the_next_step_of_a_search(
 def test_a_server_that_does_not_answer_gets_more_time_each_time() -> None:
     party, waits = looks(1e9), []
     for _ in range(3):
-        party.asked(0.0)
+        party.note_question(0.0)
         waits.append(
             next(
                 now_s
@@ -78,8 +78,8 @@ def test_a_server_that_does_not_answer_gets_more_time_each_time() -> None:
     assert waits == [ANSWER_S, 2 * ANSWER_S, 4 * ANSWER_S]
     # Once it has answered, it begins again.
     party.back("run", 3)
-    party.lost(0.0)
-    party.asked(0.0)
+    party.note_loss(0.0)
+    party.note_question(0.0)
     assert party.step(party.search, ANSWER_S, connected=True) is SearchStep.DROP
 
 
@@ -88,11 +88,11 @@ def test_a_search_ends(why: str) -> None:
     party = looks()
     search = party.search
     if why == "over":
-        party.over()
+        party.stop_looking()
     else:
         party.back("run", 3)
     if why == "lost again":
-        assert party.lost(1.0) is Loss.LOOKS
+        assert party.note_loss(1.0) is Loss.LOOKS
     assert party.step(search, 1.0, connected=False) is SearchStep.STOP
     assert party.looks(party.search) is (why == "lost again")
 
@@ -100,7 +100,7 @@ def test_a_search_ends(why: str) -> None:
 def test_the_server_that_is_back_hears_the_last_of_each_message() -> None:
     party = trains()
     assert party.says("progress", b"1")
-    party.lost(0.0)
+    party.note_loss(0.0)
     assert not party.says("lenient", b"on")
     assert not party.says("progress", b"2")
     assert list(party.back("run", 3) or ()) == [b"2", b"on"]
@@ -113,7 +113,7 @@ def test_a_server_that_speaks_of_another_generation_is_not_taken_back() -> None:
         with raises(ValueError):
             party.back(run_id, generation)
     assert party.away
-    party.over()
+    party.stop_looking()
     assert party.back("run", 3) is None
 
 
@@ -121,7 +121,7 @@ def test_a_report_counts_for_its_generation_alone() -> None:
     party = trains()
     party.says("report", b"done")
     assert party.reported
-    party.interrupted()
+    party.note_interruption()
     assert not party.reported
     party.says("report", b"done")
     party.begin()

@@ -1,7 +1,7 @@
 """Reads the kernel's counts of this machine's network interfaces (Linux): all programs, headers of
 every layer.
 
-The loopback interface is left out: on it, every process of a simulation would count the bytes of
+The loopback interface is left out, because on it every process of a simulation counts the bytes of
 all.
 """
 
@@ -14,7 +14,7 @@ import struct
 from collections.abc import Collection
 from pathlib import Path
 
-# Of this process's network namespace.
+# The kernel's files about this process's network namespace.
 _COUNTS = Path("/proc/self/net/dev")
 _SIX = Path("/proc/self/net/if_inet6")
 _SIOCGIFADDR = 0x8915
@@ -23,17 +23,15 @@ Counters = dict[str, tuple[int, int]]
 
 
 def counters() -> Counters:
-    """Returns {interface: (bytes sent, bytes received)} since it came up; nothing if there is no
-    /proc.
-    """
+    """Returns {interface: (bytes sent, bytes received)} since it came up; nothing without /proc."""
     if not _COUNTS.exists():
         return {}
-    found = {}
+    counts = {}
     for line in _COUNTS.read_text().splitlines()[2:]:
         name, _, rest = line.partition(":")
         fields = rest.split()
-        found[name.strip()] = (int(fields[8]), int(fields[0]))
-    return found
+        counts[name.strip()] = (int(fields[8]), int(fields[0]))
+    return counts
 
 
 def carrying(addresses: Collection[str]) -> set[str]:
@@ -47,17 +45,17 @@ def carrying(addresses: Collection[str]) -> set[str]:
 
 
 def _addresses() -> list[tuple[str, str]]:
-    """Returns [(interface, one of its addresses)]; only the first IPv4 address of each."""
-    found = []
+    """Returns [(interface, one of its addresses)]; of IPv4 only the first address of each."""
+    addresses = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
             try:
                 answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
             except OSError:
-                # It has none.
+                # The interface has no IPv4 address.
                 continue
-            found.append((name, socket.inet_ntoa(answer[20:24])))
+            addresses.append((name, socket.inet_ntoa(answer[20:24])))
     for line in _SIX.read_text().splitlines() if _SIX.exists() else ():
         packed, *_, name = line.split()
-        found.append((name, str(ipaddress.ip_address(bytes.fromhex(packed)))))
-    return found
+        addresses.append((name, str(ipaddress.ip_address(bytes.fromhex(packed)))))
+    return addresses

@@ -1,8 +1,8 @@
 """Reads the kernel's counts of this process's connections (Linux, TCP_INFO): TLS and HTTP/2
 included.
 
-gRPC does not share its sockets: they are found among this process's descriptors, and read through a
-duplicate.
+gRPC does not share its sockets, so they are found among this process's descriptors, and read
+through a duplicate.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from vfl_common.rpc.counters import interfaces
 
 _OURS = "/proc/self/fd"
 _TCP_INFO_BYTES = 256
-# tcpi_bytes_acked, tcpi_bytes_received: 64-bit fields at offset 120.
+# The 64-bit fields tcpi_bytes_acked and tcpi_bytes_received at offset 120.
 _COUNTS = struct.Struct("=QQ")
 _COUNTS_OFFSET = 120
-# Linux counts the SYN of who dials, and each FIN, as a byte, although they carry no data. The first
+# Linux counts the client's SYN, and each FIN, as a byte, although they carry no data. The first
 # byte of the answer, tcpi_state, says who has closed. FIN_WAIT2: our FIN is acknowledged.
-# CLOSE_WAIT, LAST_ACK and CLOSING: the other's has come.
+# CLOSE_WAIT, LAST_ACK and CLOSING: the peer's FIN has arrived.
 _OURS_CLOSED = (5,)
 _THEIRS_CLOSED = (8, 9, 11)
 
@@ -37,14 +37,14 @@ class TcpMeter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Of addresses that are dialled.
+        # {address that this process connects to: peer}
         self._names: dict[Endpoint, str] = {}
-        # Of connections that are open.
+        # {address of an open incoming connection: peer}
         self._callers: dict[Endpoint, str] = {}
         self._counts: dict[tuple[Endpoint, Endpoint], tuple[int, int]] = {}
-        # By peer, of connections that have ended.
-        self._over: dict[str, tuple[int, int]] = {}
-        # Addresses of this machine.
+        # {peer: the counts of its connections that have ended}
+        self._ended: dict[str, tuple[int, int]] = {}
+        # The local addresses of connections to peers.
         self._used: set[str] = set()
         self._began = interfaces.counters()
 
@@ -52,38 +52,38 @@ class TcpMeter:
         """Notes that connections to ``address`` (host:port) are to ``peer``."""
         host, _, port = address.rpartition(":")
         try:
-            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
         except (OSError, ValueError, OverflowError):
             # The caller that dials it will report the error.
             return
         with self._lock:
-            self._names.update({plain(entry[4]): peer for entry in found})
+            self._names.update({plain(entry[4]): peer for entry in entries})
 
     def name_caller(self, grpc_peer: str, peer: str) -> None:
         """Notes a caller's name; ``grpc_peer``: as in ``endpoint``."""
-        found = endpoint(grpc_peer)
-        if found is not None:
+        caller = endpoint(grpc_peer)
+        if caller is not None:
             with self._lock:
-                self._callers[found] = peer
+                self._callers[caller] = peer
 
     def sample(self) -> None:
         """Reads the kernel's counts of all connections that are open now; does nothing if they
         cannot be read.
 
-        Of closed connections only each peer's sum is kept, and nothing of a stranger's: anybody
-        could open any number. An open one may still get its name.
+        For closed connections it keeps only each peer's sum, and nothing for strangers, who can
+        open any number. An open one may still get its name.
         """
         with self._lock:
-            # Before the look: who is named during it may not be in what it finds.
+            # Copied first, because a caller that is named later may not be among the sockets.
             known = self._callers.copy()
-        found = _open_connections()
-        if found is None:
+        connections = _open_connections()
+        if connections is None:
             return
         with self._lock:
-            self._counts.update(found)
-            for ends in self._counts.keys() - found.keys():
-                self._add(self._over, ends, self._counts.pop(ends))
-            open_now = {remote for _, remote in found}
+            self._counts.update(connections)
+            for ends in self._counts.keys() - connections.keys():
+                self._add(self._ended, ends, self._counts.pop(ends))
+            open_now = {remote for _, remote in connections}
             for remote in known.keys() - open_now:
                 self._callers.pop(remote, None)
 
@@ -109,7 +109,7 @@ class TcpMeter:
         addresses.
         """
         with self._lock:
-            totals = self._over.copy()
+            totals = self._ended.copy()
             for ends, count in self._counts.items():
                 self._add(totals, ends, count)
         return [TcpCount(peer, *total) for peer, total in sorted(totals.items())]
@@ -123,21 +123,21 @@ class TcpMeter:
                 self._add({}, ends, (0, 0))
             used = self._used.copy()
         now, names = interfaces.counters(), interfaces.carrying(used)
-        found = []
+        counts = []
         for name in sorted(names & now.keys()):
             before = self._began.get(name, (0, 0))
             # The interface is new and counts from zero.
             if before[0] > now[name][0] or before[1] > now[name][1]:
                 before = (0, 0)
-            found.append(InterfaceCount(name, now[name][0] - before[0], now[name][1] - before[1]))
-        return found
+            counts.append(InterfaceCount(name, now[name][0] - before[0], now[name][1] - before[1]))
+        return counts
 
 
 def _open_connections() -> dict[tuple[Endpoint, Endpoint], tuple[int, int]] | None:
     """Returns {(local, remote): (acknowledged, received)}; None if this process's descriptors
     cannot be listed.
     """
-    found = {}
+    connections = {}
     try:
         ours = [fd for _, fd in open_sockets()]
     except OSError:
@@ -157,8 +157,8 @@ def _open_connections() -> dict[tuple[Endpoint, Endpoint], tuple[int, int]] | No
             # Closed meanwhile, listening, or not connected.
             continue
         if counts is not None:
-            found[ends] = counts
-    return found
+            connections[ends] = counts
+    return connections
 
 
 def open_files() -> list[str]:

@@ -1,9 +1,10 @@
-"""The computing side of an exchange: who has come, who is late, who is away, whose turn it is.
+"""The computing side of an exchange: which bundles have arrived, and which parties are late or
+away.
 
-It does not know what brings the bundles; see ``pipe``. One thread, inside ``collect``, does all of
-it: order, specs, assembly, lateness. ``decide`` says whether a step may proceed: a pure function of
-who has arrived, who is away, and how long it took. ``Patience`` keeps who is away. Both take the
-clock as an argument.
+It does not depend on the transport; see ``pipe``. One thread, inside ``collect``, checks order and
+specs, and handles assembly and lateness. ``decide`` is a pure function of the arrived bundles, the
+parties that are away, and the time; it returns whether a step may proceed. ``Patience`` tracks the
+parties that are away. Both take the time as an argument.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from vfl_common.link import Lenience
 from vfl_common.rpc.exchange.pipe import BundlePipe, Delivery, Incoming
 from vfl_common.wire.frames import malformed
 
-# Between two decisions whether to wait on.
+# The longest time between two decisions whether to wait longer.
 _LONGEST_WAIT_S = 3600.0
-# More than one wait may take too long.
+# If a wait takes this much longer than it should, this process was stopped meanwhile.
 _STANDSTILL_S = 1.0
 
 AnyPipe = TypeVar("AnyPipe", bound=BundlePipe[Any, Any])
@@ -31,12 +32,12 @@ AnyPipe = TypeVar("AnyPipe", bound=BundlePipe[Any, Any])
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Everyone has arrived, or the step may do without the others."""
+    """All bundles have arrived, or the step may go on without the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepWaiting:
-    """Someone is missing, and has ``for_s`` seconds left."""
+    """Bundles are missing, and their parties have ``for_s`` seconds left."""
 
     for_s: float
 
@@ -49,17 +50,16 @@ class TimedOut:
 
 
 _PROCEED = Proceed()
-# For this many a party has to come in time, before another lateness is forgiven.
+# The count of deadlines for which a party must be in time before it may be late again.
 _DEADLINES = 9
 
 
 class Patience:
-    """Keeps which parties are away: those that have missed a step and have not come back.
+    """Tracks the parties that are away: those that have missed a step and have not come back.
 
-    A party that comes back is waited for again. If it is late once more soon afterwards, within 9
-    deadlines, it is not waited for during the next 9: so a party that is slow, or wants to hold the
-    others up, costs them a tenth of their time. Until then it takes part in the steps for which it
-    comes in time.
+    Steps wait again for a party that has come back. If it is late again within 9 deadlines, steps
+    do not wait for it during the next 9: so a party that is slow, or delays the others on purpose,
+    costs them a tenth of their time. Meanwhile it takes part in the steps for which it is in time.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Patience:
         self._back_s: dict[str, float] = {}
         self._not_before_s: dict[str, float] = {}
 
-    def missed(self, party: str, now_s: float, deadline_s: float) -> None:
+    def note_missed(self, party: str, now_s: float, deadline_s: float) -> None:
         """Notes that a step went on without ``party``."""
         if (
             party not in self.away
@@ -76,8 +76,8 @@ class Patience:
             self._not_before_s[party] = now_s + _DEADLINES * deadline_s
         self.away |= {party}
 
-    def came(self, party: str, now_s: float) -> None:
-        """Notes that ``party`` has come back, and knows which step is under way."""
+    def note_return(self, party: str, now_s: float) -> None:
+        """Notes that ``party`` has come back, and knows the current step."""
         if now_s >= self._not_before_s.get(party, -math.inf):
             self._back_s[party] = now_s
             self.away -= {party}
@@ -91,7 +91,7 @@ def decide(
     deadline_s: float = math.inf,
     *,
     away: Collection[str] = (),
-    at_least: int = 0,
+    min_parties: int = 0,
 ) -> Proceed | KeepWaiting | TimedOut:
     """Proceeds when all of ``roster`` have arrived or at ``deadline_s``; gives up on late parties
     at ``timeout_s``.
@@ -103,14 +103,14 @@ def decide(
         arrived: the parties whose bundle is here.
         roster: all parties.
         timeout_s: how long a living party may take.
-        deadline_s: how long a step waits that may do without the late parties.
+        deadline_s: how long a step waits that may go on without the late parties.
         away: parties that have missed an earlier step, and have not come back since.
-        at_least: the number of parties that a step with a deadline needs.
+        min_parties: the number of parties that a step with a deadline needs.
     """
     if len(arrived) == len(roster):
         return _PROCEED
     missing = tuple(party for party in roster if party not in arrived)
-    if len(arrived) < at_least:
+    if len(arrived) < min_parties:
         deadline_s = math.inf
     elif not math.isinf(deadline_s) and all(party in away for party in missing):
         deadline_s = 0.0
@@ -125,11 +125,11 @@ class ExchangeHub(Generic[AnyPipe]):
     """A ``Hub`` for one generation of a run; see ``vfl_common.link.Hub``.
 
     Args:
-        pipe: brings the bundles; its roster are the parties that send.
-        timeout_s: how long a living party may take for one step.
-        from_first: starts a step's time at the first bundle's arrival, not at ``collect``; so the
-            parties' own work before it may take any time.
-        punctual: nobody is ever late: a step waits for all, whatever its deadline is.
+        pipe: brings the bundles; its roster lists the parties that send.
+        timeout_s: how long a connected party may take for one step.
+        from_first: starts a step's time at the first bundle's arrival, not at ``collect``, so that
+            the parties' work before it may take any time.
+        punctual: a step waits for all parties, whatever its deadline is.
     """
 
     def __init__(
@@ -142,9 +142,9 @@ class ExchangeHub(Generic[AnyPipe]):
     ) -> None:
         self.pipe = pipe
         self._timeout_s, self._from_first, self._punctual = timeout_s, from_first, punctual
-        # Deliveries that come before those in the pipe.
+        # Deliveries that are handled before those in the pipe.
         self._held: deque[Delivery] = deque()
-        # Of parties that are at a later step.
+        # The deliveries of parties that are at a later step.
         self._early: list[Delivery] = []
         self._step: StepKey | None = None
         self._expect: BundleSpec | Mapping[str, BundleSpec] | None = None
@@ -155,16 +155,16 @@ class ExchangeHub(Generic[AnyPipe]):
         self._late: frozenset[str] = frozenset()
         self._hurried = True
         self._collecting = False
-        # Of the step.
+        # The lenience of the current step.
         self._lenience: Lenience | None = None
         self._patience = Patience()
-        # They do not know that the last lenient step has passed.
+        # Parties that do not know yet that the last lenient step has passed.
         self._behind: set[str] = set()
-        # Phases that went on without parties.
+        # Phases with steps that may go on without parties.
         self._lenient: set[str] = set()
-        # The step in which a party that returns repeats.
+        # The step in which a party that returns repeats its bundle.
         self._again: StepKey | None = None
-        # What it has sent before.
+        # {party: the bundle that it must repeat}
         self._sent: dict[str, Bundle] = {}
 
     # -- any thread
@@ -180,8 +180,8 @@ class ExchangeHub(Generic[AnyPipe]):
         return [party for party in self._asked if party not in arrived and party not in gone]
 
     def end(self, error: VflError) -> None:
-        """Ends this generation: ``collect`` raises ``error``, and the parties hear it. Repeats do
-        nothing.
+        """Ends this generation: ``collect`` raises ``error``, which the parties get, too. Further
+        calls do nothing.
         """
         self.pipe.end(error)
 
@@ -205,7 +205,7 @@ class ExchangeHub(Generic[AnyPipe]):
         asked = (
             roster
             if isinstance(expect, BundleSpec)
-            else tuple(each for each in roster if each in expect)
+            else tuple(party for party in roster if party in expect)
         )
         self._step, self._expect, self._asked = step, expect, asked
         self._held.extendleft(reversed(self._early))
@@ -221,7 +221,7 @@ class ExchangeHub(Generic[AnyPipe]):
         while True:
             if self.pipe.ended is not None:
                 raise self.pipe.ended
-            # What is here is not late.
+            # Bundles that have arrived by now are not late.
             for _ in range(len(self._held) + self.pipe.waiting):
                 self._next(0.0, arrived)
             if started_s is None and self._arrived:
@@ -235,7 +235,7 @@ class ExchangeHub(Generic[AnyPipe]):
                 self._timeout_s if hurried else math.inf,
                 deadline_s,
                 away=self._patience.away,
-                at_least=lenience.at_least if lenience is not None else 0,
+                min_parties=lenience.at_least if lenience is not None else 0,
             )
             if isinstance(decision, Proceed):
                 self._hurried, self._collecting = True, False
@@ -246,16 +246,17 @@ class ExchangeHub(Generic[AnyPipe]):
                     self._leave_behind(missing, now_s, deadline_s)
                 return {party: self._arrived[party] for party in asked if party in self._arrived}
             if isinstance(decision, TimedOut):
-                late = ", ".join(decision.late)
-                text = (
-                    f"{late} took longer than {self._timeout_s:g} s for {step} (run.step_timeout_s)"
+                raise LostError(
+                    Code.STEP_TIMEOUT,
+                    f"{', '.join(decision.late)} took longer than {self._timeout_s:g} s for {step} "
+                    "(run.step_timeout_s)",
+                    party=decision.late[0],
                 )
-                raise LostError(Code.STEP_TIMEOUT, text, party=decision.late[0])
             before_s, wait_s = now_s, min(decision.for_s, _LONGEST_WAIT_S)
             self._next(wait_s, arrived)
             now_s = time.monotonic()
             if started_s is not None and now_s - before_s > wait_s + _STANDSTILL_S:
-                # This process was stopped, or its machine slept.
+                # This process was stopped, or its machine was suspended; that time does not count.
                 started_s += now_s - before_s - wait_s
 
     def _next(self, wait_s: float, arrived: Callable[[str, Bundle], None] | None = None) -> None:
@@ -269,8 +270,8 @@ class ExchangeHub(Generic[AnyPipe]):
             arrived(delivery.party, self._arrived[delivery.party])
 
     def _is_ahead(self, delivery: Delivery) -> bool:
-        """Returns whether a part is of a later step: its party sends nothing at this one, or has
-        sent all of it.
+        """Returns whether a part belongs to a later step: its party sends nothing at this one, or
+        has sent its whole bundle.
         """
         party, incoming = delivery.party, delivery.incoming
         if party not in self._asked:
@@ -294,23 +295,24 @@ class ExchangeHub(Generic[AnyPipe]):
             left_s = give_up_s - time.monotonic()
             if left_s <= 0.0:
                 late = [party for party in self.pipe.roster if party in self._behind]
-                text = (
+                raise LostError(
+                    Code.STEP_TIMEOUT,
                     f"{', '.join(late)} took longer than {self._timeout_s:g} s to finish phase "
-                    f"{self._step.phase}"
+                    f"{self._step.phase} (run.step_timeout_s)",
+                    party=late[0],
                 )
-                raise LostError(Code.STEP_TIMEOUT, text, party=late[0])
             delivery = self.pipe.next(left_s)
             if delivery is not None and delivery.party in self._behind:
                 self._take(delivery)
             elif delivery is not None:
-                # Of a party that is at the next phase already.
+                # The party is at the next phase already.
                 self._held.append(delivery)
         self._patience = Patience()
 
     def reply(self, step: StepKey, replies: Mapping[str, Bundle]) -> None:
         if step != self._step or set(replies) != self._arrived.keys() | self._late:
             raise InternalError(f"reply({step}) does not answer what was collected at {self._step}")
-        # The first reply is on its way while the second is packed.
+        # Each reply is sent before the next one is packed.
         for party, answer in self.pipe.pack(step, replies):
             if party in self._arrived:
                 self.pipe.answer(party, step, answer)
@@ -319,37 +321,36 @@ class ExchangeHub(Generic[AnyPipe]):
         self._arrived, self._late = {}, frozenset()
 
     def _leave_behind(self, missing: frozenset[str], now_s: float, deadline_s: float) -> None:
-        """Goes on without ``missing``; what has come of their bundles is dropped."""
+        """Goes on without ``missing``; drops the parts of their bundles that have arrived."""
         for party in missing:
             incoming = self.pipe.newest(party)
             if incoming is not None and incoming.step == self._step:
                 incoming.assembly, incoming.passed = None, True
-            self._patience.missed(party, now_s, deadline_s)
+            self._patience.note_missed(party, now_s, deadline_s)
         self._behind = set(missing)
 
     def _catch_up(self, party: str, incoming: Incoming[Any, Any]) -> None:
-        """Tells a party whose whole bundle came too late which step is under way; see ``Patience``
-        for what follows.
-        """
+        """Tells a party whose bundle came too late the current step; see ``Patience``."""
         if self._step is None:
             return
         self.pipe.tell(party, incoming, self._step)
-        self._patience.came(party, time.monotonic())
+        self._patience.note_return(party, time.monotonic())
         self._behind.discard(party)
 
-    def _repeated(self, party: str, bundle: Bundle, incoming: Incoming[Any, Any]) -> None:
-        """Takes what a party that returns repeats; its next bundle decides whether it is waited
-        for.
+    def _check_repeat(self, party: str, bundle: Bundle, incoming: Incoming[Any, Any]) -> None:
+        """Checks the bundle that a returning party repeats; its next bundle decides whether steps
+        wait for it.
         """
         if bundle != self._sent[party]:
-            text = f"{party} returned with other rows than it had"
-            raise PeerError(Code.ROWS_DIFFER, text, party=party)
+            raise PeerError(
+                Code.ROWS_DIFFER, f"{party} returned with other rows than before", party=party
+            )
         if self._step is not None:
             self.pipe.tell(party, incoming, self._step)
 
     def _take(self, delivery: Delivery) -> bool:
-        """Takes a part, in the order in which its party sent them; returns whether it completes the
-        party's bundle of this step.
+        """Handles a part, in the order in which its party sent them; returns whether it completes
+        the party's bundle of this step.
         """
         party, incoming = delivery.party, delivery.incoming
         self.pipe.read(party)
@@ -370,31 +371,34 @@ class ExchangeHub(Generic[AnyPipe]):
             return False
         incoming.assembly = None
         if incoming.step == self._again:
-            self._repeated(party, bundle, incoming)
+            self._check_repeat(party, bundle, incoming)
             return False
         self._arrived[party] = bundle
         if party in self._patience.away:
-            self._patience.came(party, time.monotonic())
+            self._patience.note_return(party, time.monotonic())
         return True
 
     def _begin(self, delivery: Delivery, incoming: Incoming[Any, Any]) -> None:
         """Begins a bundle with its first part."""
         party = delivery.party
-        # Of a party that has come back, whatever is under way.
+        # A party that has come back repeats its bundle, whatever the current step is.
         if incoming.step == self._again:
-            # Of the process that it was before it came back.
+            # Drops the bundle of the party's earlier process.
             self._arrived.pop(party, None)
             incoming.assembly = self.pipe.begin(delivery, self._sent[party].spec())
             return
         if incoming.step != self._step and (
             self._lenience is not None or incoming.step.phase in self._lenient
         ):
-            # Of the process that it was before it came back.
+            # Drops the bundle of the party's earlier process.
             self._arrived.pop(party, None)
             incoming.passed = True
             return
         if incoming.step != self._step or self._expect is None:
-            text = f"{party} sent {incoming.step} while {self._step} is under way"
-            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=party)
+            raise PeerError(
+                Code.STEP_OUT_OF_ORDER,
+                f"{party} sent {incoming.step}, but the current step is {self._step}",
+                party=party,
+            )
         expect = self._expect if isinstance(self._expect, BundleSpec) else self._expect[party]
         incoming.assembly = self.pipe.begin(delivery, expect)

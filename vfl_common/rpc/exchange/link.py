@@ -1,5 +1,5 @@
-"""The asking side of an exchange over gRPC: one stream; when it breaks, what has no reply resumes
-over a new one.
+"""The asking side of an exchange over gRPC: one stream; when it breaks, the bundles without a reply
+resume over a new one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from vfl_common.wire.frames import (
 )
 
 _RETRY_S = 0.2
-# For a peer that has not answered yet in this generation.
+# How long to try a peer that has not answered yet in this generation.
 _FIRST_S = 60.0
-# Without a connection before it is reported.
+# How long the connection may be missing before that is reported.
 _SILENT_S = 5.0
 _CLOSE_S = 5.0
-# For the answer to a call about records.
+# The time limit for the answer to a call about records.
 _CONFER_S = 30.0
 
 
@@ -47,15 +47,15 @@ class ExchangeLink(Link):
     """A ``Link`` for one generation of a run; see ``vfl_common.link.Link``.
 
     Args:
-        channel: makes a channel to the peer; called again after a stream broke. An InputError is
-            one more break.
+        channel: makes a channel to the peer; called again after a stream broke. If it raises
+            InputError, that counts as another break.
         me, peer: names, for messages and the ledger.
         reconnect_s: how long to try to reach the peer again.
-        timeout_s: how long a living peer may take for one step.
-        explain: finds out why there is no connection, in one sentence.
+        timeout_s: how long a connected peer may take for one step.
+        explain: returns in one sentence why the connection fails.
         on_waiting: called once, with the seconds left and that sentence, if the peer stays
             unreachable.
-        protocol: that all parties speak in this generation.
+        protocol: the protocol of all parties in this generation.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class ExchangeLink(Link):
         self._channel: grpc.Channel | None = None
         self._call: grpc.Call | None = None
         self._requests: queue.SimpleQueue[Encoded | None] = queue.SimpleQueue()
-        # The bundles without a reply, in order; after a break the frames that are missing go over
+        # The bundles without a reply, in order; after a break the missing frames are sent over
         # another stream.
         self._unanswered: deque[tuple[StepKey, list[Encoded]]] = deque()
-        # Since the first of them was sent.
+        # Whether a stream has broken since the first of them was sent.
         self._broke = False
         self._give_up_s: float | None = None
-        # The peer has answered once.
+        # Whether the peer has answered once.
         self._met = False
-        self._told = False
+        self._reported = False
         self._hurried = True
         # When the wait for a reply began, and for which step.
         self._asked: tuple[float, StepKey] | None = None
@@ -119,27 +119,27 @@ class ExchangeLink(Link):
                 for frame in frames:
                     self._requests.put(frame)
         except grpc.RpcError as error:
-            # `receive` sends again.
-            self._broken(step, error)
+            # ``receive`` sends it again.
+            self._handle_break(step, error)
 
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
         while True:
             try:
                 self._asked = (time.monotonic(), step)
                 reply = self._receive(self._call or self._connect(), step, expect)
-                self._answered()
+                self._note_reply()
                 return reply
             except grpc.RpcError as error:
-                self._broken(step, error)
+                self._handle_break(step, error)
 
     def confer(self, message: bytes, *, once: bool = False) -> bytes | None:
-        """Calls the peer about records, over the connection of this link, and returns its answer;
-        None if the peer shows no record.
+        """Exchanges heads of records with the peer, over the connection of this link, and returns
+        its answer; None if the peer has no record.
 
         Raises InterruptedRun if this generation has ended, LostError if the peer cannot be reached
-        or does not answer. ``once``: it tries once; None: that has failed.
+        or does not answer. ``once``: tries only once, and returns None if that fails.
         """
-        # A failure is told only of a call before the first exchange.
+        # Errors name this step, because the call comes before the first exchange.
         step = StepKey("open", 0, 0)
         if not self._unanswered:
             self._broke, self._give_up_s = False, None
@@ -158,33 +158,33 @@ class ExchangeLink(Link):
                     return None
                 if once:
                     return None
-                self._broken(step, error)
+                self._handle_break(step, error)
             else:
                 self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
                 self._met = True
                 return data
 
-    def _answered(self) -> None:
-        """Notes that the first bundle without a reply has got one."""
+    def _note_reply(self) -> None:
+        """Notes that the oldest bundle without a reply has got one."""
         self._asked, self._hurried = None, True
         self._unanswered.popleft()
 
     def _connect(self) -> grpc.Call:
-        """Opens a stream and puts on it what has no reply; after a break, only the frames that the
-        peer lacks.
+        """Opens a stream and sends the bundles without a reply; after a break, only the frames that
+        the peer lacks.
         """
         first = self._unanswered[0][0] if self._broke and self._unanswered else None
         call = self._open(first)
-        there = self._there(call) if first is not None else 0
+        received = self._count_received(call) if first is not None else 0
         for frame in islice(
-            (frame for _, frames in self._unanswered for frame in frames), there, None
+            (frame for _, frames in self._unanswered for frame in frames), received, None
         ):
             self._requests.put(frame)
         return call
 
-    def _there(self, call: grpc.Call) -> int:
-        """Returns how many frames, counted from the first bundle without a reply, the peer has got
-        over broken streams.
+    def _count_received(self, call: grpc.Call) -> int:
+        """Returns how many frames, counted from the first bundle without a reply, the peer has
+        received over broken streams.
 
         They are the first ones, because frames arrive in the order in which they were sent.
         """
@@ -197,18 +197,20 @@ class ExchangeLink(Link):
             self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
             if not frame.HasField("resume"):
                 raise malformed(
-                    f"{self._peer} was asked how much it has, and sent something else", self._peer
+                    f"{self._peer} did not answer how many frames it has received", self._peer
                 )
             if frame.resume.frames > total:
                 raise malformed(
-                    f"{self._peer} reports more frames of a bundle than there are", self._peer
+                    f"{self._peer} reports more frames than were sent (got {frame.resume.frames}, "
+                    f"sent {total})",
+                    self._peer,
                 )
-            # Connected again; the next break gets the whole time again.
+            # The connection is back, so the next break gets the whole time again.
             self._give_up_s = None
             return max(first, frame.resume.frames) if frame.resume.whole else frame.resume.frames
         raise _StreamEnded
 
-    def _broken(self, step: StepKey, error: grpc.RpcError) -> None:
+    def _handle_break(self, step: StepKey, error: grpc.RpcError) -> None:
         """Returns after a pause if the broken stream may be opened again.
 
         Raises the error that ended the generation, or LostError after ``reconnect_s``.
@@ -217,26 +219,28 @@ class ExchangeLink(Link):
         self._drop()
         if self._ended is not None:
             raise self._ended from None
-        # A peer that has never answered listens elsewhere, or behind a closed port: to wait for
+        # A peer that has never answered listens at another address, or behind a firewall: waiting
         # longer does not help.
         limit_s = self._reconnect_s if self._met else min(self._reconnect_s, _FIRST_S)
         now_s = time.monotonic()
         self._give_up_s = self._give_up_s or now_s + limit_s
         if now_s >= self._give_up_s:
-            text = f"{self._peer} could not be reached for {limit_s:g} s at {step}"
-            why = (_unreachable(error) and self._explain()) or f"({_reason(error)})"
-            public = f"{self._me} could not reach {self._peer} for {limit_s:g} s"
-            raise LostError(Code.PARTY_LOST, public, party=self._peer).privately(
-                f"{text}: {why}"
+            reason = (_unreachable(error) and self._explain()) or _reason(error)
+            raise LostError(
+                Code.PARTY_LOST,
+                f"{self._me} could not reach {self._peer} for {limit_s:g} s",
+                party=self._peer,
+            ).privately(
+                f"{self._peer} could not be reached for {limit_s:g} s at {step}: {reason}"
             ) from None
         left_s = self._give_up_s - now_s
-        if not self._told and left_s <= limit_s - _SILENT_S and _unreachable(error):
-            self._told = True
+        if not self._reported and left_s <= limit_s - _SILENT_S and _unreachable(error):
+            self._reported = True
             self._on_waiting(left_s, self._explain())
         self._closed.wait(_RETRY_S)
 
     def end(self, error: VflError) -> None:
-        """Ends this generation: a ``swap`` under way, or the next one, raises ``error``; any thread
+        """Ends this generation: the current ``swap``, or the next one, raises ``error``; any thread
         may call this.
         """
         with self._lock:
@@ -247,7 +251,7 @@ class ExchangeLink(Link):
             call.cancel()
 
     def close(self) -> None:
-        """Half-closes the stream, so that the peer sees an orderly end, and closes the channel."""
+        """Half-closes the stream, so that the peer sees a regular end, and closes the channel."""
         self._closed.set()
         call = self._call
         self._requests.put(None)
@@ -256,14 +260,14 @@ class ExchangeLink(Link):
             late.daemon = True
             late.start()
             with contextlib.suppress(grpc.RpcError):
-                # No more replies are due: this waits for the peer's end of the stream.
+                # No more replies are due; this waits until the peer ends the stream.
                 for _ in call:
                     pass
             late.cancel()
         self._drop()
 
     def _open(self, resume: StepKey | None) -> grpc.Call:
-        """Opens a new stream; ``resume``: the step of the bundle to resume over it."""
+        """Opens a new stream. ``resume``: the step of the bundle to resume over it, or None."""
         try:
             self._channel = self._make_channel()
         except InputError as error:
@@ -304,14 +308,17 @@ class ExchangeLink(Link):
             frame = self._parse(data)
             if frame.envelope.HasField("passed"):
                 self._ledger.add(self._peer, CONTROL, CONTROL, "received", 0, len(data))
-                self._answered()
+                self._note_reply()
                 passed = frame.envelope.passed
                 raise StepPassed(StepKey(passed.phase, passed.round, passed.batch))
             if frame.envelope.HasField("header"):
                 kind = label(frame.envelope)
                 if step_of(frame.envelope) != step:
-                    text = f"{self._peer} answered {step_of(frame.envelope)} instead of {step}"
-                    raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self._peer)
+                    raise PeerError(
+                        Code.STEP_OUT_OF_ORDER,
+                        f"{self._peer} answered {step_of(frame.envelope)} instead of {step}",
+                        party=self._peer,
+                    )
                 assembly = Assembly(frame, expect, party=self._peer, allocate=self._allocate)
             self._ledger.add(self._peer, step.phase, kind, "received", frame.data.nbytes, len(data))
             if assembly is None:
@@ -326,7 +333,7 @@ class ExchangeLink(Link):
         frame = parse_frame(data, party=self._peer)
         if frame.envelope.HasField("failure"):
             failure = frame.envelope.failure
-            # It has not started this generation yet, or we are behind.
+            # The peer has not started this generation yet, or this party is behind.
             if failure.code == int(Code.STALE_GENERATION):
                 raise _StreamEnded
             raise from_failure(failure, sender=self._peer, me=self._me)
@@ -334,8 +341,8 @@ class ExchangeLink(Link):
         return frame
 
     def _watch(self) -> None:
-        """Ends the link if a living peer does not answer in time: gRPC's own deadlines are for
-        whole streams.
+        """Ends the link if a connected peer does not answer in time, because gRPC's deadlines are
+        for whole streams.
         """
         while not self._closed.wait(min(1.0, self._timeout_s / 4)):
             asked = self._asked
@@ -344,11 +351,14 @@ class ExchangeLink(Link):
                 and asked is not None
                 and time.monotonic() - asked[0] > self._timeout_s
             ):
-                text = (
-                    f"{self._peer} took longer than {self._timeout_s:g} s for {asked[1]} "
-                    "(run.step_timeout_s)"
+                self.end(
+                    LostError(
+                        Code.STEP_TIMEOUT,
+                        f"{self._peer} took longer than {self._timeout_s:g} s for {asked[1]} "
+                        "(run.step_timeout_s)",
+                        party=self._peer,
+                    )
                 )
-                self.end(LostError(Code.STEP_TIMEOUT, text, party=self._peer))
                 return
 
     def _drop(self) -> None:
@@ -367,7 +377,7 @@ class _StreamEnded(grpc.RpcError):  # type: ignore[misc]
 
 
 class _NotReached(grpc.RpcError):  # type: ignore[misc]
-    """There is no channel to the peer yet."""
+    """The peer has not been reached yet."""
 
 
 def _unreachable(error: grpc.RpcError) -> bool:

@@ -1,8 +1,8 @@
-"""A pipe and a link without a wire, for parties that are threads of one process.
+"""A pipe and a link in memory, for parties that are threads of one process.
 
-They keep the contract of every transport (``tests/contract``), and count what the same bundles
-would be on the wire. A bundle is copied when it is sent, because the receiver of a wire has its own
-memory, too.
+They fulfil the contract of every transport (``tests/contract``), and count the bytes that the same
+bundles have on the wire. A bundle is copied when it is sent, so that the receiver has its own
+memory, as with a wire.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ T = TypeVar("T")
 
 
 class Turns:
-    """The one lock of pipes and their links. A thread that waits gives it up, and others take their
-    turn.
+    """The shared lock of pipes and their links. A thread that waits releases it, so that others can
+    run.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
 
     def condition(self) -> threading.Condition:
-        """Returns a condition to wait for."""
+        """Returns a new condition of the shared lock."""
         return threading.Condition(self.lock)
 
     def wait_for(
         self, condition: threading.Condition, is_so: Callable[[], object], timeout_s: float
     ) -> bool:
-        """Waits, at most ``timeout_s`` (``inf``: for ever), until ``is_so`` is true; returns
-        whether it is.
+        """Waits at most ``timeout_s`` (``inf``: for ever) until ``is_so`` returns true; returns
+        whether it did.
         """
         return bool(condition.wait_for(is_so, None if math.isinf(timeout_s) else timeout_s))
 
 
 class TurnQueue(Generic[T]):
-    """A ``Mailbox``; whoever waits for something in it gives its turn up."""
+    """A ``Mailbox``; a thread that waits in it releases the shared lock."""
 
     def __init__(self, turns: Turns) -> None:
         self._turns, self._filled = turns, turns.condition()
@@ -76,9 +76,8 @@ class TurnQueue(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A copy of a bundle, so that the receiver has its own memory; ``size``: what it would be on
-    the wire.
-    """
+    """A copy of a bundle, so that the receiver has its own memory; ``size``: its size on the "
+    "wire."""
 
     step: StepKey
     bundle: Bundle
@@ -86,6 +85,7 @@ class Carried:
 
     @classmethod
     def of(cls, step: StepKey, bundle: Bundle, size: BundleSizes) -> Carried:
+        """Returns a copy of ``bundle``."""
         tensors = {
             name: Buffer(buffer.dtype, buffer.shape, memoryview(bytearray(buffer.data)))
             for name, buffer in bundle.tensors.items()
@@ -93,32 +93,32 @@ class Carried:
         return cls(step, Bundle(bundle.kind, tensors), size)
 
     def feed(self, part: Carried) -> Bundle:
-        """Returns the bundle: it is its own only part."""
+        """Returns the bundle, which has only this part."""
         return part.bundle
 
     def check(self, expect: BundleSpec, party: str) -> None:
-        """Raises PeerError if the bundle is not what ``expect`` says."""
+        """Raises PeerError if the bundle does not match ``expect``."""
         bundle = self.bundle
         expect.check(bundle.kind, bundle.spec().tensors, party=party, step=self.step)
 
     def count(self, ledger: Ledger, peer: str, direction: Direction) -> None:
-        """Counts the bundle as the frames that it would be on the wire."""
+        """Counts the bundle with its size on the wire."""
         ledger.add(peer, self.step.phase, self.bundle.kind.label, direction, *self.size)
 
 
-# A bundle, or the step that is under way.
+# The reply to a bundle: another bundle, or the current step.
 _Reply: TypeAlias = Carried | StepKey
 
 
 class MemoryPipe(BundlePipe[Carried, _Reply]):
-    """The bundles of one generation as they are; see ``BundlePipe``.
+    """The bundles of one generation, without serialisation; see ``BundlePipe``.
 
     Args:
-        name: of the party that answers.
+        name: the name of the party that answers.
         roster: the parties that ask.
-        ledger: of the party that answers.
-        turns: the lock; one that others share, if only one of them is to run at a time.
-        in_flight: the most bundles of one party that may be under way.
+        ledger: the ledger of the party that answers.
+        turns: the lock; a shared one if only one party may run at a time.
+        in_flight: the most bundles of one party in flight.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class MemoryPipe(BundlePipe[Carried, _Reply]):
         super().__init__(
             roster,
             in_flight=in_flight,
-            most_unread=math.inf,
+            max_unread=math.inf,
             lock=self.turns.condition(),
             mailbox=partial(TurnQueue, self.turns),
         )
@@ -154,12 +154,12 @@ class MemoryPipe(BundlePipe[Carried, _Reply]):
             carried.count(self.ledger, party, "sent")
             yield party, carried
 
-    def passed(self, now: StepKey) -> _Reply:
+    def answer_passed(self, now: StepKey) -> _Reply:
         return now
 
 
 class MemoryLink(Link):
-    """A ``Link`` of the party ``me`` to the hub behind ``pipe``. ``ledger``: the party's."""
+    """A ``Link`` from the party ``me``, which has ``ledger``, to the hub of ``pipe``."""
 
     def __init__(
         self, pipe: MemoryPipe, me: str, *, timeout_s: float, ledger: Ledger | None = None
@@ -179,7 +179,7 @@ class MemoryLink(Link):
         pipe, carried = self._pipe, Carried.of(step, bundle, measure(step, bundle))
         carried.count(self._ledger, pipe.name, "sent")
         carried.count(pipe.ledger, self._me, "received")
-        pipe.begun(self._stream, step, bundle.kind.label)
+        pipe.note_begin(self._stream, step, bundle.kind.label)
         pipe.put(self._stream, carried, begins=True, ends=True)
 
     def receive(self, step: StepKey, expect: BundleSpec) -> Bundle:
@@ -187,8 +187,14 @@ class MemoryLink(Link):
         try:
             reply = self._stream.outbox.get(timeout=self._timeout_s if self._hurried else math.inf)
         except queue.Empty:
-            text = f"{peer} took longer than {self._timeout_s:g} s for {step}"
-            self.end(LostError(Code.STEP_TIMEOUT, text, party=peer))
+            self.end(
+                LostError(
+                    Code.STEP_TIMEOUT,
+                    f"{peer} took longer than {self._timeout_s:g} s for {step} "
+                    "(run.step_timeout_s)",
+                    party=peer,
+                )
+            )
             reply = None
         if isinstance(reply, VflError):
             self.end(from_failure(to_failure(reply), sender=peer, me=self._me))
@@ -197,9 +203,12 @@ class MemoryLink(Link):
         if isinstance(reply, StepKey):
             raise StepPassed(reply)
         if not isinstance(reply, Carried) or reply.step != step:
-            answered = reply.step if isinstance(reply, Carried) else "nothing"
-            text = f"{peer} answered {answered} instead of {step}"
-            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=peer)
+            raise PeerError(
+                Code.STEP_OUT_OF_ORDER,
+                f"{peer} answered {reply.step if isinstance(reply, Carried) else 'nothing'} "
+                f"instead of {step}",
+                party=peer,
+            )
         reply.check(expect, peer)
         reply.count(self._ledger, peer, "received")
         self._hurried = True

@@ -1,13 +1,13 @@
-"""What brings the bundles of all parties to one hub, and takes the hub's answers back.
+"""Brings the bundles of all parties to one hub, and the hub's answers back to the parties.
 
-The threads of the parties put parts of bundles in, each party's in the order in which it sent
-them. The thread of the hub takes them out with ``next``, and decides. Two kinds of pipe differ only
-in what travels: frames of serialised bytes (``service``), or whole bundles within one process
-(``memory``).
+The threads of the parties put parts of bundles in, those of a party in the order in which it sent
+them. The thread of the hub takes them out with ``next``, and decides. The two kinds of pipe differ
+only in what they carry: frames of serialised bytes (``service``), or whole bundles within one
+process (``memory``).
 
-A bundle that came whole never reaches the hub again. The thread that brings it makes sure that its
-party gets the answer, computed already or not yet, even if the hub's thread does not collect for a
-long time, or never again.
+A bundle that has arrived completely does not reach the hub again if it is repeated. The thread that
+brings the repeat makes sure that the party gets the answer, as soon as it is computed, even if the
+hub's thread does not collect for a long time, or never again.
 """
 
 from __future__ import annotations
@@ -27,28 +27,32 @@ Part = TypeVar("Part")
 Answer = TypeVar("Answer")
 Part_contra = TypeVar("Part_contra", contravariant=True)
 
-# How soon, at first and at last, a thread that has to wait for room looks again.
+# The first and the longest pause of a thread that waits for room.
 _POLL_S = (0.001, 0.02)
 
 
 class Mailbox(Protocol[T]):
-    """What one thread puts things into and another takes them out of; ``queue.SimpleQueue`` is
-    one.
-    """
+    """A queue between threads; ``queue.SimpleQueue`` is one."""
 
-    def put(self, item: T) -> None: ...
+    def put(self, item: T) -> None:
+        """Adds an item."""
+        ...
 
     def get(self, *, timeout: float | None = None) -> T:
         """Waits at most ``timeout`` seconds, or for ever. Raises ``queue.Empty``."""
         ...
 
-    def empty(self) -> bool: ...
+    def empty(self) -> bool:
+        """Returns whether the queue is empty."""
+        ...
 
-    def qsize(self) -> int: ...
+    def qsize(self) -> int:
+        """Returns the number of items."""
+        ...
 
 
 class Assembling(Protocol[Part_contra]):
-    """One bundle, as its parts come."""
+    """One bundle that is assembled from its parts."""
 
     def feed(self, part: Part_contra) -> Bundle | None:
         """Takes the next part; returns the bundle after the last one."""
@@ -56,18 +60,19 @@ class Assembling(Protocol[Part_contra]):
 
 
 class PartyStream(Generic[Part, Answer]):
-    """One party's open stream to the hub. ``outbox`` carries what the party gets."""
+    """One party's open stream to the hub. ``outbox``: the answers for the party; None ends it."""
 
     def __init__(self, party: str, outbox: Mailbox[Answer | Exception | None]) -> None:
         self.party = party
         self.outbox = outbox
         self.closed = False
-        # The stream's thread only: the incoming bundle was received before.
+        # The step of the incoming bundle if it was received before; for the stream's thread only.
         self.repeating: StepKey | None = None
-        # The stream's thread only.
+        # The incoming bundle, for the stream's thread only.
         self.incoming: Incoming[Part, Answer] | None = None
 
     def close(self) -> None:
+        """Ends the stream."""
         self.closed = True
         self.outbox.put(None)
 
@@ -77,24 +82,26 @@ class Incoming(Generic[Part, Answer]):
 
     def __init__(self, step: StepKey, kind: str, stream: PartyStream[Part, Answer]) -> None:
         self.step, self.kind = step, kind
-        # The one over which its sender waits for the answer.
+        # The stream over which the sender waits for the answer.
         self.stream = stream
-        # Delivered.
+        # The count of delivered parts, and whether these are all.
         self.parts = 0
         self.whole = False
-        # To repeat it.
+        # The answer, in case it must be repeated.
         self.answer: Answer | None = None
-        # The hub's thread only.
+        # The two attributes below are for the hub's thread only.
         self.assembly: Assembling[Part] | None = None
-        # The hub's thread only: its step was computed without it.
+        # Whether the step was computed without this bundle.
         self.passed = False
 
 
 class Delivery(NamedTuple):
-    """One part of a bundle that has come. ``begins`` and ``ends``: it is the first, the last."""
+    """One part of a bundle that has arrived. ``begins``, ``ends``: whether it is the first, the
+    last.
+    """
 
     party: str
-    # None: it belongs to no bundle.
+    # None if the part belongs to no bundle.
     incoming: Incoming[Any, Any] | None
     part: Any
     begins: bool
@@ -106,10 +113,10 @@ class BundlePipe(ABC, Generic[Part, Answer]):
 
     Args:
         roster: the parties that send, in the recipe's order.
-        in_flight: the most bundles of one party that may be under way.
-        most_unread: the most parts of one party that the hub has not read; then the party's thread
-            waits.
-        lock: guards what all threads share.
+        in_flight: the most bundles of one party in flight.
+        max_unread: the most parts of one party that the hub has not read; at that number, the
+            party's thread waits.
+        lock: guards the attributes that all threads share.
         mailbox: makes a mailbox.
     """
 
@@ -118,13 +125,13 @@ class BundlePipe(ABC, Generic[Part, Answer]):
         roster: Sequence[str],
         *,
         in_flight: int,
-        most_unread: float,
+        max_unread: float,
         lock: threading.Condition,
         mailbox: Callable[[], Mailbox[Any]],
     ) -> None:
         self.roster, self.in_flight = tuple(roster), in_flight
         self.ended: VflError | None = None
-        self._most_unread = max(most_unread, in_flight)
+        self._max_unread = max(max_unread, in_flight)
         self._mailbox = mailbox
         self._deliveries: Mailbox[Delivery | VflError] = mailbox()
         # Only the thread of its party changes a party's count, over all its streams.
@@ -133,33 +140,31 @@ class BundlePipe(ABC, Generic[Part, Answer]):
         self._read = dict.fromkeys(self.roster, 0)
         # Guards the attributes below.
         self._lock = lock
-        # The newest of each party; older ones are closed.
+        # The newest stream of each party; older ones are closed.
         self._streams: dict[str, PartyStream[Part, Answer]] = {}
         # The newest bundle of each party.
         self._incoming: dict[str, Incoming[Part, Answer]] = {}
-        # The others that its link may ask for after a break.
+        # The older bundles for which its link may ask after a break.
         self._earlier: dict[str, tuple[Incoming[Part, Answer], ...]] = {}
-        # The last answer to each, to repeat it.
+        # The last answer to each party, in case it must be repeated.
         self._answers: dict[str, tuple[StepKey, Answer]] = {}
         # Late parties that still have to fetch their answer.
         self._awaited: set[str] = set()
 
-    # -- what travels
+    # -- for the subclass
     # ----------------------------------------------------------------------
 
     @abstractmethod
     def begin(self, delivery: Delivery, expect: BundleSpec) -> Assembling[Part]:
-        """Begins a bundle with its first part. Raises PeerError if it is not what ``expect``
-        says.
-        """
+        """Begins a bundle with its first part. Raises PeerError if it does not match ``expect``."""
 
     @abstractmethod
     def pack(self, step: StepKey, replies: Mapping[str, Bundle]) -> Iterator[tuple[str, Answer]]:
-        """Yields each party's reply as it travels. One bundle may be the reply to all."""
+        """Yields (party, its reply as it is sent). One bundle may be the reply to all."""
 
     @abstractmethod
-    def passed(self, now: StepKey) -> Answer:
-        """Returns the answer to a bundle whose step has passed: which one is under way."""
+    def answer_passed(self, now: StepKey) -> Answer:
+        """Returns the answer to a bundle whose step has passed, with the current step ``now``."""
 
     # -- any thread
     # ----------------------------------------------------------------------
@@ -186,20 +191,20 @@ class BundlePipe(ABC, Generic[Part, Answer]):
     ) -> None:
         """Passes one part to the hub; waits while too many are unread.
 
-        Parts of a bundle that was already received are dropped; its answer goes to this stream.
+        Parts of a bundle that was already received are dropped; its answer is sent to this stream.
         """
         if stream.repeating is not None:
             if ends:
                 self._repeat(stream, stream.repeating)
             return
         party, (pause_s, longest_s) = stream.party, _POLL_S
-        while self._delivered[party] - self._read[party] >= self._most_unread:
+        while self._delivered[party] - self._read[party] >= self._max_unread:
             if stream.closed or self.ended is not None:
                 return
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
         with self._lock:
-            # Its party resumes over another, from the part after the last one counted here.
+            # The party resumes over another stream, after the last part that is counted here.
             if stream.closed:
                 return
             self._delivered[party] += 1
@@ -210,8 +215,8 @@ class BundlePipe(ABC, Generic[Part, Answer]):
             self._deliveries.put(Delivery(party, incoming, part, begins, ends))
 
     def end(self, error: VflError) -> None:
-        """Ends this generation: the hub raises ``error``, the streams send it and close. Repeats do
-        nothing.
+        """Ends this generation: the hub raises ``error``, the streams send it and close. Further
+        calls do nothing.
         """
         with self._lock:
             if self.ended is not None:
@@ -232,20 +237,20 @@ class BundlePipe(ABC, Generic[Part, Answer]):
             if self.ended is not None and self._awaited:
                 raise self.ended
 
-    def begun(self, stream: PartyStream[Part, Answer], step: StepKey, kind: str) -> None:
-        """Notes the first part of a bundle: a new bundle, or one that was received whole before."""
+    def note_begin(self, stream: PartyStream[Part, Answer], step: StepKey, kind: str) -> None:
+        """Notes the first part of a bundle, which is new or was received completely before."""
         party = stream.party
         with self._lock:
             before = self._bundle_of(party, step)
-            known = self._answer_to(party, step) is not None or (
+            is_known = self._answer_to(party, step) is not None or (
                 before is not None and before.whole
             )
-            stream.repeating = step if known else None
-            if not known and not stream.closed:
+            stream.repeating = step if is_known else None
+            if not is_known and not stream.closed:
                 if self.in_flight > 1 and party in self._incoming:
                     others = [*self._earlier.get(party, ()), self._incoming[party]]
-                    kept = [each for each in others if each is not before]
-                    self._earlier[party] = tuple(kept[-(self.in_flight - 1) :])
+                    others = [bundle for bundle in others if bundle is not before]
+                    self._earlier[party] = tuple(others[-(self.in_flight - 1) :])
                 stream.incoming = self._incoming[party] = Incoming(step, kind, stream)
 
     def _repeat(self, stream: PartyStream[Part, Answer], step: StepKey) -> None:
@@ -256,23 +261,19 @@ class BundlePipe(ABC, Generic[Part, Answer]):
         with self._lock:
             if stream.closed:
                 return
-            answer, incoming = (
-                self._answer_to(stream.party, step),
-                self._bundle_of(stream.party, step),
-            )
+            answer = self._answer_to(stream.party, step)
+            incoming = self._bundle_of(stream.party, step)
             if answer is not None:
-                self._give_again(stream, answer)
+                self._resend(stream, answer)
             elif incoming is not None:
                 incoming.stream = stream
 
     def _bundle_of(self, party: str, step: StepKey) -> Incoming[Part, Answer] | None:
-        """Returns what has come of a party's bundle of ``step``; None if that is not known, or no
-        longer.
-        """
+        """Returns the incoming bundle of a party at ``step``; None if it is not kept."""
         newest = self._incoming.get(party)
         if newest is not None and newest.step == step:
             return newest
-        return next((each for each in self._earlier.get(party, ()) if each.step == step), None)
+        return next((b for b in self._earlier.get(party, ()) if b.step == step), None)
 
     def _answer_to(self, party: str, step: StepKey) -> Answer | None:
         """Returns the answer to a party's bundle of ``step``, if it is computed and kept."""
@@ -282,7 +283,7 @@ class BundlePipe(ABC, Generic[Part, Answer]):
         bundle = self._bundle_of(party, step) if self.in_flight > 1 else None
         return bundle.answer if bundle is not None else None
 
-    def _give_again(self, stream: PartyStream[Part, Answer], answer: Answer) -> None:
+    def _resend(self, stream: PartyStream[Part, Answer], answer: Answer) -> None:
         """Sends a computed answer again; the caller holds the lock."""
         stream.outbox.put(answer)
         self._awaited.discard(stream.party)
@@ -313,7 +314,7 @@ class BundlePipe(ABC, Generic[Part, Answer]):
         self._read[party] += 1
 
     def is_current(self, party: str, incoming: Incoming[Part, Answer]) -> bool:
-        """Returns false if its party has begun this bundle again, over another stream."""
+        """Returns False if the party has begun this bundle again, over another stream."""
         return self._bundle_of(party, incoming.step) is incoming
 
     def newest(self, party: str) -> Incoming[Part, Answer] | None:
@@ -325,15 +326,14 @@ class BundlePipe(ABC, Generic[Part, Answer]):
         with self._lock:
             self._answers[party] = (step, answer)
             incoming = self._bundle_of(party, step)
-            # Else its party has begun again, and is behind.
+            # None if the party has begun again, and is behind.
             if incoming is not None:
                 incoming.answer = answer
                 incoming.stream.outbox.put(answer)
 
     def answer_late(self, party: str, step: StepKey, answer: Answer) -> None:
-        """Answers a bundle that the hub has not read: it was computed without it. What has come of
-        it is useless.
-        """
+        """Answers a bundle without which its step was computed; drops its parts that have "
+        "arrived."""
         with self._lock:
             self._answers[party] = (step, answer)
             incoming = self._incoming.get(party)
@@ -345,13 +345,13 @@ class BundlePipe(ABC, Generic[Part, Answer]):
                 incoming.stream.outbox.put(answer)
                 return
             self._awaited.add(party)
-            # It opens another, and gets its answer there.
+            # The party opens another stream, and gets its answer there.
             self._streams.pop(party).close()
 
     def tell(self, party: str, incoming: Incoming[Part, Answer], now: StepKey) -> None:
-        """Answers a whole bundle with the step that is under way."""
-        told = self.passed(now)
+        """Answers a complete bundle with the current step ``now``."""
+        answer = self.answer_passed(now)
         with self._lock:
-            # If it is lost, the party sends its bundle again.
-            self._answers[party] = (incoming.step, told)
-            incoming.stream.outbox.put(told)
+            # If the answer is lost, the party sends its bundle again.
+            self._answers[party] = (incoming.step, answer)
+            incoming.stream.outbox.put(answer)

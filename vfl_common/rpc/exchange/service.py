@@ -48,11 +48,12 @@ from vfl_common.wire.frames import (
 )
 
 SERVICE = exchange_pb2.DESCRIPTOR.services_by_name["Exchange"].full_name
-# A phase that no recipe of this run has.
+# Stands in the ledger for phases that the recipe does not have.
 _UNKNOWN = "unknown"
-# For each party: the one in use, and others that are ending or beginning.
+# The most streams of one party: the one in use, and others that are ending or beginning.
 MAX_STREAMS = 3
-# Of one party; then its streams' threads stop reading, and gRPC's flow control holds the sender.
+# The most unread frames of one party; beyond, its threads stop reading, and gRPC's flow control
+# stops the sender.
 _UNREAD_FRAMES = 16
 
 log = logging.getLogger(__name__)
@@ -64,11 +65,11 @@ class FramePipe(BundlePipe[Received, list[Encoded]]):
     """The bundles of one generation as frames; see ``BundlePipe``.
 
     Args:
-        run_id, generation: a stream names both to attach.
+        run_id, generation: those that a stream must name to attach.
         roster: the parties that send, in the recipe's order.
-        in_flight: the most bundles of one party that may be under way.
-        protocol: that all parties speak in this generation; 0: any that this release knows.
-        allocate: makes buffers for what arrives (pinned if the device is a GPU).
+        in_flight: the most bundles of one party in flight.
+        protocol: the protocol of all parties in this generation; 0: any that this release speaks.
+        allocate: makes buffers for tensors that arrive (pinned if the device is a GPU).
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class FramePipe(BundlePipe[Received, list[Encoded]]):
         super().__init__(
             roster,
             in_flight=in_flight,
-            most_unread=_UNREAD_FRAMES,
+            max_unread=_UNREAD_FRAMES,
             lock=threading.Condition(threading.Lock()),
             mailbox=queue.SimpleQueue,
         )
@@ -103,7 +104,7 @@ class FramePipe(BundlePipe[Received, list[Encoded]]):
             encoded[id(bundle)] = frames
             yield party, frames
 
-    def passed(self, now: StepKey) -> list[Encoded]:
+    def answer_passed(self, now: StepKey) -> list[Encoded]:
         return [encode_passed(now)]
 
     def deliver(self, stream: FrameStream, frame: Received) -> None:
@@ -111,11 +112,11 @@ class FramePipe(BundlePipe[Received, list[Encoded]]):
         envelope = frame.envelope
         begins = envelope.HasField("header")
         if begins:
-            self.begun(stream, step_of(envelope), label(envelope))
+            self.note_begin(stream, step_of(envelope), label(envelope))
         self.put(stream, frame, begins=begins, ends=envelope.last)
 
     def resume(self, stream: FrameStream, step: StepKey) -> exchange_pb2.Resume:
-        """Returns how much of a bundle came over this party's broken streams; the rest will come
+        """Returns how much of a bundle has arrived over this party's broken streams; the rest comes
         over ``stream``.
         """
         with self._lock:
@@ -124,17 +125,17 @@ class FramePipe(BundlePipe[Received, list[Encoded]]):
             if first is None:
                 if answer is None:
                     return exchange_pb2.Resume()
-                self._give_again(stream, answer)
+                self._resend(stream, answer)
                 return exchange_pb2.Resume(whole=True)
             known = [*self._earlier.get(party, ()), self._incoming[party]]
             frames = 0
-            # In the order in which they were sent.
-            for each in known[known.index(first) :]:
-                reply = self._answer_to(party, each.step)
+            # The bundles are in the order in which they were sent.
+            for bundle in known[known.index(first) :]:
+                reply = self._answer_to(party, bundle.step)
                 if reply is not None:
-                    self._give_again(stream, reply)
-                stream.incoming, each.stream = each, stream
-                frames += each.parts
+                    self._resend(stream, reply)
+                stream.incoming, bundle.stream = bundle, stream
+                frames += bundle.parts
             return exchange_pb2.Resume(frames=frames, whole=first.whole or answer is not None)
 
 
@@ -142,10 +143,10 @@ class ExchangeService:
     """The gRPC side: admits parties of ``roster`` and moves frames between their streams and the
     current hub.
 
-    ``phases``: those of the recipe. Bytes of any other phase are counted as those of one,
-    ``unknown``: a peer's words must not make the ledger grow. ``joining``: what this party says
-    when it joins, to answer whether a caller fits it; None: nobody may ask. ``confer``: answers
-    what a caller shows of its record; None: this party shows none.
+    ``phases``: those of the recipe. Bytes of all other phases are counted under ``unknown``, so
+    that a peer cannot make the ledger grow. ``joining``: the facts with which this party joins, to
+    answer whether a caller fits it; None: nobody may ask. ``confer``: answers the head of a
+    caller's record; None: this party has no record.
     """
 
     def __init__(
@@ -168,14 +169,15 @@ class ExchangeService:
         self._attach_timeout_s = attach_timeout_s
         self._changed = threading.Condition()
         self._hub: ExchangeHub[FramePipe] | None = None
-        # Streams that have attached.
+        # The count of streams that have attached.
         self._open = 0
-        # Streams of each party, attached or not.
+        # The count of streams of each party, attached or not.
         self._held: Counter[str] = Counter()
         self._closed = False
         self.refusals = Refusals()
 
     def handler(self) -> Handler:
+        """Returns the service's handler for the gRPC server."""
         methods: dict[str, Callable[[Iterator[bytes], Context], Iterator[bytes]]] = {}
         methods["Swap"] = self._swap
         if self._joining is not None:
@@ -186,11 +188,11 @@ class ExchangeService:
             )
         return stream_handler(SERVICE, **methods)
 
-    def _confer(self, party: str, shown: ShownHead) -> ShownHead:
-        """Answers what a party shows of its record. One that was rewritten ends the generation."""
-        assert self._confers is not None  # noqa: S101 - there is no method without it
+    def _confer(self, party: str, head: ShownHead) -> ShownHead:
+        """Answers the head of a party's record. A record that was rewritten ends the generation."""
+        assert self._confers is not None  # noqa: S101 - the method is registered only with it
         try:
-            return self._confers(party, shown)
+            return self._confers(party, head)
         except VflError as error:
             hub = self._hub
             if hub is not None:
@@ -198,7 +200,7 @@ class ExchangeService:
             raise
 
     def _ask(self, party: str, join: control_pb2.Join) -> None:
-        """Returns if a party fits this one: protocol, recipe and plug-ins. Raises PeerError."""
+        """Raises PeerError if a party's protocol, recipe or plug-ins do not fit this party's."""
         if self._joining is not None:
             require_alike(party, join, self._keyring.name, join_message(self._joining).join)
 
@@ -221,7 +223,7 @@ class ExchangeService:
         return [] if hub is None else hub.awaited
 
     def wait_until_idle(self, timeout_s: float) -> None:
-        """Waits until no stream is open, at most ``timeout_s``: the parties close theirs after the
+        """Waits at most ``timeout_s`` until no stream is open: the parties close theirs after the
         last reply.
         """
         with self._changed:
@@ -238,7 +240,7 @@ class ExchangeService:
         if not context.add_callback(leave):
             # The stream has ended already.
             return
-        # Once the stream has attached.
+        # None until the stream has attached.
         pipe: FramePipe | None = None
         try:
             with self._admitted(context) as party:
@@ -251,14 +253,14 @@ class ExchangeService:
         except Exception as error:  # noqa: BLE001 - whatever happens, the peer learns only the public text
             if isinstance(error, PeerError) and pipe is None and not error.retryable:
                 self.refusals.note(error.party, error)
-            # gRPC raises the latter if the stream breaks.
+            # gRPC raises RpcError if the stream breaks.
             if not isinstance(error, VflError | grpc.RpcError):
-                self._failed(pipe, error)
+                self._end_for_defect(pipe, error)
             yield exchange_pb2.Frame(failure=to_failure(error)).SerializeToString()
 
-    def _failed(self, pipe: FramePipe | None, error: Exception) -> None:
-        """Logs a defect of ours, and ends the generation: without this stream it would wait for its
-        party in vain.
+    def _end_for_defect(self, pipe: FramePipe | None, error: Exception) -> None:
+        """Logs a defect of this program, and ends the generation, which would wait for the party of
+        this stream in vain.
         """
         log.exception("internal error", extra={"event": "failed"})
         hub = self._hub
@@ -271,15 +273,15 @@ class ExchangeService:
     def _admitted(self, context: Context) -> Iterator[str]:
         """Yields the caller's name, while its stream lasts.
 
-        Raises PeerError if its certificate is revoked, if it has no part in this exchange, or if it
-        holds too many streams already: each takes a thread.
+        Raises PeerError if its certificate is revoked, if it does not take part in this exchange,
+        or if it has too many streams, each of which takes a thread.
         """
         party = caller(context, self._keyring)
         self._require_place(party)
         with self._changed:
             if self._held[party] >= MAX_STREAMS:
                 raise PeerError(
-                    Code.NAME_TAKEN, f"{party} holds {MAX_STREAMS} streams already", party=party
+                    Code.NAME_TAKEN, f"{party} already has {MAX_STREAMS} open streams", party=party
                 )
             self._held[party] += 1
         try:
@@ -290,8 +292,9 @@ class ExchangeService:
 
     def _require_place(self, party: str) -> None:
         if party not in self._roster:
-            text = f"{party} has no part in this exchange"
-            raise PeerError(Code.ROLE_MISMATCH, text, party=party)
+            raise PeerError(
+                Code.ROLE_MISMATCH, f"{party} does not take part in this exchange", party=party
+            )
 
     def _until_it_ends(
         self,
@@ -318,11 +321,11 @@ class ExchangeService:
     def _attach(
         self, requests: Iterator[bytes], party: str, gone: threading.Event
     ) -> tuple[FramePipe, StepKey | None]:
-        """Returns the current hub's pipe, if the party asks for it, and the step that it wants to
+        """Returns the pipe of the generation that the party names, and the step that it wants to
         resume, if any.
 
-        ``gone``: set once the stream has ended, so that a caller that has left keeps no place and
-        no thread.
+        ``gone``: set once the stream has ended, so that a caller that has left does not keep its
+        place and thread.
         """
         data = next(requests, b"")
         frame = parse_frame(data, party=party).envelope
@@ -331,10 +334,14 @@ class ExchangeService:
         attach = frame.attach
         self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
         if not OLDEST <= attach.protocol <= PROTOCOL:
-            text = f"{party} speaks protocol {attach.protocol}, this party {OLDEST} and {PROTOCOL}"
-            raise PeerError(Code.PROTOCOL_DIFFERS, f"{text}; install the same version", party=party)
+            raise PeerError(
+                Code.PROTOCOL_DIFFERS,
+                f"{party} speaks protocol {attach.protocol}, and this party {OLDEST} and "
+                f"{PROTOCOL}. Install the same version at both.",
+                party=party,
+            )
 
-        def settled() -> bool:
+        def is_settled() -> bool:
             return (
                 self._closed
                 or gone.is_set()
@@ -343,18 +350,19 @@ class ExchangeService:
 
         # A party may learn of a new generation a little earlier than we do.
         with self._changed:
-            self._changed.wait_for(settled, timeout=self._attach_timeout_s)
+            self._changed.wait_for(is_settled, timeout=self._attach_timeout_s)
             pipe = self._hub.pipe if self._hub is not None else None
         if pipe is None or (pipe.run_id, pipe.generation) != (attach.run_id, attach.generation):
             raise PeerError(
                 Code.STALE_GENERATION, f"{party} attached to another generation", party=party
             )
         if pipe.protocol not in (0, attach.protocol):
-            text = (
-                f"{party} attached with protocol {attach.protocol}; all have agreed on "
-                f"{pipe.protocol}"
+            raise PeerError(
+                Code.PROTOCOL_DIFFERS,
+                f"{party} attached with protocol {attach.protocol}, but all have agreed on "
+                f"{pipe.protocol}",
+                party=party,
             )
-            raise PeerError(Code.PROTOCOL_DIFFERS, text, party=party)
         resume = attach.resume
         return pipe, StepKey(resume.phase, resume.round, resume.batch) if attach.HasField(
             "resume"
@@ -369,12 +377,12 @@ class ExchangeService:
     ) -> Iterator[bytes]:
         add, party, whole = self._ledger.add, stream.party, False
         if resume is not None:
-            found = pipe.resume(stream, resume)
-            whole, data = found.whole, exchange_pb2.Frame(resume=found).SerializeToString()
+            state = pipe.resume(stream, resume)
+            whole, data = state.whole, exchange_pb2.Frame(resume=state).SerializeToString()
             add(party, CONTROL, CONTROL, "sent", 0, len(data))
             yield data
         ahead = pipe.in_flight > 1
-        # While a reply is computed, the next bundles are read.
+        # Another thread reads the next bundles while a reply is computed.
         if ahead:
             reader = threading.Thread(
                 target=self._read,
@@ -383,7 +391,7 @@ class ExchangeService:
                 daemon=True,
             )
             reader.start()
-        while ahead or whole or self._bundle(pipe, stream, requests):
+        while ahead or whole or self._pass_bundle(pipe, stream, requests):
             whole = False
             reply = stream.outbox.get()
             if reply is None:
@@ -402,18 +410,16 @@ class ExchangeService:
                 yield encoded.data
 
     def _read(self, pipe: FramePipe, stream: FrameStream, requests: Iterator[bytes]) -> None:
-        """Passes on all bundles of a stream; what goes wrong is raised where the replies are
-        sent.
-        """
+        """Passes on all bundles of a stream; errors are raised in the thread that sends replies."""
         try:
-            while self._bundle(pipe, stream, requests):
+            while self._pass_bundle(pipe, stream, requests):
                 pass
             stream.outbox.put(None)
-        except Exception as error:  # noqa: BLE001 - whoever sends the replies knows what to do with it
+        except Exception as error:  # noqa: BLE001 - the thread that sends replies raises it
             stream.outbox.put(error)
 
-    def _bundle(self, pipe: FramePipe, stream: FrameStream, requests: Iterator[bytes]) -> bool:
-        """Passes on one bundle, or the rest of one; returns false if the party has closed its
+    def _pass_bundle(self, pipe: FramePipe, stream: FrameStream, requests: Iterator[bytes]) -> bool:
+        """Passes on one bundle, or the rest of one; returns False if the party has closed its
         side.
         """
         party = stream.party
@@ -427,8 +433,8 @@ class ExchangeService:
             envelope = frame.envelope
             if envelope.HasField("header"):
                 phase, kind = envelope.step.phase, label(envelope)
-            known = phase if phase in self._phases else _UNKNOWN
-            self._ledger.add(party, known, kind, "received", frame.data.nbytes, len(data))
+            counted_phase = phase if phase in self._phases else _UNKNOWN
+            self._ledger.add(party, counted_phase, kind, "received", frame.data.nbytes, len(data))
             pipe.deliver(stream, frame)
             if envelope.last or not stream.outbox.empty():
                 return True

@@ -1,1 +1,1 @@
-"""Protects a process that listens from callers: strangers, floods, messages without end."""
+"""Protects a process that listens from callers: strangers, floods, endless messages."""

@@ -1,10 +1,10 @@
-"""Makes room for callers whom a listening process does not know yet, when strangers take it up.
+"""Keeps room for the parties' connections when strangers open many.
 
-gRPC accepts a bounded number of connections, and closes one without a handshake after five seconds.
-So a hundred a second can take up a thousand files; and each that is held slows down every poll. Of
-more than a few connections on which no call has come, this closes those that have had time for one,
-the oldest first: a call needs a certificate of the federation. Linux only, as gRPC shares no
-sockets: they are found in /proc.
+gRPC accepts a limited number of connections, and closes one without a handshake after five seconds.
+So a hundred connections per second can use up a thousand files, and each slows down every poll. If
+there are more than a few connections without a call, this closes those that have had time for one,
+the oldest first: a call needs a certificate of the federation. It works only on Linux, because gRPC
+does not share its sockets, and they are found in /proc.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from vfl_common.rpc.counters.tcp import (
 )
 from vfl_common.rpc.guard.rate import Rate
 
-# At how many there are.
+# How often to count the connections.
 _LOOK_S = 0.1
-# At who they are, unless many have come: each look takes the interpreter once for each of them.
+# How often to examine each connection, unless many are new, because this takes time for each.
 _WHO_S = 0.5
-# Strangers for whom gRPC's own deadline will do, beside the parties if all come at once.
+# The count of strangers, besides all parties, for whom gRPC's own deadline is enough.
 _FEW = 64
-# From its connection to a party's first call: some round trips, and perhaps a busy machine.
+# The time from a party's connection to its first call: some round trips on a busy machine.
 _CALL_S = 2.0
-# If there are many strangers, for one that says nothing.
-_LEAST_CALL_S = 0.5
-# Between two warnings.
-_TELL_S = 60.0
+# The time for a silent connection if there are many strangers.
+_MIN_CALL_S = 0.5
+# The time between two warnings.
+_WARN_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -51,27 +51,27 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
     """Watches the connections to one port while the block runs.
 
     Args:
-        most: as many connections as gRPC accepts at once.
-        streams: as many connections as the parties may open.
+        max_connections: the connections that gRPC accepts at once.
+        streams: the connections that the parties may open.
     """
 
-    def __init__(self, most: int, streams: int) -> None:
-        self._most, self._few = most, streams + _FEW
+    def __init__(self, max_connections: int, streams: int) -> None:
+        self._max_connections, self._few = max_connections, streams + _FEW
         self._port = 0
         self._lock = threading.Lock()
-        # Who has called.
+        # The endpoints that have called.
         self._known: set[Endpoint] = set()
-        # {socket: who is at its other end}, in the order of coming.
+        # {socket: its other end}, in the order in which they were opened.
         self._seen: dict[str, Endpoint | None] = {}
-        # {socket: when it was seen first}.
+        # {socket: when it was first seen}
         self._since_s: dict[str, float] = {}
         self._closed: set[str] = set()
-        self._warnings = Rate(_TELL_S, 1)
+        self._warnings = Rate(_WARN_S, 1)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="door", daemon=True)
 
     def watch(self, port: int) -> Self:
-        """Begins, when the port is known."""
+        """Sets the port to watch; the ``with`` block begins the watch."""
         self._port = port
         return self
 
@@ -89,7 +89,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         self._thread.join()
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """Notes who calls: gRPC names the caller only to the method itself."""
+        """Wraps a method to note its callers, because gRPC names the caller only to the method."""
         handler = continuation(details)
         if handler is None:
             return None
@@ -104,10 +104,10 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         self, serve: Callable[[Any, grpc.ServicerContext], Any]
     ) -> Callable[[Any, grpc.ServicerContext], Any]:
         def serving(request: Any, context: grpc.ServicerContext) -> Any:
-            found = endpoint(context.peer())
-            if found is not None:
+            peer = endpoint(context.peer())
+            if peer is not None:
                 with self._lock:
-                    self._known.add(found)
+                    self._known.add(peer)
             return serve(request, context)
 
         return serving
@@ -117,20 +117,20 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         while not self._over.wait(_LOOK_S):
             try:
                 now_s, files = time.monotonic(), len(open_files())
-                few = files <= self._few and len(self._known) <= self._most
+                few = files <= self._few and len(self._known) <= self._max_connections
                 if not few and (files > then + _FEW or now_s - looked_s >= _WHO_S):
                     self._look(now_s)
                     looked_s, then = now_s, files
             except OSError:
-                # No /proc, or no file is free to list it: gRPC's own deadline remains.
+                # Without /proc, or a free file to list it, only gRPC's own deadline remains.
                 continue
 
     def _look(self, now_s: float) -> None:
-        """Closes strangers who have had time to call, and the oldest beyond three quarters of the
-        others' room.
+        """Closes connections of strangers that have had time for a call, and the oldest ones beyond
+        three quarters of the room that the parties leave.
         """
         with self._lock:
-            # Before the look: who calls during it may not be among the sockets.
+            # Copied first, because a caller that comes later may not be among the sockets.
             called = self._known.copy()
         sockets = dict(open_sockets())
         for name in self._seen.keys() - sockets.keys():
@@ -140,16 +140,16 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
             if name not in self._seen:
                 self._seen[name], self._since_s[name] = self._caller(fd), now_s
         with self._lock:
-            # They have gone.
+            # Forgets callers that have gone.
             self._known -= called.difference(self._seen.values())
             known = self._known.copy()
         callers = [
             name
-            for name, each in self._seen.items()
-            if each is not None and name not in self._closed
+            for name, peer in self._seen.items()
+            if peer is not None and name not in self._closed
         ]
         strangers = [name for name in callers if self._seen[name] not in known]
-        room = 3 * (self._most - len(callers) + len(strangers)) // 4
+        room = 3 * (self._max_connections - len(callers) + len(strangers)) // 4
         beyond = strangers[: max(0, len(strangers) - self._few)]
         silent_s = patience_s(len(strangers), self._few)
         late = [
@@ -162,16 +162,16 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         self._closed.update(ended)
         held = self._warnings.passes("", now_s) if ended else None
         if held is not None:
-            text = (
-                "%d connections without a certificate take up room; the oldest of them are "
-                "closed now and then"
+            log.warning(
+                "%d connections are open without a certificate; the oldest are closed to keep room",
+                len(strangers),
+                extra={"event": "strangers"},
             )
-            log.warning(text, len(strangers), extra={"event": "strangers"})
 
     @staticmethod
     def _is_late(fd: int, age_s: float, silent_s: float) -> bool:
-        """Whether a stranger has had its time. A party far away has begun its handshake at once,
-        and has all of it.
+        """Returns whether a stranger has had its time. A connection that has begun its handshake,
+        as that of a distant party, gets the whole time.
         """
         if not silent_s <= age_s < _CALL_S:
             return age_s >= _CALL_S
@@ -179,13 +179,13 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
             with duplicate(fd) as copy:
                 counts = counts_of(copy)
         except OSError:
-            # It was closed meanwhile.
+            # The connection was closed meanwhile.
             return False
         return counts is not None and counts[1] == 0
 
     def _caller(self, fd: int) -> Endpoint | None:
-        """Returns the other end of a connection to the port; None if the socket is something else.
-        Raises OSError.
+        """Returns the other end of a connection to the port; None for any other socket. Raises
+        OSError.
         """
         try:
             with duplicate(fd) as copy:
@@ -197,12 +197,12 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
         except OSError as error:
             if error.errno == errno.EMFILE:
                 raise
-        # It was closed meanwhile, or it listens.
+        # The socket was closed meanwhile, or it listens.
         return None
 
     def _close(self, name: str, fd: int) -> bool:
-        """Ends a connection, through a duplicate: gRPC may close its own this moment, and the
-        number change hands.
+        """Ends a connection through a duplicate of its socket, because gRPC may close its own at
+        any moment, and the descriptor's number be reused.
         """
         try:
             with duplicate(fd) as copy:
@@ -215,9 +215,9 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc]
 
 
 def patience_s(strangers: int, few: int) -> float:
-    """Returns how long a caller may say nothing: the shorter, the more there are beyond a ``few``.
+    """Returns how long a caller may be silent: less if there are many more strangers than ``few``.
 
-    Each connection that is held slows down every poll.
+    Each open connection slows down every poll.
     """
     share = few / max(few, strangers)
-    return max(_LEAST_CALL_S, _CALL_S * share**2)
+    return max(_MIN_CALL_S, _CALL_S * share**2)

@@ -1,4 +1,4 @@
-"""Decides which of a peer's messages are shown or logged, so that no peer can fill a screen or a
+"""Limits how many of a peer's messages are shown or logged, so that no peer can fill a screen or a
 disk.
 """
 
@@ -8,23 +8,23 @@ import threading
 
 
 class Rate:
-    """Lets ``at_once`` messages of each sender pass at first, then one every ``every_s``; counts
-    the others.
+    """Passes ``at_once`` messages of each sender at first, then one every ``every_s``; counts the
+    others.
 
-    Any thread may call it. Senders are names in certificates, so there are few.
+    Any thread may call it. Senders are names in certificates, so they are few.
     """
 
     def __init__(self, every_s: float, at_once: int) -> None:
         self._every_s, self._ahead_s = every_s, every_s * (at_once - 1)
         self._lock = threading.Lock()
-        # When the next message is due if they came evenly.
+        # {sender: when its next message is due at an even rate}
         self._next_s: dict[str, float] = {}
-        # Held back since the last one that passed.
+        # {sender: the count of messages held back since the last that passed}
         self._held: dict[str, int] = {}
 
     def passes(self, sender: str, now_s: float) -> int | None:
-        """Returns None if this message is held back; else how many were, since the sender's last
-        that passed.
+        """Returns None if this message is held back; else the count of those held back since the
+        sender's last message that passed.
         """
         with self._lock:
             due_s = max(self._next_s.get(sender, now_s), now_s)
@@ -36,5 +36,5 @@ class Rate:
 
 
 def and_more(text: str, held: int) -> str:
-    """Adds how many messages were held back: ``collapsing (and 37 more)``."""
+    """Appends the count of messages held back: ``collapsing (and 37 more)``."""
     return f"{text} (and {held} more)" if held else text

@@ -1,6 +1,4 @@
-"""Keeps account of refused callers: a line in the log for each, within limits, and counts by
-code.
-"""
+"""Logs refused callers, at a limited rate, and counts them by code."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from vfl_common.errors import Code, VflError
 from vfl_common.rpc.guard.rate import Rate, and_more
 from vfl_common.text import LINE, clean
 
-# Between two lines about one caller.
+# The time between two lines about one caller, after the first ``_AT_ONCE``.
 _EVERY_S = 10.0
 _AT_ONCE = 5
 
@@ -22,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """The refusals of one service. ``show``: reports those in the log to a person, too."""
+    """The refusals of one service. ``show``: also reports to a person those that are logged."""
 
     def __init__(self, show: Callable[..., None] = lambda _event, **_facts: None) -> None:
         self._show = show

@@ -1,4 +1,4 @@
-"""Requests and answers of the Open Inference Protocol, and their way into messages of gRPC."""
+"""Requests and answers of the Open Inference Protocol, and their conversion to gRPC messages."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.rpc.inference.tensors import Tensor, TensorError, filled, raw
 
-# Of a request; each costs work, whatever it has.
-_MOST_INPUTS, _MOST_OUTPUTS = 1_000, 1_000
+# The most inputs and outputs of a request; each takes work, whatever its size.
+_MAX_INPUTS, _MAX_OUTPUTS = 1_000, 1_000
 _FIELDS = {
     "BOOL": "bool_contents",
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
@@ -28,10 +28,10 @@ class Asked:
     """A request for inference.
 
     Args:
-        version: of the model; '' for any.
-        id: comes back with the answer.
-        outputs: the names of those that are wanted; empty for all.
-        raw: whether the answer has bytes, as the request has.
+        version: the model's version; '' for any.
+        id: repeated in the answer.
+        outputs: the names of the requested outputs; empty for all.
+        raw: whether the request has its data as bytes, and so the answer.
     """
 
     model: str
@@ -54,7 +54,9 @@ class Answer:
 
 @dataclass(frozen=True)
 class Described:
-    """A model, as its clients learn of it: tensors without data, -1 in a shape for any size."""
+    """The description of a model for its clients: tensors without data; -1 in a shape means any
+    size.
+    """
 
     model: str
     versions: Sequence[str]
@@ -65,79 +67,77 @@ class Described:
 
 def read_request(message: pb.ModelInferRequest) -> Asked:
     """Reads a request. Raises TensorError."""
-    if len(message.inputs) > _MOST_INPUTS or len(message.outputs) > _MOST_OUTPUTS:
-        text = f"inputs, outputs: give at most {_MOST_INPUTS:,} and {_MOST_OUTPUTS:,}"
-        raise TensorError(text)
-    given = message.raw_input_contents
-    if given and len(given) != len(message.inputs):
+    if len(message.inputs) > _MAX_INPUTS or len(message.outputs) > _MAX_OUTPUTS:
+        raise TensorError(f"inputs, outputs: give at most {_MAX_INPUTS:,} and {_MAX_OUTPUTS:,}")
+    raw_inputs = message.raw_input_contents
+    if raw_inputs and len(raw_inputs) != len(message.inputs):
         raise TensorError("raw_input_contents: give one for each of the inputs")
-    if given and any(each.HasField("contents") for each in message.inputs):
-        raise TensorError("inputs: give contents or raw_input_contents, and not both")
+    if raw_inputs and any(tensor.HasField("contents") for tensor in message.inputs):
+        raise TensorError("inputs: give either contents or raw_input_contents, not both")
     inputs = [
         Tensor(
-            each.name,
-            each.datatype,
-            _shape(each.name, each.shape),
-            given[at] if given else _typed(each),
-            _parameters(each.parameters),
+            tensor.name,
+            tensor.datatype,
+            _shape(tensor.name, tensor.shape),
+            raw_inputs[at] if raw_inputs else _typed(tensor),
+            _parameters(tensor.parameters),
         )
-        for at, each in enumerate(message.inputs)
+        for at, tensor in enumerate(message.inputs)
     ]
     return Asked(
         message.model_name,
         message.model_version,
         message.id,
         inputs,
-        [each.name for each in message.outputs],
+        [output.name for output in message.outputs],
         _parameters(message.parameters),
-        bool(given),
+        bool(raw_inputs),
     )
 
 
 def _shape(name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    if len(shape) > 2 or any(not 0 <= each < 2**31 for each in shape):
+    if len(shape) > 2 or any(not 0 <= size < 2**31 for size in shape):
         raise TensorError(f"{name}: shape must be [N], or [N, columns of an id]")
     return tuple(shape)
 
 
 def _typed(tensor: pb.ModelInferRequest.InferInputTensor) -> list[Any]:
     wanted = _FIELDS.get(tensor.datatype)
-    more = [each.name for each, _ in tensor.contents.ListFields() if each.name != wanted]
-    if more:
-        text = f"{tensor.name}: datatype and {more[0]} do not fit each other"
-        raise TensorError(text)
+    others = [field.name for field, _ in tensor.contents.ListFields() if field.name != wanted]
+    if others:
+        raise TensorError(f"{tensor.name}: datatype and {others[0]} do not match")
     return list(getattr(tensor.contents, wanted)) if wanted is not None else []
 
 
-def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
-    found = {name: each.WhichOneof("parameter_choice") for name, each in given.items()}
-    return {name: getattr(given[name], kind) for name, kind in found.items() if kind is not None}
+def _parameters(messages: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
+    kinds = {name: message.WhichOneof("parameter_choice") for name, message in messages.items()}
+    return {name: getattr(messages[name], kind) for name, kind in kinds.items() if kind is not None}
 
 
 def write_answer(asked: Asked, answer: Answer) -> pb.ModelInferResponse:
-    """Writes an answer, as bytes or in fields of its datatypes."""
-    found = pb.ModelInferResponse(
+    """Returns the message of an answer, with bytes or with fields of the datatypes."""
+    message = pb.ModelInferResponse(
         model_name=answer.model, model_version=answer.version, id=asked.id
     )
-    for each in answer.outputs:
-        tensor = found.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
+    for output in answer.outputs:
+        tensor = message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
         if asked.raw:
-            found.raw_output_contents.append(raw(each))
+            message.raw_output_contents.append(raw(output))
             continue
-        data = filled(each)
-        if each.datatype == "BYTES":
+        data = filled(output)
+        if output.datatype == "BYTES":
             data = [value.encode() for value in data]
-        getattr(tensor.contents, _FIELDS[each.datatype]).extend(data)
-    return found
+        getattr(tensor.contents, _FIELDS[output.datatype]).extend(data)
+    return message
 
 
-def write_description(found: Described) -> pb.ModelMetadataResponse:
-    """Writes what clients learn of a model."""
+def write_description(described: Described) -> pb.ModelMetadataResponse:
+    """Returns the message that describes a model."""
     message = pb.ModelMetadataResponse(
-        name=found.model, versions=found.versions, platform=found.platform
+        name=described.model, versions=described.versions, platform=described.platform
     )
-    for each in found.inputs:
-        message.inputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
-    for each in found.outputs:
-        message.outputs.add(name=each.name, datatype=each.datatype, shape=each.shape)
+    for tensor in described.inputs:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+    for tensor in described.outputs:
+        message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
     return message

@@ -1,4 +1,4 @@
-"""Listens for callers of the Open Inference Protocol, in a thread with an event loop of its own."""
+"""Listens for callers of the Open Inference Protocol, in a thread with a separate event loop."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ import grpc
 from vfl_common.rpc.channel import check_address
 from vfl_common.rpc.inference.service import InferenceService, Model
 
-# Of a request; as over HTTP.
-MOST_BYTES = 4 << 20
-# Calls under way, and connections.
-_MOST_AT_ONCE = 1_000
+# The most bytes of a request, as over HTTP.
+_MAX_BYTES = 4 << 20
+# The most concurrent calls, and connections.
+_MAX_AT_ONCE = 1_000
 _CLOSE_S = 10.0
 _OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_receive_message_length", MOST_BYTES),
-    # An answer has more bytes than its request; who asks for so many rows can take them.
+    ("grpc.max_receive_message_length", _MAX_BYTES),
+    # An answer has more bytes than its request, so the caller must be able to receive them.
     ("grpc.max_send_message_length", -1),
     ("grpc.so_reuseport", 0),
-    ("grpc.max_allowed_incoming_connections", _MOST_AT_ONCE),
+    ("grpc.max_allowed_incoming_connections", _MAX_AT_ONCE),
     ("grpc.max_concurrent_streams", 100),
-    # For a caller to say that it speaks HTTP/2, after TLS or without.
+    # The time for a caller to begin HTTP/2, with or without TLS.
     ("grpc.server_handshake_timeout_ms", 10_000),
-    # Its clients connect again by themselves.
+    # Idle connections are closed, because clients connect again by themselves.
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    # Of a request that nobody reads yet, little comes.
+    # Little of a request is read ahead before the service reads it.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 64 << 10),
-    # What is compressed may be a thousand times as large afterwards.
+    # A compressed message may decompress to a thousand times its size.
     ("grpc.per_message_decompression", 0),
 ]
 Bound = tuple[int, asyncio.AbstractEventLoop, asyncio.Event]
@@ -51,7 +51,7 @@ def listening(model: Model, address: str, secret: tuple[bytes, bytes] | None) ->
         address: host:port; port 0 takes a free one.
         secret: key and certificate, PEM; None: without TLS.
 
-    Raises InputError (ADDRESS_IN_USE).
+    Raises InputError (ADDRESS_INVALID, ADDRESS_IN_USE).
     """
     check_address(address)
     bound: Future[Bound] = Future()
@@ -74,9 +74,9 @@ async def _serve(
 ) -> None:
     over = asyncio.Event()
     try:
-        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MOST_AT_ONCE)
+        server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_AT_ONCE)
         server.add_generic_rpc_handlers((service.handler(),))
-        port = _bound(server, address, secret)
+        port = _bind(server, address, secret)
         await server.start()
     except BaseException as error:
         bound.set_exception(error)
@@ -86,7 +86,7 @@ async def _serve(
     await server.stop(_CLOSE_S)
 
 
-def _bound(server: Any, address: str, secret: tuple[bytes, bytes] | None) -> int:
+def _bind(server: Any, address: str, secret: tuple[bytes, bytes] | None) -> int:
     if secret is None:
         return int(server.add_insecure_port(address))
     credentials = grpc.ssl_server_credentials([secret])

@@ -1,5 +1,5 @@
-"""The service ``inference.GRPCInferenceService``: who may ask, how long a request may take to come,
-and the words of refusals.
+"""The service ``inference.GRPCInferenceService``: access, the time limit of a request, and
+refusals.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from vfl_common.rpc.inference.tensors import TensorError
 from vfl_common.text import clean
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-# For a whole request to come.
+# The time in which a whole request must arrive.
 _REQUEST_S = 10.0
-# Requests that come at once: each may take as much memory as a message has.
-_MOST_COMING = 64
+# The most requests that arrive at the same time: each may take the memory of the largest message.
+_MAX_ARRIVING = 64
 
 log = logging.getLogger(__name__)
 
@@ -44,16 +44,16 @@ class Refused(Exception):  # noqa: N818 - an answer to a caller, not a fault
 
 
 class Model(Protocol):
-    """What is served. Each method raises Refused.
+    """The served model. Each method raises Refused.
 
-    ``authorization``: the caller's metadata of that name, '' if there is none.
+    ``authorization``: the caller's metadata of that name, or ''.
     """
 
     def admit(self, authorization: str) -> None:
-        """Looks at a caller before anything of its request is read."""
+        """Checks a caller before its request is read."""
 
     def ready(self) -> bool:
-        """Whether requests can be answered."""
+        """Returns whether requests can be answered."""
         ...
 
     def server(self) -> tuple[str, str, list[str]]:
@@ -61,7 +61,7 @@ class Model(Protocol):
         ...
 
     def describe(self, name: str, version: str, authorization: str) -> Described:
-        """Returns what clients learn of a model."""
+        """Returns the description of a model for clients."""
         ...
 
     async def infer(self, asked: Asked, authorization: str) -> Answer:
@@ -69,8 +69,8 @@ class Model(Protocol):
         ...
 
     def begun(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
-        """Hears of a call, in its own context; returns what hears the status code with which it
-        ends.
+        """Notes the start of a call, in the call's context; returns a function to call with the
+        status code of its end.
         """
         ...
 
@@ -84,9 +84,10 @@ class InferenceService:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._coming = 0
+        self._arriving = 0
 
     def handler(self) -> Handler:
+        """Returns the service's handler for the gRPC server."""
         # A method with one message each way is a stream, too: see ``channel.stream_handler``.
         handlers = {
             "ServerLive": self._method("ServerLive", pb.ServerLiveRequest, self._live),
@@ -107,21 +108,21 @@ class InferenceService:
             metadata = dict(context.invocation_metadata() or ())
             ended = self._model.begun(name, metadata)
             try:
-                found = await self._answered(name, kind, answer, requests, metadata)
+                answered = await self._answer(name, kind, answer, requests, metadata)
             except Refused as why:
                 ended(why.code)
-                # The words of a request may be long, and a status is not.
+                # Cut, because the text may quote a long request, and a status must be short.
                 await context.abort(grpc.StatusCode[why.code], clean(why.why))
             except asyncio.CancelledError:
                 # The caller is gone, or its deadline is over.
                 ended("CANCELLED")
                 raise
             ended("OK")
-            yield found
+            yield answered
 
         return grpc.stream_stream_rpc_method_handler(serve)
 
-    async def _answered(
+    async def _answer(
         self,
         name: str,
         kind: type[Asks],
@@ -137,34 +138,36 @@ class InferenceService:
             message = kind.FromString(await self._read(requests))
             return (await answer(message, authorization)).SerializeToString()
         except DecodeError:
-            raise Refused("INVALID_ARGUMENT", "this is no request of this method") from None
+            raise Refused(
+                "INVALID_ARGUMENT", "the message is not a request of this method"
+            ) from None
         except TensorError as error:
             raise Refused("INVALID_ARGUMENT", str(error)) from None
         except (Refused, grpc.RpcError):
             raise
         except Exception:
             log.exception("internal error", extra={"event": "failed"})
-            raise Refused("INTERNAL", "internal error; the log has it") from None
+            raise Refused("INTERNAL", "internal error; see the log") from None
 
     async def _read(self, requests: AsyncIterator[bytes]) -> bytes:
         """Reads the request's message. Raises Refused."""
-        if self._coming >= _MOST_COMING:
-            raise Refused("UNAVAILABLE", "too many requests are coming; try again later")
-        self._coming += 1
+        if self._arriving >= _MAX_ARRIVING:
+            raise Refused("UNAVAILABLE", "too many requests; try again later")
+        self._arriving += 1
         try:
             return await asyncio.wait_for(anext(aiter(requests)), _REQUEST_S)
         except TimeoutError:
-            raise Refused("DEADLINE_EXCEEDED", "the request did not come in time") from None
+            raise Refused("DEADLINE_EXCEEDED", "the request did not arrive in time") from None
         except StopAsyncIteration:
             raise Refused("INVALID_ARGUMENT", "the call has no request") from None
         finally:
-            self._coming -= 1
+            self._arriving -= 1
 
     async def _live(self, _asked: pb.ServerLiveRequest, _who: str) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
 
     async def _ready(self, _asked: pb.ServerReadyRequest, _who: str) -> pb.ServerReadyResponse:
-        # It may write to a disk.
+        # In a thread, because it may write to a disk.
         return pb.ServerReadyResponse(ready=await asyncio.to_thread(self._model.ready))
 
     async def _server(

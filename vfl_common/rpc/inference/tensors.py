@@ -17,24 +17,24 @@ _DTYPES = {
     **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
     **{f"FP{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
 }
-# Of an element that is None: no number can be mistaken for it.
+# The values that stand for a missing element, in datatypes without null.
 _MISSING: dict[str, Any] = {NUMBER: math.nan, WHOLE: -(2**63)}
-# Before each element of BYTES.
+# The length before each element of BYTES.
 _LENGTH = struct.Struct("<I")
 
 
 class TensorError(ValueError):
-    """What is wrong with a tensor of a request."""
+    """A tensor of a request is invalid; the text says why."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor.
+    """A tensor of a request or an answer.
 
     Args:
-        shape: of it; empty for a request's output that has any.
-        data: its elements in row-major order; or bytes, as ``raw`` writes them.
-        parameters: more that is said of it.
+        shape: its shape; empty for a requested output of any shape.
+        data: its elements in row-major order; or bytes, as ``raw`` returns them.
+        parameters: the parameters of the protocol.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        """How many elements the shape asks for."""
+        """The number of elements of the shape."""
         return math.prod(self.shape)
 
 
@@ -57,84 +57,88 @@ def values(tensor: Tensor) -> list[Any]:
     if datatype != TEXT and datatype not in _DTYPES:
         raise TensorError(f"{name}: datatype must be BYTES, {', '.join(_DTYPES)}")
     data = tensor.data
-    found = _of_raw(tensor, data) if isinstance(data, bytes) else _of_list(tensor, data)
-    if len(found) != tensor.count:
-        raise TensorError(f"{name}: shape and data do not fit each other")
-    return found
+    elements = _of_raw(tensor, data) if isinstance(data, bytes) else _of_list(tensor, data)
+    if len(elements) != tensor.count:
+        raise TensorError(f"{name}: shape and data do not match")
+    return elements
 
 
 def _of_list(tensor: Tensor, data: Sequence[Any]) -> list[Any]:
     if tensor.datatype == TEXT:
-        return [_text(tensor.name, each) for each in data]
+        return [_text(tensor.name, element) for element in data]
     dtype = _DTYPES[tensor.datatype]
     kinds: tuple[type, ...] = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
-    given = [each for each in data if each is not None]
-    # A truth is a whole number, too.
-    if not all(isinstance(each, kinds) for each in given) or (
-        bool not in kinds and any(isinstance(each, bool) for each in given)
+    present = [element for element in data if element is not None]
+    # Python's bool is an int, too.
+    if not all(isinstance(element, kinds) for element in present) or (
+        bool not in kinds and any(isinstance(element, bool) for element in present)
     ):
         raise TensorError(f"{tensor.name}: data must be of datatype {tensor.datatype}")
     try:
-        # A number that is too large for a smaller float becomes infinity, as everywhere.
+        # A number that is too large for the float type becomes infinity.
         with np.errstate(over="ignore"):
-            held = iter(np.array(given, dtype).tolist())
+            rounded = iter(np.array(present, dtype).tolist())
     except OverflowError:
-        text = f"{tensor.name}: data has a number that {tensor.datatype} cannot hold"
-        raise TensorError(text) from None
-    return [None if each is None else next(held) for each in data]
+        raise TensorError(
+            f"{tensor.name}: data has a number that {tensor.datatype} cannot hold"
+        ) from None
+    return [None if element is None else next(rounded) for element in data]
 
 
 def _of_raw(tensor: Tensor, data: bytes) -> list[Any]:
     if tensor.datatype == TEXT:
-        return [_text(tensor.name, each) for each in _split(tensor, data)]
+        return [_text(tensor.name, element) for element in _split(tensor, data)]
     dtype = _DTYPES[tensor.datatype]
     if len(data) != tensor.count * dtype.itemsize:
-        text = f"{tensor.name}: shape and datatype ask for another number of bytes"
-        raise TensorError(text)
+        raise TensorError(
+            f"{tensor.name}: shape and datatype need {tensor.count * dtype.itemsize:,} bytes (got "
+            f"{len(data):,})"
+        )
     if dtype.kind == "b":
-        return [each != 0 for each in data]
-    found: list[Any] = np.frombuffer(data, dtype).tolist()
-    return found
+        return [byte != 0 for byte in data]
+    elements: list[Any] = np.frombuffer(data, dtype).tolist()
+    return elements
 
 
 def _split(tensor: Tensor, data: bytes) -> list[bytes]:
-    found, at = list[bytes](), 0
-    while at < len(data) and len(found) <= tensor.count:
+    elements, at = list[bytes](), 0
+    while at < len(data) and len(elements) <= tensor.count:
         start = at + _LENGTH.size
         if start > len(data):
             break
         at = start + _LENGTH.unpack_from(data, start - _LENGTH.size)[0]
-        found.append(data[start:at])
-    if at != len(data) or len(found) != tensor.count:
-        text = f"{tensor.name}: the bytes are not as many elements as shape says, each after its"
-        raise TensorError(f"{text} length as 4 bytes")
-    return found
+        elements.append(data[start:at])
+    if at != len(data) or len(elements) != tensor.count:
+        raise TensorError(
+            f"{tensor.name}: the bytes must hold as many elements as the shape, each after its "
+            "length in 4 bytes"
+        )
+    return elements
 
 
-def _text(name: str, given: Any) -> Any:
-    if isinstance(given, str) or given is None:
-        return given
-    if not isinstance(given, bytes):
+def _text(name: str, element: Any) -> Any:
+    if isinstance(element, str) or element is None:
+        return element
+    if not isinstance(element, bytes):
         raise TensorError(f"{name}: data must be of datatype BYTES")
     try:
-        return given.decode()
+        return element.decode()
     except UnicodeDecodeError:
         raise TensorError(f"{name}: text must be UTF-8") from None
 
 
 def filled(tensor: Tensor) -> Sequence[Any]:
-    """Returns the elements of an output for clients, who know no null: what is None is NaN, or the
-    smallest INT64.
-    """
+    """Returns the elements of an output for clients, where None becomes NaN, or the smallest "
+    "INT64."""
     missing = _MISSING.get(tensor.datatype)
-    return [missing if each is None else each for each in tensor.data]
+    return [missing if element is None else element for element in tensor.data]
 
 
 def raw(tensor: Tensor) -> bytes:
-    """Returns the elements of a tensor as bytes: little-endian, each of BYTES after its length as
-    four bytes.
+    """Returns the elements of a tensor as bytes: little-endian, and those of BYTES each after its
+    length in four bytes.
     """
     if tensor.datatype != TEXT:
         return np.array(filled(tensor), _DTYPES[tensor.datatype]).tobytes()
-    given = [each.encode() for each in filled(tensor)]
-    return b"".join(part for each in given for part in (_LENGTH.pack(len(each)), each))
+    texts = [element.encode() for element in filled(tensor)]
+    return b"".join(part for text in texts for part in (_LENGTH.pack(len(text)), text))

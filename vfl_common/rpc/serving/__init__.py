@@ -1,1 +1,3 @@
-"""Questions by id to the passive parties of a served model, over streams that they open."""
+"""Requests by id from the active party of a served model to the passive parties, over streams that
+these open.
+"""

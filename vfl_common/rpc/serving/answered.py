@@ -1,4 +1,4 @@
-"""What a passive party is asked, its answer, and their way over the wire."""
+"""The questions to a passive party of a served model, its answers, and their messages."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.text import clean
 
-# The two states of an id in an answer. A party that does not answer for an id does not tell the
-# reason: a reason would tell the active party that the id is known.
+# The two states of an id in an answer. A party that does not answer for an id gives no reason,
+# because a reason reveals that it knows the id.
 NOT_ANSWERED, EMBEDDED = 0, 1
 # A party of an older release sends 0 for an unknown id, 2 for a refusal, 3 for unusable features.
 _STATES = frozenset(range(4))
-_READ = bytes(EMBEDDED if each == EMBEDDED else NOT_ANSWERED for each in range(256))
-# States of an id that exist at the active party alone, and never cross the wire.
+_READ = bytes(EMBEDDED if state == EMBEDDED else NOT_ANSWERED for state in range(256))
+# States of an id that only the active party uses, and that are never sent.
 LATE, FAILED, UNKNOWN = 4, 5, 6
 FLOAT_BYTES = 4
 _LONGEST_VERSION = 64
-# Embeddings are kept no longer.
+# The longest time, in seconds, for which embeddings are kept.
 _LONGEST_S = 100_000.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """A question of a scoring that takes several: see ``vfl_party.phases.online``.
+    """A question of a scoring that takes several questions: see ``vfl_party.phases.online``.
 
     Args:
-        asked: what the method asks about each id, in its own form.
-        first: the number of the scoring's first question; 0, for the asking side: this is the
-            first.
-        begins: whether this is the first.
-        size: bytes that the answer must have; the asking side alone knows it.
+        asked: the method's question about each id, in the method's encoding.
+        first: the number of the scoring's first question; at the asking side 0 for the first.
+        begins: whether this is the first question.
+        size: the bytes that the answer must have; only the asking side knows it.
     """
 
     asked: bytes
@@ -46,12 +45,12 @@ class Answered:
     """A passive party's answer to a question about ids.
 
     Args:
-        state: a byte for each id: one of those above.
-        embeddings: float32, little-endian, of the embedded ids, one after the other, [N, D].
-        features: names the state of the party's features.
-        answered: to a step, in the method's own form; there are no embeddings then.
-        ids: those of which it tells numbers, for the party's own record; they are not sent.
-        times: how often it tells of each; None: once.
+        state: a byte per id, one of the states above.
+        embeddings: those of the embedded ids, [N, D] float32, little-endian.
+        features: identifies the version of the party's features.
+        answered: the answer to a step, in the method's encoding, instead of embeddings.
+        ids: those about which the answer has numbers, for the party's own record; not sent.
+        times: how often the answer is about each id; None: once.
     """
 
     state: bytes
@@ -64,19 +63,19 @@ class Answered:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A question or an answer that is about to leave, for the party's own record.
+    """A question or an answer before it is sent, for the party's own record.
 
     Args:
         to: the receiver.
-        phase, kind: as the ledger counts it.
-        scoring, place: the number of the scoring's first question, and how many questions come
-            between it and this one.
-        ids: those of which it tells.
-        times: how often it tells of each; None: once.
-        numbers: of which it consists.
-        content: these numbers.
+        phase, kind: those in the ledger.
+        scoring, place: the number of the scoring's first question, and the count of questions from
+            that one to this one.
+        ids: those that the message is about.
+        times: how often it is about each id; None: once.
+        numbers: the count of numbers in it.
+        content: these numbers, as bytes.
         payload_bytes, message_bytes: as the ledger counts them.
-        asked: of an answer, the number of ids in the question, answered or not.
+        asked: the number of ids in the question, answered or not; 0 for a question.
     """
 
     to: str
@@ -94,13 +93,13 @@ class Outgoing:
 
 
 class UntoldError(Exception):
-    """What a party has about ids may not leave, or could not be made. The party then answers as if
-    it knew none of the ids: a failure would tell the active party that one of them is known.
+    """An answer about ids may not leave, or could not be computed. The party then answers as if it
+    knew none of the ids, because a failure reveals that it knows one of them.
     """
 
 
 class _Untold:
-    """Raises UntoldError in place of any other error of its block."""
+    """Turns any error of its block into an UntoldError."""
 
     def __enter__(self) -> None:
         pass
@@ -110,21 +109,22 @@ class _Untold:
             raise UntoldError(str(error)) from error
 
 
-# A class, and one object for all, because it is entered for each question.
+# One object of a class for all blocks, because it is entered for each question, and this is fast.
 untold = _Untold()
 
 
-# Writes what is about to leave. It may raise VflError; nothing leaves then.
+# Records a message before it is sent. If it raises VflError, the message is not sent.
 Writes = Callable[[Outgoing], None]
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """What the active party may do with a passive party's embeddings.
+    """How the active party may keep a passive party's embeddings.
 
     Args:
-        seconds: for how long it may use one again; 0: not at all.
-        features: the state of the party's features, as in ``Answered``; others are not used again.
+        seconds: how long it may use one again; 0: not at all.
+        features: the version of the party's features, as in ``Answered``; embeddings of other
+            versions are not used again.
     """
 
     seconds: float = 0.0
@@ -132,34 +132,41 @@ class Keeping:
 
 
 def read_keeping(present: serving_pb2.Present) -> Keeping:
-    """Returns what a party that is present allows."""
-    said = present.keeping
-    # A number that is none allows nothing.
-    seconds = said.seconds if 0.0 < said.seconds < _LONGEST_S else 0.0
-    return Keeping(seconds, clean(said.features, _LONGEST_VERSION))
+    """Returns how a party allows its embeddings to be kept."""
+    keeping = present.keeping
+    # NaN or a number out of range allows nothing.
+    seconds = keeping.seconds if 0.0 < keeping.seconds < _LONGEST_S else 0.0
+    return Keeping(seconds, clean(keeping.features, _LONGEST_VERSION))
 
 
 def read_answer(
     answer: serving_pb2.Answer, ids: Sequence[str], width: int, party: str, step: Step | None = None
 ) -> Answered:
-    """Returns an answer, if it is one to a question about ``ids``. Raises PeerError.
+    """Reads the answer of ``party`` to a question about ``ids``. Raises PeerError if it is invalid.
 
-    ``width``: of the party's embeddings. ``step``: what was asked instead of embeddings.
+    ``width``: that of the party's embeddings. ``step``: the question instead of embeddings.
     """
-    state, found, answered = (bytes(x) for x in (answer.state, answer.embeddings, answer.answered))
+    state, embeddings = bytes(answer.state), bytes(answer.embeddings)
+    answered = bytes(answer.answered)
     if len(state) != len(ids) or not _STATES.issuperset(state):
-        raise _wrong(party, f"says something else than a state for each of {len(ids)} ids")
-    wanted = state.count(EMBEDDED) * width * FLOAT_BYTES if step is None else 0
-    if len(found) != wanted:
-        text = f"sends {len(found):,} bytes of embeddings, and {wanted:,} are wanted"
-        raise _wrong(party, text)
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{party} did not send a valid state for each of {len(ids)} ids",
+            party=party,
+        )
+    expected = state.count(EMBEDDED) * width * FLOAT_BYTES if step is None else 0
+    if len(embeddings) != expected:
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{party} must send {expected:,} bytes of embeddings (got {len(embeddings):,})",
+            party=party,
+        )
     size = step.size if step is not None else 0
     if len(answered) != size:
-        text = f"sends {len(answered):,} bytes for a step, and {size:,} are wanted"
-        raise _wrong(party, text)
-    read = state.translate(_READ)
-    return Answered(read, found, clean(answer.features, _LONGEST_VERSION), answered)
-
-
-def _wrong(party: str, what: str) -> PeerError:
-    return PeerError(Code.MALFORMED_MESSAGE, f"{party} {what}", party=party)
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{party} must send {size:,} bytes for a step (got {len(answered):,})",
+            party=party,
+        )
+    features = clean(answer.features, _LONGEST_VERSION)
+    return Answered(state.translate(_READ), embeddings, features, answered)

@@ -35,15 +35,15 @@ from vfl_common.rpc.serving.service import SERVICE
 from vfl_common.rpc.serving.stream import ANSWER, PHASE, QUESTION
 
 _CONNECT_S = 2.0
-# Between two tries: the shortest, and the longest.
+# The shortest and the longest pause between two tries to connect.
 _PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-# Refusals that another try may not meet: an older stream of this party may be about to end.
+# Refusals after which another try may succeed: an older stream of this party may be about to end.
 _PASSES = (Code.NAME_TAKEN, Code.INTERNAL)
-# A dead stream of this party ends sooner (see ``vfl_common.rpc.channel``), so after that another
-# program of the party serves.
+# If the place is taken for longer than this, another program of the party serves: a dead stream of
+# this party ends sooner (see ``vfl_common.rpc.channel``).
 _TAKEN_S = 60.0
-# The peer asks many at once, and waits for none of them long.
-_MOST_WAITING = 256
+# The most questions that wait for an answer.
+_MAX_WAITING = 256
 
 log = logging.getLogger(__name__)
 
@@ -58,19 +58,19 @@ class Attendance:
     """Answers the active party's questions, as long as ``run`` runs.
 
     Args:
-        address, peer: of the active party.
-        run_id, digest: of the model and of its recipe.
-        most_ids: of a question.
+        address, peer: the active party's address and name.
+        run_id, digest: the id of the model's run, and the digest of its recipe.
+        most_ids: the most ids of a question.
         answer: embeds ids, or answers a step about them, until a time (monotonic). Raises
-            TimeoutError if it cannot, UntoldError if what it has about the ids may not leave; it
-            may raise VflError. An empty text is nobody's id.
-        keeping: what the active party may do with the embeddings now.
+            TimeoutError if it cannot, UntoldError if its answer about the ids may not leave; it
+            may raise VflError. An empty text is not an id.
+        keeping: returns how the active party may keep the embeddings now.
         at_once: how many questions are answered at the same time.
-        attends: called when the stream is up (True), and when it is lost.
-        refused: called with the active party's words if it does not serve this run now; then this
-            party tries again, since either may load a run before the other does. None: such a
-            refusal ends it.
-        writes: writes down what an answer tells, before it leaves.
+        attends: called when the stream is open (True), and when it is lost (False).
+        refused: called with the active party's message if it does not serve this run now; this
+            party then tries again, because either may load a run first. None: such a refusal ends
+            ``run``.
+        writes: records an answer before it leaves.
     """
 
     def __init__(
@@ -96,42 +96,42 @@ class Attendance:
         self._keeping, self._at_once, self._writes = keeping, at_once, writes
         self._once = LogOnce(log)
         self._program = secrets.token_hex(8)
-        # Since when the active party says that another program has this one's place.
+        # When the active party first said that another program has this one's place.
         self._taken_s: float | None = None
-        # Of the stream that is up.
+        # The outbox of the open stream.
         self._outbox: queue.SimpleQueue[bytes | None] | None = None
         self._ended = threading.Event()
         self._call: grpc.Call | None = None
 
     def close(self) -> None:
-        """Has ``run`` end soon."""
+        """Ends ``run`` soon."""
         self._ended.set()
         if (call := self._call) is not None:
             call.cancel()
 
     def run(self) -> None:
-        """Keeps the stream up until ``close``, or until the caller is stopped by a signal. Raises
+        """Keeps the stream open until ``close``, or until a signal stops the caller. Raises
         VflError if the active party refuses this one.
         """
         pause_s = _PAUSE_S
-        told: str | None = None
+        has_warned = False
         while not self._ended.is_set():
             channel = connect(self._address, self._keyring.current(), self._peer, _CONNECT_S)
             if isinstance(channel, VflError):
                 if channel.code is not Code.UNREACHABLE:
                     raise channel
-                if told is None:
-                    told = str(channel)
-                    log.warning("%s", told, extra={"event": "away"})
+                if not has_warned:
+                    has_warned = True
+                    log.warning("%s", channel, extra={"event": "away"})
             else:
                 with channel:
                     if self._attend(channel):
-                        pause_s, told = _PAUSE_S, None
+                        pause_s, has_warned = _PAUSE_S, False
             self._ended.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def renew(self) -> None:
-        """Tells the active party what it may do with the embeddings now; any thread may call it."""
+        """Tells the active party how it may keep the embeddings now; any thread may call it."""
         outbox = self._outbox
         if outbox is not None:
             self._present(outbox)
@@ -151,13 +151,13 @@ class Attendance:
         outbox.put(data)
 
     def _attend(self, channel: grpc.Channel) -> bool:
-        """Answers until the stream breaks; returns whether the party was welcome. Raises its
+        """Answers until the stream breaks; returns whether the peer accepted this party. Raises the
         peer's refusal.
         """
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        asked: queue.Queue[_Asked | None] = queue.Queue(_MOST_WAITING)
+        asked: queue.Queue[_Asked | None] = queue.Queue(_MAX_WAITING)
         self._present(outbox)
-        call = channel.stream_stream(f"/{SERVICE}/Attend")(_sent(outbox))
+        call = channel.stream_stream(f"/{SERVICE}/Attend")(_messages(outbox))
         self._call = call
         if self._ended.is_set():
             call.cancel()
@@ -196,8 +196,11 @@ class Attendance:
                     self._attends(True)
         except grpc.RpcError as error:
             if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                text = f"{self._peer} at {self._address} does not serve a model; start it first"
-                raise PeerError(Code.ROLE_MISMATCH, text, party=self._peer) from None
+                raise PeerError(
+                    Code.ROLE_MISMATCH,
+                    f"{self._peer} at {self._address} does not serve a model. Start it first.",
+                    party=self._peer,
+                ) from None
         finally:
             self._outbox = None
             call.cancel()
@@ -211,7 +214,7 @@ class Attendance:
         return welcome
 
     def _is_taken(self, error: VflError) -> bool:
-        """Whether another program has had this one's place for too long."""
+        """Returns whether another program has had this one's place for too long."""
         if error.code is not Code.NAME_TAKEN:
             return False
         now_s = time.monotonic()
@@ -220,102 +223,109 @@ class Attendance:
         return now_s - self._taken_s >= _TAKEN_S
 
     def _take(self, question: serving_pb2.Question, asked: queue.Queue[_Asked | None]) -> None:
-        """Queues a question. Raises PeerError if it is none."""
-        # Further questions of a scoring are about the ids of its first one.
-        fewest = 0 if question.step.first else 1
-        if not question.number or not fewest <= len(question.ids) <= self._most_ids:
-            text = f"{self._peer} asks for {len(question.ids):,} ids, and 1 to {self._most_ids:,}"
-            raise PeerError(Code.MALFORMED_MESSAGE, f"{text} may be asked", party=self._peer)
+        """Queues a question. Raises PeerError if it is invalid."""
+        # Further questions of a scoring have no ids: they are about those of the first one.
+        min_ids = 0 if question.step.first else 1
+        if not question.number or not min_ids <= len(question.ids) <= self._most_ids:
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{self._peer} must ask for 1 to {self._most_ids:,} ids (got "
+                f"{len(question.ids):,})",
+                party=self._peer,
+            )
         asked.put(_Asked(question, time.monotonic() + question.left_ms / 1000))
 
     def _answering(
         self, asked: queue.Queue[_Asked | None], outbox: queue.SimpleQueue[bytes | None]
     ) -> None:
-        """Answers in the order of the questions; nobody waits any more for one whose time is over,
-        and the active party knows by itself that this one is late.
+        """Answers questions in their order, except those whose time is over, because the active
+        party no longer waits for them.
         """
-        while (each := asked.get()) is not None:
-            if time.monotonic() >= each.until_s:
+        while (asked_now := asked.get()) is not None:
+            if time.monotonic() >= asked_now.until_s:
                 continue
             try:
-                data, sent = self._answered(each)
+                data, sent = self._answer_question(asked_now)
                 self._once.over("answer")
             except TimeoutError:
                 continue
             except Exception as failed:  # noqa: BLE001 - it is logged, and the peer reads of it
                 cause = failed.__cause__ if isinstance(failed, UntoldError) else None
                 error = cause if isinstance(cause, Exception) else failed
-                defect = not isinstance(error, VflError)
-                text = f"no answer: {error}"
-                self._once.warning("answer", text, exc_info=defect, event="unanswered")
-                answer = serving_pb2.Answer(number=each.question.number)
+                is_defect = not isinstance(error, VflError)
+                self._once.warning(
+                    "answer", f"no answer: {error}", exc_info=is_defect, event="unanswered"
+                )
+                answer = serving_pb2.Answer(number=asked_now.question.number)
                 answer.failure.CopyFrom(to_failure(error))
                 data, sent = serving_pb2.FromParty(answer=answer).SerializeToString(), 0
             self._ledger.add(self._peer, PHASE, ANSWER, "sent", sent, len(data))
             outbox.put(data)
 
-    def _answered(self, asked: _Asked) -> tuple[bytes, int]:
-        """Returns an answer as it leaves, which is written down by then, and how many of its bytes
-        are numbers. Raises VflError and TimeoutError as ``answer``.
+    def _answer_question(self, asked: _Asked) -> tuple[bytes, int]:
+        """Returns an answer as it is sent, after recording it, and how many of its bytes are
+        numbers. Raises VflError and TimeoutError as ``answer`` does.
         """
         question, step = asked.question, _step_of(asked.question)
         ids = list(question.ids)
         count = len(ids) - ids.count("")
         try:
-            found = self._written(question, step, count, self._answer(ids, asked.until_s, step))
+            result = self._record(question, step, count, self._answer(ids, asked.until_s, step))
         except UntoldError as error:
             if not ids:
-                # A later step of a scoring, whose first answer has left.
+                # The first answer of this scoring has been sent, so this one must fail.
                 raise
-            text = f"answers for none of the ids: {error}"
-            self._once.warning("untold", text, event="untold")
+            self._once.warning("untold", f"answers for none of the ids: {error}", event="untold")
         else:
             self._once.over("untold")
-            return found
-        nobody = [""] * len(ids)
-        return self._written(question, step, count, self._answer(nobody, asked.until_s, step))
+            return result
+        no_ids = [""] * len(ids)
+        return self._record(question, step, count, self._answer(no_ids, asked.until_s, step))
 
-    def _written(
-        self, question: serving_pb2.Question, step: Step | None, asked: int, found: Answered
+    def _record(
+        self, question: serving_pb2.Question, step: Step | None, asked: int, content: Answered
     ) -> tuple[bytes, int]:
-        """Writes an answer down; returns it as it leaves, and how many of its bytes are numbers.
+        """Records an answer; returns it as it is sent, and how many of its bytes are numbers.
         Raises UntoldError if it may not leave. ``asked``: the number of ids in the question.
         """
         answer = serving_pb2.Answer(
             number=question.number,
-            state=found.state,
-            embeddings=found.embeddings,
-            features=found.features,
-            answered=found.answered,
+            state=content.state,
+            embeddings=content.embeddings,
+            features=content.features,
+            answered=content.answered,
         )
         data = serving_pb2.FromParty(answer=answer).SerializeToString()
-        content = found.embeddings or found.answered
+        numbers = content.embeddings or content.answered
         if self._writes is not None:
             first = step.first if step is not None else question.number
-            told = Outgoing(
+            outgoing = Outgoing(
                 to=self._peer,
                 phase=PHASE,
                 kind=ANSWER,
                 scoring=first,
                 place=question.number - first,
-                ids=found.ids,
-                times=found.times,
-                numbers=len(found.embeddings) // FLOAT_BYTES + len(found.answered),
-                content=content,
-                payload_bytes=len(content),
+                ids=content.ids,
+                times=content.times,
+                numbers=len(content.embeddings) // FLOAT_BYTES + len(content.answered),
+                content=numbers,
+                payload_bytes=len(numbers),
                 message_bytes=len(data),
                 asked=asked,
             )
             with untold:
-                self._writes(told)
-        return data, len(content)
+                self._writes(outgoing)
+        return data, len(numbers)
 
     def _read(self, data: bytes) -> serving_pb2.FromActive:
         try:
             return serving_pb2.FromActive.FromString(data)
         except DecodeError:
-            text = f"{self._peer} sent bytes that are no message of serving"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._peer) from None
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{self._peer} sent bytes that are not a message of serving",
+                party=self._peer,
+            ) from None
 
 
 def _step_of(question: serving_pb2.Question) -> Step | None:
@@ -325,6 +335,6 @@ def _step_of(question: serving_pb2.Question) -> Step | None:
     return Step(question.step.asked, first or question.number, begins=not first)
 
 
-def _sent(outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
+def _messages(outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
     while (data := outbox.get()) is not None:
         yield data

@@ -1,73 +1,71 @@
-"""Whether a party is waited for: one that lets questions pass is away until it answers one in time.
-
-Otherwise each request would wait as long as a frozen party may take.
+"""Decides whether requests wait for a party: one that misses questions is away until it answers one
+in time. Otherwise each request waits for a party that is suspended until its timeout.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Questions in a row without an answer.
-MOST_LATE = 3
-# Probes in a row that a party has to answer in time, at most.
-MOST_PROBES = 64
+# The count of consecutive questions without an answer after which a party is away.
+MAX_LATE = 3
+# The most consecutive probes that a party must answer in time.
+MAX_PROBES = 64
 
 
 @dataclass
-class Patience:
-    """With one stream of a party; for one thread at a time. Times are those of ``time.monotonic``.
+class AnswerPatience:
+    """The patience with one stream of a party, for one thread at a time. Times are monotonic.
 
-    A party that is not waited for gets a question now and then, as a probe. Once it has answered
-    one in time, it is on trial: if it lets the next question pass that is waited for, it has to
-    answer twice as many probes in a row. So a party that answers nothing but probes makes ever
-    fewer requests wait.
+    A party that is away gets a question now and then, as a probe. Once it has answered one in time,
+    it is on trial: if it misses the next question, it must answer twice as many consecutive probes.
+    So a party that answers only probes makes fewer and fewer requests wait.
     """
 
     _late: int = 0
-    # When it answered last.
+    # The time of the last answer.
     _answered_s: float = 0.0
-    # The number of the probe under way (0: none), and until when it is worth something.
+    # The number of the open probe (0: none), and until when an answer to it counts.
     _probe: int = 0
     _until_s: float = 0.0
-    # Probes that it has answered in time in a row, and how many it has to.
+    # The count of consecutive probes answered in time, and how many are needed.
     _good: int = 0
     _wanted: int = 1
 
     @property
     def waits(self) -> bool:
-        """Whether the party's answers are waited for."""
-        return self._late < MOST_LATE
+        """Whether requests wait for the party's answers."""
+        return self._late < MAX_LATE
 
-    def late(self, asked_s: float, waiting: int) -> bool:
-        """Notes that a question of the moment ``asked_s`` had no answer in time; returns whether
-        the party is not waited for any more.
+    def note_late(self, asked_s: float, waiting: int) -> bool:
+        """Notes that a question of the time ``asked_s`` had no answer in time; returns whether the
+        party is away from now on.
 
-        ``waiting``: questions that wait for an answer yet. If it has answered none since, they
-        count as late, too.
+        ``waiting``: the count of questions that still wait for an answer. If the party has answered
+        none since ``asked_s``, they count as late, too.
         """
         waited = self.waits
         if waited and self._good:
-            # On trial.
-            self._late, self._good = MOST_LATE - 1, 0
-            self._wanted = min(2 * self._wanted, MOST_PROBES)
+            # The party was on trial.
+            self._late, self._good = MAX_LATE - 1, 0
+            self._wanted = min(2 * self._wanted, MAX_PROBES)
         self._late += 1
-        if self._answered_s < asked_s and self._late + waiting >= MOST_LATE:
-            self._late = MOST_LATE
+        if self._answered_s < asked_s and self._late + waiting >= MAX_LATE:
+            self._late = MAX_LATE
         return waited and not self.waits
 
     def probes(self, number: int, now_s: float, until_s: float) -> bool:
-        """Returns whether the question ``number`` is sent as a probe: if no other is under way."""
+        """Returns whether to send the question ``number`` as a probe: if no other probe is open."""
         if self._probe and now_s < self._until_s:
             return False
-        # The one before had no answer.
+        # The previous probe, if any, had no answer.
         self._good = 0 if self._probe else self._good
         self._probe, self._until_s = number, until_s
         return True
 
-    def answered(self, number: int, now_s: float, *, waited_for: bool) -> bool:
-        """Notes an answer; returns whether the party is waited for again.
+    def note_answer(self, number: int, now_s: float, *, waited_for: bool) -> bool:
+        """Notes an answer; returns whether requests wait for the party again.
 
-        ``waited_for``: whether it came in time to a question that is no probe.
+        ``waited_for``: whether it came in time to a question that is not a probe.
         """
         away, self._answered_s = not self.waits, now_s
         if waited_for:
@@ -77,6 +75,6 @@ class Patience:
             self._late = 0 if self._good >= self._wanted else self._late
         elif away:
             self._good = 0
-        # It is alive: the next question shows whether it is in time again.
+        # The party is alive, so the next question is a probe again.
         self._probe = 0
         return away and self.waits

@@ -35,17 +35,17 @@ from vfl_common.rpc.serving.stream import (
     Absent,
     Question,
     Stream,
+    describe_question,
     question_bytes,
-    told_of,
 )
 from vfl_common.text import clean
 
 SERVICE = serving_pb2.DESCRIPTOR.services_by_name["Serving"].full_name
-# Of each party: the one in use, and others that are ending or beginning.
+# The most streams of one party: the one in use, and others that are ending or beginning.
 MAX_STREAMS = 3
-# Between two looks at the certificate of a stream.
+# The time between two checks of the certificate of a stream.
 CHECK_S = 5.0
-# Of the random text that names a party's program.
+# The most characters of the random text that identifies a party's program.
 _LONGEST_NAME = 64
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,10 @@ class ServingService:
 
     Args:
         widths: {passive party: the width of its embeddings}.
-        run_id, digest: of the model and of its recipe; a party with another one is refused.
-        attends: called with a party's name when it has come (True), and when it has left.
-        writes: writes down what a question tells, before it leaves.
+        run_id, digest: the id of the model's run, and the digest of its recipe; a party with others
+            is refused.
+        attends: called with a party's name when it has come (True), and when it has left (False).
+        writes: records a question before it is sent.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class ServingService:
         self._closed = False
 
     def handler(self) -> Handler:
+        """Returns the service's handler for the gRPC server."""
         return stream_handler(SERVICE, Attend=self.attend)
 
     @property
@@ -103,7 +105,7 @@ class ServingService:
     # ----------------------------------------------------------------------
 
     def keeping(self) -> dict[str, Keeping]:
-        """Returns {party that attends: what may be done with its embeddings}."""
+        """Returns {party that attends: how its embeddings may be kept}."""
         with self._changed:
             return {name: stream.keeping for name, stream in self._streams.items()}
 
@@ -114,12 +116,12 @@ class ServingService:
         steps: Mapping[str, Step] | None = None,
         fewer: Mapping[str, Sequence[str]] | None = None,
     ) -> Pending:
-        """Sends a question about ``ids`` to all parties that attend; it does not wait.
+        """Sends a question about ``ids`` to all parties that attend; does not wait for answers.
 
-        After ``timeout_s`` a party that has not answered is late. One that has let several
-        questions pass is away until it answers one in time: see ``Patience``. ``steps``: {party:
-        what it is asked}, instead of embeddings; the others are not asked. ``fewer``: {party: the
-        ids that it is asked for, in place of all}; who is asked for none has answered.
+        After ``timeout_s`` a party that has not answered is late. A party that has missed several
+        questions is away until it answers one in time: see ``AnswerPatience``. ``steps``: {party:
+        its question}, instead of embeddings; the other parties are not asked. ``fewer``: {party:
+        the ids to ask it for, instead of all}; a party without ids counts as having answered.
 
         Raises VflError if a question may not leave.
         """
@@ -133,53 +135,58 @@ class ServingService:
         with self._changed:
             self._number += 1
             number = self._number
-            # Without steps it is the same for all that are asked for all.
+            # Without steps, all parties that are asked for all ids get the same bytes.
             whole = question_bytes(number, ids, left_ms, None) if steps is None else b""
             for name, some in own.items():
                 stream = self._streams.get(name)
                 if stream is None or stream.full:
-                    question.found[name] = "away" if stream is None else "late"
+                    question.results[name] = "away" if stream is None else "late"
                     continue
                 if not stream.patience.waits:
-                    question.found[name] = "away"
+                    question.results[name] = "away"
                     if not stream.patience.probes(number, now_s, now_s + timeout_s):
                         continue
-                    # A question about nobody would be no probe.
+                    # A probe must ask for at least one id.
                     some = some or ids
                 elif not some:
-                    question.found[name] = Answered(b"")
+                    question.results[name] = Answered(b"")
                     continue
                 step = steps[name] if steps is not None else None
-                same = some is ids and step is None
-                data = whole if same else question_bytes(number, some, left_ms, step)
+                is_whole = some is ids and step is None
+                data = whole if is_whole else question_bytes(number, some, left_ms, step)
                 if self._writes is not None:
-                    self._writes(told_of(name, number, some, step, len(data)))
-                if name not in question.found:
+                    self._writes(describe_question(name, number, some, step, len(data)))
+                if name not in question.results:
                     stream.open[number] = question
                     question.waiting.add(name)
                 stream.outbox.put(data)
         return Pending(self, number, question, now_s + timeout_s)
 
     def wait(self, number: int, question: Question, until_s: float) -> dict[str, Answered | Absent]:
-        """Returns {party: its answer, or why it has none}, at the latest at ``until_s``
+        """Returns {party: its answer, or why it has none}, not later than ``until_s``
         (monotonic).
         """
         with self._changed:
             while question.waiting and (left_s := until_s - time.monotonic()) > 0:
                 self._changed.wait(left_s)
             for name in question.waiting:
-                question.found[name] = "late"
+                question.results[name] = "late"
                 self._late(self._streams.get(name), number, question.asked_s)
             question.waiting = set()
-            return {name: question.found[name] for name in self._widths if name in question.found}
+            return {
+                name: question.results[name] for name in self._widths if name in question.results
+            }
 
     def _late(self, stream: Stream | None, number: int, asked_s: float) -> None:
-        # Otherwise it is a newer stream, on which nobody has asked this.
+        # A newer stream does not have this question.
         if stream is None or stream.open.pop(number, None) is None:
             return
-        if stream.patience.late(asked_s, len(stream.open)):
-            text = f"{stream.party} answers no questions; it is away until it answers one in time"
-            log.warning("%s", text, extra={"event": "away"})
+        if stream.patience.note_late(asked_s, len(stream.open)):
+            log.warning(
+                "%s does not answer; it is away until it answers a question in time",
+                stream.party,
+                extra={"event": "away"},
+            )
             self._give_up(stream)
 
     # -- gRPC's threads
@@ -209,32 +216,43 @@ class ServingService:
 
     def _take_place(self, party: str) -> None:
         if party not in self._widths:
-            text = f"{party} has no part in this model"
-            raise PeerError(Code.ROLE_MISMATCH, text, party=party)
+            raise PeerError(
+                Code.ROLE_MISMATCH, f"{party} is not a passive party of this model", party=party
+            )
         with self._changed:
             if self._held[party] >= MAX_STREAMS:
-                text = f"{party} holds {MAX_STREAMS} streams already"
-                raise PeerError(Code.NAME_TAKEN, text, party=party)
+                raise PeerError(
+                    Code.NAME_TAKEN, f"{party} already has {MAX_STREAMS} open streams", party=party
+                )
             self._held[party] += 1
 
     def _check(self, party: str, requests: Iterator[bytes]) -> Stream:
-        """Reads the first message, and returns the stream that it begins. Raises PeerError if the
+        """Reads the first message of a stream, and returns the stream. Raises PeerError if the
         party does not serve this model.
         """
         word = self._read(party, next(requests, b""))
         if not word.HasField("present"):
-            text = f"{party} opened a stream without saying which model it serves"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
-        said = word.present
-        if not OLDEST <= said.protocol <= PROTOCOL:
-            text = f"{party} speaks protocol {said.protocol}, this party {OLDEST} and {PROTOCOL}"
-            raise PeerError(Code.PROTOCOL_DIFFERS, f"{text}; install the same version", party=party)
-        if (said.run_id, said.recipe_digest) != (self._run_id, self._digest):
-            text = f"{party} serves another model than {self._run_id}"
             raise PeerError(
-                Code.RECIPE_DIFFERS, f"{text}; give both the same run with --run", party=party
+                Code.MALFORMED_MESSAGE,
+                f"{party} opened a stream without naming the model that it serves",
+                party=party,
             )
-        return Stream(party, read_keeping(said), clean(said.program, _LONGEST_NAME))
+        present = word.present
+        if not OLDEST <= present.protocol <= PROTOCOL:
+            raise PeerError(
+                Code.PROTOCOL_DIFFERS,
+                f"{party} speaks protocol {present.protocol}, and this party {OLDEST} and "
+                f"{PROTOCOL}. Install the same version at both.",
+                party=party,
+            )
+        if (present.run_id, present.recipe_digest) != (self._run_id, self._digest):
+            raise PeerError(
+                Code.RECIPE_DIFFERS,
+                f"{party} serves another model than {self._run_id}. Give both parties the same run "
+                "with --run.",
+                party=party,
+            )
+        return Stream(party, read_keeping(present), clean(present.program, _LONGEST_NAME))
 
     def _asking(
         self, stream: Stream, requests: Iterator[bytes], certificate: bytes
@@ -245,8 +263,8 @@ class ServingService:
         def listen() -> None:
             try:
                 for data in requests:
-                    self._heard(stream, data)
-            except Exception as error:  # noqa: BLE001 - told below, in the stream's own thread
+                    self._handle_answer(stream, data)
+            except Exception as error:  # noqa: BLE001 - raised below, in the stream's own thread
                 ended.append(error)
             finally:
                 stream.outbox.put(None)
@@ -268,9 +286,9 @@ class ServingService:
                 raise error
 
     def _questions(self, stream: Stream, certificate: bytes) -> Iterator[bytes]:
-        """Yields what is in a stream's outbox until the stream ends, also because its certificate
-        is revoked or has ended: a connection may last for months. The party connects again with
-        the files that it has then, and is told what is wrong with them.
+        """Yields the questions in a stream's outbox until the stream ends, or its certificate is
+        revoked or has ended: a connection may last for months. The party then connects again with
+        its current files, and learns why they are refused.
         """
         check_s = time.monotonic() + CHECK_S
         while True:
@@ -283,7 +301,7 @@ class ServingService:
                 try:
                     self._keyring.require_valid(certificate)
                 except PeerError as error:
-                    log.warning("%s; its stream ends", error, extra={"event": "refused"})
+                    log.warning("%s Its stream ends.", error, extra={"event": "refused"})
                     return
             if data is None:
                 return
@@ -291,18 +309,21 @@ class ServingService:
                 yield data
 
     def _come(self, stream: Stream) -> None:
-        """Takes a stream in the place of the party's last one, which may be dead. Raises PeerError
-        (NAME_TAKEN) if that belongs to another program, which answers: both would take the place
-        from each other for ever.
+        """Replaces the party's last stream, which may be dead, with this one. Raises PeerError
+        (NAME_TAKEN) if the last one belongs to another program that still answers; otherwise both
+        programs replace each other for ever.
         """
         party = stream.party
         with self._changed:
             before = self._streams.get(party)
-            # Releases without the name of a program take the place, as before.
-            both = {before.program, stream.program} if before is not None else set[str]()
-            if before is not None and len(both - {""}) == 2 and before.patience.waits:
-                text = f"another program of {party} serves {self._run_id} already; stop one of them"
-                raise PeerError(Code.NAME_TAKEN, text, party=party)
+            # Older releases do not name their program, and always replace the stream.
+            programs = {before.program, stream.program} if before is not None else set[str]()
+            if before is not None and len(programs - {""}) == 2 and before.patience.waits:
+                raise PeerError(
+                    Code.NAME_TAKEN,
+                    f"another program of {party} already serves {self._run_id}. Stop one of them.",
+                    party=party,
+                )
             self._streams[party] = stream
             if self._closed:
                 stream.outbox.put(None)
@@ -315,28 +336,28 @@ class ServingService:
 
     def _leave(self, stream: Stream) -> None:
         with self._changed:
-            last = self._streams.get(stream.party) is stream
-            if last:
+            is_last = self._streams.get(stream.party) is stream
+            if is_last:
                 del self._streams[stream.party]
         self._give_up(stream)
-        if last:
+        if is_last:
             self._attends(stream.party, False)
 
     def _give_up(self, stream: Stream) -> None:
-        """Answers a stream's open questions: the party is away."""
+        """Marks the party of a stream as away in all open questions."""
         with self._changed:
             for question in stream.open.values():
                 if stream.party in question.waiting:
                     question.waiting.discard(stream.party)
-                    question.found[stream.party] = "away"
+                    question.results[stream.party] = "away"
             stream.open.clear()
             self._changed.notify_all()
 
-    def _heard(self, stream: Stream, data: bytes) -> None:
-        """Takes in an answer; of one that comes late, only the bytes are counted."""
+    def _handle_answer(self, stream: Stream, data: bytes) -> None:
+        """Handles an answer; of a late one, only the bytes are counted."""
         party, word = stream.party, self._read(stream.party, data)
         if word.HasField("present"):
-            # Its features have changed.
+            # The party's features have changed.
             self._ledger.add(party, CONTROL, CONTROL, "received", 0, len(data))
             stream.keeping = read_keeping(word.present)
             return
@@ -346,27 +367,30 @@ class ServingService:
         with self._changed:
             question = stream.open.pop(answer.number, None)
             waited_for = question is not None
-            if stream.patience.answered(answer.number, time.monotonic(), waited_for=waited_for):
+            if stream.patience.note_answer(answer.number, time.monotonic(), waited_for=waited_for):
                 log.warning("%s answers in time again", party, extra={"event": "attending"})
             if not answer.number or answer.number > self._number:
-                text = f"{party} answers a question that nobody has asked"
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{party} answered a question that was not asked",
+                    party=party,
+                )
         if question is None:
             return
-        found: Answered | Absent = "failed"
+        result: Answered | Absent = "failed"
         try:
             if answer.HasField("failure"):
                 error = from_failure(answer.failure, sender=party, me=self._keyring.name)
                 self._once.warning(party, str(error), event="unanswered", peer=party)
             else:
                 step = question.steps[party] if question.steps is not None else None
-                found = read_answer(answer, question.ids[party], self._widths[party], party, step)
+                result = read_answer(answer, question.ids[party], self._widths[party], party, step)
                 self._once.over(party)
         finally:
             with self._changed:
                 if party in question.waiting:
                     question.waiting.discard(party)
-                    question.found[party] = found
+                    question.results[party] = result
                     if not question.waiting:
                         self._changed.notify_all()
 
@@ -374,15 +398,15 @@ class ServingService:
         try:
             return serving_pb2.FromParty.FromString(data)
         except DecodeError:
-            text = f"{party} sent bytes that are no message of serving"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{party} sent bytes that are not a message of serving",
+                party=party,
+            ) from None
 
 
 class Pending:
-    """A question that was asked.
-
-    ``number``: of the question.
-    """
+    """A question that was sent. ``number``: that of the question."""
 
     def __init__(
         self, service: ServingService, number: int, question: Question, until_s: float
@@ -391,7 +415,7 @@ class Pending:
         self._question, self._until_s = question, until_s
 
     def wait(self) -> dict[str, Answered | Absent]:
-        """Returns {party: its answer, or why it has none}, when all have answered, or time is
+        """Returns {party: its answer, or why it has none}, when all have answered or the time is
         over.
         """
         return self._service.wait(self.number, self._question, self._until_s)

@@ -1,4 +1,5 @@
-"""The active party's side, if it serves several runs: each stream goes to the run that it names."""
+"""The active party's side if it serves several runs: passes each stream to the run that it "
+"names."""
 
 from __future__ import annotations
 
@@ -24,67 +25,70 @@ class SeveralRuns:
     """Serves the streams of several runs; runs may be added and removed meanwhile.
 
     Args:
-        keyring: whose members are those of all runs.
+        keyring: the credentials, with the members of all runs.
         parties: the passive parties of all runs.
-        most: runs at once.
+        max_runs: the most runs at the same time.
     """
 
-    def __init__(self, keyring: Keyring, parties: Collection[str], most: int) -> None:
+    def __init__(self, keyring: Keyring, parties: Collection[str], max_runs: int) -> None:
         self._keyring, self._parties = keyring, frozenset(parties)
         self._services: dict[str, ServingService] = {}
         # Parties whose refusal was logged.
-        self._told = set[str]()
-        self._places = Places(MAX_STREAMS * most, "streams")
+        self._refused = set[str]()
+        self._places = Places(MAX_STREAMS * max_runs, "streams")
 
     def handler(self) -> Handler:
+        """Returns the service's handler for the gRPC server."""
         return stream_handler(SERVICE, Attend=self._attend)
 
     def add(self, run_id: str, service: ServingService) -> None:
-        """Has a service take the streams of its run."""
+        """Passes the streams of a run to ``service`` from now on."""
         self._services = {**self._services, run_id: service}
-        self._told.clear()
+        self._refused.clear()
 
     def remove(self, run_id: str) -> None:
-        """Has the streams of a run refused from now on."""
-        self._services = {each: of for each, of in self._services.items() if each != run_id}
+        """Refuses the streams of a run from now on."""
+        self._services = {run: s for run, s in self._services.items() if run != run_id}
 
     def close(self) -> None:
         """Ends all streams."""
-        for each in self._services.values():
-            each.close()
+        for service in self._services.values():
+            service.close()
 
     def _attend(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
             party = caller(context, self._keyring)
             service = next(iter(self._services.values()))
             if party not in self._parties:
-                # It says why it refuses a stranger.
+                # Any service refuses a stranger with the reason.
                 yield from service.attend(requests, context)
                 return
             with self._places.taken(party):
                 first = next(requests, b"")
                 run_id = _run(first)
-                # It says what is wrong with a stream that names no run.
-                found = self._services.get(run_id) if run_id else service
-                if found is None:
-                    raise self._other(party)
-                yield from found.attend(itertools.chain((first,), requests), context)
+                # Any service refuses a stream that names no run with the reason.
+                named = self._services.get(run_id) if run_id else service
+                if named is None:
+                    raise self._refuse(party)
+                yield from named.attend(itertools.chain((first,), requests), context)
         except grpc.RpcError:
             # The stream has ended before its first message.
             return
         except PeerError as error:
             yield serving_pb2.FromActive(failure=to_failure(error)).SerializeToString()
 
-    def _other(self, party: str) -> PeerError:
-        """Returns the refusal of a run that is not served here; it is logged once, since the party
-        asks again and again whether it is here by now.
+    def _refuse(self, party: str) -> PeerError:
+        """Returns the refusal of a run that is not served here. It is logged only once, because the
+        party tries again and again.
         """
-        text = f"{party} serves another run than {listed([*self._services])}"
         error = PeerError(
-            Code.RECIPE_DIFFERS, f"{text}; give both the same runs with --run", party=party
+            Code.RECIPE_DIFFERS,
+            f"{party} serves another run than {listed([*self._services])}. Give both parties the "
+            "same runs with --run.",
+            party=party,
         )
-        if party not in self._told:
-            self._told.add(party)
+        if party not in self._refused:
+            self._refused.add(party)
             log.warning("%s", error, extra={"event": "refused"})
         return error
 

@@ -9,34 +9,34 @@ from typing import Literal
 
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.rpc.serving.answered import Answered, Keeping, Outgoing, Step
-from vfl_common.rpc.serving.patience import Patience
+from vfl_common.rpc.serving.patience import AnswerPatience
 
 PHASE, QUESTION, ANSWER = "serve", "question", "answer"
-# Questions to one party whose answers nobody has read.
-_MOST_OPEN = 1_000
-# Questions to one party that it does not take from the wire: further ones would fill the memory.
-_MOST_UNSENT = 64
+# The most questions to one party without an answer.
+_MAX_OPEN = 1_000
+# The most questions to one party that wait to be sent; without this limit they fill the memory.
+_MAX_UNSENT = 64
 
-# Why a party has no part in an answer.
+# Why an answer lacks a party.
 Absent = Literal["away", "late", "failed"]
 
 
 @dataclass
 class Question:
-    """A question to parties. ``ids``: {party: those that it is asked for}. ``asked_s``: when.
-    ``steps``: see ``ServingService.ask``. ``waiting``: those that have not answered yet.
+    """A question to parties. ``ids``: {party: the ids to ask it for}. ``asked_s``: the time.
+    ``steps``: see ``ServingService.ask``. ``waiting``: the parties that have not answered yet.
     """
 
     ids: Mapping[str, Sequence[str]]
     asked_s: float
     steps: Mapping[str, Step] | None = None
     waiting: set[str] = field(default_factory=set)
-    found: dict[str, Answered | Absent] = field(default_factory=dict)
+    results: dict[str, Answered | Absent] = field(default_factory=dict)
 
 
 @dataclass
 class Stream:
-    """A party's stream. ``program``: tells the programs of a party apart; '' with an older release.
+    """A party's stream. ``program``: identifies the party's program; '' with an older release.
     ``open``: its questions without an answer, by number.
     """
 
@@ -45,15 +45,16 @@ class Stream:
     program: str = ""
     outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     open: dict[int, Question] = field(default_factory=dict)
-    patience: Patience = field(default_factory=Patience)
+    patience: AnswerPatience = field(default_factory=AnswerPatience)
 
     @property
     def full(self) -> bool:
-        return len(self.open) >= _MOST_OPEN or self.outbox.qsize() >= _MOST_UNSENT
+        """Whether the stream can take no more questions."""
+        return len(self.open) >= _MAX_OPEN or self.outbox.qsize() >= _MAX_UNSENT
 
 
 def question_bytes(number: int, ids: Sequence[str], left_ms: int, step: Step | None) -> bytes:
-    """Returns a question as it crosses the wire; only the first of a scoring has the ids."""
+    """Returns the message of a question; only the first one of a scoring has the ids."""
     asked = serving_pb2.Question(number=number, left_ms=left_ms)
     if step is None or not step.first:
         asked.ids.extend(ids)
@@ -62,12 +63,23 @@ def question_bytes(number: int, ids: Sequence[str], left_ms: int, step: Step | N
     return serving_pb2.FromActive(question=asked).SerializeToString()
 
 
-def told_of(
+def describe_question(
     party: str, number: int, ids: Sequence[str], step: Step | None, message_bytes: int
 ) -> Outgoing:
+    """Returns the description of a question for the party's own record."""
     first = number if step is None else step.first or number
     asked = step.asked if step is not None else b""
-    of = PHASE, QUESTION, first, number - first
-    # An empty text is nobody's id.
-    people = [each for each in ids if each]
-    return Outgoing(party, *of, people, None, len(asked), asked, 0, message_bytes)
+    return Outgoing(
+        to=party,
+        phase=PHASE,
+        kind=QUESTION,
+        scoring=first,
+        place=number - first,
+        # An empty text is not an id.
+        ids=[id_ for id_ in ids if id_],
+        times=None,
+        numbers=len(asked),
+        content=asked,
+        payload_bytes=0,
+        message_bytes=message_bytes,
+    )

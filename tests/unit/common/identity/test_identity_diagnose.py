@@ -234,7 +234,7 @@ def test_peer_whose_clock_is_behind_ours(ca: Path, bank: Credentials) -> None:
     """
     failure = ssl.SSLError(1, reason := "SSLV3_ALERT_BAD_CERTIFICATE")
     failure.reason = reason
-    error = module._refused(module._Probe("host:1", "server", bank, 1.0, 0.0), failure)
+    error = module._explain_alert(module._Probe("host:1", "server", bank, 1.0, 0.0), failure)
     assert_names(str(error), "server", "bank")
     with grpc_server(
         issue(ca, "server"), trusted=create_authority(ca / "other", "f").parent
@@ -313,7 +313,7 @@ def test_alerts_of_a_peer_that_sends_them(
 def test_other_alerts(bank: Credentials, reason: str, code: Code) -> None:
     failure = ssl.SSLError(1, reason)
     failure.reason = reason
-    error = module._refused(module._Probe("host:1", "server", bank, 1.0, 0.0), failure)
+    error = module._explain_alert(module._Probe("host:1", "server", bank, 1.0, 0.0), failure)
     assert error is not None
     assert error.code is code
     assert_names(str(error), "server")

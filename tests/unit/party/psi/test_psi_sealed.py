@@ -86,7 +86,8 @@ def test_another_kind_of_key(
     with raises(InputError, Code.CERTIFICATE_INVALID, names=("shop", "2048")):
         with_key(ca, monkeypatch, key)
     text = (
-        f"the key of {shop.certificate_file} is neither ECDSA nor RSA; make another, have it signed"
+        f"{shop.certificate_file}: the key of the certificate is neither ECDSA nor RSA. "
+        "Make another key, and have it signed."
     )
     odd = replace(
         shop, key_pem=key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -11,7 +11,7 @@ from tests.unit.party.runtime.test_saving import Store, runner
 from vfl_common.errors import Code, PeerError
 from vfl_common.rpc.messages import Start
 from vfl_common.run_folder import RunFolder
-from vfl_common.stages import MOST_OFFERED, Planned, ahead, alone_after, reachable
+from vfl_common.stages import MAX_OFFERED, Planned, ahead, alone_after, reachable
 
 PLAN = [
     Planned("train", 2, None),
@@ -43,7 +43,7 @@ def test_a_party_that_was_alone_offers_the_rounds_that_it_has_done(
 
 def test_alone_from_the_beginning() -> None:
     assert reachable("000002.one.2", PLAN[1:]) == ["000001.one.1", ""]
-    assert len(reachable("100000.one.100000", [Planned("one", 100_000, 0)])) == MOST_OFFERED
+    assert len(reachable("100000.one.100000", [Planned("one", 100_000, 0)])) == MAX_OFFERED
 
 
 def test_alone_from_the_second_round_on() -> None:

@@ -229,7 +229,7 @@ def test_a_failure_is_told_without_its_words(caplog: pytest.LogCaptureFixture) -
     with serving(scoring=fails) as here:
         assert here.refused("ModelInfer", infer("ada")) == (
             "INTERNAL",
-            "internal error; the log has it",
+            "internal error; see the log",
         )
         status, body, _ = here.ask("/v2/models/case/infer", PATHS["/v2/models/case/infer"](["ada"]))
         assert status == 500

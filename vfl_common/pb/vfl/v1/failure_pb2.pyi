@@ -38,6 +38,7 @@ class FailureCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MODELS_DIFFER: _ClassVar[FailureCode]
     REFUSED: _ClassVar[FailureCode]
     PLUGINS_DIFFER: _ClassVar[FailureCode]
+    ADDRESS_INVALID: _ClassVar[FailureCode]
 FAILURE_CODE_UNSPECIFIED: FailureCode
 INTERNAL: FailureCode
 CONFIG_INVALID: FailureCode
@@ -69,6 +70,7 @@ MALFORMED_MESSAGE: FailureCode
 MODELS_DIFFER: FailureCode
 REFUSED: FailureCode
 PLUGINS_DIFFER: FailureCode
+ADDRESS_INVALID: FailureCode
 
 class Failure(_message.Message):
     __slots__ = ("code", "message", "party")
