@@ -483,20 +483,20 @@ REGISTRY = [SETTLED] * 8
     [
         ([0] * 4 + [1] * 4 + [2] * 4 + [3] * 4, ""),
         (REGISTRY + [SETTLED] * 3 + [3] * 5, ""),
-        ([0] * 4 + [1] * 4 + [2] * 4 + [1] * 4, "a row is in no child of its node"),
-        ([0] * 3 + [1] * 5 + [2] * 4 + [3] * 4, "a row is not where its split has sent it"),
-        ([*REGISTRY, *[3] * 8], "the rows of a node go to one child, or to three"),
+        ([0] * 4 + [1] * 4 + [2] * 4 + [1] * 4, "a row is not in a child of its node"),
+        ([0] * 3 + [1] * 5 + [2] * 4 + [3] * 4, "a row is not where its split sent it"),
+        ([*REGISTRY, *[3] * 8], "the rows of a node do not go to two children"),
         (
             REGISTRY + [2] * 3 + [3] * 3 + [SETTLED] * 2,
-            "the rows of a node go to one child, or to three",
+            "the rows of a node do not go to two children",
         ),
         (
             REGISTRY + [2] + [3] * 7,
-            "a node has 1 rows that the tree learns from, and no honest one has fewer than 3",
+            "a node has too few rows that the tree learns from (got 1, an honest one has at least 3)",
         ),
         (
             REGISTRY + [SETTLED] + [3] * 7,
-            "a node has 1 rows that the tree learns from, and no honest one has fewer than 2",
+            "a node has too few rows that the tree learns from (got 1, an honest one has at least 2)",
         ),
     ],
 )

@@ -84,11 +84,11 @@ def check(scheme: Encryption, where: str) -> None:
     It also imports the library, before a party has joined and several threads report events.
     """
     if scheme != "none" and heu() is None and scheme == "ou":
-        text = (
-            f'{where}: encryption = "ou" needs HEU, which cannot be imported here (it has a '
-            "wheel for Python 3.11)"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'{where}: encryption = "ou" needs HEU, which cannot be imported (it has a wheel for '
+            f'Python 3.11 only). Run "{INSTALL}", or set encryption = "paillier".',
         )
-        raise InputError(Code.CONFIG_INVALID, f'{text}; {INSTALL}, or take encryption = "paillier"')
 
 
 def cipher_bytes(scheme: Encryption, bits: int) -> int:
@@ -152,4 +152,4 @@ def adder(scheme: Encryption, bits: int, public: bytes) -> Adder:
         from vfl_party.homomorphic.paillier import PaillierAdder
 
         return PaillierAdder(key, bits, together(scheme, bits))
-    raise CipherError("its public key is of no scheme that can be used here")
+    raise CipherError("its public key is not of a scheme that is available here")

@@ -67,7 +67,7 @@ class PublicNumbers:
         """
         widths = cls.widths(scheme, bits)
         if len(wire) != sum(widths):
-            raise CipherError(f"its public key has {len(wire)} bytes, and {sum(widths)} are wanted")
+            raise CipherError(f"its public key must have {sum(widths)} bytes (got {len(wire)})")
         found, at = list[int](), 0
         for width in widths:
             found.append(int.from_bytes(wire[at : at + width], "little"))
@@ -76,7 +76,7 @@ class PublicNumbers:
         check_modulus(key.n, bits, EXTRA_BITS)
         if not all(1 < base < key.modulus and gmpy2.gcd(base, key.n) == 1 for base in key.bases):
             raise CipherError(
-                "its public key has a base out of range, or one that shares a factor with n"
+                "its public key has a base that is out of range or shares a factor with n"
             )
         return key
 
@@ -135,7 +135,7 @@ class HeuKeys:
                 plain = self._kit.decryptor().decrypt_in_range(sums, bits).to_numpy()
             except RuntimeError:
                 raise CipherError(
-                    "it decrypts to a number out of range, as one of another key does"
+                    "it decrypts to a number out of range, like a ciphertext of another key"
                 ) from None
             found += map(int, plain)
         return unpack(apart(found, count))
@@ -156,7 +156,7 @@ class HeuAdder:
         try:
             self._kit = library.numpy.setup(library.phe.PublicKey.load_from(key.for_heu()))
         except (RuntimeError, LookupError, ValueError):
-            raise CipherError("its public key cannot be computed with") from None
+            raise CipherError("its public key cannot be used for computation") from None
         self._modulus = key.modulus
         self._evaluator = self._kit.evaluator()
         self._encoder = library.phe.BigintEncoder(schema(library, scheme))
@@ -284,7 +284,7 @@ def _usable() -> Iterator[None]:
     try:
         yield
     except RuntimeError:
-        raise CipherError("its public key or a ciphertext cannot be computed with") from None
+        raise CipherError("its public key or a ciphertext cannot be used for computation") from None
 
 
 def _bounds(begins_G: Integers, ends_G: Integers) -> Iterator[tuple[int, int]]:
@@ -298,7 +298,7 @@ def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
     n, width = wire_N.shape
     if not n:
         # HEU crashes on an array of nothing.
-        raise CipherError("there is none")
+        raise CipherError("it contains no ciphertext")
     check_range(wire_N, modulus)
     # The sign.
     tail = b"\0" + tail

@@ -23,9 +23,9 @@ def check_modulus(n: int, bits: int, extra: int = 0) -> None:
     """
     if abs(n.bit_length() - bits) > extra or n % 2 == 0:
         about = "about " if extra else ""
-        raise CipherError(f"its public key is no odd number of {about}{bits} bits")
+        raise CipherError(f"its public key must be an odd number of {about}{bits} bits")
     if gmpy2.is_power(n) or gmpy2.gcd(n, _small()) != 1:
-        raise CipherError("its public key is a power, or has a small factor")
+        raise CipherError("its public key is a power or has a small factor")
 
 
 @cache

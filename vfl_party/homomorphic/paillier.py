@@ -121,7 +121,7 @@ class PaillierAdder:
     def __init__(self, public: bytes, bits: int, together: int) -> None:
         self.public, self.bits, self.together, self.width = public, bits, together, bits // 4
         if len(public) != bits // 8:
-            raise CipherError(f"its public key has {len(public)} bytes, and {bits // 8} are wanted")
+            raise CipherError(f"its public key must have {bits // 8} bytes (got {len(public)})")
         n = gmpy2.mpz(int.from_bytes(public, "little"))
         check_modulus(n, bits)
         self._n, self._n2 = n, n * n

@@ -33,8 +33,10 @@ def keys(scheme: str, bits: int) -> tuple[bytes, bytes]:
     )
     size, rest = int.from_bytes(made.stdout[:4], "little"), made.stdout[4:]
     if made.returncode or not 0 < size < len(rest):
-        what = "the process that makes the key has ended"
-        raise InternalError(f"{what}; the lines above say why, unless it was killed")
+        raise InternalError(
+            "the process that makes the key has ended; the log lines above say why, unless it was "
+            "killed"
+        )
     return rest[:size], rest[size:]
 
 

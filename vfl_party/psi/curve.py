@@ -93,20 +93,20 @@ def check(points: bytes, party: str) -> None:
     """
     if len(points) % POINT_BYTES:
         raise _refused(
-            party, f"{len(points)} bytes of points, which is no multiple of {POINT_BYTES}"
+            party, f"{len(points)} bytes of points, which is not a multiple of {POINT_BYTES}"
         )
     distinct = set()
     for each in _each(points):
         u = int.from_bytes(each, "little")
         if u >= _P:
-            raise _refused(party, "a point that is no canonical number below 2^255 - 19")
+            raise _refused(party, "a point that is not a canonical number below 2^255 - 19")
         if u in _SMALL_ORDER:
-            raise _refused(party, "a point that is zero or of small order, which no secret masks")
+            raise _refused(party, "a point that is zero or of small order, which cannot be masked")
         if not _is_on_curve(u):
             raise _refused(party, "a point that is not on the curve")
         distinct.add(each)
     if len(distinct) * POINT_BYTES != len(points):
-        raise _refused(party, "a point twice")
+        raise _refused(party, "the same point twice")
 
 
 def tags(points: bytes) -> bytes:
@@ -125,5 +125,8 @@ def _each(points: bytes) -> Iterator[bytes]:
 
 
 def _refused(party: str, what: str) -> PeerError:
-    text = f"{party} sent {what}; run the same version of this program at all parties"
-    return PeerError(Code.MALFORMED_MESSAGE, text, party=party)
+    return PeerError(
+        Code.MALFORMED_MESSAGE,
+        (f"{party}: sent {what}. Install the same version of this program at all parties."),
+        party=party,
+    )

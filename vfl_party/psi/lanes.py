@@ -62,9 +62,7 @@ class Lanes:
         """
         count, rest = divmod(len(points), POINT_BYTES)
         if rest or len(secret) != POINT_BYTES:
-            raise ValueError(
-                f"points of {POINT_BYTES} bytes and a secret of {POINT_BYTES} bytes are wanted"
-            )
+            raise ValueError(f"points and the secret must have {POINT_BYTES} bytes each")
         if not count:
             return b""
         # Lanes that would be empty multiply the last point again.
@@ -92,7 +90,7 @@ class Lanes:
         except ValueError as error:
             raise OSError(str(error)) from None
         if not same:
-            raise OSError("crypto_mb multiplies otherwise than OpenSSL")
+            raise OSError("crypto_mb gives another product than OpenSSL")
 
 
 @functools.cache
@@ -121,11 +119,11 @@ def _file(package: str, name: str) -> str:
     except importlib.metadata.PackageNotFoundError:
         raise ImportError(f"{package} is not installed") from None
     except StopIteration:
-        raise ImportError(f"{package} says of no file {name}: install it again") from None
+        raise ImportError(f"{package} lists no file {name}. Install it again.") from None
     path = Path(str(found.locate()))
     # To load such a file ends the process by a signal.
     if path.stat().st_size != found.size:
-        raise ImportError(f"{path} has another size than {package} says: install it again")
+        raise ImportError(f"{path} does not have the size that {package} lists. Install it again.")
     return str(path)
 
 

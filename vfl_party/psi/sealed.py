@@ -96,11 +96,12 @@ class KeyPair:
                 nonce, encrypted, context
             )
         except InvalidTag:
-            text = (
-                f"what {party} has sealed does not open: it was changed on its way, or was for "
-                "another party or step"
-            )
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{party}: its sealed message cannot be opened: it was changed on its way, or was "
+                "for another party or step.",
+                party=party,
+            ) from None
 
     @property
     def _key(self) -> X25519PrivateKey:
@@ -132,11 +133,12 @@ def verified(introduction: bytes, credentials: Credentials, party: str, context:
     signature = rest[2:end]
     certificate = shown(rest[end:], credentials, party, "the introduction")
     if not has_signed(certificate, _said(context, public), signature):
-        text = (
-            f"the introduction of {party} is not signed for this run with the key of its "
-            "certificate"
+        raise PeerError(
+            Code.IDENTITY_MISMATCH,
+            f"{party}: its introduction is not signed for this run with the key of its "
+            "certificate.",
+            party=party,
         )
-        raise PeerError(Code.IDENTITY_MISMATCH, text, party=party)
     curve.check(public, party)
     return public
 

@@ -188,11 +188,11 @@ def finite(epochs: Epochs, party: Party, phase: str, step: str) -> Epochs:
     party could notice.
     """
     if not math.isfinite(epochs.loss):
-        text = (
-            f"phase {phase}: the {step} loss of {party.name} is {epochs.loss}: its training "
-            "diverged"
+        raise InputError(
+            Code.NON_FINITE,
+            f"phase {phase}: the {step} loss of {party.name} is {epochs.loss}, because its "
+            "training diverged. Lower the learning rate.",
         )
-        raise InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
     return epochs
 
 
@@ -203,15 +203,15 @@ def require_rows(party: Party, phase: str, split: str, batch_size: int) -> Rows:
     rows = party.rows(split)
     what = {"local": "training", "aligned": "aligned training", "train": "labelled training"}[split]
     if len(rows) == 0:
-        text = (
-            f"recipe: phases: {phase}: {party.name} has no {what} rows to learn from; give it "
-            "rows, or other splits"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: {party.name} has no {what} rows to learn from. Add rows, "
+            "or change the splits.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
     if batch_size > len(rows):
-        text = (
-            f"recipe: phases: {phase}: batch_size = {batch_size} is more than the {len(rows)} "
-            f"{what} rows of"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: batch_size must be at most {len(rows)}, the number of "
+            f"{what} rows of {party.name} (got {batch_size}). Set a smaller batch_size.",
         )
-        raise InputError(Code.CONFIG_INVALID, f"{text} {party.name}; take at most {len(rows)}")
     return np.asarray(rows)

@@ -129,13 +129,11 @@ def make_queue(
     key, as a negative.
     """
     if plan.queue >= rows:
-        text = (
-            f"recipe: phases: {phase}: a queue of {plan.queue} keys and {rows} rows at "
-            f"{party.name}: a row's own keys"
-        )
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text} would be among its negatives; set queue to {rows - 1} or less",
+            f"recipe: phases: {phase}: queue must be less than the {rows} rows of {party.name}, "
+            f"or a row's own keys become negatives (got {plan.queue}). Set queue to {rows - 1} or "
+            "less.",
         )
     seed = derive_seed(party.own_seed, "queue", phase, party.name, label)
     return KeyQueue(plan.queue, width, seed, party.device)

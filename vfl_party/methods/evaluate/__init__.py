@@ -25,8 +25,7 @@ class Evaluate(Method[EvaluateSettings]):
         return True
 
     def no_partial(self, settings: EvaluateSettings) -> str:
-        what = "importance permutes columns of rows that all parties hold"
-        return what if settings.importance else ""
+        return "importance needs rows that all parties hold" if settings.importance else ""
 
     def traffic(self, party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
         return traffic(party, phase, settings)

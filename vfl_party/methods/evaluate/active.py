@@ -78,8 +78,10 @@ class ActiveEvaluate(Phase):
             if all(len(whole[split][0]) for split in self._subsets.splits):
                 worth = self._subsets.measured(whole, absent)
             else:
-                note = f"{self.name}: no row to evaluate is held by all parties, so sets of parties"
-                note = f"{note} are not measured"
+                note = (
+                    f"{self.name}: sets of parties are not measured, because the parties have no "
+                    "evaluation row in common"
+                )
         return RoundReport(0, metrics, predictions=predictions, worth=worth, note=note)
 
     def _measure_columns(

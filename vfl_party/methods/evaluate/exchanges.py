@@ -30,20 +30,20 @@ def embeddings(party: Party, settings: EvaluateSettings) -> Exchange:
 
 def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
     """See ``Method.traffic``."""
-    found: list[Occurrence] = []
+    occurrences: list[Occurrence] = []
     exchange, batch = embeddings(party, settings), 0
     for split in settings.splits:
         rows = party.joint_rows(split)
-        found += scoring_traffic(party, phase, exchange, 0, batch, rows)
+        occurrences += scoring_traffic(party, phase, exchange, 0, batch, rows)
         batch += len(chunks(rows))
-    found += telling_traffic(party, StepKey(phase, 0, batch), settings.splits)
+    occurrences += telling_traffic(party, StepKey(phase, 0, batch), settings.splits)
     batch += telling_steps(party)
     if settings.subsets:
         means = stand_in.traffic(party, exchange, settings.absent, StepKey(phase, 0, batch))
-        found += means
+        occurrences += means
         batch += stand_in.steps(settings.absent)
     if not settings.importance:
-        return Traffic(found, bound=party.bound)
+        return Traffic(occurrences, bound=party.bound)
     permuted, lacking = importance.traffic(party, exchange, settings, StepKey(phase, 0, batch))
-    text = f"the permuted columns of {', '.join(lacking)} are not counted: they are not here"
-    return Traffic([*found, *permuted], bound=text if lacking else "")
+    bound = f"the permuted columns of {', '.join(lacking)} are not counted: they are not here"
+    return Traffic([*occurrences, *permuted], bound=bound if lacking else "")

@@ -130,8 +130,11 @@ class ActiveImportance:
         self._count = party.answering(phase, COUNT)
         self._changes = party.answering(phase, CHANGES)
         if not len(party.rows("validation")):
-            text = f"recipe: phases: {phase}: importance needs validation rows, and there are none"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; set rows.validation")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: importance needs validation rows (got none). Set "
+                "rows.validation.",
+            )
 
     def run(
         self, first: StepKey, found: list[Chunk], change: Callable[[list[Chunk]], float]
@@ -162,8 +165,11 @@ class ActiveImportance:
         columns = {name: int(tensors["columns"]) for name, tensors in received.items()}
         for name, count in columns.items():
             if not 1 <= count <= _MOST:
-                text = f"{name} says that it has {count} columns, and 1 to {_MOST:,} are possible"
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=name)
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{name}: the number of columns must be from 1 to {_MOST:,} (got {count}).",
+                    party=name,
+                )
         return columns
 
     def _answer(
@@ -244,7 +250,7 @@ class Kept:
         parts = [f"{each['name']} {each['value']:g}" for each in found["columns"][:_SHOWN]]
         more = len(found["columns"]) - len(parts)
         log.info(
-            "phase %s: validation %s that is lost by permuting a column of %s: %s%s",
+            "phase %s: loss of validation %s by permuting a column of %s: %s%s",
             self._phase,
             metric,
             self._party.name,

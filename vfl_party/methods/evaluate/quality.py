@@ -21,9 +21,11 @@ def metric_of(task: TaskSettings, phase: str, named: str | None) -> str:
     """
     name = named or first_metric(task)
     if name not in task.all_metrics:
-        text = f"recipe: phases: {phase}: metric: a {task.kind} task has no {name}"
-        text = f"{text} (it has {', '.join(task.all_metrics)}; task.metrics adds others)"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: metric: not a metric of a {task.kind} task (got {name!r}). "
+            f"Choose one of {', '.join(task.all_metrics)}, or add others in task.metrics.",
+        )
     return name
 
 

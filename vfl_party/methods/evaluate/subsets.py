@@ -68,8 +68,11 @@ class Subsets:
             split for split in _LAST if split in settings.splits and len(party.rows(split))
         ]
         if not self.splits:
-            text = f"recipe: phases: {phase}: subsets needs validation or test rows, and there are"
-            raise InputError(Code.CONFIG_INVALID, f"{text} none; set rows.validation or rows.test")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: subsets needs validation or test rows (got none). Set "
+                "rows.validation or rows.test.",
+            )
 
     def measured(self, found: Embedded, stand_in: Mapping[str, Tensor]) -> Worth:
         """Returns the quality of sets of parties, and what each party is worth.

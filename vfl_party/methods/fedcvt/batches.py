@@ -76,19 +76,20 @@ class FedCVTBatches:
         self._labelled = party.rows("train")
         if len(self._labelled) == 0:
             raise InputError(
-                Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: there are no labelled training rows. Add rows with "
+                "labels to the training split.",
             )
         unlabelled, size = (
             np.setdiff1d(party.rows("aligned"), self._labelled),
             settings.unlabelled_batch_size,
         )
         if size > len(unlabelled):
-            text = (
-                f"recipe: phases: {phase}: unlabelled_batch_size = {size} is more than the "
-                f"{len(unlabelled)} aligned"
-            )
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} training rows without labels; take at most so many"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: unlabelled_batch_size must be at most the number of "
+                f"aligned training rows without labels, {len(unlabelled)} (got {size}). Set a "
+                "smaller unlabelled_batch_size.",
             )
         self._unlabelled = Cycle(self._seed, f"{phase} unlabelled", unlabelled, size)
         self.epochs = settings.epochs_over(len(self._labelled))
@@ -146,11 +147,10 @@ def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> Cycle:
 
 def too_few(party: Party, phase: str, own: Cycle) -> InputError:
     """Returns the error that this party has fewer rows of its own than a step takes."""
-    text = (
-        f"recipe: phases: {phase}: own_batch_size = {own.size} is more than the {own.count} "
-        "training rows that only"
-    )
     other = "passive" if party.role == "active" else "active"
-    most = f"at most {own.count}" if own.count else "0 (none take part)"
-    text = f'{text} {party.name} has; take {most}, or own_rows = "{other}" if that party has more'
-    return InputError(Code.CONFIG_INVALID, text)
+    return InputError(
+        Code.CONFIG_INVALID,
+        f"recipe: phases: {phase}: own_batch_size must be at most {own.count}, the number of "
+        f"training rows that only {party.name} has (got {own.size}). Set a smaller own_batch_size "
+        f'(0 uses none), or set own_rows = "{other}" if that party has more.',
+    )

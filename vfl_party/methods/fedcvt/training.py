@@ -26,26 +26,30 @@ def check_recipe(recipe: Recipe, phase: str) -> None:
     """Raises InputError if FedCVT means nothing for the recipe's parties, task or rule of
     combination.
     """
-    text, active = "", recipe.active
     if len(recipe.passives) != 1:
-        text = (
-            "fedcvt is for one active and one passive party, and the recipe has "
-            f"{len(recipe.passives)} passive ones"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: fedcvt needs exactly one passive party (got "
+            f"{len(recipe.passives)}). Correct the parties, or choose another method.",
         )
-    elif not active.features:
-        text = (
-            f"{active.name} has no features, and fedcvt compares both parties' views; give it "
-            "features"
+    if not recipe.active.features:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: fedcvt compares the views of both parties, but "
+            f"{recipe.active.name} has no features. Give it features.",
         )
-    elif recipe.task.kind not in ("binary", "multiclass"):
-        text = f"a {recipe.task.kind} has no classes for fedcvt's pseudo-labels; take splitnn"
-    elif recipe.model.combine != "concat":
-        text = (
-            "fedcvt gives its joint classifier both views side by side: set model.combine = "
-            '"concat"'
+    if recipe.task.kind not in ("binary", "multiclass"):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: fedcvt needs a binary or multiclass task (got "
+            f"{recipe.task.kind}). Use splitnn instead.",
         )
-    if text:
-        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}")
+    if recipe.model.combine != "concat":
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'recipe: phases: {phase}: fedcvt needs model.combine = "concat" (got '
+            f'"{recipe.model.combine}"). Set model.combine = "concat".',
+        )
 
 
 class FedCVTTraining:
@@ -64,12 +68,10 @@ class FedCVTTraining:
     ) -> None:
         check_recipe(party.recipe, phase)
         if not isinstance(party.models["encoder"], TwoNetworks):
-            text = (
-                f"recipe: phases: {phase}: an earlier phase, or the run to start from, hands "
-                "on an encoder that is"
-            )
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} not fedcvt's two networks; let fedcvt come first"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: an earlier phase, or the run to start from, hands on "
+                "an encoder that does not consist of fedcvt's two networks. Put fedcvt first.",
             )
         self._party, self._phase = party, phase
         self.batches = FedCVTBatches(party, phase, settings)
@@ -78,10 +80,10 @@ class FedCVTTraining:
         self._models = nn.ModuleDict({**party.models, **self._heads})
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and self.batches.least + self._own.size < 2:
-            text = f"party {party.name}: batch normalisation needs batches of at least two rows"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text}; give more rows, a larger batch_size, or another encoder",
+                f"party {party.name}: batch normalization needs batches of at least 2 rows. Add "
+                "rows, increase batch_size, or choose another encoder.",
             )
         self._params = list(self._models.parameters())
         own = own_optimizer(party.recipe, phase, party.name, settings.optimizers)

@@ -43,9 +43,10 @@ class AggregationStep:
         for name, tensor in own.items():
             # Impossible unless a party lies.
             if name.endswith(".running_var") and bool((mean[name] < 0).any()):
-                text = (
-                    f"{step}: the averaged {name} is negative: a party sent weights that no "
-                    "training gives"
+                raise PeerError(
+                    Code.NON_FINITE,
+                    f"{step}: the averaged {name} is negative, so a party sent weights that "
+                    "training cannot produce.",
+                    party=self._party.recipe.server,
                 )
-                raise PeerError(Code.NON_FINITE, text, party=self._party.recipe.server)
             tensor.copy_(mean[name])

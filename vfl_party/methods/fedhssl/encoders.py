@@ -32,11 +32,15 @@ def kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
 def part_of(encoder: nn.Module, tower: str) -> nn.Module:
     """Returns one of the two encoders of ``kept_encoder``: see ``Method.part``."""
     if not isinstance(encoder, TwoTowers):
-        text = "the phases of that run do not hand on two encoders"
-        raise ValueError(f"{text}; remove it, or give start.phases as that run has them")
+        raise ValueError(
+            "the phases of that run do not hand on two encoders. Remove it, or set start.phases "
+            "as in that run."
+        )
     if encoder.rule == "concat":
-        text = "with keep = 'concat' an encoder gives half of the embedding"
-        raise ValueError(f"{text}; remove it, or pretrain with keep = 'mean'")
+        raise ValueError(
+            "with keep = 'concat' an encoder gives half of the embedding. Remove it, or pretrain "
+            "with keep = 'mean'."
+        )
     return encoder.cross if tower == CROSS else encoder.local
 
 
@@ -49,10 +53,10 @@ def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module
     if isinstance(kept, TwoTowers):
         return {CROSS: kept.cross, LOCAL: kept.local}
     if settings.kept not in (CROSS, LOCAL):
-        text = "recipe: phases: an earlier phase hands on one encoder, this one wants two"
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text} (keep = {settings.kept!r}); give both phases the same keep",
+            f"recipe: phases: an earlier phase hands on one encoder, but keep = {settings.kept!r} "
+            "needs two. Give both phases the same keep.",
         )
     found: dict[str, nn.Module] = {settings.kept: kept}
     # FedGSSL* and FedHSSL*: later phases do not get the guide.
@@ -66,9 +70,9 @@ def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module
 def _half(settings: FedHSSLSettings, make: MakeEncoder) -> int:
     width = make.width
     if width % 2:
-        text = (
-            f"keep = {settings.keep!r} gives each encoder half of the embedding; "
-            f"model.embedding_size = {width} is odd"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: keep = {settings.keep!r} gives each encoder half of the embedding, "
+            f"so model.embedding_size must be even (got {width}). Set an even number.",
         )
-        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}")
     return width // 2

@@ -30,18 +30,16 @@ class FedHSSL(Phase):
         self._party, self._settings = party, settings
         self._warned: set[str] = set()
         if party.features is None:
-            text = (
-                f"recipe: phases: {name}: {party.name} has no features, and every party's "
-                "encoder takes part"
-            )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; give it features")
-        if (settings.cross or settings.aggregate) and not party.recipe.passives:
-            text = (
-                f"recipe: phases: {name}: {party.name} is alone, and cross and aggregate are "
-                "steps of several"
-            )
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}; set both to false, or add a passive party"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {name}: {party.name} has no features, but the encoder of every "
+                f"party takes part. Give {party.name} features.",
+            )
+        if (settings.cross or settings.aggregate) and not party.recipe.passives:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {name}: cross and aggregate need several parties, but "
+                f"{party.name} is alone. Set both to false, or add a passive party.",
             )
         preset = party.recipe.preset
         gamma = settings.guidance(preset)

@@ -42,7 +42,7 @@ class FedOnceMethod(Method[FedOnceSettings]):
         return learnt_encoder(settings, make)
 
     def one_process(self, settings: FedOnceSettings) -> str:
-        return "" if settings.dp is None else "with dp clips the gradient of each row by itself"
+        return "" if settings.dp is None else "with dp clips the gradient of each row separately"
 
     def traffic(self, party: Party, phase: str, settings: FedOnceSettings) -> Traffic:
         _ = party, phase, settings

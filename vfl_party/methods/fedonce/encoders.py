@@ -49,11 +49,10 @@ def _linear(make: MakeEncoder) -> nn.Module:
     like any other.
     """
     if make.spec.cardinalities:
-        text = (
-            f"recipe: phases: objective = 'pca' needs numbers, and the encoder of {make.party} "
-            "embeds categories"
-        )
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}; give it kind = 'mlp', which makes columns of them"
+            Code.CONFIG_INVALID,
+            "recipe: phases: objective = 'pca' needs numeric inputs, but the encoder of "
+            f"{make.party} embeds categories. Set its encoder to kind = 'mlp', which makes "
+            "columns of them.",
         )
     return replace(make, settings=MlpSettings(hidden=()))("encoder")

@@ -52,17 +52,17 @@ class Pca:
             not isinstance(linear, nn.Linear)
             or len(list(party.models["encoder"].parameters())) != 2
         ):
-            text = (
-                f"recipe: phases: {phase}: objective = 'pca' makes one linear layer of the "
-                "encoder, and an earlier phase wants another; leave out one of the two"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: objective = 'pca' turns the encoder into one linear "
+                "layer, but an earlier phase needs another encoder. Remove one of the two phases.",
             )
-            raise InputError(Code.CONFIG_INVALID, text)
         most = min(linear.in_features, len(self._rows) - 1)
         if d > most:
             # A report would tell the server how many columns the party has.
             log.warning(
-                "phase %s: %s has %d columns and %d rows, so %d principal components: the other %d "
-                "of its embedding_size = %d numbers are 0",
+                "phase %s: %s has %d columns and %d rows, which give %d principal components: the "
+                "other %d of the embedding_size = %d numbers are 0",
                 *(phase, party.name, linear.in_features, len(self._rows), most, d - most, d),
                 extra={"event": "advice"},
             )

@@ -15,11 +15,11 @@ def rows_to_learn(party: Party, phase: str, split: str) -> Rows:
     """Returns the rows of a split. Raises InputError if there are fewer than two."""
     rows = party.rows(split)
     if len(rows) < 2:
-        text = (
-            f"recipe: phases: {phase}: {party.name} has {len(rows)} rows to learn from; give "
-            "it more"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: {party.name} needs at least 2 rows to learn from (got "
+            f"{len(rows)}). Add rows, or make the other splits smaller.",
         )
-        raise InputError(Code.CONFIG_INVALID, f"{text}, or make the other splits smaller")
     return rows
 
 
@@ -27,10 +27,11 @@ def diverged(party: Party, phase: str) -> InputError:
     """Returns the error of a diverged training, which no peer can notice: nothing is sent in this
     phase.
     """
-    text = (
-        f"phase {phase}: the encoder of {party.name} gives NaN or infinity: its training diverged"
+    return InputError(
+        Code.NON_FINITE,
+        f"phase {phase}: the encoder of {party.name} gives NaN or infinity, because its training "
+        "diverged. Lower the learning rate.",
     )
-    return InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
 
 
 def finite(loss: float, party: Party, phase: str) -> float:

@@ -44,38 +44,48 @@ class ActiveHead(Phase):
         self._weights = party.row_weights(self._rows) if len(self._rows) else None
         where = f"recipe: phases: {name}"
         if len(self._rows) == 0:
-            raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
-        if settings.deadline_s is not None and party.recipe.model.combine != "concat":
-            text = (
-                f"{where}: deadline_s needs model.combine = 'concat': zeros for a late party "
-                "would change the"
-            )
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} {party.recipe.model.combine} of all the others"
+                Code.CONFIG_INVALID,
+                f"{where}: there are no labelled training rows. Add rows with labels to the "
+                "training split.",
+            )
+        if settings.deadline_s is not None and party.recipe.model.combine != "concat":
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: deadline_s needs model.combine = 'concat', because zeros for a late "
+                f"party change the {party.recipe.model.combine} of the others. Set model.combine "
+                "= 'concat', or remove deadline_s.",
             )
         if settings.deadline_s is not None and not isinstance(party.recipe.model.top, TopSettings):
-            text = f"{where}: deadline_s needs a top model of kind 'mlp': of another nobody knows"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} which weights read a late party's representations"
+                Code.CONFIG_INVALID,
+                f"{where}: deadline_s needs a top model of kind 'mlp', whose weights for a late "
+                "party's representations are known. Set model.top.kind = 'mlp', or remove "
+                "deadline_s.",
             )
         self._trains_encoder = settings.own_encoder == "trained"
         if self._trains_encoder and party.features is None:
-            text = f"{where}: own_encoder = 'trained', but {party.name} has no features"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}; give it features, or remove the setting"
+                Code.CONFIG_INVALID,
+                f"{where}: own_encoder = 'trained' needs features, but {party.name} has none. "
+                "Give it features, or remove own_encoder.",
             )
         augment = settings.augment
         self._views = BatchViews(party, name, augment) if augment is not None else None
         self._models = nn.ModuleDict({key: party.models[key] for key in self._trained})
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and min(settings.batch_size, len(self._rows)) < 2:
-            text = f"{where}: batch normalisation needs batches of at least two rows"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, or a larger batch_size")
-        if norms and party.recipe.rows.partial:
-            text = f"{where}: batch normalisation needs batches of at least two rows, and with"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text} rows.partial fewer may be combined alike; take models without it",
+                f"{where}: batch normalization needs batches of at least 2 rows. Add rows, or "
+                "increase batch_size.",
+            )
+        if norms and party.recipe.rows.partial:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: batch normalization needs batches of at least 2 rows, but with "
+                "rows.partial a group of rows may be smaller. Choose models without batch "
+                "normalization.",
             )
         self._params = list(self._models.parameters())
         self._optimizer = build_optimizer(settings.optimizer, self._params)
@@ -86,15 +96,16 @@ class ActiveHead(Phase):
         if settings.dp is not None:
             if party.recipe.task.compares:
                 kind = party.recipe.task.kind
-                text = f"{where}: dp bounds what each row does, and the loss of a {kind} task"
-                raise InputError(
-                    Code.CONFIG_INVALID, f"{text} compares rows with each other; remove dp"
-                )
-            if self._weights is not None:
-                text = f"{where}: dp: task.class_weight and data.weight depend on all rows"
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{text}, which the epsilon does not cover; remove one of them",
+                    f"{where}: dp limits the influence of each row, but the loss of a {kind} task "
+                    "compares rows. Remove dp.",
+                )
+            if self._weights is not None:
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{where}: task.class_weight and data.weight depend on all rows, which the "
+                    "epsilon of dp does not cover. Remove dp, or the weights.",
                 )
             size, norm = settings.batch_size, settings.dp.max_grad_norm
             trained = self._models, self._optimizer, self._positions

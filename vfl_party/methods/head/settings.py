@@ -55,23 +55,27 @@ class HeadSettings(TrainingSettings, SetSettings):
             super().model_post_init(context)
         self.check_sets()
         if self.learns and self.deadline_s is not None:
-            text = "deadline_s ends what the model has learnt of a late party, and"
-            raise ValueError(f"{text} {self.learns} teaches it to do without; remove one of them")
+            raise ValueError(
+                "deadline_s removes what the model has learned from a late party, but "
+                f"{self.learns} trains the model to work without parties. Remove one of them."
+            )
         if self.learns and self.dp is not None:
-            text = f"dp bounds what a row does to one output, and {self.learns} has other ways"
-            raise ValueError(f"{text} to combine a row; remove one of them")
+            raise ValueError(
+                f"dp limits the influence of a row on one output, but {self.learns} combines each "
+                "row in several ways. Remove one of them."
+            )
         if self.dp is not None and self.optimizer.clip_norm is not None:
             raise ValueError(
-                "optimizer.clip_norm is not for dp, which clips the gradient of each row: "
-                "max_grad_norm"
+                "optimizer.clip_norm does not work with dp, which clips the gradient of each row. "
+                "Remove clip_norm, and set dp.max_grad_norm."
             )
         if self.augment is not None and self.own_encoder == "frozen":
             raise ValueError(
-                'augment is for own_encoder = "trained": a frozen encoder embeds each row once'
+                'augment needs own_encoder = "trained", because a frozen encoder embeds each row '
+                'only once. Set own_encoder = "trained", or remove augment.'
             )
         if self.augment is not None and self.augment.corruption and self.dp is not None:
-            text = (
-                "augment.corruption puts numbers of other rows into a row, and dp bounds what one"
+            raise ValueError(
+                "augment.corruption copies numbers of other rows into a row, but dp limits what "
+                "one row can change. Remove one of them."
             )
-            text = f"{text} row can change"
-            raise ValueError(f"{text}; remove one of them")

@@ -46,11 +46,16 @@ class TreesHead(Phase):
         if top.library == "lightgbm":
             lightgbm("recipe: model.top")
         if not len(party.rows("train")):
-            raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
-        if top.early_stopping is not None and not len(party.rows("validation")):
-            text = "recipe: model.top: early_stopping needs validation rows"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} (got none). Set rows.validation, or data.split."
+                Code.CONFIG_INVALID,
+                f"{where}: there are no labelled training rows. Add rows with labels to the "
+                "training split.",
+            )
+        if top.early_stopping is not None and not len(party.rows("validation")):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "recipe: model.top: early_stopping needs validation rows (got none). Set "
+                "rows.validation or data.split.",
             )
         self._uploads = Uploads(party, name, settings)
 

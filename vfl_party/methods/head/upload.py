@@ -113,7 +113,7 @@ class Uploads:
         self.of |= zeros(self.late, len(rows), party)
         self._owed = True
         late = (
-            f"trained without {', '.join(self.late)}, who did not come within {deadline_s} s"
+            f"trained without {', '.join(self.late)}, which did not answer within {deadline_s} s"
             if self.late
             else ""
         )

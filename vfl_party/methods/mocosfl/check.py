@@ -29,19 +29,20 @@ def check_phase(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> None:
         for key in _SAME:
             was, now = getattr(theirs, key), getattr(settings, key)
             if was != now:
-                told = [
-                    f"{key} = {each}" if each is not None else f"no {key}" for each in (was, now)
-                ]
-                text = f"recipe: phases: {phase}: {where} has {told[0]}, and this phase {told[1]}"
                 raise InputError(
-                    Code.CONFIG_INVALID, f"{text}; make them equal: both train the same network"
+                    Code.CONFIG_INVALID,
+                    f"recipe: phases: {phase}: {key} must be the same in all phases of mocosfl, "
+                    f"which train one network (got {now}, and {was} in {where}). Make them equal.",
                 )
 
 
 def other_encoder(where: str) -> InputError:
     """Returns the error that a party asks for an encoder of its own."""
-    text = f"{where}: mocosfl averages the bottoms, so all parties have the same network"
-    return InputError(Code.CONFIG_INVALID, f"{text}; remove it, and set model.encoder")
+    return InputError(
+        Code.CONFIG_INVALID,
+        f"{where}: mocosfl averages the bottom models, so all parties need the same network. "
+        "Remove it, and set model.encoder.",
+    )
 
 
 def _others(recipe: Recipe, phase: str) -> Iterator[tuple[str, MocoSFLSettings]]:

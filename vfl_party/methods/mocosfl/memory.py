@@ -31,10 +31,10 @@ class Memory:
             return
         names = [each.name for each in party.recipe.passives]
         if size < len(names):
-            text = f"queue = {size} leaves no key for some of {len(names):,} parties"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: {phase}: {text}; take more, or shared_memory = true",
+                f"recipe: phases: {phase}: queue must be at least the number of parties, "
+                f"{len(names):,} (got {size}). Set a larger queue, or shared_memory = true.",
             )
         for name in names:
             own = derive_seed(seed, name)
@@ -115,11 +115,11 @@ class TrainedTail:
         """Returns the mean loss of a round. Raises InputError if it is NaN or infinite."""
         loss = total.item() / steps
         if not math.isfinite(loss):
-            text = (
-                f"phase {self._phase}: the loss of {self._party.name} is {loss}: its training "
-                "diverged"
+            raise InputError(
+                Code.NON_FINITE,
+                f"phase {self._phase}: the loss of {self._party.name} is {loss}, because its "
+                "training diverged. Lower the learning rate.",
             )
-            raise InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
         return loss
 
     def state(self) -> Tree:

@@ -106,28 +106,30 @@ class MocoSFLSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.frozen and "averages_per_epoch" in self.model_fields_set:
             raise ValueError(
-                "frozen = true leaves the bottoms as they are: remove averages_per_epoch"
+                "frozen = true leaves the bottom models unchanged. Remove averages_per_epoch."
             )
         if self.frozen and (self.sample < 1.0 or self.auto_adjust):
             raise ValueError(
-                "frozen = true leaves the bottoms as they are: remove sample and auto_adjust"
+                "frozen = true leaves the bottom models unchanged. Remove sample and auto_adjust."
             )
         if self.frozen and self.bottom_optimizer is not None:
             raise ValueError(
-                "frozen = true leaves the bottoms as they are: remove bottom_optimizer"
+                "frozen = true leaves the bottom models unchanged. Remove bottom_optimizer."
             )
         if math.prod(self.image) > _MOST_PIXELS:
-            raise ValueError(f"image has more than {_MOST_PIXELS:,} numbers; correct it")
-        if 4 * self.queue * self.width > _MOST_BYTES:
-            text = (
-                f"queue = {self.queue:,} keys of width = {self.width:,} are more than "
-                f"{_MOST_BYTES >> 30} GiB"
+            raise ValueError(
+                f"image must have at most {_MOST_PIXELS:,} numbers (got "
+                f"{math.prod(self.image):,}). Correct image."
             )
-            raise ValueError(f"{text}; take fewer, or narrower ones")
+        if 4 * self.queue * self.width > _MOST_BYTES:
+            raise ValueError(
+                f"queue = {self.queue:,} keys of width = {self.width:,} need more than "
+                f"{_MOST_BYTES >> 30} GiB. Lower queue or width."
+            )
         if self.resist is not None and (self.frozen or self.batch_size < 2):
             raise ValueError(
-                "resist trains the bottom, on two rows or more: remove frozen, or enlarge "
-                "batch_size"
+                "resist trains the bottom model on batches of at least 2 rows. Remove frozen, or "
+                "increase batch_size."
             )
 
     def adjusted(self, parties: int) -> MocoSFLSettings:

@@ -106,18 +106,23 @@ def _check_alone(party: Party, phase: str, settings: MocoSFLSettings) -> None:
     check_phase(party.recipe, phase, settings)
     where = f"recipe: phases: {phase}"
     if settings.frozen:
-        text = f"{where}: frozen = true leaves the bottom as it is, and {party.name} is alone"
-        raise InputError(Code.CONFIG_INVALID, f"{text}: nobody else has trained it; remove frozen")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: frozen = true leaves the bottom model unchanged, but {party.name} is "
+            "alone, so it was never trained. Remove frozen.",
+        )
     for key in ("averages_per_epoch", "sample", "auto_adjust", "shared_memory"):
         if key in settings.model_fields_set:
-            text = f"{where}: {key} is for several parties, and {party.name} is alone"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                (f"{where}: {key} needs several parties, but {party.name} is alone. Remove {key}."),
+            )
     if settings.resist is not None and not _is_unit(party):
-        text = (
-            f"{where}: resist compares reconstructions with pixels from 0 to 1, and those of "
-            f"{party.name} are others"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: resist compares reconstructions with pixels from 0 to 1, but the pixels of "
+            f'{party.name} are outside this range. Set data.scale = "minmax".',
         )
-        raise InputError(Code.CONFIG_INVALID, f'{text}; set data.scale = "minmax"')
 
 
 def _is_unit(party: Party) -> bool:

@@ -30,15 +30,17 @@ def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
     """
     halves = Halves(recipe.model.encoder, settings.image, settings.cut, settings.neck)
     if halves.features != recipe.model.embedding_size:
-        text = (
-            f"model.embedding_size = {recipe.model.embedding_size}, but the network gives "
-            f"{halves.features} features"
-        )
-        raise InputError(Code.CONFIG_INVALID, f"recipe: {text}; make them equal")
-    if not halves.fits:
-        text = f"image = {list(settings.image)} is too small for this network"
         raise InputError(
-            Code.CONFIG_INVALID, f"recipe: phases: {text}; correct it, or take more channels"
+            Code.CONFIG_INVALID,
+            "recipe: model.embedding_size must be the number of features of the network, "
+            f"{halves.features} (got {recipe.model.embedding_size}). Set model.embedding_size = "
+            f"{halves.features}.",
+        )
+    if not halves.fits:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: image is too small for this network (got {list(settings.image)}). "
+            "Correct image, or increase the channels.",
         )
     return halves
 
@@ -108,22 +110,18 @@ class StepPlan:
         batch.
         """
         if settings.resist is not None:
-            text = (
-                "resist is for a party that trains both halves alone, before the others get "
-                "its bottom"
-            )
             raise InputError(
-                Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; remove it here"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: resist is for a party that trains both halves alone, "
+                "before the others get its bottom model. Remove resist.",
             )
         for name, rows in party.data.holdings.items():
             if rows["local"] < settings.batch_size:
-                text = (
-                    f"batch_size = {settings.batch_size} is more than the {rows['local']} "
-                    f"training rows of {name}"
-                )
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"recipe: phases: {phase}: {text}; take at most {rows['local']}",
+                    f"recipe: phases: {phase}: batch_size must be at most {rows['local']}, the "
+                    f"number of training rows of {name} (got {settings.batch_size}). Set a "
+                    "smaller batch_size.",
                 )
         check_phase(party.recipe, phase, settings)
         first = first_phase(party.recipe) == phase
@@ -137,41 +135,40 @@ class StepPlan:
             _draw(party.recipe, phase, settings),
         )
         if party.data.holdings and settings.averages_per_epoch > found.steps_per_epoch:
-            text = (
-                f"averages_per_epoch = {settings.averages_per_epoch}, but an epoch has "
-                f"{found.steps_per_epoch} steps"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: averages_per_epoch must be at most "
+                f"{found.steps_per_epoch}, the number of steps of an epoch (got "
+                f"{settings.averages_per_epoch}). Set a smaller averages_per_epoch.",
             )
-            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take fewer")
         return found
 
     @property
     def note(self) -> str:
-        """Words about what can be run, and is perhaps not meant; '' if there is nothing to say."""
-        rows, found = sum(rows["local"] for rows in self.holdings.values()), []
+        """Notes on settings that work but are perhaps unintended, or ''."""
+        rows, notes = sum(rows["local"] for rows in self.holdings.values()), list[str]()
         if self.settings.queue > rows:
-            found.append(
-                f"queue = {self.settings.queue:,} keys are more than the {rows:,} training "
-                "rows of all parties, so a "
-                "row's own keys are among its negatives"
+            notes.append(
+                f"queue = {self.settings.queue:,} keys are more than the {rows:,} training rows of "
+                "all parties, so a row's own keys are among its negatives"
             )
         if self.settings.frozen and self.untrained:
-            found.append("frozen bottoms that no [start] gives stay as they are before this phase")
-        return "; ".join(found)
+            notes.append("the frozen bottom models are untrained, because [start] is missing")
+        return "; ".join(notes)
 
     def longer(self, party: str) -> str:
-        """Words that an epoch is far longer than a party's own rows; '' if it is not."""
-        name, most = max(
-            ((name, rows["local"]) for name, rows in self.holdings.items()),
-            key=lambda each: each[1],
-        )
-        times = most // self.holdings[party]["local"]
+        """Returns a warning that an epoch is far longer than a party's own rows; '' if it is
+        not.
+        """
+        name = max(self.holdings, key=lambda holder: self.holdings[holder]["local"])
+        largest = self.holdings[name]["local"]
+        times = largest // self.holdings[party]["local"]
         if times < _LONGER:
             return ""
-        text = (
-            f"an epoch goes {times:,} times over the rows of {party}, because {name} says that "
-            f"it has {most:,}"
+        return (
+            f"phase {self.phase}: an epoch goes {times:,} times over the rows of {party}, because "
+            f"{name} announces {largest:,} training rows; ask {name} if that is right"
         )
-        return f"phase {self.phase}: {text} for training; ask {name} if that is right"
 
     @cached_property
     def steps_per_epoch(self) -> int:

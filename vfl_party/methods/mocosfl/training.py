@@ -38,9 +38,12 @@ class TrainedHalf:
         )
         self._optimizer = build_optimizer(optimizer, self._params)
         if by_batch and (optimizer.warmup_epochs or optimizer.schedule == "step"):
-            text = 'recipe: phases: warmup_epochs and schedule = "step" go by epochs, and with'
-            text = f'{text} preset = "released" the schedule of the bottoms goes by batches'
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove them, or give bottom_optimizer")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                'recipe: phases: warmup_epochs and schedule = "step" count epochs, but with '
+                'preset = "released" the schedule of the bottom models counts batches. Remove '
+                "them, or set bottom_optimizer.",
+            )
         if by_batch and optimizer.schedule == "cosine":
             self._schedule = LambdaLR(
                 self._optimizer, lambda step: (1 + math.cos(math.pi * step / epochs)) / 2

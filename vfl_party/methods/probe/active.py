@@ -44,14 +44,18 @@ class ActiveProbe(Phase):
         check_begun(party.recipe, name)
         tail = party.models.get("tail")
         if not isinstance(tail, Tail):
-            text = f"recipe: phases: {name}: there are no features to probe"
             raise InputError(
-                Code.CONFIG_INVALID, f'{text}; put a phase of kind "mocosfl" before it'
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {name}: there are no features to probe. Put a phase of kind "
+                '"mocosfl" before this phase.',
             )
         if party.recipe.task.kind not in ("binary", "multiclass"):
             kind = party.recipe.task.kind
-            text = f"recipe: phases: {name}: a probe tells classes apart, and the task is {kind}"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; take another task")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {name}: a probe needs a binary or multiclass task (got {kind}). "
+                "Change task.kind, or remove the phase.",
+            )
         self._tail, self._splits = tail, (TRAINING, *settings.splits)
         self._head = Head(party, name, settings)
         self._latents = Collector(party, tail, name)
@@ -61,12 +65,12 @@ class ActiveProbe(Phase):
         known = self._collect(round_)
         train = known[TRAINING]
         if not len(train.rows):
-            text = f"{party.name} knows the label of no training row of the others"
-            text = (
-                f"{text}; give labels with the ids that they have, and start again: what was "
-                "trained is kept"
+            raise InputError(
+                Code.DATA_INVALID,
+                f"phase {self.name}: {party.name} has no label for any training row of the other "
+                "parties. Add labels with the ids that they use, and start again: the trained "
+                "models are kept.",
             )
-            raise InputError(Code.DATA_INVALID, f"phase {self.name}: {text}")
         train = labelled(party, self.name, train, self._settings)
         y_N = party.take(targets, train.rows)
         steps_, loss = self._head.train(train, y_N)
@@ -87,9 +91,9 @@ class ActiveProbe(Phase):
         if repeated:
             advise(party.show, f"phase {self.name}: {repeated}")
         used = len(train.rows)
-        some = f"learnt from {used:,} of them" if used < len(known[TRAINING].rows) else ""
-        said = [f"rows with labels: {counted}", some, repeated]
-        note = "; ".join(each for each in said if each)
+        some = f"trained on {used:,} of them" if used < len(known[TRAINING].rows) else ""
+        notes = [f"rows with labels: {counted}", some, repeated]
+        note = "; ".join(filter(None, notes))
         return RoundReport(steps_, metrics, note=note, predictions=predictions)
 
     def _collect(self, round_: int) -> dict[str, Known]:
@@ -149,22 +153,22 @@ class ActiveProbe(Phase):
 
 
 def _repeated(known: Mapping[str, Known]) -> str:
-    """Words how many of the known rows several parties hold, and how many of them are not only for
-    training; or ''.
+    """Returns a note on the known rows that several parties hold, and on those of them that are not
+    only for training; '' if there are no such rows.
     """
     rows = np.concatenate([of.rows for of in known.values()])
-    each, times = np.unique(rows, return_counts=True)
-    several = each[times > 1]
+    unique, times = np.unique(rows, return_counts=True)
+    several = unique[times > 1]
     if not len(several):
         return ""
     both = np.intersect1d(
         known[TRAINING].rows, np.concatenate([of.rows for s, of in known.items() if s != TRAINING])
     )
-    text = f"{len(several):,} ids are at several parties"
+    if not len(both):
+        return f"several parties hold {len(several):,} of the ids"
     return (
-        f"{text}, {len(both):,} of them for training and for a score: the scores say too much"
-        if len(both)
-        else text
+        f"several parties hold {len(several):,} of the ids, and {len(both):,} of these are both in "
+        "training and in evaluation: the scores are too high"
     )
 
 

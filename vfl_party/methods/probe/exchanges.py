@@ -96,12 +96,11 @@ def check_begun(recipe: Recipe, phase: str) -> None:
     if "mocosfl" not in [
         each.kind for each in recipe.phases[: [each.name for each in recipe.phases].index(phase)]
     ]:
-        text = (
-            'start.held_by = "active" hands the bottom out in a phase of kind "mocosfl", and '
-            "none comes before"
-        )
         raise InputError(
-            Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; put one there, frozen perhaps"
+            Code.CONFIG_INVALID,
+            f'recipe: phases: {phase}: start.held_by = "active" sends the bottom model to the '
+            'others in a phase of kind "mocosfl", but there is none before this phase. Put one '
+            "there (it may be frozen).",
         )
 
 

@@ -43,11 +43,11 @@ def labelled(party: Party, phase: str, known: Known, settings: ProbeSettings) ->
         found = Known(known.rows[some], known.features[torch.from_numpy(some).to(party.device)])
     least = 2 if settings.hidden else 1
     if len(found.rows) < least:
-        text = (
-            f"phase {phase}: labelled = {share:g} of {len(known.rows):,} known training rows "
-            f"leaves {len(found.rows)}"
+        raise InputError(
+            Code.DATA_INVALID,
+            f"phase {phase}: labelled = {share:g} of {len(known.rows):,} training rows with "
+            f"labels leaves too few (got {len(found.rows)}, need {least}). Increase labelled.",
         )
-        raise InputError(Code.DATA_INVALID, f"{text}; take a larger share")
     return found
 
 

@@ -69,8 +69,11 @@ class Collector:
                 rows = [number_of.get(bytes(each), -1) for each in tensors["ids"].cpu().numpy()]
                 own = np.array([row for row in rows if row >= 0], np.int64)
                 if len(np.unique(own)) < len(own) or seen[sender][own].any():
-                    text = f"{sender} sends one id for several rows at {step}"
-                    raise PeerError(Code.MALFORMED_MESSAGE, text, party=sender)
+                    raise PeerError(
+                        Code.MALFORMED_MESSAGE,
+                        f"{sender}: sends one id for several rows at {step}.",
+                        party=sender,
+                    )
                 seen[sender][own] = True
                 z = tensors["z"][torch.tensor([row >= 0 for row in rows])]
                 with torch.no_grad():

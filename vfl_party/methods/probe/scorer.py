@@ -75,6 +75,9 @@ class ProbeScorer:
 def _tail(party: Party) -> Tail:
     tail = party.models.get("tail")
     if not isinstance(tail, Tail):
-        text = f"recipe: phases: {party.name} has no features to predict from"
-        raise InputError(Code.CONFIG_INVALID, f'{text}; put a phase of kind "mocosfl" first')
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {party.name} has no features to predict from. Put a phase of kind "
+            '"mocosfl" first.',
+        )
     return tail

@@ -72,8 +72,11 @@ class ActiveSecureBoost(Phase):
         begin(party, name, settings)
         where_ = f"recipe: phases: {name}"
         if party.data.columns is None and settings.first_tree_own:
-            text = f"{where_}: first_tree_own, but {party.name} has no columns"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where_}: first_tree_own needs columns, but {party.name} has none. Remove "
+                "first_tree_own.",
+            )
         self._train, self._routed = party.rows("train"), routed(party, settings)
         self._y_N = self._targets()
         self._columns = (
@@ -108,11 +111,11 @@ class ActiveSecureBoost(Phase):
         )
         train = y_N[: len(self._train)]
         if party.recipe.task.kind != "regression" and train.min() == train.max():
-            text = (
-                f"{party.name}: all training rows have labels of one class, and trees would "
-                "learn nothing"
+            raise InputError(
+                Code.DATA_INVALID,
+                f"{party.name}: all training rows have labels of one class, so trees cannot "
+                "learn. Add rows of other classes.",
             )
-            raise InputError(Code.DATA_INVALID, f"{text}; give rows of the others")
         return y_N
 
     # -- rounds
@@ -233,7 +236,9 @@ class ActiveSecureBoost(Phase):
         """
         offer = Offer.read(facts, self._settings)
         if offer is None:
-            raise self._wrong(party, "declares splits that no columns with so many bins have")
+            raise self._wrong(
+                party, "declares splits that columns with this number of bins cannot have"
+            )
         if self._offers.setdefault(party, offer) != offer:
             raise self._wrong(party, "declares other columns than before the interruption")
         log.info("phase %s: %s offers %s", self.name, party, offer, extra={"event": "offered"})
@@ -284,11 +289,11 @@ class ActiveSecureBoost(Phase):
         found = {party: tensors["sizes"].tolist() for party, tensors in received.items()}
         for party, sizes in found.items():
             if not self._offers[party].allows(np.array(sizes), self._settings):
-                text = (
-                    f"says that it has {sum(sizes):,} splits to offer a tree, which its "
-                    "declared columns have not"
+                raise self._wrong(
+                    party,
+                    f"declares {sum(sizes):,} splits for a tree, which do not match its declared "
+                    "columns",
                 )
-                raise self._wrong(party, text)
         (name,) = self._swaps.gradients.exchange.down.tensors
         self._swaps.gradients.reply_all(step, self._passives, {name: ciphers}, self._routed)
         return found
@@ -355,7 +360,7 @@ class ActiveSecureBoost(Phase):
     def _check(self, of: GrowingTree, party: str, sums_: dict[int, Sums]) -> None:
         """Raises PeerError if a sum cannot be that of rows in its node."""
         if not all(of.fits(node, each) for node, each in sums_.items()):
-            raise self._wrong(party, "sends sums that do not fit the gradients that it was sent")
+            raise self._wrong(party, "sends sums that do not match the gradients that it received")
         if not all(of.adds_up(party, node, each) for node, each in sums_.items()):
             raise self._wrong(
                 party, "sends sums of categories that do not add up to those of all rows"
@@ -419,7 +424,7 @@ class ActiveSecureBoost(Phase):
                     lefts[node], bits = bits[:here], bits[here:]
                     if not of.agrees(party, node, best[node][1].flags, lefts[node]):
                         raise self._wrong(
-                            party, "divides rows in another way than the sums that it has sent"
+                            party, "divides rows differently from the sums that it sent"
                         )
         for node in present:
             if node not in lefts:

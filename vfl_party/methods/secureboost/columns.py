@@ -57,7 +57,8 @@ def cells(party: Party) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64],
     """
     if party.data.columns is None:
         raise InputError(
-            Code.DATA_INVALID, f"{party.name} has no features; its party file needs a [data] table"
+            Code.DATA_INVALID,
+            f"{party.name}: has no features. Add a [data] table to its party file.",
         )
     return party.data.columns()
 
@@ -78,17 +79,19 @@ def learn(party: Party, bins: int, rows: Rows) -> list[Column]:
     for k in range(codes_NK.shape[1]):
         categories = tuple(np.unique(codes_NK[rows, k]).tolist())
         if len(categories) > MOST_CODES:
-            text = (
-                f"column {names[width + k]!r} has {len(categories)} categories, and trees tell "
-                f"{MOST_CODES} apart"
-            )
             raise InputError(
-                Code.DATA_INVALID, f"{party.name}: {text}; group some, or drop the column"
+                Code.DATA_INVALID,
+                f"{party.name}: column {names[width + k]!r} must have at most {MOST_CODES} "
+                f"categories for trees (got {len(categories)}). Group some of them, or drop the "
+                "column.",
             )
         found.append(Column(names[width + k], categories=categories))
     if not any(each.size > 1 for each in found):
-        text = "each of its columns is constant in the training rows, so no tree can use one"
-        raise InputError(Code.DATA_INVALID, f"{party.name}: {text}; give it other columns")
+        raise InputError(
+            Code.DATA_INVALID,
+            f"{party.name}: all columns are constant in the training rows, so trees cannot use "
+            "them. Add other columns.",
+        )
     return found
 
 

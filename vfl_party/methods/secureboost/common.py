@@ -53,18 +53,24 @@ def begin(party: Party, phase: str, settings: SecureBoostSettings) -> None:
     check(settings.encryption, where)
     if len(party.rows("train")) < 2:
         raise InputError(
-            Code.CONFIG_INVALID, f"{where}: there are fewer than two labelled training rows"
+            Code.CONFIG_INVALID,
+            f"{where}: at least 2 labelled training rows are needed (got "
+            f"{len(party.rows('train'))}). Add rows with labels to the training split.",
         )
     if settings.early_stopping is not None and len(party.rows("validation")) == 0:
-        text = f"{where}: early_stopping needs validation rows; set rows.validation, or data.split"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: early_stopping needs validation rows (got none). Set rows.validation or "
+            "data.split.",
+        )
     check_asked(party, phase, settings)
     if settings.encryption == "none" and party.recipe.passives:
-        text = (
-            '%s: encryption = "none": the passive parties can read every gradient, and so the '
-            "labels"
+        log.warning(
+            '%s: encryption = "none": the passive parties can read every gradient, and therefore '
+            "the labels",
+            where,
+            extra={"event": "advice"},
         )
-        log.warning(text, where, extra={"event": "advice"})
 
 
 @dataclass(frozen=True)
@@ -103,23 +109,26 @@ def check_offered(
     counts = sorted((len(Layout.of([column], [0]).entries) for column in columns), reverse=True)
     offered = sum(counts[: max(1, round(settings.column_sample * len(columns)))])
     if offered > MOST_ENTRIES:
-        text = (
-            f"the columns of {party.name} can offer a tree {offered:,} splits, and "
-            f"{MOST_ENTRIES:,} are the most"
+        raise InputError(
+            Code.DATA_INVALID,
+            f"recipe: phases: {phase}: the columns of {party.name} must offer a tree at most "
+            f"{MOST_ENTRIES:,} splits (got {offered:,}). Lower bins or column_sample, or drop "
+            "columns.",
         )
-        advice = "lower bins or column_sample, or drop columns"
-        raise InputError(Code.DATA_INVALID, f"recipe: phases: {phase}: {text}; {advice}")
 
 
 def note_constant(party: Party, phase: str, columns: list[Column]) -> None:
     """Notes, at home, the columns that no tree can use."""
     names = [repr(column.name) for column in columns if column.size < 2]
     if names:
-        text = (
-            "phase %s: columns of %s that are constant in the training rows, so that no tree "
-            "can use them: %s"
+        log.warning(
+            "phase %s: columns of %s that are constant in the training rows and cannot be used by "
+            "trees: %s",
+            phase,
+            party.name,
+            ", ".join(names),
+            extra={"event": "advice"},
         )
-        log.warning(text, phase, party.name, ", ".join(names), extra={"event": "advice"})
 
 
 def note_importance(party: Party, phase: str, found: Mapping[str, float], unit: str) -> None:

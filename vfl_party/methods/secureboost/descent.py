@@ -91,7 +91,7 @@ class Flat:
         if (splits == _NONE).any():
             raise ValueError("for a split of another party")
         if (path_BT[rows, trees] != self._entrance_S[splits]).any():
-            raise ValueError("for a split to which a row's way does not lead")
+            raise ValueError("for a split that the row cannot have reached")
         left = self._left(splits, rows, codes_BF)
         path_BT[rows, trees] = 2 * _place(level, 0) + 2 * nodes + ~left
         bits_BT = np.zeros(nodes_BT.shape, bool)

@@ -24,7 +24,7 @@ from vfl_party.phases.context import Party
 # In the party's folder of the run.
 FILE = "answered-splits"
 LOST = (
-    "if its folder of the run was lost, begin a new run with --fresh at the server and every party"
+    "If its folder of the run was lost, begin a new run with --fresh at the server and every party."
 )
 # Of a row: see ``objective.derivatives``.
 _MOST_H = {"binary": 0.25, "multiclass": 0.5, "regression": 1.0}
@@ -75,32 +75,29 @@ def check_asked(party: Party, phase: str, settings: SecureBoostSettings) -> None
         return
     where, own = f"recipe: phases: {phase}", f"in the party file of {party.name}"
     if settings.encryption != "none" and settings.key_bits < asked.least_key_bits:
-        text = (
-            f"{where}: key_bits = {settings.key_bits}, and trees.least_key_bits = "
-            f"{asked.least_key_bits} {own}"
-        )
         raise InputError(
-            Code.REFUSED, f"{text}; take longer keys: short ones are for trials on one machine"
+            Code.REFUSED,
+            f"{where}: key_bits must be at least trees.least_key_bits = {asked.least_key_bits} "
+            f"{own} (got {settings.key_bits}). Use longer keys: short ones are for trials on one "
+            "machine.",
         )
     if party.role == "active":
         return
     train = len(party.rows("train"))
     fewest, bits = fewest_rows(task, settings, train), most_bits(task, settings)
     if fewest < asked.least_rows:
-        text = (
-            f"{where}: a side of a split may have {fewest} rows, and trees.least_rows = "
-            f"{asked.least_rows} {own}"
-        )
         weight = _most_h(task, settings, train) * asked.least_rows
-        raise InputError(Code.REFUSED, f"{text}; min_child_weight = {weight:g} gives as many")
-    if asked.most_bits is not None and bits > asked.most_bits:
-        text = (
-            f"{where}: {party.name} may have to answer {bits:,} bits of one row, and "
-            "trees.most_bits = "
-        )
         raise InputError(
             Code.REFUSED,
-            f"{text}{asked.most_bits:,} {own}; lower trees or depth, or raise most_bits",
+            f"{where}: trees.least_rows = {asked.least_rows} {own} requires more rows on each "
+            f"side of a split (got {fewest}). Set min_child_weight = {weight:g} or more.",
+        )
+    if asked.most_bits is not None and bits > asked.most_bits:
+        raise InputError(
+            Code.REFUSED,
+            f"{where}: {party.name} may have to answer more bits about one row than "
+            f"trees.most_bits = {asked.most_bits:,} {own} (got {bits:,}). Lower trees or depth, "
+            "or raise most_bits.",
         )
 
 
@@ -120,12 +117,12 @@ def wrong_children(
     in one that may be split again.
     """
     if not ((moved == SETTLED) | ((before != SETTLED) & (moved // 2 == before))).all():
-        return "a row is in no child of its node"
+        return "a row is not in a child of its node"
     for node in np.unique(before[before != SETTLED]).tolist():
         here = before == node
         below, sampled = moved[here], in_sample[here]
         if node in own and not ((below == SETTLED) | (below == 2 * node + ~own[node])).all():
-            return "a row is not where its split has sent it"
+            return "a row is not where its split sent it"
         sides = [below == child for child in (2 * node, 2 * node + 1)]
         if not any(side.any() for side in sides):
             # A leaf, or both children are.
@@ -133,12 +130,12 @@ def wrong_children(
         parts_ = [(below == SETTLED, fewest), *((side, fewest_open) for side in sides)]
         children = [(int(sampled[part].sum()), least) for part, least in parts_ if part.any()]
         if len(children) != 2:
-            return "the rows of a node go to one child, or to three"
+            return "the rows of a node do not go to two children"
         for count, least in children:
             if count < least:
                 return (
-                    f"a node has {count} rows that the tree learns from, and no honest one has "
-                    f"fewer than {least}"
+                    f"a node has too few rows that the tree learns from (got {count}, an honest "
+                    f"one has at least {least})"
                 )
     return ""
 
@@ -169,7 +166,7 @@ class Answered:
                         self._known.setdefault(slot, digest)
         except (OSError, ValueError):
             raise InputError(
-                Code.FILE_INVALID, f"{self._path}: cannot be read; restore it"
+                Code.FILE_INVALID, f"{self._path}: cannot be read. Restore it."
             ) from None
 
     def same(self, slot: str, *question: bytes) -> bool:
@@ -188,6 +185,8 @@ class Answered:
                     file.write(f"\n{slot} {found}\n")
             except OSError as error:
                 raise InputError(
-                    Code.FILE_INVALID, f"{self._path}: cannot be written ({error.strerror})"
+                    Code.FILE_INVALID,
+                    f"{self._path}: cannot be written ({error.strerror}). Free space, or correct "
+                    "the permissions of its folder.",
                 ) from None
         return self._known.setdefault(slot, found) == found

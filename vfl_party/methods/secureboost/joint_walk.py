@@ -112,7 +112,7 @@ class Walk:
         self._questions += 1
         if not self._answered.same(f"{self._phase}/walk-{self._questions}", nodes_BT.tobytes()):
             raise self._refused(
-                f"for other splits on the ways of rows than before the interruption; {LOST}"
+                f"for other splits on the paths of rows than before the interruption. {LOST}"
             )
 
     def _refused(self, what: str) -> PeerError:

@@ -81,10 +81,12 @@ class _Answering:
     def __call__(self, asked: bytes) -> Stepped:
         n, trees = len(self._known_N), self._flat.trees
         if len(asked) != _LEVEL + n * trees:
-            raise ValueError(f"in {len(asked):,} bytes, and a level of {trees:,} trees has others")
+            raise ValueError(
+                f"with a request of the wrong size for {trees:,} trees (got {len(asked):,} bytes)"
+            )
         level = asked[0]
         if not self._level < level < self._depth:
-            raise ValueError("for a level out of turn")
+            raise ValueError("for a level out of order")
         self._level = level
         nodes_NT = np.frombuffer(asked, np.uint8, offset=_LEVEL).reshape(n, trees)
         bits_NT = np.zeros((n, trees), bool)

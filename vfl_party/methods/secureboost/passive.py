@@ -149,11 +149,10 @@ class PassiveSecureBoost(Phase):
         rows = np.flatnonzero(np.unpackbits(told.cpu().numpy(), count=count))
         if len(rows) != drawn(count, settings):
             wanted = drawn(count, settings)
-            text = (
-                f"{self._peer} gives {len(rows)} rows to a round of {self.name}, and goss asks "
-                f"for {wanted}"
+            raise self._wrong(
+                f"{self._peer}: a round of {self.name} must have {wanted} rows by goss (got "
+                f"{len(rows)})."
             )
-            raise self._wrong(text)
         return rows.astype(np.int64)
 
     def _open(self, round_: int) -> Adder:
@@ -168,7 +167,7 @@ class PassiveSecureBoost(Phase):
             own = adder(self._settings.encryption, self._settings.key_bits, written[4 : 4 + length])
         except CipherError as error:
             raise self._wrong(
-                f"the message with the key of {self._peer} cannot be used: {error}"
+                f"{self._peer}: the message with its key cannot be used: {error}."
             ) from None
         self._adder = shared_adder(own, self._shards)
         return self._adder
@@ -185,7 +184,7 @@ class PassiveSecureBoost(Phase):
             summed = summing(self._shards, own, ciphers.cpu().numpy(), codes_RF, entries.plan)
         except CipherError as error:
             raise self._wrong(
-                f"a ciphertext of {self._peer} in {self.name} cannot be used: {error}"
+                f"{self._peer}: a ciphertext in {self.name} cannot be used: {error}."
             ) from None
         in_sample[rows] = True
         nodes_N: Nodes = np.zeros(count, np.uint8)
@@ -216,7 +215,7 @@ class PassiveSecureBoost(Phase):
                 nodes_N, moved_N, in_sample, left, self._fewest, self._fewest_open
             )
             if wrong:
-                raise self._wrong(f"{self._peer} says in {self.name} that {wrong}")
+                raise self._wrong(f"{self._peer}: wrong positions of rows in {self.name}: {wrong}.")
             nodes_N = moved_N
             if not open_nodes(nodes_N):
                 return
@@ -236,7 +235,7 @@ class PassiveSecureBoost(Phase):
             return own.wire(own.joined(parts))
         except CipherError as error:
             raise self._wrong(
-                f"what {self._peer} sends in {self.name} cannot be used: {error}"
+                f"{self._peer}: what it sent in {self.name} cannot be used: {error}."
             ) from None
 
     def _split(
@@ -263,11 +262,11 @@ class PassiveSecureBoost(Phase):
             sampled = in_sample[here]
             rows = min(int((found[node] & sampled).sum()), int((~found[node] & sampled).sum()))
             if rows < self._fewest:
-                text = (
-                    f"{self._peer} chooses a split of {self._party.name} in {self.name} with "
-                    f"{rows} rows on a side"
+                raise self._wrong(
+                    f"{self._peer}: chose a split of {self._party.name} in {self.name} with too "
+                    f"few rows on one side (got {rows}, an honest split has at least "
+                    f"{self._fewest})."
                 )
-                raise self._wrong(f"{text}, and no honest one has fewer than {self._fewest}")
         return found
 
     def _pin(self, level: int, nodes_N: Nodes, won: list[int], bits: Nodes) -> None:
@@ -278,21 +277,25 @@ class PassiveSecureBoost(Phase):
         if not self._answered.same(
             f"{self.name}/tree-{number}/{level}", nodes_N.tobytes(), bytes(won), bits.tobytes()
         ):
-            text = (
-                f"{self._peer} asks {self._party.name} again for its splits of tree "
-                f"{number + 1}, level {level + 1}"
+            raise self._wrong(
+                f"{self._peer}: asks {self._party.name} again for its splits of tree "
+                f"{number + 1}, level {level + 1}, and chooses others than before the "
+                f"interruption. {LOST}"
             )
-            raise self._wrong(f"{text}, and chooses others than before the interruption; {LOST}")
         self._bits_N[np.isin(nodes_N, won)] += 1
 
     def _note_bits(self) -> None:
         """Notes, at home, how much the sides of splits have told of the rows."""
         most, mean = int(self._bits_N.max()), float(self._bits_N.mean())
-        text = (
-            "phase %s: while trees grew, %s told the sides of at most %s splits of one row, "
-            "%.1f on average"
+        log.info(
+            "phase %s: while trees grew, %s disclosed the sides of at most %s splits of one row, "
+            "%.1f on average",
+            self.name,
+            self._party.name,
+            most,
+            mean,
+            extra={"event": "answered"},
         )
-        log.info(text, self.name, self._party.name, most, mean, extra={"event": "answered"})
 
     def _heard(self, round_: int) -> bool:
         """Asks whether the phase ends with this round."""

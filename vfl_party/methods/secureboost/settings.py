@@ -28,7 +28,8 @@ class GossSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.top + self.rest > 1.0:
             raise ValueError(
-                f"top = {self.top} and rest = {self.rest} are more than all rows; lower one"
+                f"top = {self.top} and rest = {self.rest} add up to more than all rows. Lower one "
+                "of them."
             )
 
 
@@ -79,10 +80,13 @@ class SecureBoostSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.leaves is not None and self.leaves > 1 << self.depth:
             raise ValueError(
-                f"a tree of depth {self.depth} has at most {1 << self.depth} leaves; lower leaves"
+                f"leaves must be at most {1 << self.depth} for depth = {self.depth} (got "
+                f"{self.leaves}). Lower leaves."
             )
         if self.goss is not None and self.row_sample < 1.0:
-            raise ValueError("goss and row_sample both choose the rows of a round; remove one")
+            raise ValueError(
+                "goss and row_sample both choose the rows of a round. Remove one of them."
+            )
 
     @property
     def protection(self) -> str:

@@ -51,18 +51,15 @@ def traffic(party: Party, name: str, settings: SecureBoostSettings) -> Traffic:
     growth = Growth(party, name, settings, known)
     bound = FEWER
     if unknown:
-        most = -(
+        max_bytes = -(
             -sum(growth.summed(level) for level in range(settings.depth))
             * growth.width
             // growth.together
         )
-        text = (
-            f"the sums of {', '.join(unknown)} are not counted, because they depend on columns "
-            "that are not here"
-        )
         bound = (
-            f"{bound}; {text} (a recipe with [simulate] has them): about {most:,} bytes a tree "
-            "for each split offered"
+            f"{FEWER}; the sums of {', '.join(unknown)} are not counted, because they depend on "
+            f"columns that are not here (a recipe with [simulate] has them): about {max_bytes:,} "
+            "bytes a tree for each split offered"
         )
     stops = settings.early_stopping is not None
     return Traffic(growth.rounds(), stops, step="gradients", after=growth.walk, bound=bound)

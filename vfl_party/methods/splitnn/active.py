@@ -55,15 +55,18 @@ class ActiveSplitNN(Phase):
         self._weights = party.row_weights(party.rows("train"))
         kind = party.recipe.task.kind
         if kind == "ranking" and settings.dcor:
-            text = f"recipe: phases: {name}: dcor looks at each row's label, and a ranking has"
-            raise InputError(Code.CONFIG_INVALID, f"{text} pairs of rows; remove it")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {name}: dcor uses the label of each row, but a ranking task has "
+                "pairs of rows. Remove dcor.",
+            )
         if party.recipe.task.compares and (
             settings.micro_batches > 1 or settings.cache is not None
         ):
-            text = f"recipe: phases: {name}: micro_batches and cache work on the loss of each row"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text}, and that of a {kind} task compares the rows of a batch; remove them",
+                f"recipe: phases: {name}: micro_batches and cache use the loss of each row, but "
+                f"the loss of a {kind} task compares the rows of a batch. Remove them.",
             )
         # Some defences of gradients depend on the labels of their rows.
         self._tells = LABELS in self._embedding.chains.down.knows

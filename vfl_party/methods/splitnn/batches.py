@@ -39,18 +39,22 @@ class Batches:
         rows = len(party.joint_rows("train"))
         if rows == 0:
             raise InputError(
-                Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: there are no labelled training rows. Add rows with "
+                "labels to the training split.",
             )
         if settings.max_bytes is not None and not party.recipe.passives:
-            text = f"recipe: phases: {phase}: max_bytes: {party.name} is alone, so no bytes cross"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or add a passive party")
-        if not settings.plain and not party.recipe.passives:
-            text = f"recipe: phases: {phase}: {party.name} is alone, so nothing is exchanged"
-            text = (
-                f"{text}; remove in_flight, micro_batches, local_updates and cache, or add a "
-                "passive party"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: max_bytes has no effect, because {party.name} is alone "
+                "and exchanges nothing. Remove max_bytes, or add a passive party.",
             )
-            raise InputError(Code.CONFIG_INVALID, text)
+        if not settings.plain and not party.recipe.passives:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: {party.name} is alone, so nothing is exchanged. Remove "
+                "in_flight, micro_batches, local_updates and cache, or add a passive party.",
+            )
         swap = embedding(settings)
         chains = party.chains(phase, swap)
         crosses = [

@@ -32,10 +32,9 @@ def check_encoder(party: Party, phase: str, settings: SplitNNSettings) -> None:
     weight = encoder.weight if isinstance(encoder, StochasticEncoder) else 0.0
     if weight == settings.mid or party.role == "active":
         return
-    text = (
-        f"recipe: phases: {phase}: mid = {settings.mid:g}: all phases share one encoder, and "
-        f"that of {party.name}"
+    raise InputError(
+        Code.CONFIG_INVALID,
+        f"recipe: phases: {phase}: mid = {settings.mid:g}: all phases share one encoder, but that "
+        f"of {party.name} {f'has mid = {weight:g}' if weight else 'is not stochastic'}. Set the "
+        "same mid in all splitnn phases, also in those of a run to start from, or remove it.",
     )
-    text = f"{text} {f'has mid = {weight:g}' if weight else 'draws nothing'}"
-    ways = "give all splitnn phases the same mid, those of a run to start from too"
-    raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}, or remove it")

@@ -96,11 +96,10 @@ class Copies:
         """
         for own, copy in zip(self._own, weights, strict=True):
             if own.grad is not None:
-                text = (
-                    "in_flight: the encoder uses parameters that it does not keep as a module's own"
-                )
                 raise InputError(
-                    Code.MODEL_INVALID, f"{text}; set in_flight = 1, or correct the encoder"
+                    Code.MODEL_INVALID,
+                    "in_flight: the encoder uses parameters that are not registered as parameters "
+                    "of a module. Set in_flight = 1, or correct the encoder.",
                 )
             own.grad, copy.grad = copy.grad, None
 

@@ -28,59 +28,57 @@ class OwnTraining:
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
         timeout_s = party.recipe.run.step_timeout_s
         if settings.deadline_s is not None and settings.deadline_s >= timeout_s:
-            text = (
-                f"recipe: phases: {phase}: deadline_s must be below run.step_timeout_s "
-                f"({timeout_s:g}), after which"
-            )
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text} a late party ends the run; lower it, or raise the other",
+                f"recipe: phases: {phase}: deadline_s must be less than run.step_timeout_s = "
+                f"{timeout_s:g}, after which a late party ends the run (got "
+                f"{settings.deadline_s:g}). Lower deadline_s, or raise run.step_timeout_s.",
             )
         self.batches, batch_size = Batches(party, phase, settings), settings.batch_size
         self._models, self._validation = nn.ModuleDict(party.joint), party.rows("validation")
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and min(batch_size, len(party.rows("train"))) < 2:
-            text = f"party {party.name}: batch normalisation needs batches of at least two rows"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text}; give more rows, a larger batch_size, or another encoder",
+                f"party {party.name}: batch normalization needs batches of at least 2 rows. Add "
+                "rows, increase batch_size, or choose another encoder.",
             )
         if norms and party.recipe.rows.partial:
-            text = f"party {party.name}: batch normalisation needs batches of at least two rows"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text}, and with rows.partial a batch may have one; take an encoder and a top "
-                "model without it",
+                f"party {party.name}: batch normalization needs batches of at least 2 rows, but "
+                "with rows.partial a batch may have only one. Choose an encoder and a top model "
+                "without it.",
             )
         if norms and (kind := _of_row(party, phase)):
-            text = (
-                f"recipe: phases: {phase}: transforms: {kind}: {party.name} has batch "
-                "normalisation, with which a row's"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: transforms: {kind}: {party.name} uses batch "
+                "normalization, which makes a row's embedding depend on its whole batch, so the "
+                "epsilon does not hold. Choose an encoder without it.",
             )
-            text = f"{text} embedding depends on its whole batch, so the epsilon would not hold"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; take an encoder without it")
         corrupts = settings.augment is not None and settings.augment.corruption
         if corrupts and (kind := _of_row(party, phase)):
-            text = (
-                f"recipe: phases: {phase}: transforms: {kind}: augment.corruption puts numbers of"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: transforms: {kind}: augment.corruption copies numbers "
+                "of other rows into a row, so the epsilon does not hold. Remove one of them.",
             )
-            text = f"{text} other rows into a row, so the epsilon would not hold"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove one of them")
         if norms and settings.micro_batches > 1:
-            text = (
-                f"recipe: phases: {phase}: micro_batches: {party.name} has batch "
-                "normalisation, whose statistics are"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: micro_batches: {party.name} uses batch normalization, "
+                "whose statistics need the whole batch. Set micro_batches = 1, or choose an "
+                "encoder without it.",
             )
-            text = f"{text} of a whole batch; set micro_batches = 1, or take an encoder without it"
-            raise InputError(Code.CONFIG_INVALID, text)
         several = party.features is not None and not party.encodes_here
         if settings.under_way > 1 and party.role == "passive" and several:
-            text = (
-                f"recipe: phases: {phase}: in_flight and micro_batches: {party.name} has "
-                "several processes, which"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: in_flight and micro_batches: {party.name} has several "
+                "processes, which work on one batch at a time. Start one process, or set both to "
+                "1.",
             )
-            text = f"{text} work on one batch at a time; start one process, or set both to 1"
-            raise InputError(Code.CONFIG_INVALID, text)
         self._party, augment = party, settings.augment
         self._views = BatchViews(party, phase, augment) if augment is not None else None
         self._params = list(self._models.parameters())

@@ -56,8 +56,8 @@ class Absent:
         self._shows = Rate(_SHOW_S, _SHOWN)
         # Steps of the round under way.
         self._missed: Counter[str] = Counter()
-        # Who was absent in the round before.
-        self._told: frozenset[str] = frozenset()
+        # The parties that were absent in the round before.
+        self._reported: frozenset[str] = frozenset()
 
     def fill(
         self, step: StepKey, rows: Rows, own: Sequence[Tensor], z_BD: Mapping[str, Tensor]
@@ -94,15 +94,17 @@ class Absent:
             self._party.show(event, party=name, at=_place(step))
 
     def words(self, round_: int, steps: int) -> str:
-        """Returns a sentence about the round that has ended; '' if nobody, or the same as before,
-        was absent.
+        """Returns a sentence about the absent parties of the round that has ended; '' if there were
+        none, or the same ones as in the round before.
         """
         missed, self._missed = self._missed, Counter()
-        before, self._told = self._told, frozenset(missed)
-        each = ", ".join(
+        before, self._reported = self._reported, frozenset(missed)
+        parts = [
             f"{name} for {missed[name]} of {steps} steps" for name in self._names if missed[name]
-        )
-        return f"round {round_ + 1} went on without {each}" if each and before != self._told else ""
+        ]
+        if not parts or before == self._reported:
+            return ""
+        return f"round {round_ + 1} went on without {', '.join(parts)}"
 
     @property
     def found(self) -> tuple[Absence, ...]:

@@ -157,21 +157,26 @@ class ActiveStudent(Phase):
     def _words(self, epochs: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]) -> str:
         """Says with which weights the models end, and how much of the gap the student closes."""
         early = [f"{who} {count}" for who, count in epochs.items()]
-        said = f"{self.name} keeps the weights after epochs: {', '.join(early)}"
+        kept = f"{self.name} keeps the weights after epochs: {', '.join(early)}"
         of = [metrics.get(f"test {who}", {}) for who in (ALONE, STUDENT, TOGETHER)]
         if not all(of):
-            return said
+            return kept
         name = next((each for each in ("auc", "accuracy", "rmse") if each in of[0]), "loss")
         alone, student, together = (each[name] for each in of)
         task = self._party.recipe.task
         gap = (alone - together) if lower_is_better(task, name) else (together - alone)
         gained = (alone - student) if lower_is_better(task, name) else (student - alone)
-        said = f"{said}; test {name}: alone {alone:.4g}, student {student:.4g}, together"
-        said = f"{said} {together:.4g}"
-        if gap <= 0:
-            return said
-        closed = f"closes {gained / gap * 100:.0f} % of the gap" if gained > 0 else "closes no gap"
-        return f"{said}: the student {closed}"
+        closed = (
+            ""
+            if gap <= 0
+            else f": the student closes {gained / gap * 100:.0f} % of the gap"
+            if gained > 0
+            else ": the student closes no gap"
+        )
+        return (
+            f"{kept}; test {name}: alone {alone:.4g}, student {student:.4g}, together "
+            f"{together:.4g}{closed}"
+        )
 
     def state(self) -> Tree:
         answers = self._answers
@@ -202,24 +207,42 @@ class ActiveStudent(Phase):
 def _check(party: Party, name: str, settings: StudentSettings) -> None:
     """Raises InputError if there is nothing to teach, or nobody to learn from."""
     where = f"recipe: phases: {name}"
-    text = ""
     phases = party.course.phases
     at = next(place for place, each in enumerate(phases) if each.name == name)
     if not any(each.method.follows(each.settings) is not None for each in phases[:at]):
-        text = "no phase before it trains the joint model that is to teach; put splitnn, head or"
-        text = f"{text} fedcvt before it"
-    elif any(each.kind == phases[at].kind for each in phases[:at]):
-        text = "a run keeps one student, and an earlier phase trains it; remove one of them"
-    elif party.features is None:
-        text = f"{party.name} has no features, so it cannot predict by itself; remove the phase"
-    elif len(party.rows("train")) == 0:
-        text = "there are no labelled training rows"
-    elif party.recipe.task.kind == "regression" and settings.temperature != 1.0:
-        text = "temperature is for classes, and the task is a regression; remove it"
-    elif isinstance(party.recipe.task.threshold, ThresholdRule):
-        text = "the rule of task.threshold chooses for the joint model alone, and a student would"
-        text = f"{text} need a threshold of its own; give a number, or remove the phase"
-    if text:
-        raise InputError(Code.CONFIG_INVALID, f"{where}: {text}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: no earlier phase trains the joint model that is the teacher. Put splitnn, "
+            "head or fedcvt before this phase.",
+        )
+    if any(earlier.kind == phases[at].kind for earlier in phases[:at]):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: a run keeps one student, which an earlier phase trains. Remove one of the "
+            "phases.",
+        )
+    if party.features is None:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: {party.name} has no features, so it cannot predict alone. Remove the phase.",
+        )
+    if len(party.rows("train")) == 0:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: there are no labelled training rows. Add rows with labels to the training "
+            "split.",
+        )
+    if party.recipe.task.kind == "regression" and settings.temperature != 1.0:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: temperature has no effect in a regression task (got "
+            f"{settings.temperature:g}). Remove temperature.",
+        )
+    if isinstance(party.recipe.task.threshold, ThresholdRule):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: the rule in task.threshold chooses a threshold for the joint model, which "
+            "does not fit the student. Set task.threshold to a number, or remove the phase.",
+        )
     if settings.early_stopping is not None:
         check_stopping(party, name, settings.early_stopping)

@@ -52,11 +52,11 @@ def build_student(settings: StudentSettings, make: MakeEncoder) -> Student:
             return Student(encoder, top, None)
         rule = recipe.model.combine
         if rule == "attention" or isinstance(rule, PluginCombination):
-            text = f"recipe: phases: student: match: with model.combine = {str(rule)!r} the top"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text} model combines the embeddings, so there is no joint representation; "
-                "remove match, or take another combine",
+                f"recipe: phases: student: match: with model.combine = {str(rule)!r} the top "
+                "model combines the embeddings, so there is no joint representation. Remove "
+                "match, or choose another combine.",
             )
         widths = [recipe.embedding_size(each.name) for each in recipe.parties if each.features]
         return Student(encoder, top, nn.Linear(width, combined_size(rule, widths)))

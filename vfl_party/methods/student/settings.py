@@ -62,7 +62,9 @@ class StudentSettings(TrainingSettings):
     @classmethod
     def _trained_by_gradients(cls, value: TopKinds) -> TopKinds:
         if isinstance(value, GbdtTop):
-            raise ValueError("a student cannot be of trees (got 'gbdt'). Use 'mlp'.")
+            raise ValueError(
+                "a student's top model cannot consist of trees (got 'gbdt'). Use 'mlp'."
+            )
         return value
 
     @property
@@ -73,4 +75,7 @@ class StudentSettings(TrainingSettings):
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
         if not self.teaches:
-            raise ValueError("weight or match must be above 0, or the student has no teacher")
+            raise ValueError(
+                "weight and match are both 0, so the student does not use the teacher. Set one of "
+                "them above 0."
+            )

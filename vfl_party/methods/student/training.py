@@ -69,9 +69,10 @@ class Learner:
         self._labelled, self._weights = labelled, party.row_weights(labelled)
         norms = any(isinstance(module, _BatchNorm) for module in model.modules())
         if norms and min(settings.batch_size, len(rows)) < 2:
-            text = f"recipe: phases: {phase}: batch normalisation needs batches of at least two"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} rows; give more rows, or a larger batch_size"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: batch normalization needs batches of at least 2 rows. "
+                "Add rows, or increase batch_size.",
             )
         self._params = list(model.parameters())
         self._optimizer = build_optimizer(settings.optimizer, self._params)

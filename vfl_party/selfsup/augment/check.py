@@ -30,9 +30,9 @@ def check_keys(party: Party, phase: str, settings: AugmentSettings | SupervisedA
         images = key not in OF_TABLES
         if kinds and images not in kinds:
             what, others = ("images", "columns") if images else ("tables", "images")
-            text = f"{key} is for {what}, and the recipe's encoders take {others}; remove it, or"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: {phase}: augment: {text} name in parties the encoder of a party "
-                f"that has {what}",
+                f"recipe: phases: {phase}: augment: {key} is for {what}, but the encoders of the "
+                f"recipe take {others}. Remove {key}, or name a party in augment.parties whose "
+                f"encoder takes {what}.",
             )

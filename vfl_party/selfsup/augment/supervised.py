@@ -32,18 +32,22 @@ class BatchViews:
         with_features = [each.name for each in party.recipe.parties if each.features]
         unknown = next((name for name in settings.parties if name not in with_features), None)
         if unknown is not None:
-            text = f"{where}.parties: {unknown!r} is no party with features"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; there are {', '.join(with_features)}")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}.parties: {unknown!r} is not a party with features. Choose from "
+                f"{', '.join(with_features)}.",
+            )
         features = party.features
         if features is None or party.name not in (settings.parties or with_features):
             return
         check_keys(party, phase, settings)
         images = len(features.spec.shape) == 3
         if not (settings.of_images if images else settings.corruption):
-            what = "images, and corruption is" if images else "columns, and crops and colours are"
-            text = f"{where}: the encoder of {party.name} takes {what} not for them"
+            what = "images, but corruption is" if images else "columns, but crops and colours are"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}; name in augment.parties whose rows are to be changed"
+                Code.CONFIG_INVALID,
+                f"{where}: the encoder of {party.name} takes {what} for other inputs. Name the "
+                "parties whose rows are changed in augment.parties.",
             )
         # Only a party that wants views imports what makes them.
         from vfl_party.selfsup.augment import make_augment

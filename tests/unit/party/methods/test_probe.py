@@ -97,7 +97,7 @@ def test_ids_at_two_parties_are_in_the_log(
     advice = [
         each.getMessage() for each in caplog.records if getattr(each, "event", "") == "advice"
     ]
-    assert advice == ["phase probe: 60 ids are at several parties"]
+    assert advice == ["phase probe: several parties hold 60 of the ids"]
 
 
 def test_a_split_that_is_named_twice(tmp_path: Path) -> None:

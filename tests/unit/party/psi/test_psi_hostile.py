@@ -284,7 +284,7 @@ INTRODUCTIONS: dict[str, tuple[Change, Code, str]] = {
     "for another run": (
         introduction("p1", "run2"),
         Code.IDENTITY_MISMATCH,
-        "the introduction of p1 is not signed for",
+        "p1: its introduction is not signed for",
     ),
     "garbage": (
         lambda data: bytes(range(256)) * (len(data) // 256),

@@ -147,13 +147,13 @@ def listed(case: str, folder: Path) -> Any:
     [
         ("not installed", "intel-cmplr-lib-rt is not installed"),
         ("a list that cannot be read", "no text"),
-        ("no list", "intel-cmplr-lib-rt says of no file libintlc.so.5: install it again"),
-        ("an empty list", "says of no file libintlc.so.5"),
+        ("no list", "intel-cmplr-lib-rt lists no file libintlc.so.5. Install it again."),
+        ("an empty list", "lists no file libintlc.so.5"),
         (
             "a file of another size",
-            "has another size than intel-cmplr-lib-rt says: install it again",
+            "does not have the size that intel-cmplr-lib-rt lists. Install it again.",
         ),
-        ("a size that is not known", "has another size"),
+        ("a size that is not known", "does not have the size"),
         ("no library", "libintlc.so.5"),
         ("no file", "libintlc.so.5"),
     ],

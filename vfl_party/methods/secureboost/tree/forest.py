@@ -106,8 +106,11 @@ class Forest(nn.Module):
                 )
                 self.trees.append(Tree(own, *others))
         except (ValueError, TypeError, KeyError, AttributeError):
-            text = "the checkpoint holds trees that cannot be read; use those of the trained run"
-            raise InputError(Code.CHECKPOINT_INVALID, text) from None
+            raise InputError(
+                Code.CHECKPOINT_INVALID,
+                "the checkpoint contains trees that cannot be read. Use the checkpoint of the run "
+                "that trained them.",
+            ) from None
 
 
 def _written(part: dict[Node, Any]) -> list[list[Any]]:
