@@ -1,4 +1,4 @@
-"""Constants and checks of private entity alignment that parties and server share; the protocol is in
+"""Constants and checks of private entity alignment, for parties and server; the protocol is in
 ``vfl_party.align.psi``.
 """
 
@@ -23,7 +23,7 @@ TAG_BATCH = 1 << 20
 MOST_ROWS = (1 << 63) - 1
 
 
-def least_common(at_least: int | float, own: int) -> int:
+def least_common(minimum: int | float, own: int) -> int:
     """Returns how many rows must be common.
 
     Args:
@@ -31,18 +31,18 @@ def least_common(at_least: int | float, own: int) -> int:
         own: the number of rows of the party that asks.
     """
     # Rounding first, because 0.07 * 100 is slightly more than 7 in floating point.
-    return at_least if isinstance(at_least, int) else math.ceil(round(at_least * own, 6))
+    return minimum if isinstance(minimum, int) else math.ceil(round(minimum * own, 6))
 
 
-def too_few(at_least: int | float, common: int, *, partial: bool = False) -> PeerError:
+def too_few(minimum: int | float, common: int, *, partial: bool = False) -> PeerError:
     """Returns the error (ROWS_DIFFER) for fewer common rows than ``rows.at_least``. Peers do not
     learn the number of ``common`` rows. ``partial``: the recipe's ``rows.partial``.
     """
-    share = "" if isinstance(at_least, int) else " of each party's rows"
+    share = "" if isinstance(minimum, int) else " of each party's rows"
     parties = "a party and the active party" if partial else "the parties"
     error = PeerError(
         Code.ROWS_DIFFER,
-        f"rows.at_least: {parties} have fewer rows in common than {at_least}{share}. Spell the ids "
+        f"rows.at_least: {parties} have fewer rows in common than {minimum}{share}. Spell the ids "
         "alike at all parties (rows.id_rules, and the order of the columns in data.id).",
     )
     return error.privately(f"{error} Rows in common: {common:,}.")

@@ -44,10 +44,10 @@ class Spill:
 
     def cut(self, rows: int) -> None:
         """Removes all after the whole batches of the first ``rows`` rows. Raises InputError."""
-        found = self.stored()
+        stored = self.stored()
         try:
-            if found != rows and self.path.exists():
-                os.truncate(self.path, min(found, rows) // self.batch * self._stride)
+            if stored != rows and self.path.exists():
+                os.truncate(self.path, min(stored, rows) // self.batch * self._stride)
         except OSError as error:
             raise unwritable(self.path, error) from None
 
@@ -74,12 +74,12 @@ class Spill:
         try:
             with self.path.open("rb") as file:
                 file.seek(number * self._stride)
-                found = file.read(size + _SUM_BYTES)
+                content = file.read(size + _SUM_BYTES)
         except OSError as error:
             raise InputError(
                 Code.FILE_INVALID, f"{self.path}: cannot be read ({error.strerror}). {self.remedy}"
             ) from None
-        data, total = found[:size], found[size:]
+        data, total = content[:size], content[size:]
         if zlib.crc32(data).to_bytes(_SUM_BYTES, "little") != total:
             raise InputError(Code.FILE_INVALID, f"{self.path}: is damaged. {self.remedy}")
         return data

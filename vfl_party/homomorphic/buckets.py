@@ -44,13 +44,13 @@ class Groups:
     @classmethod
     def joined(cls, parts: list[Groups]) -> Groups:
         """Returns all groups, one after the other."""
-        shifts = np.cumsum([0, *(len(each.places) for each in parts)])
+        shifts = np.cumsum([0, *(len(group.places) for group in parts)])
         return cls(
-            np.concatenate([each.places for each in parts]),
+            np.concatenate([group.places for group in parts]),
             np.concatenate(
-                [each.ends + shift for each, shift in zip(parts, shifts[:-1], strict=True)]
+                [group.ends + shift for group, shift in zip(parts, shifts[:-1], strict=True)]
             ),
-            np.concatenate([each.keys for each in parts]),
+            np.concatenate([group.keys for group in parts]),
         )
 
 
@@ -61,14 +61,14 @@ def bucket_sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size:
     """
     columns = codes_NF.shape[1]
     # -1: the zero, which comes last.
-    parts, found = [], np.full(columns * size, -1)
+    parts, place = [], np.full(columns * size, -1)
     count = 0
     for keys, sums in _sums(adder, held, rows, codes_NF, size):
-        found[keys] = count + np.arange(len(keys))
+        place[keys] = count + np.arange(len(keys))
         count += len(keys)
         parts.append(sums)
-    found[found < 0] = count
-    return adder.take(adder.joined([*parts, adder.zero()]), found.tolist())
+    place[place < 0] = count
+    return adder.take(adder.joined([*parts, adder.zero()]), place.tolist())
 
 
 def _sums(

@@ -36,13 +36,13 @@ _BEGUN: list[Any] = []
 def heu() -> Any | None:
     """Returns the modules of HEU; None if it is not installed."""
     try:
-        found = SimpleNamespace(
+        modules = SimpleNamespace(
             numpy=importlib.import_module("heu.numpy"), phe=importlib.import_module("heu.phe")
         )
     except (ImportError, OSError):
         return None
-    _begin(found)
-    return found
+    _begin(modules)
+    return modules
 
 
 def _begin(library: Any) -> None:
@@ -55,7 +55,7 @@ def _begin(library: Any) -> None:
     if _BEGUN:
         return
     sys.stdout.flush()
-    kept, (source, sink) = os.dup(1), os.pipe()
+    stdout, (source, sink) = os.dup(1), os.pipe()
     # It may say nothing.
     os.set_blocking(source, False)
     try:
@@ -64,8 +64,8 @@ def _begin(library: Any) -> None:
             [1] * 8, library.phe.BigintEncoderParams()
         )
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
         os.close(sink)
         with contextlib.suppress(BlockingIOError):
             log.info(

@@ -53,12 +53,12 @@ class PublicNumbers:
     @classmethod
     def of_heu(cls, scheme: str, bits: int, written: bytes) -> PublicNumbers:
         """Returns the numbers of a public key that HEU has written here."""
-        found, at = list[int](), 1
+        numbers, at = list[int](), 1
         for _ in cls.widths(scheme, bits):
             length, begin = _string(written, at)
             at = begin + length
-            found.append(int.from_bytes(written[begin:at], "little"))
-        return cls(scheme, bits, found[0], tuple(found[1:]))
+            numbers.append(int.from_bytes(written[begin:at], "little"))
+        return cls(scheme, bits, numbers[0], tuple(numbers[1:]))
 
     @classmethod
     def read(cls, scheme: str, bits: int, wire: bytes) -> PublicNumbers:
@@ -68,11 +68,11 @@ class PublicNumbers:
         widths = cls.widths(scheme, bits)
         if len(wire) != sum(widths):
             raise CipherError(f"its public key must have {sum(widths)} bytes (got {len(wire)})")
-        found, at = list[int](), 0
+        numbers, at = list[int](), 0
         for width in widths:
-            found.append(int.from_bytes(wire[at : at + width], "little"))
+            numbers.append(int.from_bytes(wire[at : at + width], "little"))
             at += width
-        key = cls(scheme, bits, found[0], tuple(found[1:]))
+        key = cls(scheme, bits, numbers[0], tuple(numbers[1:]))
         check_modulus(key.n, bits, EXTRA_BITS)
         if not all(1 < base < key.modulus and gmpy2.gcd(base, key.n) == 1 for base in key.bases):
             raise CipherError(
@@ -84,8 +84,8 @@ class PublicNumbers:
         """Returns the numbers for the wire."""
         widths = self.widths(self.scheme, self.bits)
         return b"".join(
-            each.to_bytes(width, "little")
-            for each, width in zip((self.n, *self.bases), widths, strict=True)
+            number.to_bytes(width, "little")
+            for number, width in zip((self.n, *self.bases), widths, strict=True)
         )
 
     def for_heu(self) -> bytes:
@@ -95,7 +95,7 @@ class PublicNumbers:
         Those are the bits of a prime that only the key's owner knows; who adds needs no more than a
         third of the key's.
         """
-        parts = [_written(each) for each in (self.n, *self.bases)]
+        parts = [_written(number) for number in (self.n, *self.bases)]
         if self.scheme == "ou":
             parts.append(b"\xcd" + (self.bits // 3).to_bytes(2, "big"))
         return bytes([0x90 | len(parts)]) + b"".join(parts) + TAILS[self.scheme]
@@ -118,17 +118,17 @@ class HeuKeys:
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """See ``Keys``."""
-        found = np.empty((len(g_N), self._width), np.uint8)
+        wire = np.empty((len(g_N), self._width), np.uint8)
         for piece in self._encrypting.pieces(len(g_N)):
             plain = np.empty(piece.stop - piece.start, object)
             plain[:] = pack(g_N[piece], h_N[piece])
             ciphers = self._kit.encryptor().encrypt(self._kit.array(plain, self._encoder))
-            found[piece] = to_wire(ciphers.serialize(), len(plain), self._width)
-        return found
+            wire[piece] = to_wire(ciphers.serialize(), len(plain), self._width)
+        return wire
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """See ``Keys``."""
-        found, bits = list[int](), BITS * -(-count // max(1, len(wire)))
+        sums_, bits = list[int](), BITS * -(-count // max(1, len(wire)))
         for piece in self._decrypting.pieces(len(wire)):
             sums = from_wire(self._library, wire[piece], self._modulus, TAILS[self._scheme])
             try:
@@ -137,8 +137,8 @@ class HeuKeys:
                 raise CipherError(
                     "it decrypts to a number out of range, like a ciphertext of another key"
                 ) from None
-            found += map(int, plain)
-        return unpack(apart(found, count))
+            sums_ += map(int, plain)
+        return unpack(apart(sums_, count))
 
 
 class HeuAdder:
@@ -216,7 +216,7 @@ class HeuAdder:
 
     def take(self, held: Any, places: Sequence[int]) -> Any:
         """See ``Adder``."""
-        return held[[int(each) for each in places]]
+        return held[[int(place) for place in places]]
 
     def add(self, a_M: Any, b_M: Any) -> Any:
         """See ``Adder``."""
@@ -230,7 +230,7 @@ class HeuAdder:
         """See ``Adder``."""
         if len(parts) == 1:
             return parts[0]
-        ends = np.cumsum([each.shape[0] for each in parts]).tolist()
+        ends = np.cumsum([part.shape[0] for part in parts]).tolist()
         whole = parts[0][[0] * ends[-1]]
         for part, end in zip(parts, ends, strict=True):
             whole[end - part.shape[0] : end] = part
@@ -243,14 +243,14 @@ class HeuAdder:
     def wire(self, held: Any) -> Wire:
         """See ``Adder``."""
         packed = self._packed(held)
-        found = np.empty((packed.shape[0], self._width), np.uint8)
-        for piece in self._masking.pieces(len(found)):
+        wire = np.empty((packed.shape[0], self._width), np.uint8)
+        for piece in self._masking.pieces(len(wire)):
             count = piece.stop - piece.start
             zeros = self._kit.array(np.full(count, 0, object), self._encoder)
             with _usable():
                 masked = self._evaluator.add(packed[piece], self._kit.encryptor().encrypt(zeros))
-            found[piece] = to_wire(masked.serialize(), count, self._width)
-        return found
+            wire[piece] = to_wire(masked.serialize(), count, self._width)
+        return wire
 
     def _packed(self, held: Any) -> Any:
         """Packs as many sums as fit into each ciphertext."""
@@ -321,7 +321,7 @@ def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
 
 def to_wire(written: bytes, count: int, width: int) -> Wire:
     """Returns the numbers of an array that HEU has written."""
-    found = np.zeros((count, width), np.uint8)
+    wire = np.zeros((count, width), np.uint8)
     at = 1
     # Rows, columns, dimensions.
     for _ in range(3):
@@ -332,9 +332,9 @@ def to_wire(written: bytes, count: int, width: int) -> Wire:
         length, number = _string(written, begin + 1)
         # A byte of zeros may follow, as a sign.
         length = min(length, width)
-        found[row, :length] = np.frombuffer(written, np.uint8, length, number)
+        wire[row, :length] = np.frombuffer(written, np.uint8, length, number)
         at = begin + size
-    return found
+    return wire
 
 
 def _string(written: bytes, at: int) -> tuple[int, int]:

@@ -38,5 +38,5 @@ def check_range(wire_N: Wire, modulus: int) -> None:
     """Raises CipherError if a ciphertext is zero, or not below ``modulus``."""
     limit = modulus.to_bytes(wire_N.shape[1], "big")
     big_endian = np.ascontiguousarray(wire_N[:, ::-1])
-    if any(not each.tobytes() < limit for each in big_endian) or not wire_N.any(axis=1).all():
+    if any(not cipher.tobytes() < limit for cipher in big_endian) or not wire_N.any(axis=1).all():
         raise CipherError("it is not a number between zero and the key's modulus")

@@ -36,16 +36,16 @@ def apart(packed: Iterable[int], count: int) -> list[int]:
 
     Raises CipherError if a plaintext holds more.
     """
-    found, rest = list[int](), list(packed)
+    sums, rest = list[int](), list(packed)
     for _ in range(ciphers_for(count, max(1, len(rest)))):
         for at, value in enumerate(rest):
             # Of a number with a sign.
             lowest = ((value + _HALF) & _DIGIT) - _HALF
-            found.append(lowest)
+            sums.append(lowest)
             rest[at] = (value - lowest) >> BITS
     if any(rest):
         raise CipherError(_RANGE)
-    return found[:count]
+    return sums[:count]
 
 
 def unpack(packed: Iterable[int]) -> tuple[Integers, Integers]:

@@ -42,13 +42,13 @@ class Powers:
 
     def of(self, exponent: int) -> gmpy2.mpz:
         """Returns the base to the power of ``exponent``."""
-        found, modulus = gmpy2.mpz(1), self._modulus
+        power, modulus = gmpy2.mpz(1), self._modulus
         for digit, table in zip(
             exponent.to_bytes(len(self._tables), "little"), self._tables, strict=True
         ):
             if digit:
-                found = found * table[digit] % modulus
-        return found
+                power = power * table[digit] % modulus
+        return power
 
 
 class PaillierKeys:
@@ -84,7 +84,7 @@ class PaillierKeys:
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """See ``Keys``."""
-        out = b"".join(_bytes(self._encrypted(each), self.width) for each in pack(g_N, h_N))
+        out = b"".join(_bytes(self._encrypted(plain), self.width) for plain in pack(g_N, h_N))
         return np.frombuffer(bytearray(out), np.uint8).reshape(len(g_N), self.width)
 
     def _encrypted(self, plain: int) -> gmpy2.mpz:
@@ -99,7 +99,7 @@ class PaillierKeys:
 
     def plain(self, wire: Wire) -> list[int]:
         """Returns what each ciphertext holds. Raises CipherError if one is out of range."""
-        return [self._decrypted(each) for each in numbers(wire, self._n * self._n)]
+        return [self._decrypted(number) for number in numbers(wire, self._n * self._n)]
 
     def _decrypted(self, cipher: gmpy2.mpz) -> int:
         p, q = self._p, self._q
@@ -140,14 +140,14 @@ class PaillierAdder:
 
     def sums(self, held: Numbers, places_P: Integers, ends_G: Integers) -> Numbers:
         """See ``Adder``."""
-        modulus, found, begin, ciphers = self._n2, [], 0, held[places_P].tolist()
+        modulus, totals, begin, ciphers = self._n2, [], 0, held[places_P].tolist()
         for end in ends_G.tolist():
             total = ciphers[begin]
             for cipher in ciphers[begin + 1 : end]:
                 total = total * cipher % modulus
-            found.append(total)
+            totals.append(total)
             begin = end
-        return _array(found)
+        return _array(totals)
 
     def zero(self) -> Numbers:
         """See ``Adder``; 1 encrypts zero."""
@@ -175,17 +175,17 @@ class PaillierAdder:
 
     def packed(self, held: Numbers, count: int) -> Wire:
         """Returns sums for the wire, as ``wire``, in ``count`` ciphertexts."""
-        found, modulus, shift = list[gmpy2.mpz](), self._n2, gmpy2.mpz(1) << BITS
+        packed, modulus, shift = list[gmpy2.mpz](), self._n2, gmpy2.mpz(1) << BITS
         for first in range(count):
             *rest, total = held[first::count].tolist()
             for cipher in reversed(rest):
                 total = gmpy2.powmod(total, shift, modulus) * cipher % modulus
             mask = self._powers.of(secrets.randbits(self.bits // 2))
-            found.append(total * mask % modulus)
-        return self._written(found)
+            packed.append(total * mask % modulus)
+        return self._written(packed)
 
     def _written(self, values: Sequence[gmpy2.mpz]) -> Wire:
-        out = b"".join(_bytes(each, self.width) for each in values)
+        out = b"".join(_bytes(value, self.width) for value in values)
         return np.frombuffer(bytearray(out), np.uint8).reshape(len(values), self.width)
 
 
@@ -195,7 +195,7 @@ def numbers(wire_N: Wire, modulus: gmpy2.mpz) -> Numbers:
     """
     check_range(wire_N, int(modulus))
     return _array(
-        [gmpy2.mpz(int.from_bytes(each, "little")) for each in np.ascontiguousarray(wire_N)]
+        [gmpy2.mpz(int.from_bytes(cipher, "little")) for cipher in np.ascontiguousarray(wire_N)]
     )
 
 
@@ -206,9 +206,9 @@ def _base(n: gmpy2.mpz) -> gmpy2.mpz:
 
 
 def _array(values: Sequence[gmpy2.mpz]) -> Numbers:
-    found = np.empty(len(values), object)
-    found[:] = values
-    return found
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
 
 
 def _bytes(value: gmpy2.mpz, width: int) -> bytes:

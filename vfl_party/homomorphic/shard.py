@@ -44,7 +44,9 @@ class Shard:
         self._adder: Adder = PlainAdder()
         self._keys: PaillierKeys | None = None
         if role == KEYS:
-            self._keys = PaillierKeys(*(gmpy2.mpz(int.from_bytes(each, "little")) for each in rest))
+            self._keys = PaillierKeys(
+                *(gmpy2.mpz(int.from_bytes(prime, "little")) for prime in rest)
+            )
         elif role == ADD:
             bits, together, public = rest
             self._adder = PaillierAdder(public, int(bits), int(together))
@@ -67,8 +69,8 @@ class Shard:
         """Returns the plaintexts, each with as many bytes as half a ciphertext."""
         assert self._keys is not None  # noqa: S101 - asked of those that have keys
         width = self._keys.width
-        found = self._keys.plain(_ciphers(wire, width))
-        return b"".join(each.to_bytes(width // 2, "little", signed=True) for each in found)
+        plaintexts = self._keys.plain(_ciphers(wire, width))
+        return b"".join(plain.to_bytes(width // 2, "little", signed=True) for plain in plaintexts)
 
     def pack(self, count: bytes, raw: bytes) -> bytes:
         """Returns sums for the wire, in ``count`` ciphertexts."""
@@ -78,7 +80,7 @@ class Shard:
 
     def sum(self, plain: bytes, tree: bytes, *rest: bytes) -> bytes:
         """Returns the sums of each node's entries, one node after the other."""
-        ciphers, codes, rows = (Place.read(each) for each in rest[:3])
+        ciphers, codes, rows = (Place.read(place) for place in rest[:3])
         ends, plan = np.frombuffer(rest[3], np.int64).tolist(), _plan(rest[4])
         own: Adder = PlainAdder() if plain == b"1" else self._adder
         if tree != self._tree:

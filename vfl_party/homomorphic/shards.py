@@ -84,7 +84,7 @@ class SharedKeys:
 
     def __init__(self, keys: PaillierKeys, shards: Shards) -> None:
         self._keys, self._shards, self.public = keys, shards, keys.public
-        shards.first = [shard.KEYS, *(_number(each, keys.width) for each in keys.primes)]
+        shards.first = [shard.KEYS, *(_number(prime, keys.width) for prime in keys.primes)]
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """See ``Keys``."""
@@ -101,8 +101,8 @@ class SharedKeys:
             for piece in self._shards.pieces(len(wire))
         ]
         plain = _joined(parts, self._keys.width // 2)
-        found = (int.from_bytes(each.tobytes(), "little", signed=True) for each in plain)
-        return unpack(apart(found, count))
+        numbers = (int.from_bytes(number.tobytes(), "little", signed=True) for number in plain)
+        return unpack(apart(numbers, count))
 
 
 class SharedAdder(PaillierAdder):
@@ -111,7 +111,7 @@ class SharedAdder(PaillierAdder):
     def __init__(self, of: PaillierAdder, shards: Shards) -> None:
         super().__init__(of.public, of.bits, of.together)
         self._shards = shards
-        numbers = (str(each).encode() for each in (of.bits, of.together))
+        numbers = (str(number).encode() for number in (of.bits, of.together))
         shards.first = [shard.ADD, *numbers, of.public]
 
     def wire(self, held: Numbers) -> Wire:
@@ -150,19 +150,19 @@ class SummingInShards:
     def sums(self, members: Sequence[Integers]) -> list[Held]:
         """See ``Summing``."""
         rows = self._shards.board.put(np.concatenate(list(members)), self._codes)
-        ends = np.cumsum([len(each) for each in members]).astype(np.int64)
-        places = (each.written() for each in (self._ciphers, self._codes, rows))
+        ends = np.cumsum([len(rows_) for rows_ in members]).astype(np.int64)
+        places = (array.written() for array in (self._ciphers, self._codes, rows))
         plain = b"1" if isinstance(self._adder, PlainAdder) else b"0"
         about = plain, self._tree, *places, ends.tobytes()
         parts = [
             self._shards.submit(shard.SUM, *about, self._entries[part].tobytes())
             for part in self._parts
         ]
-        found = np.empty((len(members), len(self._entries), self._width), np.uint8)
+        sums = np.empty((len(members), len(self._entries), self._width), np.uint8)
         for part, future in zip(self._parts, parts, strict=True):
             shape = len(members), len(part), self._width
-            found[:, part] = np.frombuffer(future.result(), np.uint8).reshape(shape)
-        return [self._adder.held(each) for each in found]
+            sums[:, part] = np.frombuffer(future.result(), np.uint8).reshape(shape)
+        return [self._adder.held(part) for part in sums]
 
 
 def shared_keys(keys: Keys, shards: Shards) -> Keys:
@@ -197,8 +197,8 @@ def _read(answer: list[bytes]) -> bytes:
 
 
 def _joined(parts: Sequence[Future[bytes]], width: int) -> Wire:
-    found = bytearray().join(each.result() for each in parts)
-    return np.frombuffer(found, np.uint8).reshape(-1, width)
+    content = bytearray().join(part.result() for part in parts)
+    return np.frombuffer(content, np.uint8).reshape(-1, width)
 
 
 def _number(value: int, width: int) -> bytes:

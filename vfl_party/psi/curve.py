@@ -49,7 +49,7 @@ def hashed(ids: Sequence[bytes], salt: bytes) -> bytes:
     opening = _DOMAIN + len(salt).to_bytes(4, "little") + salt
     # None of the 256 fits: 1 id in 2^256.
     openings = [opening + bytes([number]) for number in range(256)]
-    return b"".join(_point(each, openings) for each in ids)
+    return b"".join(_point(identifier, openings) for identifier in ids)
 
 
 def _point(identifier: bytes, openings: list[bytes]) -> bytes:
@@ -81,7 +81,7 @@ def masked(points: bytes, secret: bytes) -> bytes:
     """
     key = X25519PrivateKey.from_private_bytes(secret)
     multiply, load = key.exchange, X25519PublicKey.from_public_bytes
-    return b"".join([multiply(load(each)) for each in _each(points)])
+    return b"".join([multiply(load(point)) for point in _each(points)])
 
 
 def check(points: bytes, party: str) -> None:
@@ -96,15 +96,15 @@ def check(points: bytes, party: str) -> None:
             party, f"{len(points)} bytes of points, which is not a multiple of {POINT_BYTES}"
         )
     distinct = set()
-    for each in _each(points):
-        u = int.from_bytes(each, "little")
+    for point in _each(points):
+        u = int.from_bytes(point, "little")
         if u >= _P:
             raise _refused(party, "a point that is not a canonical number below 2^255 - 19")
         if u in _SMALL_ORDER:
             raise _refused(party, "a point that is zero or of small order, which cannot be masked")
         if not _is_on_curve(u):
             raise _refused(party, "a point that is not on the curve")
-        distinct.add(each)
+        distinct.add(point)
     if len(distinct) * POINT_BYTES != len(points):
         raise _refused(party, "the same point twice")
 

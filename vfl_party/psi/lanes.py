@@ -67,22 +67,22 @@ class Lanes:
             return b""
         # Lanes that would be empty multiply the last point again.
         spare = -count % LANES
-        given = ctypes.create_string_buffer(
+        source = ctypes.create_string_buffer(
             points + points[-POINT_BYTES:] * spare, POINT_BYTES * (count + spare)
         )
-        found = ctypes.create_string_buffer(POINT_BYTES * (count + spare))
+        product = ctypes.create_string_buffer(POINT_BYTES * (count + spare))
         key = ctypes.create_string_buffer(secret, POINT_BYTES)
         keys = (ctypes.c_void_p * LANES)(*[ctypes.addressof(key)] * LANES)
-        from_, to = _addresses(given), _addresses(found)
+        from_, to = _addresses(source), _addresses(product)
         for place in range(0, ctypes.sizeof(from_), ctypes.sizeof(keys)):
             if status := self._multiply(ctypes.byref(to, place), keys, ctypes.byref(from_, place)):
                 raise ValueError(f"crypto_mb cannot multiply a point: status {status:#x}")
-        return found.raw[: len(points)]
+        return product.raw[: len(points)]
 
     def _try(self) -> None:
         """Raises OSError unless the library multiplies as OpenSSL does."""
         points, secret = (
-            bytes(each % 251 for each in range(9, 9 + POINT_BYTES * LANES)),
+            bytes(number % 251 for number in range(9, 9 + POINT_BYTES * LANES)),
             bytes(range(POINT_BYTES)),
         )
         try:
@@ -115,14 +115,14 @@ def _file(package: str, name: str) -> str:
     was cut short.
     """
     try:
-        found = next(each for each in importlib.metadata.files(package) or () if each.name == name)
+        listed = next(file for file in importlib.metadata.files(package) or () if file.name == name)
     except importlib.metadata.PackageNotFoundError:
         raise ImportError(f"{package} is not installed") from None
     except StopIteration:
         raise ImportError(f"{package} lists no file {name}. Install it again.") from None
-    path = Path(str(found.locate()))
+    path = Path(str(listed.locate()))
     # To load such a file ends the process by a signal.
-    if path.stat().st_size != found.size:
+    if path.stat().st_size != listed.size:
         raise ImportError(f"{path} does not have the size that {package} lists. Install it again.")
     return str(path)
 

@@ -93,12 +93,12 @@ class LocalSelfSup:
         if round_ == 0 and self._target is not None:
             self._target.load_state_dict(target_of(self.tower).state_dict())
         done = [self._epoch(round_ * epochs + epoch, tick) for epoch in range(epochs)]
-        steps = sum(each.steps for each in done)
-        loss, kept = (
-            sum(each.loss for each in done) / epochs,
-            sum(each.variance_kept for each in done) / epochs,
+        steps = sum(epochs_.steps for epochs_ in done)
+        loss, variance = (
+            sum(epochs_.loss for epochs_ in done) / epochs,
+            sum(epochs_.variance_kept for epochs_ in done) / epochs,
         )
-        return finite(Epochs(steps, loss, kept), self._party, self._phase, "local")
+        return finite(Epochs(steps, loss, variance), self._party, self._phase, "local")
 
     def _epoch(self, epoch: int, tick: Callable[[], None]) -> Epochs:
         """Trains one pass over the rows; ``epoch`` is numbered through the phase."""
@@ -108,7 +108,7 @@ class LocalSelfSup:
         self.tower.train()
         if self._guide is not None:
             self._guide.train(self._guide_drifts)
-        total, kept = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
+        total, variance = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
         batches = self._batches(epoch)
         for rows in features.expecting(batches):
             # Alg. 1, line 19.
@@ -122,10 +122,10 @@ class LocalSelfSup:
             for queue, keys_BP in fresh:
                 queue.push(keys_BP)
             total += loss.detach()
-            kept += variance_kept(z_BP)
+            variance += variance_kept(z_BP)
             tick()
         self._trained.end_epoch()
-        return Epochs(len(batches), total.item() / len(batches), kept.item() / len(batches))
+        return Epochs(len(batches), total.item() / len(batches), variance.item() / len(batches))
 
     def _loss(
         self, v1: tuple[Tensor, ...], v2: tuple[Tensor, ...]

@@ -19,10 +19,10 @@ def report(party: str, done: Mapping[str, Epochs], warned: set[str] | None = Non
     """
     warned = set() if warned is None else warned
     notes = [
-        f"{party}: projections of the {step} step keep {each.variance_kept:.0%} of their "
+        f"{party}: projections of the {step} step keep {epochs.variance_kept:.0%} of their "
         "variance: they are collapsing"
-        for step, each in done.items()
-        if each.variance_kept < COLLAPSED and step not in warned
+        for step, epochs in done.items()
+        if epochs.variance_kept < COLLAPSED and step not in warned
     ]
     warned |= {step for step, epochs in done.items() if epochs.variance_kept < COLLAPSED}
     return RoundReport(

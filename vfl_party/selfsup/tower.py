@@ -106,8 +106,8 @@ class Trained:
 def target_of(tower: Tower) -> Tower:
     """Makes the initial target encoder: a copy of encoder and projector, without gradient."""
     # Of batch normalisation over several processes, whose group cannot be copied.
-    groups = [getattr(each, "process_group", None) for each in tower.modules()]
-    target = deepcopy(tower, {id(each): each for each in groups if each is not None})
+    groups = [getattr(module, "process_group", None) for module in tower.modules()]
+    target = deepcopy(tower, {id(group): group for group in groups if group is not None})
     target.predictor = nn.Identity()
     return target.requires_grad_(False)
 

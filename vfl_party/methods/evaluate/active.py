@@ -52,10 +52,10 @@ class ActiveEvaluate(Phase):
         embedded: dict[str, tuple[Rows, list[Chunk]]] = {}
         for split in self._settings.splits:
             rows = party.rows(split)
-            found = [*self._scorer.embeddings(rows, StepKey(self.name, round_, batch))]
-            batch += len(found)
+            chunks = [*self._scorer.embeddings(rows, StepKey(self.name, round_, batch))]
+            batch += len(chunks)
             if len(rows):
-                embedded[split] = rows, found
+                embedded[split] = rows, chunks
         predictions = self._predictions(embedded)
         # First, because a rule of the recipe may choose the threshold by it.
         metrics = with_counts(party, measured(party, predictions), predictions)
@@ -74,7 +74,7 @@ class ActiveEvaluate(Phase):
         # Last, because it takes longest, and needs nobody.
         worth, note = None, ""
         if self._subsets is not None:
-            whole = {split: held_by_all(*found) for split, found in embedded.items()}
+            whole = {split: held_by_all(*held) for split, held in embedded.items()}
             if all(len(whole[split][0]) for split in self._subsets.splits):
                 worth = self._subsets.measured(whole, absent)
             else:
@@ -85,14 +85,14 @@ class ActiveEvaluate(Phase):
         return RoundReport(0, metrics, predictions=predictions, worth=worth, note=note)
 
     def _measure_columns(
-        self, of: importance.ActiveImportance, first: StepKey, rows: Rows, found: list[Chunk]
+        self, of: importance.ActiveImportance, first: StepKey, rows: Rows, chunks: list[Chunk]
     ) -> None:
         party, settings = self._party, self._settings
         metric = metric_of(party.recipe.task, self.name, settings.metric)
         judge = Judge(party, metric, rows)
-        whole = judge.of(self._scorer.scored(found).outputs)
+        whole = judge.of(self._scorer.scored(chunks).outputs)
         own = of.run(
-            first, found, lambda other: whole - judge.of(self._scorer.scored(other).outputs)
+            first, chunks, lambda other: whole - judge.of(self._scorer.scored(other).outputs)
         )
         if own is not None:
             self._kept(own)
@@ -107,16 +107,17 @@ class ActiveEvaluate(Phase):
         # Of a row that one passive party holds, nobody would be left without it.
         some = some and (party.features is not None or party.data.held is None)
         away = (
-            [each.name for each in party.recipe.passives]
+            [passive.name for passive in party.recipe.passives]
             if party.course.without != "wait" and some
             else []
         )
         predictions: dict[str, tuple[Rows, Tensor]] = {}
-        for split, (rows, found) in embedded.items():
-            of = {split: found} | {
-                f"{split} without {name}": [each.without(name) for each in found] for name in away
+        for split, (rows, chunks) in embedded.items():
+            of = {split: chunks} | {
+                f"{split} without {name}": [chunk.without(name) for chunk in chunks]
+                for name in away
             }
-            for name, each in of.items():
-                predictions[name] = rows, self._scorer.scored(each).outputs
+            for name, variant in of.items():
+                predictions[name] = rows, self._scorer.scored(variant).outputs
             predictions |= by_holders(party, split, *predictions[split])
         return predictions

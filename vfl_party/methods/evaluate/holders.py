@@ -35,29 +35,29 @@ def by_holders(
     }
 
 
-def held_by_all(rows: Rows, found: Sequence[Chunk]) -> tuple[Rows, list[Chunk]]:
+def held_by_all(rows: Rows, chunks: Sequence[Chunk]) -> tuple[Rows, list[Chunk]]:
     """Returns the rows that all parties hold, and their embeddings.
 
     ``found``: the embeddings of ``rows``, in order.
     """
-    kept, whole, first = [], list[Chunk](), 0
-    for chunk in found:
+    common, whole, first = [], list[Chunk](), 0
+    for chunk in chunks:
         for part, at in chunk.alike():
             if all(z is not None for z in part.others.values()):
-                kept.append(rows[first + at])
+                common.append(rows[first + at])
                 whole.append(part)
         first += chunk.rows
-    return np.concatenate(kept) if kept else rows[:0], whole
+    return np.concatenate(common) if common else rows[:0], whole
 
 
 def with_counts(
     party: Party,
     metrics: dict[str, dict[str, float]],
-    found: Mapping[str, tuple[Rows, Tensor]],
+    predictions: Mapping[str, tuple[Rows, Tensor]],
 ) -> dict[str, dict[str, float]]:
     """Adds the number of rows to the metrics of each split and part, if not all parties hold all
     rows.
     """
     if party.data.held is None:
         return metrics
-    return {name: {**of, ROWS: float(len(found[name][0]))} for name, of in metrics.items()}
+    return {name: {**of, ROWS: float(len(predictions[name][0]))} for name, of in metrics.items()}

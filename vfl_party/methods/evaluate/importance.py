@@ -104,8 +104,8 @@ class PassiveImportance:
         """
         names, batch = names_of(self._party), first.batch
         self._count.swap(first, {"columns": torch.tensor([len(names)])})
-        for _, found in permuted(self._party, self._phase, self._settings):
-            for z_BD in found:
+        for _, embeddings in permuted(self._party, self._phase, self._settings):
+            for z_BD in embeddings:
                 batch += 1
                 at = first._replace(batch=batch)
                 self._embeddings.swap(at, {"z": z_BD}, self._party.rows("validation"))
@@ -137,7 +137,7 @@ class ActiveImportance:
             )
 
     def run(
-        self, first: StepKey, found: list[Chunk], change: Callable[[list[Chunk]], float]
+        self, first: StepKey, chunks: list[Chunk], change: Callable[[list[Chunk]], float]
     ) -> dict[str, Any] | None:
         """Exchanges from the step ``first`` on; returns what ``kept`` keeps of this party's own
         columns. None: it has none.
@@ -146,14 +146,14 @@ class ActiveImportance:
         other embeddings in their place. Raises as ``Answering.collect``.
         """
         party, repeats = self._party, self._settings.repeats
-        passives = [each.name for each in party.recipe.passives]
+        passives = [passive.name for passive in party.recipe.passives]
         if passives:
             columns = self._counted(first)
-            self._answer(first, columns, found, change)
+            self._answer(first, columns, chunks, change)
         if party.features is None:
             return None
         lost = [
-            change([Chunk([z], of.others, of.rows) for z, of in zip(own, found, strict=True)])
+            change([Chunk([z], of.others, of.rows) for z, of in zip(own, chunks, strict=True)])
             for _, own in permuted(party, self._phase, self._settings)
         ]
         return listed(names_of(party), _figures(lost, repeats))
@@ -176,17 +176,17 @@ class ActiveImportance:
         self,
         first: StepKey,
         columns: dict[str, int],
-        found: list[Chunk],
+        chunks: list[Chunk],
         change: Callable[[list[Chunk]], float],
     ) -> None:
         """Collects embeddings from those parties that have columns left, and answers the others."""
-        repeats, parts = self._settings.repeats, len(found)
+        repeats, parts = self._settings.repeats, len(chunks)
         sends = {name: count * repeats * parts for name, count in columns.items()}
         mixed: dict[str, list[Chunk]] = {name: [] for name in sends}
         lost: dict[str, list[float]] = {name: [] for name in sends}
         for done in range(max(sends.values()) + 1):
-            step, part = first._replace(batch=first.batch + 1 + done), found[done % parts]
-            senders = {name: {"rows": part.rows} for name, most in sends.items() if done < most}
+            step, part = first._replace(batch=first.batch + 1 + done), chunks[done % parts]
+            senders = {name: {"rows": part.rows} for name, total in sends.items() if done < total}
             received = self._embeddings.collect(step, each=senders) if senders else {}
             if senders:
                 self._embeddings.acknowledge(step, received)
@@ -196,13 +196,16 @@ class ActiveImportance:
                 if len(mixed[name]) == parts:
                     lost[name].append(change(mixed[name]))
                     mixed[name] = []
-            ready = [name for name, most in sends.items() if done == most]
+            ready = [name for name, total in sends.items() if done == total]
             if ready:
                 self._changes.collect(step, each={name: {} for name in ready})
                 found_of = {name: _figures(lost[name], repeats) for name in ready}
                 self._changes.reply(
                     step,
-                    {name: {"changes": each.view(torch.int64)} for name, each in found_of.items()},
+                    {
+                        name: {"changes": figures.view(torch.int64)}
+                        for name, figures in found_of.items()
+                    },
                 )
 
 
@@ -213,7 +216,7 @@ def _figures(lost: list[float], repeats: int) -> Tensor:
     lost_CR = torch.tensor(lost, dtype=torch.float64).view(-1, repeats)
     found_C2 = torch.stack([lost_CR.mean(dim=1), lost_CR.std(dim=1) / repeats**0.5], dim=1)
     return torch.tensor(
-        [[float(f"{each:.{_DIGITS}g}") for each in row] for row in found_C2.tolist()],
+        [[float(f"{value:.{_DIGITS}g}") for value in row] for row in found_C2.tolist()],
         dtype=torch.float64,
     )
 
@@ -226,7 +229,7 @@ def listed(names: list[str], figures_C2: Tensor) -> dict[str, Any]:
         {"name": name, "value": value, "error": error}
         for name, (value, error) in zip(names, figures_C2.tolist(), strict=True)
     ]
-    return {"columns": sorted(rows, key=lambda each: -abs(each["value"]))}
+    return {"columns": sorted(rows, key=lambda row: -abs(row["value"]))}
 
 
 class Kept:
@@ -238,7 +241,7 @@ class Kept:
         self.folder: Path | None = None
         self._party, self._phase, self._settings = party, phase, settings
 
-    def __call__(self, found: dict[str, Any]) -> None:
+    def __call__(self, ranking: dict[str, Any]) -> None:
         """Writes what ``listed`` has returned. Raises InputError."""
         if self.folder is None:
             return
@@ -246,9 +249,9 @@ class Kept:
         metric = metric_of(task, self._phase, self._settings.metric)
         facts = {"metric": metric, "split": "validation"}
         with private_file(self.folder / FILE) as file:
-            file.write(to_json(facts | found).encode())
-        parts = [f"{each['name']} {each['value']:g}" for each in found["columns"][:_SHOWN]]
-        more = len(found["columns"]) - len(parts)
+            file.write(to_json(facts | ranking).encode())
+        parts = [f"{column['name']} {column['value']:g}" for column in ranking["columns"][:_SHOWN]]
+        more = len(ranking["columns"]) - len(parts)
         log.info(
             "phase %s: loss of validation %s by permuting a column of %s: %s%s",
             self._phase,
@@ -267,21 +270,21 @@ def traffic(
     here, so that theirs is missing. ``exchange``: of the embeddings.
     """
     known = {
-        each.name: len(names_of(each))
-        for each in (party, *party.others.values())
-        if each.role == "passive" and each.features is not None
+        known_party.name: len(names_of(known_party))
+        for known_party in (party, *party.others.values())
+        if known_party.role == "passive" and known_party.features is not None
     }
     parts, repeats = chunks(party.rows("validation")), settings.repeats
     sends = {name: count * repeats * len(parts) for name, count in known.items()}
-    passives = [each.name for each in party.recipe.passives]
-    found = [Occurrence.of(COUNT, first)] if passives else []
+    passives = [passive.name for passive in party.recipe.passives]
+    occurrences = [Occurrence.of(COUNT, first)] if passives else []
     for done in range(max(sends.values(), default=-1) + 1):
         step, rows = first._replace(batch=first.batch + 1 + done), len(parts[done % len(parts)])
         make = partial(Occurrence.of, exchange, step, rows=rows)
-        for name, most in sends.items():
-            if done < most:
-                found.append(replace(make(width=party.widths[name]), party=name))
-            elif done == most:
+        for name, total in sends.items():
+            if done < total:
+                occurrences.append(replace(make(width=party.widths[name]), party=name))
+            elif done == total:
                 answer = Occurrence.of(CHANGES, step, columns=known[name])
-                found.append(replace(answer, party=name))
-    return found, [name for name in passives if name not in known]
+                occurrences.append(replace(answer, party=name))
+    return occurrences, [name for name in passives if name not in known]

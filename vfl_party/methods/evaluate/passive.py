@@ -49,6 +49,6 @@ class PassiveEvaluate(Phase):
             stand_in.give(self._scorer.asking, party, settings.absent, step)
             batch += stand_in.steps(settings.absent)
         if self._importance is not None:
-            found = self._importance.run(StepKey(self.name, round_, batch))
-            self._kept(found)
+            ranking = self._importance.run(StepKey(self.name, round_, batch))
+            self._kept(ranking)
         return RoundReport(0)

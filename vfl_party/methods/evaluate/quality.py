@@ -55,14 +55,14 @@ class Judge:
     def resampled(self, outputs_NO: Tensor) -> npt.NDArray[np.float64]:
         """Returns the metric for each draw; NaN if it is undefined for its rows."""
         outputs_NO = outputs_NO.cpu()
-        found = []
+        values = []
         for at, targets in self._draws:
             weights = None if self._weights is None else self._weights[at]
-            found.append(self._measured(outputs_NO[at], targets, weights))
-        return np.array(found)
+            values.append(self._measured(outputs_NO[at], targets, weights))
+        return np.array(values)
 
     def _measured(self, outputs_NO: Tensor, targets: Tensor, weights: Tensor | None) -> float:
-        found = evaluate(
+        metrics = evaluate(
             self._task,
             self._labels.known(outputs_NO),
             targets,
@@ -70,7 +70,7 @@ class Judge:
             weights_N=weights,
             threshold=self._threshold,
         )
-        return found.get(self._metric, float("nan"))
+        return metrics.get(self._metric, float("nan"))
 
     def _drawn(self, random: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draws as many rows as there are, with replacement; returns their places and targets."""

@@ -23,7 +23,9 @@ MOST_EXACT = 6
 def all_sets(players: Sequence[str]) -> list[Players]:
     """Returns all sets of players, small ones first: 2^K of them."""
     sizes = range(len(players) + 1)
-    return [frozenset(each) for size in sizes for each in itertools.combinations(players, size)]
+    return [
+        frozenset(members) for size in sizes for members in itertools.combinations(players, size)
+    ]
 
 
 def some_sets(players: Sequence[str], orders: Iterable[Sequence[str]]) -> list[Players]:
@@ -31,12 +33,12 @@ def some_sets(players: Sequence[str], orders: Iterable[Sequence[str]]) -> list[P
     ``orders`` pass through.
     """
     whole = frozenset(players)
-    found = {frozenset[str](), whole}
-    found |= {frozenset({each}) for each in players} | {whole - {each} for each in players}
+    sets = {frozenset[str](), whole}
+    sets |= {frozenset({player}) for player in players} | {whole - {player} for player in players}
     for order in orders:
-        found |= {frozenset(order[:end]) for end in range(len(order))}
+        sets |= {frozenset(order[:end]) for end in range(len(order))}
     place = {name: number for number, name in enumerate(players)}
-    return sorted(found, key=lambda each: (len(each), sorted(place[name] for name in each)))
+    return sorted(sets, key=lambda members: (len(members), sorted(place[name] for name in members)))
 
 
 def exact(players: Sequence[str], quality: Qualities) -> dict[str, npt.NDArray[np.float64]]:
@@ -45,14 +47,17 @@ def exact(players: Sequence[str], quality: Qualities) -> dict[str, npt.NDArray[n
     """
     count = len(players)
     weight = [1 / (count * math.comb(count - 1, size)) for size in range(count)]
-    found = {}
+    values = {}
     for player in players:
-        without = [each for each in all_sets(players) if player not in each]
-        found[player] = sum(
-            (weight[len(each)] * (quality[each | {player}] - quality[each]) for each in without),
+        without = [members for members in all_sets(players) if player not in members]
+        values[player] = sum(
+            (
+                weight[len(members)] * (quality[members | {player}] - quality[members])
+                for members in without
+            ),
             start=np.zeros_like(quality[frozenset()]),
         )
-    return found
+    return values
 
 
 def of_orders(
@@ -61,9 +66,9 @@ def of_orders(
     """Returns {player: what it adds in each order, [orders, …]}; the mean over the orders is the
     estimate of its value (Castro, Gómez and Tejada 2009).
     """
-    found: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in orders[0]}
+    added: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in orders[0]}
     for order in orders:
         for end, name in enumerate(order):
             before = frozenset(order[:end])
-            found[name].append(quality[before | {name}] - quality[before])
-    return {name: np.stack(each) for name, each in found.items()}
+            added[name].append(quality[before | {name}] - quality[before])
+    return {name: np.stack(values) for name, values in added.items()}

@@ -62,7 +62,7 @@ class Subsets:
     ) -> None:
         self._party, self._phase, self._settings, self._scorer = party, phase, settings, scorer
         self._metric = metric_of(party.recipe.task, phase, settings.metric)
-        self._players = [each.name for each in party.recipe.parties if each.features]
+        self._players = [member.name for member in party.recipe.parties if member.features]
         self._seed = derive_seed(party.recipe.seed, "worth", phase)
         self.splits = [
             split for split in _LAST if split in settings.splits and len(party.rows(split))
@@ -74,7 +74,7 @@ class Subsets:
                 "rows.validation or rows.test.",
             )
 
-    def measured(self, found: Embedded, stand_in: Mapping[str, Tensor]) -> Worth:
+    def measured(self, embedded: Embedded, stand_in: Mapping[str, Tensor]) -> Worth:
         """Returns the quality of sets of parties, and what each party is worth.
 
         ``stand_in``: {party: what stands in for its embeddings, [1, D]}.
@@ -82,16 +82,16 @@ class Subsets:
         count = len(self._players)
         orders = [] if count <= MOST_EXACT else self._orders()
         sets = some_sets(self._players, orders) if orders else all_sets(self._players)
-        measured = self._measured(sets, found, stand_in)
+        measured = self._measured(sets, embedded, stand_in)
         # Of those that orders pass through there may be thousands.
-        shown = some_sets(self._players, []) if orders else sets
+        listed_sets = some_sets(self._players, []) if orders else sets
         return Worth(
             metric=self._metric,
             lower_is_better=lower_is_better(self._party.recipe.task, self._metric),
             absent=self._settings.absent,
             split=self.splits[0],
             permutations=len(orders),
-            subsets=[self._quality(each, measured) for each in shown],
+            subsets=[self._quality(members, measured) for members in listed_sets],
             shapley=self._shapley(orders, measured.drawn),
         )
 
@@ -104,20 +104,20 @@ class Subsets:
         ]
 
     def _measured(
-        self, sets: Sequence[Players], found: Embedded, stand_in: Mapping[str, Tensor]
+        self, sets: Sequence[Players], embedded: Embedded, stand_in: Mapping[str, Tensor]
     ) -> _Measured:
         measured = _Measured({split: {} for split in self.splits}, {})
         for split in self.splits:
-            rows, chunks = found[split]
+            rows, chunks = embedded[split]
             last = split == self.splits[0]
             draws, seed = self._settings.resamples, derive_seed(self._seed, "rows")
             judge = Judge(self._party, self._metric, rows, draws=draws if last else 0, seed=seed)
             outputs_of = self._outputs(chunks, stand_in)
-            for number, each in enumerate(sets, 1):
-                outputs = outputs_of(each)
-                value = measured.of[split][each] = judge.of(outputs)
+            for number, members in enumerate(sets, 1):
+                outputs = outputs_of(members)
+                value = measured.of[split][members] = judge.of(outputs)
                 if last:
-                    measured.drawn[each] = np.array([value, *judge.resampled(outputs)])
+                    measured.drawn[members] = np.array([value, *judge.resampled(outputs)])
                     self._party.tick(self._phase, 0, 1, number, len(sets))
         return measured
 
@@ -131,20 +131,20 @@ class Subsets:
                 return scorer.scored(only(chunks, there)).outputs
             # Of equal rows, which a product of matrices may round differently.
             one = only([chunks[0].first()], there)
-            return scorer.scored(one).outputs.expand(sum(each.rows for each in chunks), -1)
+            return scorer.scored(one).outputs.expand(sum(chunk.rows for chunk in chunks), -1)
 
-        def only(found: Sequence[Chunk], there: Players) -> list[Chunk]:
-            parts = replaced(found, me, there, stand_in)
+        def only(chunks_: Sequence[Chunk], there: Players) -> list[Chunk]:
+            parts = replaced(chunks_, me, there, stand_in)
             # A model that was trained to do without passive parties does so.
             return (
-                [each.of(there) for each in parts] if copes and (there or parts[0].own) else parts
+                [part.of(there) for part in parts] if copes and (there or parts[0].own) else parts
             )
 
         return outputs
 
     def _quality(self, of: Players, measured: _Measured) -> SetQuality:
-        names = [each for each in self._players if each in of]
-        values = {split: _or_none(found[of]) for split, found in measured.of.items()}
+        names = [player for player in self._players if player in of]
+        values = {split: _or_none(values_[of]) for split, values_ in measured.of.items()}
         return SetQuality(parties=names, **values)
 
     def _shapley(
@@ -158,13 +158,13 @@ class Subsets:
         spread: Values = {}
         if orders:
             added = of_orders(orders, drawn)
-            values = {name: each.mean(axis=0) for name, each in added.items()}
-            spread = {name: each[:, 0] for name, each in added.items()}
+            values = {name: additions.mean(axis=0) for name, additions in added.items()}
+            spread = {name: additions[:, 0] for name, additions in added.items()}
         else:
             values = exact(self._players, drawn)
         return {
-            name: PartyValue(value=float(each[0]), error=_error(each[1:], spread.get(name)))
-            for name, each in values.items()
+            name: PartyValue(value=float(samples[0]), error=_error(samples[1:], spread.get(name)))
+            for name, samples in values.items()
         }
 
 

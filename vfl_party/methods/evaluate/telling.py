@@ -65,11 +65,11 @@ class Telling:
         """Tells all passive parties, if the recipe says so."""
         if self._side is None:
             return
-        found = [
+        values = [
             [metrics.get(split, {}).get(name, np.nan) for name in self._names]
             for split in self._splits
         ]
-        content = np.array(found, _NUMBER)[..., None].view(np.uint8)
+        content = np.array(values, _NUMBER)[..., None].view(np.uint8)
         parties = self._side.collect(step)
         self._side.reply_all(step, parties, {"metrics": torch.from_numpy(content.copy())})
 
@@ -95,7 +95,7 @@ class Told:
             return
         content = self._side.swap(step, {})["metrics"].cpu().numpy()
         values = np.ascontiguousarray(content).view(_NUMBER)[..., 0].tolist()
-        found = {
+        metrics = {
             split: {
                 name: value for name, value in zip(self._names, row, strict=True) if value == value
             }
@@ -104,7 +104,5 @@ class Told:
         if self._folder is not None:
             with private_file(self._folder / FILE) as file:
                 file.write(
-                    (
-                        to_json({split: each for split, each in found.items() if each}) + "\n"
-                    ).encode()
+                    (to_json({split: row for split, row in metrics.items() if row}) + "\n").encode()
                 )

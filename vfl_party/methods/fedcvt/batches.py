@@ -118,14 +118,14 @@ class FedCVTBatches:
 
     def of(self, round_: int, own: Cycle) -> list[Step]:
         """Returns the steps of a round, in order. ``own``: this party's own rows."""
-        found = []
+        steps = []
         for epoch in self.epochs_of(round_):
             for batch, rows in enumerate(self._epoch(epoch)):
                 step, last = epoch * len(self._sizes) + batch, batch + 1 == len(self._sizes)
-                found.append(
+                steps.append(
                     Step(rows, self._unlabelled.at(step), own.at(step), last, epoch >= self._warmup)
                 )
-        return found
+        return steps
 
     def _epoch(self, epoch: int) -> list[Rows]:
         return batches(self._seed, self._phase, epoch, self._labelled, self._settings.batch_size)
@@ -139,10 +139,10 @@ def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> Cycle:
     """
     rows = np.setdiff1d(party.rows("local"), party.rows("aligned"))
     seed, size = derive_seed(party.own_seed, party.name), settings.own_batch(party.role)
-    found = Cycle(seed, f"{phase} own", rows, size)
-    if found.short and party.recipe.rows.align != "psi":
-        raise too_few(party, phase, found)
-    return found
+    cycle = Cycle(seed, f"{phase} own", rows, size)
+    if cycle.short and party.recipe.rows.align != "psi":
+        raise too_few(party, phase, cycle)
+    return cycle
 
 
 def too_few(party: Party, phase: str, own: Cycle) -> InputError:

@@ -103,6 +103,6 @@ def agreed(
         )
     class_N = best[0].indices
     taken_N = torch.stack(
-        [(each.values > threshold) & (each.indices == class_N) for each in best]
+        [(scored.values > threshold) & (scored.indices == class_N) for scored in best]
     ).all(dim=0)
     return taken_N, class_N.unsqueeze(1).to(real()) if task.kind == "binary" else class_N

@@ -18,13 +18,13 @@ def shared_state(tower: Tower) -> dict[str, Tensor]:
     """Returns f_lt ∘ h_l: parameters and float buffers of top encoder, projector and predictor, not
     copied.
     """
-    found = {f"encoder.{name}": tensor for name, tensor in top_state(tower.encoder).items()}
+    state = {f"encoder.{name}": tensor for name, tensor in top_state(tower.encoder).items()}
     for part in ("projector", "predictor"):
         for name, tensor in getattr(tower, part).state_dict(keep_vars=True).items():
             # Not BatchNorm's num_batches_tracked.
             if tensor.is_floating_point():
-                found[f"{part}.{name}"] = tensor
-    return found
+                state[f"{part}.{name}"] = tensor
+    return state
 
 
 class AggregationStep:

@@ -65,19 +65,19 @@ class CrossStep:
         party, epochs = self._party, self._settings.cross_epochs
         features = party.need_features()
         self.tower.train()
-        total, kept = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
+        total, variance = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
         batch = 0
         for epoch in range(epochs):
             for rows in features.expecting(self._batches(round_ * epochs + epoch)):
                 step = StepKey(self._phase, round_, batch)
                 loss, z_BP = self._step(step, features.inputs(rows), rows)
                 total += loss
-                kept += variance_kept(z_BP)
+                variance += variance_kept(z_BP)
                 batch += 1
                 tick()
             self._trained.end_epoch()
-        found = Epochs(batch, total.item() / batch, kept.item() / batch)
-        return finite(found, party, self._phase, CROSS)
+        epochs_ = Epochs(batch, total.item() / batch, variance.item() / batch)
+        return finite(epochs_, party, self._phase, CROSS)
 
     def _batches(self, epoch: int) -> list[Rows]:
         return full_batches(

@@ -48,23 +48,23 @@ def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module
     """Returns {"cross": …, "local": …}, as far as trained, on the party's device; the kept ones are
     among them.
     """
-    make, kept = party.make_encoder, party.models["encoder"]
+    make, encoder = party.make_encoder, party.models["encoder"]
     assert make is not None  # noqa: S101 - a party with features has it
-    if isinstance(kept, TwoTowers):
-        return {CROSS: kept.cross, LOCAL: kept.local}
+    if isinstance(encoder, TwoTowers):
+        return {CROSS: encoder.cross, LOCAL: encoder.local}
     if settings.kept not in (CROSS, LOCAL):
         raise InputError(
             Code.CONFIG_INVALID,
             f"recipe: phases: an earlier phase hands on one encoder, but keep = {settings.kept!r} "
             "needs two. Give both phases the same keep.",
         )
-    found: dict[str, nn.Module] = {settings.kept: kept}
+    encoders: dict[str, nn.Module] = {settings.kept: encoder}
     # FedGSSL* and FedHSSL*: later phases do not get the guide.
-    if settings.cross and CROSS not in found:
-        found[CROSS] = make(CROSS).to(party.device)
-    if settings.local and LOCAL not in found:
-        found[LOCAL] = make(LOCAL, shared=settings.aggregate).to(party.device)
-    return found
+    if settings.cross and CROSS not in encoders:
+        encoders[CROSS] = make(CROSS).to(party.device)
+    if settings.local and LOCAL not in encoders:
+        encoders[LOCAL] = make(LOCAL, shared=settings.aggregate).to(party.device)
+    return encoders
 
 
 def _half(settings: FedHSSLSettings, make: MakeEncoder) -> int:

@@ -31,8 +31,8 @@ class FedOnceMethod(Method[FedOnceSettings]):
         return None
 
     def idle(self, settings: FedOnceSettings, recipe: Recipe) -> frozenset[str]:
-        found = super().idle(settings, recipe)
-        return found if settings.active else found | {recipe.active.name}
+        parties = super().idle(settings, recipe)
+        return parties if settings.active else parties | {recipe.active.name}
 
     def own_sizes(self, settings: FedOnceSettings) -> bool:
         _ = settings

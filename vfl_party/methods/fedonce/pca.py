@@ -57,26 +57,34 @@ class Pca:
                 f"recipe: phases: {phase}: objective = 'pca' turns the encoder into one linear "
                 "layer, but an earlier phase needs another encoder. Remove one of the two phases.",
             )
-        most = min(linear.in_features, len(self._rows) - 1)
-        if d > most:
+        max_components = min(linear.in_features, len(self._rows) - 1)
+        if d > max_components:
             # A report would tell the server how many columns the party has.
             log.warning(
                 "phase %s: %s has %d columns and %d rows, which give %d principal components: the "
                 "other %d of the embedding_size = %d numbers are 0",
-                *(phase, party.name, linear.in_features, len(self._rows), most, d - most, d),
+                *(
+                    phase,
+                    party.name,
+                    linear.in_features,
+                    len(self._rows),
+                    max_components,
+                    d - max_components,
+                    d,
+                ),
                 extra={"event": "advice"},
             )
-        self._most = most
+        self._most = max_components
         self._linear = linear
 
     @torch.no_grad()
     def run_round(self, _round: int) -> RoundReport:
         (x,) = self._party.need_features().inputs(self._rows)
         d = min(self._linear.out_features, self._most)
-        mean_F, axes_DF, kept = principal_components(x.flatten(1), d)
+        mean_F, axes_DF, share = principal_components(x.flatten(1), d)
         self._linear.weight.zero_()[:d] = axes_DF
         self._linear.bias.zero_()[:d] = -axes_DF @ mean_F
-        return RoundReport(0, {"local": {"variance": kept}})
+        return RoundReport(0, {"local": {"variance": share}})
 
     def close(self) -> None:
         return

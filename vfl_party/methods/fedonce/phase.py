@@ -34,7 +34,7 @@ class ContrastiveLearner:
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
         self._party, self._phase, self._rounds = party, phase, settings.epochs
         self._warned: set[str] = set()
-        given = SelfSupSettings(
+        selfsup = SelfSupSettings(
             ssl="simclr",
             rounds=settings.epochs,
             batch_size=settings.batch_size,
@@ -44,7 +44,7 @@ class ContrastiveLearner:
             or settings.optimizer,
             augment=settings.augment,
         )
-        plan = make_plan(given, party.recipe.preset)
+        plan = make_plan(selfsup, party.recipe.preset)
         tower = build_tower(party, phase, "local", party.models["encoder"], plan, shared=False)
         self._local = LocalSelfSup(
             party, phase, plan, tower, epochs=settings.epochs, split=settings.rows

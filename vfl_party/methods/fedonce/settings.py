@@ -96,7 +96,7 @@ class FedOnceSettings(OwnOptimizers):
                 "party has is unknown. Set rows = 'train'."
             )
         chosen = [self.optimizer, *self.optimizers.values()]
-        if any(each is not None and each.clip_norm is not None for each in chosen):
+        if any(optimizer is not None and optimizer.clip_norm is not None for optimizer in chosen):
             raise ValueError(
                 "optimizer.clip_norm does not work with dp, which clips the gradient of each row. "
                 "Remove clip_norm, and set dp.max_grad_norm."

@@ -74,12 +74,12 @@ class LocalTraining:
             party.tick(self._phase, epoch, settings.epochs, steps, count)
         if steps:
             self._schedule.step()
-        found = {"loss": finite(total.item() / counted, party, self._phase)} if counted else {}
+        metrics = {"loss": finite(total.item() / counted, party, self._phase)} if counted else {}
         if private is not None:
             return RoundReport(
-                steps, {"local": {**found, "epsilon": private.epsilon}}, note=private.note
+                steps, {"local": {**metrics, "epsilon": private.epsilon}}, note=private.note
             )
-        return RoundReport(steps, {"local": found})
+        return RoundReport(steps, {"local": metrics})
 
     def _step(self, batch: Rows, loss: Callable[[Rows], Tensor]) -> Tensor:
         value = loss(batch)

@@ -73,12 +73,12 @@ class ActiveGbdt(Phase):
             rows = party.rows(split)
             if len(rows):
                 predictions[split] = rows, self._outputs(trees, x_NF[rows])
-        kept = (
+        rounds = (
             trees.best_iteration
             if settings.early_stopping is not None
             else trees.current_iteration()
         )
-        note = f"{self.name}: {kept} of at most {settings.trees} rounds of boosting"
+        note = f"{self.name}: {rounds} of at most {settings.trees} rounds of boosting"
         return RoundReport(0, measured(party, predictions), note=note, predictions=predictions)
 
     def _parameters(self) -> dict[str, Any]:

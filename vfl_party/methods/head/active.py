@@ -135,7 +135,7 @@ class ActiveHead(Phase):
         )
         _, targets = party.need_labels()
         y_N = party.take(targets, self._rows)
-        r_ND = {each.name: self._uploads.of[each.name] for each in party.recipe.passives}
+        r_ND = {passive.name: self._uploads.of[passive.name] for passive in party.recipe.passives}
         w_N = None if self._weights is None else party.take(self._weights, self._rows)
         own_ND = self._frozen()
         epochs, held = self._epochs, party.data.held
@@ -146,12 +146,12 @@ class ActiveHead(Phase):
             weights_B = None if w_N is None else party.take(w_N, batch)
             if held is not None:
                 parts = passes(rule, self._sets, self._held_batch(held, batch, own_BD, steps))
-                outputs = [top(combine(rule, each.embeddings)) for each in parts]
+                outputs = [top(combine(rule, part.embeddings)) for part in parts]
                 return summed(losses_of(self._loss, outputs, y_B, weights_B, parts), parts)
-            r_BD = {name: party.take(each, batch) for name, each in r_ND.items()}
+            r_BD = {name: party.take(rows_ND, batch) for name, rows_ND in r_ND.items()}
             sets = self._sets.drawn(r_BD, steps)
             combined = self._sets.embeddings(sets, own_BD, r_BD) or [[*own_BD, *r_BD.values()]]
-            outputs = [top(combine(rule, each)) for each in combined]
+            outputs = [top(combine(rule, embeddings)) for embeddings in combined]
             return summed(losses_of(self._loss, outputs, y_B, weights_B, None), sets)
 
         steps, mean_loss = 0, 0.0
@@ -176,14 +176,14 @@ class ActiveHead(Phase):
             self._schedule.step()
             party.tick(self.name, round_, self.rounds, epoch + 1, epochs)
         without(self._models["top"], party.recipe, self._uploads.late)
-        found = {"loss": mean_loss}
+        metrics = {"loss": mean_loss}
         if self._private is not None:
             return RoundReport(
                 steps,
-                {"train": {**found, "epsilon": self._private.epsilon}},
+                {"train": {**metrics, "epsilon": self._private.epsilon}},
                 note=self._private.note,
             )
-        return RoundReport(steps, {"train": found})
+        return RoundReport(steps, {"train": metrics})
 
     def _held_batch(
         self, held: HeldRows, batch: Rows, own_BD: list[Tensor], step: int
@@ -229,7 +229,7 @@ class ActiveHead(Phase):
         no features. ``step``: the batch's number in the phase.
         """
         if not self._trains_encoder:
-            return [self._party.take(each, batch) for each in frozen_ND]
+            return [self._party.take(rows_ND, batch) for rows_ND in frozen_ND]
         rows, views = self._rows[batch], self._views
         features = self._party.need_features()
         inputs = features.inputs(rows) if views is None else views.inputs(rows, step)

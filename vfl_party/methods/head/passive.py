@@ -36,6 +36,6 @@ class PassiveHead(Phase):
         party = self._party
         rows = np.concatenate([party.rows(split) for split in uploaded(party.recipe)])
         reply = self._upload.swap(StepKey(self.name, round_, 0), {"z": embed(party, rows)}, rows)
-        used = all(bool(each) for each in reply.values())
+        used = all(bool(flag) for flag in reply.values())
         note = "" if used else "our upload came after deadline_s: the model is trained without it"
         return RoundReport(0, note=note, checkpoint=True)

@@ -87,22 +87,22 @@ class TreesHead(Phase):
         """Returns the share of each party's columns in the gain of all splits, then the largest
         shares of this party's own columns.
         """
-        party, start, found = self._party, 0, {}
+        party, start, shares = self._party, 0, {}
         sizes = self._columns()
         gain_F = grown.gains(sum(sizes.values()))
         gain_F /= gain_F.sum() or 1.0
         for name, count in sizes.items():
-            found[name] = float(gain_F[start : start + count].sum())
+            shares[name] = float(gain_F[start : start + count].sum())
             start += count
         make = party.make_encoder
         if make is None or not isinstance(make.settings, RawSettings):
-            return found
+            return shares
         own = {
             f"{party.name}.{name}": float(gain_F[place.numbers].sum())
             for name, place in party.need_features().columns.items()
         }
-        largest = sorted(own.items(), key=lambda each: -each[1])[:_SHOWN]
-        return found | {name: share for name, share in largest if share}
+        largest = sorted(own.items(), key=lambda item: -item[1])[:_SHOWN]
+        return shares | {name: share for name, share in largest if share}
 
     def _columns(self) -> dict[str, int]:
         """Returns {party: its number of columns in the matrix}, in their order."""
@@ -116,7 +116,7 @@ class TreesHead(Phase):
         """
         party, rows = self._party, self._party.rows(split)
         own = [embed(party, rows)] if party.features is not None else []
-        others = [self._received(each.name, split) for each in party.recipe.passives]
+        others = [self._received(passive.name, split) for passive in party.recipe.passives]
         _, targets = party.need_labels()
         weights = party.row_weights(party.rows("train"))
         return Matrix(
@@ -128,10 +128,10 @@ class TreesHead(Phase):
     def _received(self, name: str, split: str) -> Tensor:
         """Returns a party's representations of the rows of a split, [N, D]."""
         party, held, start = self._party, self._party.data.held, 0
-        for each in uploaded(party.recipe):
-            rows = party.rows(each)
+        for uploaded_split in uploaded(party.recipe):
+            rows = party.rows(uploaded_split)
             at = np.arange(len(rows)) if held is None else held.of(name, rows)
-            if each == split:
+            if uploaded_split == split:
                 break
             start += len(at)
         r_RD = self._uploads.of[name][start : start + len(at)]

@@ -68,7 +68,7 @@ def without(top: nn.Module, recipe: Recipe, late: Sequence[str]) -> None:
         *(party.name for party in recipe.passives),
     ]
     for name in late:
-        at = sum(recipe.embedding_size(each) for each in order[: order.index(name)])
+        at = sum(recipe.embedding_size(party) for party in order[: order.index(name)])
         first.weight[:, at : at + recipe.embedding_size(name)] = 0.0
 
 
@@ -108,7 +108,9 @@ class Uploads:
             each=party.sizes_of(rows),
             deadline_s=math.inf if deadline_s is None else deadline_s,
         )
-        self.late = [each.name for each in party.recipe.passives if each.name not in received]
+        self.late = [
+            passive.name for passive in party.recipe.passives if passive.name not in received
+        ]
         self.of = {name: tensors["z"] for name, tensors in received.items()}
         self.of |= zeros(self.late, len(rows), party)
         self._owed = True
@@ -126,12 +128,12 @@ class Uploads:
         if not self._owed:
             return
         self._owed, step = False, StepKey(self._phase, UPLOAD, 0)
-        names = [each.name for each in self._party.recipe.passives]
+        names = [passive.name for passive in self._party.recipe.passives]
         if self._deadline_s is None:
             self._side.acknowledge(step, names)
             return
         used = {name: torch.tensor([name not in self.late], dtype=torch.uint8) for name in names}
-        self._side.reply(step, {name: {"used": each} for name, each in used.items()})
+        self._side.reply(step, {name: {"used": flag} for name, flag in used.items()})
 
     def state(self) -> dict[str, Any]:
         return {"representations": self.of, "late": self.late}

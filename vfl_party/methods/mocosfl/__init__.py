@@ -51,8 +51,8 @@ class MocoSFL(Method[MocoSFLSettings]):
         return build_bottom(make.recipe, settings)
 
     def upper(self, settings: MocoSFLSettings, recipe: Recipe, seed: int) -> dict[str, nn.Module]:
-        found: dict[str, nn.Module] = {"tail": build_tail(recipe, settings, seed)}
-        return found | ({"bottom": build_bottom(recipe, settings)} if hands_out(recipe) else {})
+        models: dict[str, nn.Module] = {"tail": build_tail(recipe, settings, seed)}
+        return models | ({"bottom": build_bottom(recipe, settings)} if hands_out(recipe) else {})
 
     def traffic(self, party: Party, phase: str, settings: MocoSFLSettings) -> Traffic:
         return traffic(party, phase, settings.adjusted(len(party.recipe.passives)))

@@ -65,10 +65,10 @@ class ActiveMocoSFL(Phase):
     def _step(self, step: StepKey, drawn: Sequence[str] | None = None) -> Tensor:
         """Runs one step; ``drawn``: the parties that take part in it, if these are not all."""
         settings = self._settings
-        each: dict[str, dict[str, int]] | None = None
+        senders: dict[str, dict[str, int]] | None = None
         if drawn is not None:
-            each = {name: {} for name in drawn}
-        received = self._latents.collect(step, each=each)
+            senders = {name: {} for name in drawn}
+        received = self._latents.collect(step, each=senders)
         q, k = (torch.cat([tensors[name] for tensors in received.values()]) for name in ("q", "k"))
         q.requires_grad_(not settings.frozen)
         loss = self._tail.loss(q, k, [*received])

@@ -49,11 +49,11 @@ def _others(recipe: Recipe, phase: str) -> Iterator[tuple[str, MocoSFLSettings]]
     """Yields where each phase of MocoSFL before ``phase`` stands, and its settings; those of the
     earlier run first.
     """
-    for each in recipe.start.phases if recipe.start is not None else ():
-        if each.kind == KIND:
-            yield "start.phases", MocoSFLSettings.model_validate(each.settings)
-    for each in recipe.phases:
-        if each.name == phase:
+    for other in recipe.start.phases if recipe.start is not None else ():
+        if other.kind == KIND:
+            yield "start.phases", MocoSFLSettings.model_validate(other.settings)
+    for other in recipe.phases:
+        if other.name == phase:
             return
-        if each.kind == KIND:
-            yield f"phase {each.name}", MocoSFLSettings.model_validate(each.settings)
+        if other.kind == KIND:
+            yield f"phase {other.name}", MocoSFLSettings.model_validate(other.settings)

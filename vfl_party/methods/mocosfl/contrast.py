@@ -46,4 +46,4 @@ def _mean(q: Tensor, k: Tensor, memories: Sequence[Tensor], temperature: float) 
     if len(memories) == 1:
         return moco(q, k, memories[0], temperature)
     parts = zip(q.chunk(len(memories)), k.chunk(len(memories)), memories, strict=True)
-    return torch.stack([moco(*each, temperature) for each in parts]).mean()
+    return torch.stack([moco(*part, temperature) for part in parts]).mean()

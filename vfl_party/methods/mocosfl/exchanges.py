@@ -29,7 +29,7 @@ def handout(bottom: nn.Module) -> Exchange:
     """Declares the bottom that the active party gives to all at the beginning."""
     sent = Sent(
         Kind.WEIGHTS,
-        {name: (each.dtype, tuple(each.shape)) for name, each in bottom.state_dict().items()},
+        {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in bottom.state_dict().items()},
         label_free=True,
     )
     return Exchange("handout", NOTHING, sent, when="once")
@@ -40,7 +40,7 @@ def bottoms(shared: Mapping[str, Tensor], draw: Draw | None) -> Exchange:
     are drawn next. ``shared``: {name: tensor}.
     """
     sent = Sent(
-        Kind.WEIGHTS, {name: (each.dtype, tuple(each.shape)) for name, each in shared.items()}
+        Kind.WEIGHTS, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in shared.items()}
     )
     return Exchange(
         "bottoms", sent, sent, asks="server", passive=True, draw=draw, when="every round"

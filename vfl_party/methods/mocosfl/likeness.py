@@ -60,8 +60,8 @@ def ssim(images: Tensor, truth: Tensor) -> Tensor:
     _, map_BCHW = structural_similarity(
         images, truth, sigma=sigma, data_range=1.0, return_full_image=True
     )
-    found: Tensor = map_BCHW.mean()
-    return found
+    mean: Tensor = map_BCHW.mean()
+    return mean
 
 
 def _reach(height: int, width: int) -> int:

@@ -29,7 +29,7 @@ class Memory:
         if settings.shared_memory:
             self._whole = KeyQueue(size, settings.width, seed, party.device)
             return
-        names = [each.name for each in party.recipe.passives]
+        names = [passive.name for passive in party.recipe.passives]
         if size < len(names):
             raise InputError(
                 Code.CONFIG_INVALID,
@@ -58,13 +58,13 @@ class Memory:
     def state(self) -> Tree:
         if self._whole is not None:
             return self._whole.state()
-        return {name: each.state() for name, each in self._each.items()}
+        return {name: queue.state() for name, queue in self._each.items()}
 
     def load_state(self, tree: Tree) -> None:
         if self._whole is not None:
             self._whole.load_state(tree)
-        for name, each in self._each.items():
-            each.load_state(tree[name])
+        for name, queue in self._each.items():
+            queue.load_state(tree[name])
 
 
 class TrainedTail:

@@ -112,8 +112,8 @@ class PassiveMocoSFL(Phase):
         if not takes:
             return
         mean = bottoms.swap(step, self._averaged) if gives else bottoms.take(step)
-        for name, each in self._averaged.items():
-            each.copy_(mean[name])
+        for name, parameter in self._averaged.items():
+            parameter.copy_(mean[name])
 
     def state(self) -> Tree:
         return {"half": self._half.state(), "momentum": dict(self._momentum.state_dict())}

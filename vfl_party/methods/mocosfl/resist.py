@@ -74,17 +74,21 @@ class Resistance:
         # As an attacker has it: a row's reconstruction depends on no other row.
         self._decoder.eval()
         leaf = z.detach().requires_grad_()
-        found, similarity = penalty(self._decoder, leaf, images, settings.weight, settings.ssim)
-        if found is None:
+        loss, similarity = penalty(self._decoder, leaf, images, settings.weight, settings.ssim)
+        if loss is None:
             return None, similarity
-        (dz,) = torch.autograd.grad(found, leaf)
+        (dz,) = torch.autograd.grad(loss, leaf)
         return dz, similarity
 
     def _step(self, z: Tensor, images: Tensor) -> None:
         self._decoder.train()
         self._optimizer.zero_grad()
-        found = self._decoder(z)
-        loss = -ssim(found, images) if self._by_ssim else functional.mse_loss(found, images)
+        reconstructed = self._decoder(z)
+        loss = (
+            -ssim(reconstructed, images)
+            if self._by_ssim
+            else functional.mse_loss(reconstructed, images)
+        )
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
 

@@ -139,22 +139,22 @@ class MocoSFLSettings(Section):
         if not self.auto_adjust or not parties:
             return self
         batch = max(1, _ROWS_A_STEP // parties)
-        found = {
+        adjusted = {
             "batch_size": batch,
             "averages_per_epoch": max(1, _ROWS_AN_AVERAGE // (batch * parties)),
             "sample": 1 / max(1, parties // _ROWS_A_STEP),
         }
         written = self.model_fields_set
-        return self.model_copy(update={k: v for k, v in found.items() if k not in written})
+        return self.model_copy(update={k: v for k, v in adjusted.items() if k not in written})
 
     def views(self, preset: Literal["paper", "released"]) -> tuple[AugmentSettings, bool]:
         """Returns how a view is made, and whether the bottom sees rows as they are."""
-        found: dict[str, Any] = {"blur": _BLURRED}
+        defaults: dict[str, Any] = {"blur": _BLURRED}
         if preset == "released":
-            found["crop_scale"] = (_SMALLEST, self.augment.crop_scale[1])
+            defaults["crop_scale"] = (_SMALLEST, self.augment.crop_scale[1])
         written = self.augment.model_fields_set
         augment = self.augment.model_copy(
-            update={key: value for key, value in found.items() if key not in written}
+            update={key: value for key, value in defaults.items() if key not in written}
         )
         query = self.query or ("raw" if preset == "paper" else "view")
         return augment, query == "raw"

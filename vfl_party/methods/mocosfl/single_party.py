@@ -78,9 +78,10 @@ class AloneMocoSFL(Phase):
             party.tick(self.name, round_, self.rounds, batch + 1, per)
         self._half.end_epoch()
         self._tail.end_epoch()
-        found = {"loss": self._tail.mean(total, per)}
+        metrics = {"loss": self._tail.mean(total, per)}
         return RoundReport(
-            per, {"train": found if self._resistance is None else found | {"ssim": similar / per}}
+            per,
+            {"train": metrics if self._resistance is None else metrics | {"ssim": similar / per}},
         )
 
     def state(self) -> Tree:

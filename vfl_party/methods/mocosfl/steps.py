@@ -68,10 +68,14 @@ def averaged(bottom: nn.Module, momentum: nn.Module | None) -> dict[str, Tensor]
     """Returns the parameters that the server averages; ``momentum``: the moving average, if it is
     averaged too.
     """
-    found: dict[str, Tensor] = {f"online.{name}": each for name, each in bottom.named_parameters()}
+    parameters: dict[str, Tensor] = {
+        f"online.{name}": parameter for name, parameter in bottom.named_parameters()
+    }
     if momentum is not None:
-        found |= {f"momentum.{name}": each for name, each in momentum.named_parameters()}
-    return found
+        parameters |= {
+            f"momentum.{name}": parameter for name, parameter in momentum.named_parameters()
+        }
+    return parameters
 
 
 def momentum_of(module: nn.Module) -> nn.Module:
@@ -126,7 +130,7 @@ class StepPlan:
         check_phase(party.recipe, phase, settings)
         first = first_phase(party.recipe) == phase
         begins = first and hands_out(party.recipe)
-        found = cls(
+        plan = cls(
             phase,
             settings,
             party.data.holdings,
@@ -134,14 +138,14 @@ class StepPlan:
             first and party.recipe.start is None,
             _draw(party.recipe, phase, settings),
         )
-        if party.data.holdings and settings.averages_per_epoch > found.steps_per_epoch:
+        if party.data.holdings and settings.averages_per_epoch > plan.steps_per_epoch:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"recipe: phases: {phase}: averages_per_epoch must be at most "
-                f"{found.steps_per_epoch}, the number of steps of an epoch (got "
+                f"{plan.steps_per_epoch}, the number of steps of an epoch (got "
                 f"{settings.averages_per_epoch}). Set a smaller averages_per_epoch.",
             )
-        return found
+        return plan
 
     @property
     def note(self) -> str:

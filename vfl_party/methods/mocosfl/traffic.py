@@ -48,12 +48,12 @@ def _averages(
     """Yields the average that ends a round, of those who give their bottoms and those who take
     it.
     """
-    both = tuple(each for each in drawn if each in takers)
+    both = tuple(party_ for party_ in drawn if party_ in takers)
     if both:
         yield replace(swap, party=both)
-    only_give = tuple(each for each in drawn if each not in takers)
+    only_give = tuple(party_ for party_ in drawn if party_ not in takers)
     if only_give:
         yield replace(swap, party=only_give, empty="down")
-    only_take = tuple(each for each in takers if each not in drawn)
+    only_take = tuple(party_ for party_ in takers if party_ not in drawn)
     if only_take:
         yield replace(swap, party=only_take, empty="up")

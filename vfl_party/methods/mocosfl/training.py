@@ -53,8 +53,8 @@ class TrainedHalf:
 
     def zero_grad(self) -> None:
         """Drops the gradients."""
-        for each in self._params:
-            each.grad = None
+        for parameter in self._params:
+            parameter.grad = None
 
     def step(self) -> None:
         """Updates the half by the gradients that are there."""

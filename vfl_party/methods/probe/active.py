@@ -75,15 +75,15 @@ class ActiveProbe(Phase):
         y_N = party.take(targets, train.rows)
         steps_, loss = self._head.train(train, y_N)
         predictions: dict[str, tuple[Rows, Tensor]] = {}
-        found: dict[str, tuple[Rows, Tensor]] = {}
+        scored: dict[str, tuple[Rows, Tensor]] = {}
         for split in self._settings.splits:
             of = known[split]
             if not len(of.rows):
                 continue
             votes = self._votes(of.features, train.features, y_N)
             predictions[split] = of.rows, self._head.outputs(of.features)
-            found |= {split: predictions[split], f"{split} by neighbours": (of.rows, votes)}
-        metrics = {"train": {"loss": loss}} | measured(party, found, train.rows)
+            scored |= {split: predictions[split], f"{split} by neighbours": (of.rows, votes)}
+        metrics = {"train": {"loss": loss}} | measured(party, scored, train.rows)
         counted = ", ".join(
             f"{len(of.rows):,} {'training' if s == TRAINING else s}" for s, of in known.items()
         )
@@ -103,16 +103,16 @@ class ActiveProbe(Phase):
             return {
                 split: self._own("train" if split == TRAINING else split) for split in self._splits
             }
-        party, found = self._party, dict[str, list[Known]]()
+        party, parts = self._party, dict[str, list[Known]]()
         plan = range(self._latents.count(self._splits))
-        for number, each in zip(plan, self._latents.collect(self._splits), strict=True):
-            for part in each.parts.values():
-                found.setdefault(each.split, []).append(part)
+        for number, collected in zip(plan, self._latents.collect(self._splits), strict=True):
+            for part in collected.parts.values():
+                parts.setdefault(collected.split, []).append(part)
             party.tick(self.name, round_, self.rounds, number + 1, len(plan))
         nothing = Known(
             np.empty(0, np.int64), torch.empty(0, party.embedding_size, device=party.device)
         )
-        return {split: _joined(found.get(split, [nothing])) for split in self._splits}
+        return {split: _joined(parts.get(split, [nothing])) for split in self._splits}
 
     @torch.no_grad()
     def _own(self, split: str) -> Known:
@@ -137,7 +137,7 @@ class ActiveProbe(Phase):
         settings, task = self._settings, self._party.recipe.task
         bank_ME = functional.normalize(bank_ME, dim=1)
         classes = y_M.long().reshape(-1)
-        found = []
+        logits_ = []
         for part in torch.split(features_NE, _VOTERS):
             near = (functional.normalize(part, dim=1) @ bank_ME.T).topk(
                 min(settings.neighbours, len(bank_ME)), dim=1
@@ -148,8 +148,8 @@ class ActiveProbe(Phase):
             votes.scatter_add_(1, classes[near.indices], weights)
             shares = (votes / votes.sum(dim=1, keepdim=True)).clamp_min(_LEAST)
             logits = shares.log()
-            found.append(logits if task.kind == "multiclass" else logits[:, 1:] - logits[:, :1])
-        return torch.cat(found)
+            logits_.append(logits if task.kind == "multiclass" else logits[:, 1:] - logits[:, :1])
+        return torch.cat(logits_)
 
 
 def _repeated(known: Mapping[str, Known]) -> str:
@@ -172,7 +172,7 @@ def _repeated(known: Mapping[str, Known]) -> str:
     )
 
 
-def _joined(found: list[Known]) -> Known:
+def _joined(parts: list[Known]) -> Known:
     return Known(
-        np.concatenate([each.rows for each in found]), torch.cat([each.features for each in found])
+        np.concatenate([part.rows for part in parts]), torch.cat([part.features for part in parts])
     )

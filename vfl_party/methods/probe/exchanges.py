@@ -42,9 +42,9 @@ def digests(recipe: Recipe, ids: Sequence[str]) -> Tensor:
     guessed id.
     """
     key = recipe.digest().encode()
-    found = [hmac.digest(key, each.encode(), hashlib.sha256)[:DIGEST_BYTES] for each in ids]
+    digests_ = [hmac.digest(key, id_.encode(), hashlib.sha256)[:DIGEST_BYTES] for id_ in ids]
     return torch.from_numpy(
-        np.frombuffer(b"".join(found), np.uint8).reshape(-1, DIGEST_BYTES).copy()
+        np.frombuffer(b"".join(digests_), np.uint8).reshape(-1, DIGEST_BYTES).copy()
     )
 
 
@@ -84,7 +84,7 @@ def senders_of(
 ) -> dict[str, int]:
     """Returns how many rows each sender has in a part."""
     left = {party: min(size, held[split] - part * size) for party, held in holdings.items()}
-    return {party: each for party, each in left.items() if each > 0}
+    return {party: count for party, count in left.items() if count > 0}
 
 
 def check_begun(recipe: Recipe, phase: str) -> None:
@@ -94,7 +94,8 @@ def check_begun(recipe: Recipe, phase: str) -> None:
     if recipe.start is None or recipe.start.held_by != "active":
         return
     if "mocosfl" not in [
-        each.kind for each in recipe.phases[: [each.name for each in recipe.phases].index(phase)]
+        earlier.kind
+        for earlier in recipe.phases[: [other.name for other in recipe.phases].index(phase)]
     ]:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -115,9 +116,9 @@ def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
         return Traffic()
     latent = latent_of(party)
     size, sizes, splits = rows_a_message(latent), sizes_of(latent), (TRAINING, *settings.splits)
-    found = [
+    occurrences = [
         replace(Occurrence.of(LATENTS, step, rows=rows, **sizes), party=sender)
         for split, step, part in steps(name, splits, party.data.holdings, size)
         for sender, rows in senders_of(party.data.holdings, split, part, size).items()
     ]
-    return Traffic(found)
+    return Traffic(occurrences)

@@ -35,20 +35,20 @@ def labelled(party: Party, phase: str, known: Known, settings: ProbeSettings) ->
     The rows of a smaller share are among those of a larger one. Raises InputError if none is left
     to learn from, or one alone for a hidden layer.
     """
-    found, share = known, settings.labelled
+    chosen, share = known, settings.labelled
     if share < 1.0:
         targets = party.need_labels()[1][torch.from_numpy(known.rows)].cpu()
         order = stratified_order(party.recipe.seed, targets.long().reshape(-1).numpy())
         some = np.sort(order[: round(share * len(known.rows))])
-        found = Known(known.rows[some], known.features[torch.from_numpy(some).to(party.device)])
-    least = 2 if settings.hidden else 1
-    if len(found.rows) < least:
+        chosen = Known(known.rows[some], known.features[torch.from_numpy(some).to(party.device)])
+    min_rows = 2 if settings.hidden else 1
+    if len(chosen.rows) < min_rows:
         raise InputError(
             Code.DATA_INVALID,
             f"phase {phase}: labelled = {share:g} of {len(known.rows):,} training rows with "
-            f"labels leaves too few (got {len(found.rows)}, need {least}). Increase labelled.",
+            f"labels leaves too few (got {len(chosen.rows)}, need {min_rows}). Increase labelled.",
         )
-    return found
+    return chosen
 
 
 class Head:

@@ -55,18 +55,18 @@ class Collector:
         party, holdings = self._party, self._party.data.holdings
         ids = party.data.ids
         number_of = {
-            bytes(each): row for row, each in enumerate(digests(party.recipe, ids).numpy())
+            bytes(digest): row for row, digest in enumerate(digests(party.recipe, ids).numpy())
         }
-        seen = {each: np.zeros(len(ids), bool) for each in holdings}
+        seen = {party_: np.zeros(len(ids), bool) for party_ in holdings}
         for split, step, part in steps(self._phase, splits, holdings, self._size):
             senders = senders_of(holdings, split, part, self._size)
             received = self._latents.collect(
-                step, each={each: {"rows": rows} for each, rows in senders.items()}
+                step, each={sender: {"rows": rows} for sender, rows in senders.items()}
             )
             self._latents.acknowledge(step, received)
             parts, unknown = {}, {}
             for sender, tensors in received.items():
-                rows = [number_of.get(bytes(each), -1) for each in tensors["ids"].cpu().numpy()]
+                rows = [number_of.get(bytes(digest), -1) for digest in tensors["ids"].cpu().numpy()]
                 own = np.array([row for row in rows if row >= 0], np.int64)
                 if len(np.unique(own)) < len(own) or seen[sender][own].any():
                     raise PeerError(

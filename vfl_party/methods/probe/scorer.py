@@ -39,31 +39,33 @@ class ProbeScorer:
         party, tail = self._party, _tail(self._party)
         for model in (tail, party.models["top"]):
             model.eval()
-        found = torch.full((len(rows), party.recipe.task.outputs), torch.nan, device=party.device)
+        outputs_NO = torch.full(
+            (len(rows), party.recipe.task.outputs), torch.nan, device=party.device
+        )
         if self._collector is None:
             for at in parts_of(np.arange(len(rows), dtype=np.int64), rows_a_message(tail.latent)):
                 features = features_of(party, tail, latents_of(party, rows[at]))
-                found[torch.from_numpy(at)] = outputs_of(party, features)
-            return Scored(found, {}, 0)
+                outputs_NO[torch.from_numpy(at)] = outputs_of(party, features)
+            return Scored(outputs_NO, {}, 0)
         steps = 0
         outputs: dict[str, torch.Tensor] = {}
         # In the recipe's order.
-        by = {each: np.zeros(len(rows), bool) for each in party.data.holdings}
+        by = {party_: np.zeros(len(rows), bool) for party_ in party.data.holdings}
         unlisted = dict.fromkeys(by, 0)
-        for each in self._collector.collect([TRAINING]):
+        for collected in self._collector.collect([TRAINING]):
             steps += 1
-            for name, part in each.parts.items():
-                mine = outputs.setdefault(name, torch.full_like(found, torch.nan))
+            for name, part in collected.parts.items():
+                mine = outputs.setdefault(name, torch.full_like(outputs_NO, torch.nan))
                 if len(part.rows):
                     scores = outputs_of(party, part.features)
                     mine[torch.from_numpy(part.rows)] = scores
                 by[name][part.rows] = True
-                unlisted[name] += each.unknown[name]
+                unlisted[name] += collected.unknown[name]
         # The last one that is written here is the first in the recipe.
-        for name in reversed([each for each in by if each in outputs]):
+        for name in reversed([party_ for party_ in by if party_ in outputs]):
             of = torch.from_numpy(by[name])
-            found[of] = outputs[name][of]
-        return Scored(found, {}, steps, by=by, unlisted=unlisted)
+            outputs_NO[of] = outputs[name][of]
+        return Scored(outputs_NO, {}, steps, by=by, unlisted=unlisted)
 
     def answer(self, rows: Rows, first: StepKey) -> int:
         """Sends the latents of all rows of a passive party."""

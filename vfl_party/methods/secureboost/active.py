@@ -90,7 +90,7 @@ class ActiveSecureBoost(Phase):
             self._codes_NF = coded(party, self._columns)[self._routed]
         self._swaps = opened(party.answering, name, settings)
         self._walk = Walk(party, name, settings, "after the last tree")
-        self._passives = [each.name for each in party.recipe.passives]
+        self._passives = [passive.name for passive in party.recipe.passives]
         self._keys: Keys | None = None
         self._shards = Shards(threads())
         self._offers: dict[str, Offer] = {}
@@ -177,10 +177,10 @@ class ActiveSecureBoost(Phase):
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         for split in settings.splits:
             rows = party.rows(split)
-            found = self._walk.score(rows, StepKey(self.name, round_, self._batch))
-            self._batch += found.steps
+            scored = self._walk.score(rows, StepKey(self.name, round_, self._batch))
+            self._batch += scored.steps
             if len(rows):
-                predictions[split] = rows, found.outputs
+                predictions[split] = rows, scored.outputs
         metrics |= measured(party, predictions)
         note_importance(party, self.name, self._forest.importance(), "gain")
         count = len(self._forest.trees)
@@ -202,18 +202,18 @@ class ActiveSecureBoost(Phase):
         metrics = {"train": {"loss": float(loss(scores[:split], y[:split]))}}
         if self._settings.early_stopping is None:
             return metrics, False
-        found = float(loss(scores[split:], y[split:]))
-        metrics["validation"] = {"loss": found}
+        value = float(loss(scores[split:], y[split:]))
+        metrics["validation"] = {"loss": value}
         verdict = 0
-        if found < self._least:
-            self._best, self._least, verdict = round_ + 1, found, BEST
+        if value < self._least:
+            self._best, self._least, verdict = round_ + 1, value, BEST
         done = round_ + 1 - self._best >= self._settings.early_stopping
         verdict |= STOP * done
         if self._swaps.verdict is not None and self._passives:
             step = self._step(round_)
             self._swaps.verdict.collect(step)
-            told = torch.tensor([verdict], dtype=torch.uint8)
-            self._swaps.verdict.reply_all(step, self._passives, {"verdict": told})
+            verdict_ = torch.tensor([verdict], dtype=torch.uint8)
+            self._swaps.verdict.reply_all(step, self._passives, {"verdict": verdict_})
         return metrics, done
 
     def _open(self, round_: int) -> None:
@@ -286,8 +286,8 @@ class ActiveSecureBoost(Phase):
         ciphers = torch.from_numpy(self._keys.encrypt(g_N, h_N).copy())
         parts = {name: {"parts": 1 + offer.columns} for name, offer in self._offers.items()}
         received = self._swaps.gradients.collect(step, each=parts)
-        found = {party: tensors["sizes"].tolist() for party, tensors in received.items()}
-        for party, sizes in found.items():
+        sizes_by_party = {party: tensors["sizes"].tolist() for party, tensors in received.items()}
+        for party, sizes in sizes_by_party.items():
             if not self._offers[party].allows(np.array(sizes), self._settings):
                 raise self._wrong(
                     party,
@@ -296,7 +296,7 @@ class ActiveSecureBoost(Phase):
                 )
         (name,) = self._swaps.gradients.exchange.down.tensors
         self._swaps.gradients.reply_all(step, self._passives, {name: ciphers}, self._routed)
-        return found
+        return sizes_by_party
 
     def _grow(self, of: GrowingTree, round_: int) -> None:
         """Grows one tree, level by level."""
@@ -321,9 +321,9 @@ class ActiveSecureBoost(Phase):
         """Returns {party: {node: the sums of its entries}}, this party first; brothers' by
         subtraction.
         """
-        found = {self._party.name: of.own_sums(present)}
+        sums = {self._party.name: of.own_sums(present)}
         if not of.sizes:
-            return found
+            return sums
         wanted = to_sum(of.nodes, of.in_sample)
         counts = {name: sum(sizes) for name, sizes in of.sizes.items()}
         at_once = together(self._settings.encryption, self._settings.key_bits)
@@ -346,9 +346,9 @@ class ActiveSecureBoost(Phase):
                 node: before[node // 2] - mine[node ^ 1] for node in present if node not in mine
             }
             self._check(of, party, mine)
-            found[party] = mine
-        of.sums = found
-        return found
+            sums[party] = mine
+        of.sums = sums
+        return sums
 
     def _read(self, party: str, wire: Wire, count: int) -> Sums:
         assert self._keys is not None  # noqa: S101 - made by run_round
@@ -359,9 +359,9 @@ class ActiveSecureBoost(Phase):
 
     def _check(self, of: GrowingTree, party: str, sums_: dict[int, Sums]) -> None:
         """Raises PeerError if a sum cannot be that of rows in its node."""
-        if not all(of.fits(node, each) for node, each in sums_.items()):
+        if not all(of.fits(node, entry_sums) for node, entry_sums in sums_.items()):
             raise self._wrong(party, "sends sums that do not match the gradients that it received")
-        if not all(of.adds_up(party, node, each) for node, each in sums_.items()):
+        if not all(of.adds_up(party, node, entry_sums) for node, entry_sums in sums_.items()):
             raise self._wrong(
                 party, "sends sums of categories that do not add up to those of all rows"
             )
@@ -400,12 +400,12 @@ class ActiveSecureBoost(Phase):
             for party in (self._party.name, *of.sizes)
         }
         lefts: dict[int, Bools] = {}
-        for node, (party, found) in best.items():
-            of.tree.owners[level, node], of.tree.gains[level, node] = party, found.gain
+        for node, (party, split_) in best.items():
+            of.tree.owners[level, node], of.tree.gains[level, node] = party, split_.gain
             if party == self._party.name:
                 here = of.nodes == node
                 split = made(
-                    self._columns, of.layout, found.flags, self._codes_NF[here & of.in_sample]
+                    self._columns, of.layout, split_.flags, self._codes_NF[here & of.in_sample]
                 )
                 of.tree.splits[level, node] = split
                 lefts[node] = split.goes_left(self._codes_NF[here])
@@ -456,5 +456,5 @@ class ActiveSecureBoost(Phase):
         self._best, self._least = tree["best"], tree["least"]
         # Releases before had none.
         facts = tree.get("offers", {})
-        found = {name: Offer.read(each, self._settings) for name, each in facts.items()}
-        self._offers = {name: offer for name, offer in found.items() if offer is not None}
+        offers = {name: Offer.read(numbers, self._settings) for name, numbers in facts.items()}
+        self._offers = {name: offer for name, offer in offers.items() if offer is not None}

@@ -69,11 +69,11 @@ def learn(party: Party, bins: int, rows: Rows) -> list[Column]:
     Raises InputError if a column has too many categories, or if no column has two different cells.
     """
     numbers_NF, codes_NK, names = cells(party)
-    width, found = numbers_NF.shape[1], []
+    width, columns = numbers_NF.shape[1], []
     for f in range(width):
         values = numbers_NF[rows, f].astype(np.float64)
         present = values[~np.isnan(values)]
-        found.append(
+        columns.append(
             Column(names[f], tuple(cuts(present, bins)), missing=0 < len(present) < len(values))
         )
     for k in range(codes_NK.shape[1]):
@@ -85,14 +85,14 @@ def learn(party: Party, bins: int, rows: Rows) -> list[Column]:
                 f"categories for trees (got {len(categories)}). Group some of them, or drop the "
                 "column.",
             )
-        found.append(Column(names[width + k], categories=categories))
-    if not any(each.size > 1 for each in found):
+        columns.append(Column(names[width + k], categories=categories))
+    if not any(column.size > 1 for column in columns):
         raise InputError(
             Code.DATA_INVALID,
             f"{party.name}: all columns are constant in the training rows, so trees cannot use "
             "them. Add other columns.",
         )
-    return found
+    return columns
 
 
 def cuts(values: npt.NDArray[np.float64], bins: int) -> list[float]:
@@ -123,7 +123,7 @@ def codes_of(
     """Returns the codes of rows in which the numbers and categories are these, [N, columns]."""
     cells_ = [*numbers_NF.T, *codes_NK.T]
     return np.stack(
-        [column.codes(each) for column, each in zip(columns, cells_, strict=True)], axis=1
+        [column.codes(cells_N) for column, cells_N in zip(columns, cells_, strict=True)], axis=1
     )
 
 

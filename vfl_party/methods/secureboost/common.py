@@ -131,9 +131,9 @@ def note_constant(party: Party, phase: str, columns: list[Column]) -> None:
         )
 
 
-def note_importance(party: Party, phase: str, found: Mapping[str, float], unit: str) -> None:
+def note_importance(party: Party, phase: str, importance: Mapping[str, float], unit: str) -> None:
     """Notes, at home, what each own column has done in the trees."""
-    text = ", ".join(f"{name} {value:.6g}" for name, value in found.items()) or "none"
+    text = ", ".join(f"{name} {value:.6g}" for name, value in importance.items()) or "none"
     log.info(
         "phase %s: %s of the columns of %s: %s",
         phase,

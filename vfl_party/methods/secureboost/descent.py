@@ -45,19 +45,19 @@ class Flat:
 
     def __init__(self, forest: Forest, depth: int) -> None:
         self.trees = len(forest.trees)
-        found: list[tuple[int, Node, Split, int]] = [
+        splits: list[tuple[int, Node, Split, int]] = [
             (number, node, split, _entrance(tree, *node))
             for number, tree in enumerate(forest.trees)
             for node, split in tree.splits.items()
         ]
-        codes = max((len(split.left) for _, _, split, _ in found), default=0)
+        codes = max((len(split.left) for _, _, split, _ in splits), default=0)
         # The number of a split, by level, tree and node.
         self._number = [np.full((self.trees, 1 << level), _NONE) for level in range(depth)]
-        self._column_S = np.array([split.column for _, _, split, _ in found], np.int64)
-        self._entrance_S = np.array([entrance for *_, entrance in found], np.int64)
+        self._column_S = np.array([split.column for _, _, split, _ in splits], np.int64)
+        self._entrance_S = np.array([entrance for *_, entrance in splits], np.int64)
         # One more than the code: the first is of cells like none in training.
-        self._left_SC = np.zeros((len(found), 1 + codes), bool)
-        for at, (number, (level, node), split, _) in enumerate(found):
+        self._left_SC = np.zeros((len(splits), 1 + codes), bool)
+        for at, (number, (level, node), split, _) in enumerate(splits):
             self._number[level][number, node] = at
             self._left_SC[at, 0] = split.default
             self._left_SC[at, 1 : 1 + len(split.left)] = split.left
@@ -70,9 +70,9 @@ class Flat:
         """
         rows, trees = np.nonzero(here_BT)
         splits = self._number[level][trees, at_BT[rows, trees]]
-        found = np.zeros(at_BT.shape, bool)
-        found[rows, trees] = self._left(splits, rows, codes_BF)
-        return found
+        lefts_BT = np.zeros(at_BT.shape, bool)
+        lefts_BT[rows, trees] = self._left(splits, rows, codes_BF)
+        return lefts_BT
 
     def answer(
         self, level: int, nodes_BT: Nodes, codes_BF: Codes, path_BT: npt.NDArray[np.int16]
@@ -100,8 +100,8 @@ class Flat:
 
     def _left(self, splits: Places, rows: Places, codes_BF: Codes) -> Bools:
         codes = codes_BF[rows, self._column_S[splits]].astype(np.int64)
-        found: Bools = self._left_SC[splits, 1 + codes]
-        return found
+        left: Bools = self._left_SC[splits, 1 + codes]
+        return left
 
 
 class Map:
@@ -151,8 +151,8 @@ class Descent:
 
     def here(self, party: str) -> Bools:
         """Whether each row stands at a split of a passive party's, in each tree, [B, T]."""
-        found: Bools = self._owner_BT == 1 + self._map.passives.index(party)
-        return found
+        here_BT: Bools = self._owner_BT == 1 + self._map.passives.index(party)
+        return here_BT
 
     def nodes(self, party: str) -> Nodes:
         """Returns the nodes at which rows stand at splits of a passive party's, ``SETTLED``

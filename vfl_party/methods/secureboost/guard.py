@@ -40,17 +40,17 @@ def fewest_rows(
     ``sides``: 2 for a node that is still open, which must have room for two sides. ``train``: the
     number of training rows.
     """
-    most = _most_h(task, settings, train)
-    return max(1, math.ceil(sides * settings.min_child_weight / most * (1 - _ROUNDING)))
+    max_h = _most_h(task, settings, train)
+    return max(1, math.ceil(sides * settings.min_child_weight / max_h * (1 - _ROUNDING)))
 
 
 def _most_h(task: TaskSettings, settings: SecureBoostSettings, train: int) -> float:
     """Returns the most that h of a row can be; a row that GOSS draws counts several times."""
-    most = _MOST_H[task.kind]
+    max_h = _MOST_H[task.kind]
     if settings.goss is not None:
         top, rest = parts(train, settings.goss)
-        most *= (train - top) / rest
-    return most
+        max_h *= (train - top) / rest
+    return max_h
 
 
 def most_bits(task: TaskSettings, settings: SecureBoostSettings) -> int:
@@ -128,14 +128,16 @@ def wrong_children(
             # A leaf, or both children are.
             continue
         parts_ = [(below == SETTLED, fewest), *((side, fewest_open) for side in sides)]
-        children = [(int(sampled[part].sum()), least) for part, least in parts_ if part.any()]
+        children = [
+            (int(sampled[part].sum()), min_count) for part, min_count in parts_ if part.any()
+        ]
         if len(children) != 2:
             return "the rows of a node do not go to two children"
-        for count, least in children:
-            if count < least:
+        for count, min_count in children:
+            if count < min_count:
                 return (
                     f"a node has too few rows that the tree learns from (got {count}, an honest "
-                    f"one has at least {least})"
+                    f"one has at least {min_count})"
                 )
     return ""
 
@@ -177,16 +179,16 @@ class Answered:
         for part in question:
             digest.update(len(part).to_bytes(8, "little"))
             digest.update(part)
-        found = digest.hexdigest()
+        question_digest = digest.hexdigest()
         if slot not in self._known and self._path is not None:
             try:
                 self._path.touch(mode=0o600)
                 with self._path.open("a") as file:
-                    file.write(f"\n{slot} {found}\n")
+                    file.write(f"\n{slot} {question_digest}\n")
             except OSError as error:
                 raise InputError(
                     Code.FILE_INVALID,
                     f"{self._path}: cannot be written ({error.strerror}). Free space, or correct "
                     "the permissions of its folder.",
                 ) from None
-        return self._known.setdefault(slot, found) == found
+        return self._known.setdefault(slot, question_digest) == question_digest

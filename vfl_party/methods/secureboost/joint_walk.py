@@ -28,15 +28,15 @@ CELLS = 1 << 22
 
 def forest_of(party: Party) -> Forest:
     """Returns the party's trees."""
-    found = party.models[NAME]
-    assert isinstance(found, Forest)  # noqa: S101 - METHOD makes it
-    return found
+    forest = party.models[NAME]
+    assert isinstance(forest, Forest)  # noqa: S101 - METHOD makes it
+    return forest
 
 
 def map_of(party: Party, depth: int) -> Map:
     """Returns what the active party knows of its trees."""
     recipe = party.recipe
-    passives = [each.name for each in recipe.passives]
+    passives = [passive.name for passive in recipe.passives]
     return Map(forest_of(party), depth, recipe.active.name, passives)
 
 
@@ -84,20 +84,20 @@ class Walk:
         codes_NF, flat = self._codes(), Flat(self._forest, self._depth)
         trees = flat.trees
         for chunk in self._chunks(rows):
-            bits, told = np.empty(0, bool), np.empty(0, np.int64)
+            bits, about = np.empty(0, bool), np.empty(0, np.int64)
             path_BT = np.ones((len(chunk), trees), PLACE)
             for level in range(self._depth + 1):
                 left = torch.from_numpy(np.packbits(bits))
                 last = level == self._depth
                 step = StepKey(first.phase, first.round, batch)
                 reply = self._asking.swap(
-                    step, {"left": left}, told, rows=0 if last else len(chunk), trees=trees
+                    step, {"left": left}, about, rows=0 if last else len(chunk), trees=trees
                 )
                 batch += 1
                 if not last:
                     nodes_BT = reply["nodes"].cpu().numpy()
                     # Once for each bit of a row; the others are no answers.
-                    told = np.repeat(chunk, (nodes_BT != SETTLED).sum(axis=1))
+                    about = np.repeat(chunk, (nodes_BT != SETTLED).sum(axis=1))
                     try:
                         bits = flat.answer(level, nodes_BT, codes_NF[chunk], path_BT).reshape(-1)
                     except ValueError as error:
@@ -125,12 +125,12 @@ class Walk:
         """Returns the scores [N, K] of the rows; see ``Scorer.score``. Nobody may be absent."""
         codes_NF, at = self._codes(), first
         of = map_of(self._party, self._depth)
-        found = [np.empty((0, len(self._forest.base)))]
+        scores = [np.empty((0, len(self._forest.base)))]
         for chunk in self._chunks(rows):
             codes_BF = codes_NF[chunk] if len(codes_NF) else codes_NF
             scores_BK, at = self._scored(of, at, chunk, codes_BF)
-            found.append(scores_BK)
-        return Scored(torch.from_numpy(np.concatenate(found)), {}, at.batch - first.batch)
+            scores.append(scores_BK)
+        return Scored(torch.from_numpy(np.concatenate(scores)), {}, at.batch - first.batch)
 
     def _scored(
         self, of: Map, step: StepKey, chunk: Rows, codes_BF: Codes
@@ -150,7 +150,7 @@ class Walk:
             rows = 0 if level == self._depth else count
             if parties:
                 nodes = {party: torch.from_numpy(descent.nodes(party)[:rows]) for party in parties}
-                replies = {party: {"nodes": each} for party, each in nodes.items()}
+                replies = {party: {"nodes": nodes_} for party, nodes_ in nodes.items()}
                 self._answering.reply(step, replies, about=chunk)
             step = StepKey(step.phase, step.round, step.batch + 1)
         return descent.scores(), step

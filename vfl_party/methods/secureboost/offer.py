@@ -70,15 +70,15 @@ class Offer:
             or sum(sizes.tolist()) > MOST_ENTRIES
         ):
             return False
-        found = np.bincount(sets, minlength=MOST_CODES + 1)
+        counts = np.bincount(sets, minlength=MOST_CODES + 1)
         if settings.column_sample == 1.0:
-            return bool(sizes[0] == self.splits and (found == self.sets).all())
+            return bool(sizes[0] == self.splits and (counts == self.sets).all())
         drawn = max(1, round(settings.column_sample * (self.numbers + self.columns)))
         fits = (
             sizes[0] <= min(self.splits, drawn * (2 * settings.bins - 1))
             and (sets > 0).sum() <= drawn
         )
-        return bool(fits and (found[1:] <= np.array(self.sets[1:])).all())
+        return bool(fits and (counts[1:] <= np.array(self.sets[1:])).all())
 
     def __str__(self) -> str:
         sets = f", and {self.columns:,} columns of categories" if self.columns else ""

@@ -48,7 +48,7 @@ class OnlineWalk:
                 party: bytes([descent.level]) + descent.nodes(party).tobytes() for party in asked
             }
             replies = ask(questions, size) if questions else {}
-            known |= {party: each.known for party, each in replies.items()}
+            known |= {party: reply.known for party, reply in replies.items()}
             for party in of.passives:
                 there_N = known.get(party, np.zeros(n, bool))
                 if party in questions and party not in replies:
@@ -58,8 +58,8 @@ class OnlineWalk:
                 descent.give_up(lost_N)
             descent.move(
                 {
-                    party: unpacked(np.frombuffer(each.answered, np.uint8), n, of.flat.trees)
-                    for party, each in replies.items()
+                    party: unpacked(np.frombuffer(reply.answered, np.uint8), n, of.flat.trees)
+                    for party, reply in replies.items()
                 }
             )
             asked = [party for party in of.passives if descent.here(party).any()]

@@ -143,10 +143,10 @@ class PassiveSecureBoost(Phase):
         settings, count = self._settings, len(self._train)
         if self._swaps.sample is None:
             return sample(self._party.recipe.seed, self.name, round_, count, settings)
-        told = self._swaps.sample.swap(self._step(round_), {}, packed=packed_bytes(count))[
+        reply = self._swaps.sample.swap(self._step(round_), {}, packed=packed_bytes(count))[
             "sampled"
         ]
-        rows = np.flatnonzero(np.unpackbits(told.cpu().numpy(), count=count))
+        rows = np.flatnonzero(np.unpackbits(reply.cpu().numpy(), count=count))
         if len(rows) != drawn(count, settings):
             wanted = drawn(count, settings)
             raise self._wrong(
@@ -204,9 +204,9 @@ class PassiveSecureBoost(Phase):
             self._pin(level, nodes_N, [*left], bits_)
             bits = torch.from_numpy(bits_)
             last = level + 1 == depth
-            told = self._routed[np.flatnonzero(np.isin(nodes_N, [*left]))]
+            about = self._routed[np.flatnonzero(np.isin(nodes_N, [*left]))]
             moved = self._swaps.partition.swap(
-                self._step(round_), {"left": bits}, told, rows=0 if last else count
+                self._step(round_), {"left": bits}, about, rows=0 if last else count
             )
             if last:
                 return
@@ -231,7 +231,7 @@ class PassiveSecureBoost(Phase):
                 (0, cipher_bytes(self._settings.encryption, self._settings.key_bits)), np.uint8
             )
         try:
-            parts = [own.take(each, entries.order) for each in of.sums(members)]
+            parts = [own.take(sums_, entries.order) for sums_ in of.sums(members)]
             return own.wire(own.joined(parts))
         except CipherError as error:
             raise self._wrong(
@@ -252,22 +252,22 @@ class PassiveSecureBoost(Phase):
 
         A side with fewer rows than honest ones have is refused before anything is said of it.
         """
-        found = {}
+        lefts = {}
         for node, flags in won.items():
             own_order = np.zeros(len(flags), bool)
             own_order[entries.order] = flags
             here = nodes_N == node
             split = made(self._columns, entries.layout, own_order, self._codes_NF[here & in_sample])
-            tree.splits[level, node], found[node] = split, split.goes_left(self._codes_NF[here])
+            tree.splits[level, node], lefts[node] = split, split.goes_left(self._codes_NF[here])
             sampled = in_sample[here]
-            rows = min(int((found[node] & sampled).sum()), int((~found[node] & sampled).sum()))
+            rows = min(int((lefts[node] & sampled).sum()), int((~lefts[node] & sampled).sum()))
             if rows < self._fewest:
                 raise self._wrong(
                     f"{self._peer}: chose a split of {self._party.name} in {self.name} with too "
                     f"few rows on one side (got {rows}, an honest split has at least "
                     f"{self._fewest})."
                 )
-        return found
+        return lefts
 
     def _pin(self, level: int, nodes_N: Nodes, won: list[int], bits: Nodes) -> None:
         """Notes what is about to be answered. Raises PeerError if it was something else before an
@@ -286,13 +286,13 @@ class PassiveSecureBoost(Phase):
 
     def _note_bits(self) -> None:
         """Notes, at home, how much the sides of splits have told of the rows."""
-        most, mean = int(self._bits_N.max()), float(self._bits_N.mean())
+        max_bits, mean = int(self._bits_N.max()), float(self._bits_N.mean())
         log.info(
             "phase %s: while trees grew, %s disclosed the sides of at most %s splits of one row, "
             "%.1f on average",
             self.name,
             self._party.name,
-            most,
+            max_bits,
             mean,
             extra={"event": "answered"},
         )

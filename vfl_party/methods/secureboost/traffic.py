@@ -43,11 +43,11 @@ def traffic(party: Party, name: str, settings: SecureBoostSettings) -> Traffic:
     columns are not here.
     """
     known = {
-        each.name: learn(each, settings.bins, each.rows("train"))
-        for each in (party, *party.others.values())
-        if each.role == "passive" and each.data.columns is not None
+        holder.name: learn(holder, settings.bins, holder.rows("train"))
+        for holder in (party, *party.others.values())
+        if holder.role == "passive" and holder.data.columns is not None
     }
-    unknown = [each.name for each in party.recipe.passives if each.name not in known]
+    unknown = [passive.name for passive in party.recipe.passives if passive.name not in known]
     growth = Growth(party, name, settings, known)
     bound = FEWER
     if unknown:
@@ -116,7 +116,8 @@ class Growth:
         if settings.goss is not None:
             yield self._next(SAMPLE, packed=packed_bytes(train))
         offered = {
-            each.name: self._offered(each.name, round_) for each in self.party.recipe.passives
+            passive.name: self._offered(passive.name, round_)
+            for passive in self.party.recipe.passives
         }
         for _ in range(self.party.recipe.task.outputs):
             parts = {name: {"parts": len(sizes)} for name, sizes in offered.items()}
@@ -149,14 +150,14 @@ class Growth:
         settings = self.settings
         ended = settings.trees if rounds is None else min(rounds, settings.trees)
         stopped = ended < settings.trees and settings.early_stopping is not None
-        kept = max(0, ended - (settings.early_stopping or 0)) if stopped else ended
-        trees = kept * self.party.recipe.task.outputs
+        remaining = max(0, ended - (settings.early_stopping or 0)) if stopped else ended
+        trees = remaining * self.party.recipe.task.outputs
         self._at = StepKey(self.name, ended - 1, self._steps(ended - 1))
-        most = rows_at_once(trees)
+        chunk = rows_at_once(trees)
         for split in settings.splits:
             count = len(self.party.rows(split))
-            for start in range(0, count, most):
-                rows = min(most, count - start)
+            for start in range(0, count, chunk):
+                rows = min(chunk, count - start)
                 for level in range(settings.depth + 1):
                     packed = packed_bytes(rows * trees) if level else 0
                     down = 0 if level == settings.depth else rows

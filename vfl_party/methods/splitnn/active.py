@@ -145,9 +145,9 @@ class ActiveSplitNN(Phase):
             at = {name: held.of(name, rows) for name in z_BD}
             batch = HeldBatch(len(rows), own, z_BD, at, place, party.widths)
             sets = parts = passes(rule, self._sets, batch)
-            embeddings = [each.embeddings for each in parts]
+            embeddings = [part.embeddings for part in parts]
         combined = Combined(rule, [*own, *others.values()], z_BD, embeddings)
-        outputs = [party.outputs(each) for each in combined.values]
+        outputs = [party.outputs(embeddings_) for embeddings_ in combined.values]
         weights = self._weights_of(rows)
 
         loss = summed(losses_of(self._loss, outputs, y_B, weights, parts), sets)
@@ -194,8 +194,8 @@ class ActiveSplitNN(Phase):
         """Adds the metrics of the validation rows, if there are any; returns the step after it."""
         party, rows = self._party, self._party.rows("validation")
         lenience = self._absent.lenience if self._absent is not None else None
-        found = self._drift.chunks(self._scorer.embeddings(rows, first, lenience))
-        scored = self._scorer.scored(found)
+        chunks_ = self._drift.chunks(self._scorer.embeddings(rows, first, lenience))
+        scored = self._scorer.scored(chunks_)
         if len(rows):
             metrics.update(measured(party, {"validation": (rows, scored.outputs)}))
         return StepKey(first.phase, first.round, first.batch + scored.steps)

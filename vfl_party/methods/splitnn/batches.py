@@ -101,13 +101,13 @@ class Batches:
         """Returns the batches of a round in order, each cut into ``micro_batches`` parts, the
         larger ones first.
         """
-        found, first = [], 0
+        planned, first = [], 0
         own = self._party.own_rows
         for rows, last in self._of(round_):
             parts = self._cut_up(rows)
-            found.append(Batch(own(rows), [own(each) for each in parts], first, last))
+            planned.append(Batch(own(rows), [own(part) for part in parts], first, last))
             first += len(parts)
-        return found
+        return planned
 
     def exchanged(self, round_: int) -> list[Rows]:
         """Returns the rows of each exchange of a round, in order, as all parties count them."""
@@ -171,11 +171,11 @@ class Batches:
 
     def _count(self, epoch: int) -> int:
         """Returns how many batches of an epoch begin before ``max_bytes`` have crossed."""
-        most = self._settings.max_bytes
-        if most is None:
+        max_bytes = self._settings.max_bytes
+        if max_bytes is None:
             return len(self._sizes)
         before = accumulate(self._bytes, initial=epoch * sum(self._bytes))
-        return sum(sent < most for sent, _ in zip(before, self._bytes, strict=False))
+        return sum(sent < max_bytes for sent, _ in zip(before, self._bytes, strict=False))
 
     def _epoch(self, epoch: int) -> list[Rows]:
         rows = self._party.joint_rows("train")

@@ -29,8 +29,10 @@ def columns_of(inputs: tuple[Tensor, ...]) -> Tensor:
     """Returns an encoder's inputs as numbers [B, F]; a category is as many numbers as its column
     has at most.
     """
-    hot = [each if each.is_floating_point() else functional.one_hot(each) for each in inputs]
-    return torch.cat([each.flatten(1).to(real()) for each in hot], dim=1)
+    hot = [
+        tensor if tensor.is_floating_point() else functional.one_hot(tensor) for tensor in inputs
+    ]
+    return torch.cat([tensor.flatten(1).to(real()) for tensor in hot], dim=1)
 
 
 def labels_of(y_B: Tensor) -> Tensor:
@@ -61,8 +63,8 @@ def log_dcor(z_BD: Tensor, x_BF: Tensor) -> Tensor:
 def gradient(z_BD: Tensor, x_BF: Tensor, weight: float) -> Tensor:
     """Returns the gradient [B, D] of ``weight`` · log dCor(z, x) with respect to z."""
     leaf_BD = z_BD.detach().requires_grad_()
-    (found,) = torch.autograd.grad(weight * log_dcor(leaf_BD.to(real()), x_BF), leaf_BD)
-    return found
+    (gradient_BD,) = torch.autograd.grad(weight * log_dcor(leaf_BD.to(real()), x_BF), leaf_BD)
+    return gradient_BD
 
 
 def with_labels(

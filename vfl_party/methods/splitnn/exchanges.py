@@ -17,7 +17,7 @@ LABELS = "labels"
 def embedding(settings: SplitNNSettings) -> Exchange:
     """Declares a batch's embeddings up, and the gradients of the loss with respect to them down."""
     learnt = f"learnt with NoPeek, λ = {settings.nopeek:g}" if settings.nopeek else ""
-    how = "; ".join(each for each in (drawn(settings), learnt) if each)
+    how = "; ".join(text for text in (drawn(settings), learnt) if text)
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")}, how=how)
     through = noise("iso", amplifier=settings.iso)
     how = f"with that of dCor(z, y), λ = {settings.dcor:g}" if settings.dcor else ""

@@ -58,12 +58,12 @@ class Ring:
     def state(self) -> dict[str, Any]:
         slots = {
             str(slot): {
-                "rows": torch.from_numpy(each.rows),
-                "z": dict(each.z),
-                "dz": dict(each.dz),
-                "place": list(each.place),
+                "rows": torch.from_numpy(swapped.rows),
+                "z": dict(swapped.z),
+                "dz": dict(swapped.dz),
+                "place": list(swapped.place),
             }
-            for slot, each in self._slots.items()
+            for slot, swapped in self._slots.items()
         }
         return {"exchanges": self._exchanges, "slots": slots}
 
@@ -71,9 +71,12 @@ class Ring:
         self._exchanges = tree["exchanges"]
         self._slots = {
             int(slot): Swapped(
-                each["rows"].cpu().numpy(), each["z"], each["dz"], tuple(each["place"])
+                slot_tree["rows"].cpu().numpy(),
+                slot_tree["z"],
+                slot_tree["dz"],
+                tuple(slot_tree["place"]),
             )
-            for slot, each in tree["slots"].items()
+            for slot, slot_tree in tree["slots"].items()
         }
 
 
@@ -88,8 +91,8 @@ class Local(ABC):
         """Makes the updates that follow the exchange of a batch, which had these parts."""
         swapped = Swapped(
             rows,
-            {name: z.detach() for name, z in _joined([each.z for each in parts]).items()},
-            _joined([each.dz for each in parts]),
+            {name: z.detach() for name, z in _joined([part.z for part in parts]).items()},
+            _joined([part.dz for part in parts]),
             parts[0].place,
         )
         if self._ring is None:
@@ -97,8 +100,8 @@ class Local(ABC):
                 self._again(swapped, None)
             return
         assert self._settings.cache is not None  # noqa: S101 - there is a ring
-        for each in self._ring.put(swapped):
-            self._again(each, self._settings.cache.threshold)
+        for earlier in self._ring.put(swapped):
+            self._again(earlier, self._settings.cache.threshold)
 
     def _again(self, swapped: Swapped, threshold: float | None) -> None:
         self._training.zero_grad()
@@ -155,13 +158,13 @@ class ActiveLocal(Local):
             for z in z_BD:
                 z.requires_grad_()
         combined = [
-            combine(rule, each)
-            for each in self._sets.embeddings(sets, own, others) or [[*own, *z_BD]]
+            combine(rule, embeddings)
+            for embeddings in self._sets.embeddings(sets, own, others) or [[*own, *z_BD]]
         ]
-        outputs = [party.outputs(each) for each in combined]
+        outputs = [party.outputs(value) for value in combined]
         loss_of = loss_fn(party.recipe.task)
         weights = None if self._weights is None else party.take(self._weights, swapped.rows)
-        loss = summed([loss_of(each, y_B, weights) for each in outputs], sets)
+        loss = summed([loss_of(output, y_B, weights) for output in outputs], sets)
         if threshold is None:
             loss.backward()  # type: ignore[no-untyped-call]
             return
@@ -173,7 +176,7 @@ class ActiveLocal(Local):
         w_B1 = row_weights(
             torch.cat(now, dim=1), torch.cat(list(swapped.dz.values()), dim=1), threshold
         )
-        backward(torch.cat(outputs), torch.cat([w_B1 * each for each in of_outputs]))
+        backward(torch.cat(outputs), torch.cat([w_B1 * gradient for gradient in of_outputs]))
 
 
 def _joined(parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
@@ -181,7 +184,7 @@ def _joined(parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
     first, *others = parts
     if not others:
         return first
-    return {name: torch.cat([each[name] for each in parts]) for name in first}
+    return {name: torch.cat([part[name] for part in parts]) for name in first}
 
 
 def row_weights(now_BD: Tensor, stale_BD: Tensor, threshold: float) -> Tensor:

@@ -34,18 +34,23 @@ class Copies:
 
     def __init__(self, encoder: nn.Module, count: int, *, predicts: bool) -> None:
         self._own: list[Tensor] = list(encoder.parameters())
-        place = {id(each): n for n, each in enumerate(self._own)}
+        place = {id(parameter): n for n, parameter in enumerate(self._own)}
         self._slots = [
-            (module._parameters, name, place[id(each)])
+            (module._parameters, name, place[id(parameter)])
             for module in encoder.modules()
-            for name, each in module._parameters.items()
-            if each is not None
+            for name, parameter in module._parameters.items()
+            if parameter is not None
         ]
         self._free = deque(
-            [each.detach().clone().requires_grad_(each.requires_grad) for each in self._own]
+            [
+                parameter.detach().clone().requires_grad_(parameter.requires_grad)
+                for parameter in self._own
+            ]
             for _ in range(count)
         )
-        self.last_update = [torch.zeros_like(each) for each in self._own] if predicts else None
+        self.last_update = (
+            [torch.zeros_like(parameter) for parameter in self._own] if predicts else None
+        )
 
     def take(self, ahead: int) -> list[Tensor]:
         """Returns a copy of the parameters as they are now; it is overwritten when ``count`` others
@@ -54,13 +59,13 @@ class Copies:
         ``ahead``: how many updates come before the one that uses it; so many of the last one are
         added if wanted.
         """
-        found = self._free[0]
+        copy = self._free[0]
         self._free.rotate(-1)
         with torch.no_grad():
-            torch._foreach_copy_(found, self._own)
+            torch._foreach_copy_(copy, self._own)
             if self.last_update is not None and ahead:
-                torch._foreach_add_(found, self.last_update, alpha=ahead)
-        return found
+                torch._foreach_add_(copy, self.last_update, alpha=ahead)
+        return copy
 
     @contextmanager
     def updated(self) -> Iterator[None]:
@@ -159,7 +164,7 @@ class Pipe:
             if planned.last:
                 training.end_epoch()
             party.tick(self._name, round_, rounds, batch + 1, len(batches))
-        return len(batches), sum(len(each.parts) for each in batches)
+        return len(batches), sum(len(planned_batch.parts) for planned_batch in batches)
 
     def _send(self, round_: int, batch: Batch, ahead: int) -> _Sent:
         """Sends a batch's embeddings, each part as soon as it is computed; ``ahead``: batches that
@@ -203,10 +208,12 @@ class Pipe:
             self._local.update(batch.rows, parts)
 
     def state(self) -> dict[str, Any]:
-        found = {} if self._local is None else self._local.state()
+        tree = {} if self._local is None else self._local.state()
         last = self._last_update if self._copies is None else self._copies.last_update
-        return found | (
-            {} if last is None else {"last_update": {str(n): each for n, each in enumerate(last)}}
+        return tree | (
+            {}
+            if last is None
+            else {"last_update": {str(n): tensor for n, tensor in enumerate(last)}}
         )
 
     def load_state(self, tree: dict[str, Any]) -> None:

@@ -107,7 +107,7 @@ class SplitNNSettings(TrainingSettings, OwnOptimizers, SetSettings):
             return "late_policy needs parties that hold all rows"
         if self.max_bytes is not None:
             return "max_bytes needs batches of equal size at all parties"
-        name = next((each for each in ("nopeek", "dcor") if getattr(self, each)), None)
+        name = next((key for key in ("nopeek", "dcor") if getattr(self, key)), None)
         if name is not None:
             return f"{name} needs batches of several rows, but a party may hold only one of a batch"
         return "local_updates and cache need batches that all parties hold" * self.local
@@ -173,18 +173,18 @@ class SplitNNSettings(TrainingSettings, OwnOptimizers, SetSettings):
 
     def _check_plateaus(self) -> None:
         """Raises ValueError if a schedule waits for verdicts that never come, or come too late."""
-        for each in (self.optimizer, *self.optimizers.values()):
-            if each.schedule != "plateau":
+        for optimizer in (self.optimizer, *self.optimizers.values()):
+            if optimizer.schedule != "plateau":
                 continue
             if self.early_stopping is None:
                 raise ValueError(
                     'schedule = "plateau" follows the validations of early_stopping. Add '
                     "early_stopping."
                 )
-            if each.plateau_patience >= self.early_stopping.patience:
+            if optimizer.plateau_patience >= self.early_stopping.patience:
                 raise ValueError(
                     "plateau_patience must be less than early_stopping.patience = "
                     f"{self.early_stopping.patience}, after which the phase ends (got "
-                    f"{each.plateau_patience}). Lower plateau_patience, or raise "
+                    f"{optimizer.plateau_patience}). Lower plateau_patience, or raise "
                     "early_stopping.patience."
                 )

@@ -19,13 +19,13 @@ def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
     stops = settings.early_stopping is not None
     batches = Batches(party, name, settings)
     # Nothing crosses from and to a party that is away.
-    fewer = stops or settings.late_policy != "wait"
+    may_end_early = stops or settings.late_policy != "wait"
     occurrences = _occurrences(party, name, batches, settings)
     # A part has at least one row.
     parts = min(settings.micro_batches, settings.batch_size)
     return Traffic(
         occurrences,
-        may_end_early=fewer,
+        may_end_early=may_end_early,
         in_flight=settings.in_flight * parts,
         parts=parts,
         bound=party.bound,

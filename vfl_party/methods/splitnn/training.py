@@ -158,14 +158,14 @@ def _of_row(party: Party, phase: str) -> str:
     """
     where = f"recipe: phases: {phase}: transforms"
     uses = [
-        each
+        transform
         for settings in party.recipe.phases
         if settings.name == phase
-        for each in settings.transforms
+        for transform in settings.transforms
     ]
     mine = [
-        each.kind
-        for each in uses
-        if each.sent_by == party.role == "passive" and each.exchange == "embedding"
+        transform.kind
+        for transform in uses
+        if transform.sent_by == party.role == "passive" and transform.exchange == "embedding"
     ]
     return next((kind for kind in mine if transforms.load(kind, where).of_row), "")

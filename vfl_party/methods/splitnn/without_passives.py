@@ -39,7 +39,7 @@ class Absent:
             settings.late_policy,
             party.recipe.model.combine,
         )
-        self._names = [each.name for each in party.recipe.passives]
+        self._names = [passive.name for passive in party.recipe.passives]
         self._widths, self._stand_ins = party.widths, learnt_stand_ins(party.models)
         # An active party without features cannot learn from nobody.
         self._allowed = Lenience(
@@ -69,8 +69,8 @@ class Absent:
         if self.lenience is None:
             self.lenience = self._allowed
             self._party.lenient(True)
-        found: dict[str, Tensor | None] = {name: z_BD.get(name) for name in self._names}
-        missing = [name for name, z in found.items() if z is None]
+        embeddings: dict[str, Tensor | None] = {name: z_BD.get(name) for name in self._names}
+        missing = [name for name, z in embeddings.items() if z is None]
         self._missed.update(missing)
         gone, back = self._absences.note(step, missing)
         for name in gone:
@@ -85,8 +85,8 @@ class Absent:
             log.info("%s is back at %s", name, _place(step), extra={"event": "back", "back": name})
             self._show("back", name, step)
         if self._cache is not None:
-            found = self._cache.filled(found, rows)
-        return others(self._policy, self._rule, own, found, self._widths, self._stand_ins)
+            embeddings = self._cache.filled(embeddings, rows)
+        return others(self._policy, self._rule, own, embeddings, self._widths, self._stand_ins)
 
     def _show(self, event: str, name: str, step: StepKey) -> None:
         """Shows who comes and goes; not each time if a party is late again and again."""

@@ -72,10 +72,10 @@ class ActiveStudent(Phase):
             done, loss = learner.run(tick)
             steps += done
             metrics[f"train {who}"] = {"loss": loss}
-            found = self._measured(who, ("validation",))
-            metrics |= found
-            if found:
-                learner.judge(found[f"validation {who}"])
+            validation = self._measured(who, ("validation",))
+            metrics |= validation
+            if validation:
+                learner.judge(validation[f"validation {who}"])
         if all(learner.over for learner in self._learners.values()):
             return self._ended(steps, metrics)
         return RoundReport(steps, metrics, judged=self._judged)
@@ -87,8 +87,8 @@ class ActiveStudent(Phase):
 
     def _left(self) -> int:
         """Returns how many epochs of all models the round has at most."""
-        most = self._settings.validate_every
-        return sum(not learner.over for learner in self._learners.values()) * most
+        epochs = self._settings.validate_every
+        return sum(not learner.over for learner in self._learners.values()) * epochs
 
     @torch.no_grad()
     def _ask(self) -> RoundReport:
@@ -105,10 +105,10 @@ class ActiveStudent(Phase):
             if self._settings.match:
                 rule = party.recipe.model.combine
                 all_BD = [
-                    [*each.own, *(z for z in each.others.values() if z is not None)]
-                    for each in chunks
+                    [*chunk.own, *(z for z in chunk.others.values() if z is not None)]
+                    for chunk in chunks
                 ]
-                joint = torch.cat([combine(rule, each) for each in all_BD])
+                joint = torch.cat([combine(rule, row_BD) for row_BD in all_BD])
             self._answers = Answers(rows, outputs, joint)
         self._teach()
         self._owed = True
@@ -134,8 +134,8 @@ class ActiveStudent(Phase):
         )
         if self._settings.together:
             names[TOGETHER] = {s: (self._party.rows(s), y) for s, y in self._together.items()}
-        for who, found in names.items():
-            predictions |= {f"{s} {who}": each for s, each in found.items() if len(each[0])}
+        for who, outputs in names.items():
+            predictions |= {f"{s} {who}": result for s, result in outputs.items() if len(result[0])}
         metrics |= measured(self._party, predictions)
         note = self._words(epochs, metrics)
         return RoundReport(
@@ -148,21 +148,25 @@ class ActiveStudent(Phase):
         """Returns {split: (its rows, the outputs of a model for them)}."""
         scorer = SoloScorer(self._party, self._learners[who].model)
         rows = {split: self._party.rows(split) for split in splits or self._settings.splits}
-        return {split: (each, scorer.outputs(each)) for split, each in rows.items()}
+        return {
+            split: (split_rows, scorer.outputs(split_rows)) for split, split_rows in rows.items()
+        }
 
     def _measured(self, who: str, splits: tuple[str, ...]) -> dict[str, dict[str, float]]:
-        found = {f"{split} {who}": each for split, each in self._outputs(who, splits).items()}
-        return measured(self._party, found)
+        predictions = {
+            f"{split} {who}": result for split, result in self._outputs(who, splits).items()
+        }
+        return measured(self._party, predictions)
 
     def _words(self, epochs: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]) -> str:
         """Says with which weights the models end, and how much of the gap the student closes."""
         early = [f"{who} {count}" for who, count in epochs.items()]
-        kept = f"{self.name} keeps the weights after epochs: {', '.join(early)}"
+        note = f"{self.name} keeps the weights after epochs: {', '.join(early)}"
         of = [metrics.get(f"test {who}", {}) for who in (ALONE, STUDENT, TOGETHER)]
         if not all(of):
-            return kept
-        name = next((each for each in ("auc", "accuracy", "rmse") if each in of[0]), "loss")
-        alone, student, together = (each[name] for each in of)
+            return note
+        name = next((metric for metric in ("auc", "accuracy", "rmse") if metric in of[0]), "loss")
+        alone, student, together = (metrics_[name] for metrics_ in of)
         task = self._party.recipe.task
         gap = (alone - together) if lower_is_better(task, name) else (together - alone)
         gained = (alone - student) if lower_is_better(task, name) else (student - alone)
@@ -174,7 +178,7 @@ class ActiveStudent(Phase):
             else ": the student closes no gap"
         )
         return (
-            f"{kept}; test {name}: alone {alone:.4g}, student {student:.4g}, together "
+            f"{note}; test {name}: alone {alone:.4g}, student {student:.4g}, together "
             f"{together:.4g}{closed}"
         )
 
@@ -197,7 +201,7 @@ class ActiveStudent(Phase):
             rows = self._party.rows("aligned")
             self._answers = Answers(rows, tree["outputs"].to(device), joint)
             self._teach()
-        self._together = {split: each.to(device) for split, each in tree["together"].items()}
+        self._together = {split: outputs.to(device) for split, outputs in tree["together"].items()}
         for who, state in tree["learners"].items():
             self._learners[who].load_state(state)
         if tree["alone"] is not None:
@@ -208,8 +212,8 @@ def _check(party: Party, name: str, settings: StudentSettings) -> None:
     """Raises InputError if there is nothing to teach, or nobody to learn from."""
     where = f"recipe: phases: {name}"
     phases = party.course.phases
-    at = next(place for place, each in enumerate(phases) if each.name == name)
-    if not any(each.method.follows(each.settings) is not None for each in phases[:at]):
+    at = next(place for place, listed in enumerate(phases) if listed.name == name)
+    if not any(earlier.method.follows(earlier.settings) is not None for earlier in phases[:at]):
         raise InputError(
             Code.CONFIG_INVALID,
             f"{where}: no earlier phase trains the joint model that is the teacher. Put splitnn, "

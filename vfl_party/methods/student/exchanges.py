@@ -37,8 +37,8 @@ def kept_at(party: Party, phase: str, settings: StudentSettings) -> StepKey:
 
 def traffic(party: Party, phase: str, settings: StudentSettings) -> Traffic:
     """See ``Method.traffic``."""
-    exchange, step, found = embeddings(party), 0, list[Occurrence]()
+    exchange, step, occurrences = embeddings(party), 0, list[Occurrence]()
     for rows in asked(party, settings).values():
-        found += scoring_traffic(party, phase, exchange, ASK, step, rows)
+        occurrences += scoring_traffic(party, phase, exchange, ASK, step, rows)
         step += len(chunks(rows))
-    return Traffic([*found, Occurrence.of(KEPT, kept_at(party, phase, settings))])
+    return Traffic([*occurrences, Occurrence.of(KEPT, kept_at(party, phase, settings))])

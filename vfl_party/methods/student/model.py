@@ -25,8 +25,8 @@ class Student(nn.Module):
         self.encoder, self.top, self.match = encoder, top, match
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        found: Tensor = self.top(self.encoder(*inputs))
-        return found
+        outputs: Tensor = self.top(self.encoder(*inputs))
+        return outputs
 
     def parts(self, precision: Precision, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns the outputs, and the embedding as ``match`` maps it, both in ``precision``."""
@@ -58,5 +58,7 @@ def build_student(settings: StudentSettings, make: MakeEncoder) -> Student:
                 "model combines the embeddings, so there is no joint representation. Remove "
                 "match, or choose another combine.",
             )
-        widths = [recipe.embedding_size(each.name) for each in recipe.parties if each.features]
+        widths = [
+            recipe.embedding_size(member.name) for member in recipe.parties if member.features
+        ]
         return Student(encoder, top, nn.Linear(width, combined_size(rule, widths)))

@@ -138,27 +138,27 @@ class Learner:
         at = np.flatnonzero(np.isin(batch, self.answers.rows))
         places = np.searchsorted(self.answers.rows, batch[at])
         if settings.weight:
-            given = party.take(self.answers.outputs, places)
+            teacher = party.take(self.answers.outputs, places)
             task, mine = party.recipe.task, party.take(outputs, at)
-            each = distance(task, settings.temperature, mine, given)
-            total = total + settings.weight * each.sum() / len(batch)
+            distance_B = distance(task, settings.temperature, mine, teacher)
+            total = total + settings.weight * distance_B.sum() / len(batch)
         if mapped is not None and self.answers.joint is not None:
             joint = party.take(self.answers.joint, places)
-            each = (party.take(mapped, at) - joint).square().mean(dim=1)
-            total = total + settings.match * each.sum() / len(batch)
+            distance_B = (party.take(mapped, at) - joint).square().mean(dim=1)
+            total = total + settings.match * distance_B.sum() / len(batch)
         return total
 
-    def judge(self, found: Mapping[str, float]) -> None:
+    def judge(self, metrics: Mapping[str, float]) -> None:
         """Judges a validation, whose metrics are ``found``, and keeps the best weights."""
         rule = self._settings.early_stopping
         if rule is None:
             return
-        value = judged_value(self._phase, rule, found)
+        value = judged_value(self._phase, rule, metrics)
         task = self._party.recipe.task
         if not self._best or is_better(task, rule, value, self._best["value"]):
             self._best = {"value": value, "epochs": self.done}
             self._best_weights = {
-                name: each.detach().clone() for name, each in self.model.state_dict().items()
+                name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()
             }
         waited = -(-(self.done - self._best["epochs"]) // self._settings.validate_every)
         self._stopped = waited >= rule.patience

@@ -75,12 +75,12 @@ def make_augment(
     ``pool_rows``: the party's own training rows, from which corruption takes its replacement
     values.
     """
-    found: Augment
+    augment: Augment
     if len(features.spec.shape) == 3:
-        found = ImageAugment(settings)
+        augment = ImageAugment(settings)
     else:
-        found = TableAugment(settings, features, torch.as_tensor(pool_rows))
+        augment = TableAugment(settings, features, torch.as_tensor(pool_rows))
     if features.noted is None:
-        return found
+        return augment
     views = Views(settings.model_dump_json(), np.asarray(pool_rows))
-    return _Noting(found, features.noted, views)
+    return _Noting(augment, features.noted, views)

@@ -18,13 +18,13 @@ def check_keys(party: Party, phase: str, settings: AugmentSettings | SupervisedA
     """
     names = settings.parties if isinstance(settings, SupervisedAugment) else ()
     kinds: set[bool] = set()
-    for each in party.recipe.parties:
-        if not each.features or (names and each.name not in names):
+    for member in party.recipe.parties:
+        if not member.features or (names and member.name not in names):
             continue
-        if each.name == party.name and party.features is not None:
+        if member.name == party.name and party.features is not None:
             kinds.add(len(party.features.spec.shape) == 3)
         else:
-            encoder = each.encoder or party.recipe.model.encoder
+            encoder = member.encoder or party.recipe.model.encoder
             kinds |= _OF.get(encoder.kind, {True, False})
     for key in sorted(settings.model_fields_set - {"parties"}):
         images = key not in OF_TABLES

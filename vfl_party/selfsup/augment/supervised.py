@@ -29,7 +29,7 @@ class BatchViews:
         self._party, self._phase = party, phase
         self._augment: Augment | None = None
         where = f"recipe: phases: {phase}: augment"
-        with_features = [each.name for each in party.recipe.parties if each.features]
+        with_features = [member.name for member in party.recipe.parties if member.features]
         unknown = next((name for name in settings.parties if name not in with_features), None)
         if unknown is not None:
             raise InputError(
@@ -59,8 +59,8 @@ class BatchViews:
         it is, in numbers.
         """
         party = self._party
-        found = party.need_features().inputs(rows)
+        inputs = party.need_features().inputs(rows)
         if self._augment is None:
-            return found
+            return inputs
         seed = derive_seed(party.own_seed, "augment", self._phase, party.name, *place)
-        return self._augment.one_view(found, generator(seed))
+        return self._augment.one_view(inputs, generator(seed))

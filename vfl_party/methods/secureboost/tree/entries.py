@@ -68,7 +68,7 @@ class Layout:
     @property
     def entries(self) -> list[SplitEntry]:
         """Returns all in order."""
-        return [*self.numbers, *(entry for each in self.sets for entry in each)]
+        return [*self.numbers, *(entry for set_ in self.sets for entry in set_)]
 
     def left(self, columns: list[Column], flags: npt.NDArray[np.bool_]) -> tuple[int, list[bool]]:
         """Returns the column of a split and for each of its codes whether it goes left.
@@ -85,17 +85,17 @@ class Layout:
                 code < entry.below or (entry.missing and code > len(cuts)) for code in range(size)
             ]
         at = numbers
-        for each in self.sets:
-            own = flags[at : at + len(each)]
+        for set_ in self.sets:
+            own = flags[at : at + len(set_)]
             if own.any():
-                return each[0].column, own.tolist()
-            at += len(each)
+                return set_[0].column, own.tolist()
+            at += len(set_)
         raise ValueError("no entry is chosen")
 
 
 def plan_of(columns: list[Column], layout: Layout) -> Plan:
     """Returns how the sums of a layout's entries are made."""
-    found = [
+    rows = [
         (
             entry.column,
             BELOW_AND_LAST if entry.missing else BELOW,
@@ -105,7 +105,7 @@ def plan_of(columns: list[Column], layout: Layout) -> Plan:
         for entry in layout.numbers
     ] + [
         (entry.column, SINGLE, entry.below, columns[entry.column].size - 1)
-        for each in layout.sets
-        for entry in each
+        for set_ in layout.sets
+        for entry in set_
     ]
-    return Plan.of(np.array(found, np.int32).reshape(-1, 4))
+    return Plan.of(np.array(rows, np.int32).reshape(-1, 4))

@@ -38,8 +38,8 @@ class Split:
         """Returns whether each row goes left."""
         codes_B = codes_BF[:, self.column]
         known = np.array(self.left, bool)[codes_B.clip(min=0)]
-        found: npt.NDArray[np.bool_] = np.where(codes_B == ELSEWHERE, self.default, known)
-        return found
+        left: npt.NDArray[np.bool_] = np.where(codes_B == ELSEWHERE, self.default, known)
+        return left
 
 
 @dataclass
@@ -67,18 +67,22 @@ class Forest(nn.Module):
         """Returns the gain of each own column; at a passive party, which knows no gains, how many
         splits it has.
         """
-        found: dict[str, float] = {}
+        gains: dict[str, float] = {}
         for tree in self.trees:
             for node, split in tree.splits.items():
                 name = self.columns[split.column].name
-                found[name] = found.get(name, 0.0) + tree.gains.get(node, 1.0)
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+                gains[name] = gains.get(name, 0.0) + tree.gains.get(node, 1.0)
+        return dict(sorted(gains.items(), key=lambda item: -item[1]))
 
     def get_extra_state(self) -> Tensor:
         """Returns columns and trees as bytes of JSON."""
         trees = [[_written(part) for part in asdict(tree).values()] for tree in self.trees]
         text = json.dumps(
-            {"columns": [asdict(each) for each in self.columns], "base": self.base, "trees": trees}
+            {
+                "columns": [asdict(column) for column in self.columns],
+                "base": self.base,
+                "trees": trees,
+            }
         )
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
@@ -88,12 +92,12 @@ class Forest(nn.Module):
             tree = json.loads(bytes(state.numpy()))
             self.columns = [
                 Column(
-                    each["name"],
-                    None if each["cuts"] is None else tuple(each["cuts"]),
-                    each["missing"],
-                    tuple(each["categories"]),
+                    column["name"],
+                    None if column["cuts"] is None else tuple(column["cuts"]),
+                    column["missing"],
+                    tuple(column["categories"]),
                 )
-                for each in tree["columns"]
+                for column in tree["columns"]
             ]
             self.base = tree["base"]
             self.trees = []

@@ -55,7 +55,7 @@ class Gains:
 
     def leaf(self, node: Sums) -> float:
         """Returns the value of a leaf, with the learning rate."""
-        g, h = (float(self._fixed.doubles(each)[0]) for each in (node.g, node.h))
+        g, h = (float(self._fixed.doubles(sums_)[0]) for sums_ in (node.g, node.h))
         return -self._rate * g / (h + self._lambda) if h + self._lambda > 0.0 else 0.0
 
     def weight(self, node: Sums) -> float:
@@ -91,8 +91,8 @@ class Gains:
         empty = (left.h <= 0) | (right.h <= 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             score = [
-                doubles(each.g) ** 2 / (doubles(each.h) + self._lambda)
-                for each in (left, right, node)
+                doubles(sums_.g) ** 2 / (doubles(sums_.h) + self._lambda)
+                for sums_ in (left, right, node)
             ]
         return np.where(light | empty, -np.inf, 0.5 * (score[0] + score[1] - score[2]))
 

@@ -59,8 +59,8 @@ class Fixed:
     @classmethod
     def of(cls, g_N: Doubles, h_N: Doubles) -> Fixed:
         """Returns as many bits as leave room for the sums of all rows."""
-        most = max(float(np.abs(g_N).max(initial=0.0)), float(h_N.max(initial=0.0)), 2.0**-20)
-        return cls(min(MOST_FRACTION, SUM_BITS - math.frexp(most * max(1, len(g_N)))[1]))
+        largest = max(float(np.abs(g_N).max(initial=0.0)), float(h_N.max(initial=0.0)), 2.0**-20)
+        return cls(min(MOST_FRACTION, SUM_BITS - math.frexp(largest * max(1, len(g_N)))[1]))
 
     def integers(self, values_N: Doubles) -> Integers:
         """Returns the whole numbers nearest to the values."""
