@@ -135,7 +135,7 @@ def test_who_is_not_drawn_does_nothing_in_a_round(tmp_path: Path) -> None:
     assert course.draw.number == 2
     per = course.steps_per_epoch
     for name in course.parties:
-        turns = [round_ for round_ in range(8) if name in course.drawn(round_)]
+        turns = [round_ for round_ in range(8) if name in course.participants(round_)]
         takes = [round_ for round_ in range(8) if name in course.takers(round_)]
         idle = course.idle(name)
         assert not set(idle) & {0, *turns, *takes}
@@ -169,13 +169,13 @@ def settings_of(made: Recipe) -> MocoSFLSettings:
 def test_auto_adjust_is_that_of_the_released_code(
     parties: int, batch: int, averages: int, drawn: int
 ) -> None:
-    found = MocoSFLSettings(auto_adjust=True).adjusted(parties)
+    found = MocoSFLSettings(auto_adjust=True).adjust(parties)
     assert (found.batch_size, found.averages_per_epoch) == (batch, averages)
     assert round(found.sample * parties) == drawn
     written = MocoSFLSettings(auto_adjust=True, averages_per_epoch=2, sample=0.5)
-    assert written.adjusted(parties).averages_per_epoch == 2
-    assert written.adjusted(parties).sample == 0.5
-    assert MocoSFLSettings().adjusted(parties) == MocoSFLSettings()
+    assert written.adjust(parties).averages_per_epoch == 2
+    assert written.adjust(parties).sample == 0.5
+    assert MocoSFLSettings().adjust(parties) == MocoSFLSettings()
 
 
 def test_auto_adjust_trains_as_if_its_numbers_were_written(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from vfl_party.base.seeds import split_rows
 from vfl_party.data.rows import prepare
 from vfl_party.data.table import Categories, Table
 from vfl_party.homomorphic.none import PlainAdder, PlainKeys
-from vfl_party.homomorphic.sums import SummingHere, summed
+from vfl_party.homomorphic.sums import SummingHere, sum_entries
 from vfl_party.methods.secureboost import active, common, descent, guard, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
 from vfl_party.methods.secureboost.joint_walk import Walk
@@ -300,7 +300,7 @@ def test_columns_that_offer_too_many_splits_are_refused_at_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path)
-    monkeypatch.setattr(common, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(common, "MAX_ENTRIES", 5)
     refused(tmp_path, recipe(bins=7), "p1")
 
 
@@ -319,7 +319,7 @@ def peer_fails(folder: Path, made: Recipe) -> str:
 
 
 def test_sizes_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(passive.Shuffled):
+    class Wrong(passive.ShuffledEntries):
         def __init__(self, layout: Layout, columns: list[Column]) -> None:
             super().__init__(layout, columns)
             self.sizes = [1 << 40, *self.sizes[1:]]
@@ -545,28 +545,28 @@ def test_the_fewest_rows_of_a_side_follow_from_the_recipe(
 ) -> None:
     settings = SecureBoostSettings.model_validate(phase)
     of = TaskSettings(kind=task, classes=3 if task == "multiclass" else None)
-    assert guard.fewest_rows(of, settings, 100, sides) == rows
+    assert guard.min_rows(of, settings, 100, sides) == rows
 
 
 def test_an_interruption_is_no_new_question(tmp_path: Path) -> None:
     """What was answered is known after a restart, even if the last line is torn; the same question
     is free.
     """
-    first = guard.Answered()
+    first = guard.AnswerLog()
     first.keep(tmp_path)
     assert first.same("secureboost/tree-0/0", b"rows", b"bits")
     assert first.same("secureboost/tree-0/1", b"rows", b"bits")
     file = tmp_path / guard.FILE
     assert file.stat().st_mode & 0o777 == 0o600
     file.write_text(file.read_text()[:-9])
-    again = guard.Answered()
+    again = guard.AnswerLog()
     again.keep(tmp_path)
     assert again.same("secureboost/tree-0/0", b"rows", b"bits")
     assert not again.same("secureboost/tree-0/0", b"rows", b"others")
     assert not again.same("secureboost/tree-0/0", b"rowsb", b"its")
     # That line was torn: nobody knows it any more.
     assert again.same("secureboost/tree-0/1", b"rows", b"others")
-    once_more = guard.Answered()
+    once_more = guard.AnswerLog()
     once_more.keep(tmp_path)
     assert not once_more.same("secureboost/tree-0/1", b"rows", b"bits")
 
@@ -581,13 +581,13 @@ def test_an_interruption_is_no_new_question(tmp_path: Path) -> None:
 def test_other_splits_after_an_interruption_are_refused(
     slot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = guard.Answered.keep
+    real = guard.AnswerLog.keep
 
     def returned(self: Any, folder: Path) -> None:
         (folder / guard.FILE).write_text(f"secureboost/{slot} {'0' * 64}\n")
         real(self, folder)
 
-    monkeypatch.setattr(guard.Answered, "keep", returned)
+    monkeypatch.setattr(guard.AnswerLog, "keep", returned)
     peer_fails(tmp_path, recipe())
 
 
@@ -655,7 +655,7 @@ def test_more_splits_than_declared_are_refused(
     from the winners.
     """
 
-    class Inventive(passive.Shuffled):
+    class Inventive(passive.ShuffledEntries):
         def __init__(self, layout: Layout, columns: list[Column]) -> None:
             super().__init__(layout, columns)
             self.order += self.order
@@ -819,10 +819,10 @@ def test_entries_sum_prefixes_with_and_without_missing_and_single_categories() -
     assert layout.sizes == (5, 2)
     codes = np.array([[0, 0], [1, 1], [2, 0], [3, 1]], np.int8)
     pairs = np.array([[1, 1], [10, 1], [100, 1], [1000, 1]])
-    got = summed(PlainAdder(), pairs, np.arange(4), codes, plan_of(columns, layout))
+    got = sum_entries(PlainAdder(), pairs, np.arange(4), codes, plan_of(columns, layout))
     assert got[:, 0].tolist() == [1, 11, 1001, 1011, 111, 101, 1010]
     flags = np.array([False, False, True, True, False, False, False])
-    assert layout.left(columns, flags) == (0, [True, False, False, True])
+    assert layout.choose_left(columns, flags) == (0, [True, False, False, True])
 
 
 def test_of_two_brothers_the_one_with_fewer_rows_is_summed() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-# Arrays begin at its multiples.
+# Arrays begin at multiples of this number of bytes.
 _STEP = 64
 
 
@@ -31,7 +31,7 @@ class Place:
     rows: int
     width: int
 
-    def written(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Returns it for a message."""
         return np.array(astuple(self), np.int64).tobytes()
 

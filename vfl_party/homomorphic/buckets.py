@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from vfl_party.homomorphic.scheme import Adder, Held, Integers
 
-# Places in the groups of one call: their numbers fit into memory.
+# The most places in the groups of one call, so that their numbers fit into memory.
 _AT_ONCE = 1 << 21
 Codes = npt.NDArray[np.int8]
 
@@ -35,14 +35,14 @@ class Groups:
         """Groups ``places`` by their keys, in the order of the keys; ``first`` is added to each
         group's key.
         """
-        # Of 16 bits in linear time.
+        # NumPy sorts 16-bit keys in linear time.
         order = np.argsort(keys_P, kind="stable")
         sorted_P = keys_P[order]
         ends = np.flatnonzero(np.diff(sorted_P, append=-1)) + 1
         return cls(places[order], ends, sorted_P[ends - 1].astype(np.int64) + first)
 
     @classmethod
-    def joined(cls, parts: list[Groups]) -> Groups:
+    def concatenate(cls, parts: list[Groups]) -> Groups:
         """Returns all groups, one after the other."""
         shifts = np.cumsum([0, *(len(group.places) for group in parts)])
         return cls(
@@ -60,7 +60,7 @@ def bucket_sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size:
     ``codes_NF``: from 0 to ``size`` - 1, of all rows.
     """
     columns = codes_NF.shape[1]
-    # -1: the zero, which comes last.
+    # -1 stands for the zero, which comes last.
     parts, place = [], np.full(columns * size, -1)
     count = 0
     for keys, sums in _sums(adder, held, rows, codes_NF, size):
@@ -68,7 +68,7 @@ def bucket_sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size:
         count += len(keys)
         parts.append(sums)
     place[place < 0] = count
-    return adder.take(adder.joined([*parts, adder.zero()]), place.tolist())
+    return adder.take(adder.concatenate([*parts, adder.zero()]), place.tolist())
 
 
 def _sums(
@@ -83,7 +83,7 @@ def _sums(
     paired = 2 * (columns // 2) if 2 * size * size < len(rows) else 0
     step = max(1, _AT_ONCE // len(rows))
     for first in range(0, paired, 2 * step):
-        cells = Groups.joined(
+        cells = Groups.concatenate(
             [
                 Groups.of(rows, _cells(codes_NF, rows, column, size), column * size * size)
                 for column in range(first, min(paired, first + 2 * step), 2)
@@ -91,7 +91,7 @@ def _sums(
         )
         column, numbers = cells.keys // (size * size), np.arange(len(cells.keys))
         a, b = cells.keys // size % size, cells.keys % size
-        buckets = Groups.joined(
+        buckets = Groups.concatenate(
             [Groups.of(numbers, column * size + a), Groups.of(numbers, (column + 1) * size + b)]
         )
         yield (
@@ -100,7 +100,7 @@ def _sums(
         )
     for first in range(paired, columns, step):
         own = range(first, min(columns, first + step))
-        buckets = Groups.joined(
+        buckets = Groups.concatenate(
             [Groups.of(rows, codes_NF[rows, column], column * size) for column in own]
         )
         yield buckets.keys, adder.sums(held, buckets.places, buckets.ends)

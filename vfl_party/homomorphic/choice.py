@@ -25,11 +25,11 @@ SCHEMES: dict[Encryption, str] = {
     "none": "no encryption",
 }
 INSTALL = "pip install sf-heu==0.5.2b0"
-# Of a plaintext, beside its sums.
+# Bits of a plaintext that are kept free in addition to its sums.
 _GUARD_BITS = 8
 _WITH_HEU = b"H"
 _WITH_GMPY2 = b"G"
-# HEU, once its threads have begun.
+# The modules of HEU, once its threads have started.
 _BEGUN: list[Any] = []
 
 
@@ -56,7 +56,7 @@ def _begin(library: Any) -> None:
         return
     sys.stdout.flush()
     stdout, (source, sink) = os.dup(1), os.pipe()
-    # It may say nothing.
+    # HEU may write nothing.
     os.set_blocking(source, False)
     try:
         os.dup2(sink, 1)
@@ -131,7 +131,7 @@ def make_keys(scheme: Encryption, bits: int, *, with_heu: bool) -> tuple[Keys, b
         return keys, _WITH_HEU + keys.public
     from vfl_party.homomorphic.paillier import PaillierKeys
 
-    made = PaillierKeys.made(bits)
+    made = PaillierKeys.generate(bits)
     return made, _WITH_GMPY2 + made.public
 
 

@@ -23,7 +23,7 @@ from vfl_party.homomorphic.pieces import FAST, SLOW, Pace
 from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
-# The product of OU's primes may be a little longer than its name says.
+# The product of OU's primes may be a few bits longer than the nominal key size.
 EXTRA_BITS = 8
 
 
@@ -95,7 +95,7 @@ class PublicNumbers:
         Those are the bits of a prime that only the key's owner knows; who adds needs no more than a
         third of the key's.
         """
-        parts = [_written(number) for number in (self.n, *self.bases)]
+        parts = [_to_heu(number) for number in (self.n, *self.bases)]
         if self.scheme == "ou":
             parts.append(b"\xcd" + (self.bits // 3).to_bytes(2, "big"))
         return bytes([0x90 | len(parts)]) + b"".join(parts) + TAILS[self.scheme]
@@ -171,7 +171,7 @@ class HeuAdder:
         """See ``Adder``."""
         check_range(wire_N, self._modulus)
 
-    def held(self, wire_N: Wire) -> Any:
+    def load(self, wire_N: Wire) -> Any:
         """See ``Adder``."""
         return from_wire(self._library, wire_N, self._modulus, TAILS[self._scheme])
 
@@ -180,24 +180,26 @@ class HeuAdder:
         begins = np.concatenate([[0], ends_G[:-1]])
         room = self._summing.room
         if int((ends_G - begins).max()) <= room:
-            return self._selected(held, places_P, begins, ends_G)
+            return self._sum_groups(held, places_P, begins, ends_G)
         # A group that takes too long by itself is cut, and its parts are added up.
         counts = -(-(ends_G - begins) // room)
         firsts = np.cumsum(counts) - counts
         numbers = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
         cut_begins = np.repeat(begins, counts) + room * numbers
         cut_ends = np.minimum(cut_begins + room, np.repeat(ends_G, counts))
-        parts = self._selected(held, places_P, cut_begins, cut_ends)
-        return self._selected(parts, np.arange(len(cut_ends)), firsts, firsts + counts)
+        parts = self._sum_groups(held, places_P, cut_begins, cut_ends)
+        return self._sum_groups(parts, np.arange(len(cut_ends)), firsts, firsts + counts)
 
-    def _selected(self, held: Any, places_P: Integers, begins_G: Integers, ends_G: Integers) -> Any:
+    def _sum_groups(
+        self, held: Any, places_P: Integers, begins_G: Integers, ends_G: Integers
+    ) -> Any:
         """Returns the sums of groups, as many in a call as take little time."""
         parts, first = list[Any](), 0
         while first < len(ends_G):
             fit = int(np.searchsorted(ends_G, begins_G[first] + self._summing.room, side="right"))
             last = min(len(ends_G), max(first + 1, fit))
             begin, end = int(begins_G[first]), int(ends_G[last - 1])
-            # HEU takes lists of Python's integers alone.
+            # HEU accepts only lists of Python integers.
             places = places_P[begin:end].tolist()
             groups = [
                 places[a - begin : b - begin]
@@ -206,7 +208,7 @@ class HeuAdder:
             with _usable(), self._summing.taking(end - begin):
                 parts.append(self._evaluator.batch_select_sum(held, groups))
             first = last
-        return self.joined(parts)
+        return self.concatenate(parts)
 
     def zero(self) -> Any:
         """See ``Adder``."""
@@ -224,9 +226,9 @@ class HeuAdder:
         for piece in self._adding.pieces(a_M.shape[0]):
             with _usable():
                 parts.append(self._evaluator.add(a_M[piece], b_M[piece]))
-        return self.joined(parts)
+        return self.concatenate(parts)
 
-    def joined(self, parts: Sequence[Any]) -> Any:
+    def concatenate(self, parts: Sequence[Any]) -> Any:
         """See ``Adder``."""
         if len(parts) == 1:
             return parts[0]
@@ -242,7 +244,7 @@ class HeuAdder:
 
     def wire(self, held: Any) -> Wire:
         """See ``Adder``."""
-        packed = self._packed(held)
+        packed = self._pack(held)
         wire = np.empty((packed.shape[0], self._width), np.uint8)
         for piece in self._masking.pieces(len(wire)):
             count = piece.stop - piece.start
@@ -252,19 +254,19 @@ class HeuAdder:
             wire[piece] = to_wire(masked.serialize(), count, self._width)
         return wire
 
-    def _packed(self, held: Any) -> Any:
+    def _pack(self, held: Any) -> Any:
         """Packs as many sums as fit into each ciphertext."""
         count = held.shape[0]
         width = ciphers_for(count, self._together)
         packed = held[slice(width * ((count - 1) // width), count)]
         missing = width - packed.shape[0]
         if missing:
-            packed = self.joined([packed, self.zero()[[0] * missing]])
+            packed = self.concatenate([packed, self.zero()[[0] * missing]])
         for end in range(width * ((count - 1) // width), 0, -width):
-            packed = self.add(self._shifted(packed), held[slice(end - width, end)])
+            packed = self.add(self._shift(packed), held[slice(end - width, end)])
         return packed
 
-    def _shifted(self, held: Any) -> Any:
+    def _shift(self, held: Any) -> Any:
         """Returns ciphertexts of numbers that are 2^128 times as large."""
         parts = []
         for piece in self._shifting.pieces(held.shape[0]):
@@ -273,7 +275,7 @@ class HeuAdder:
             )
             with _usable():
                 parts.append(self._evaluator.mul(held[piece], shift))
-        return self.joined(parts)
+        return self.concatenate(parts)
 
 
 @contextmanager
@@ -297,10 +299,10 @@ def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
     """
     n, width = wire_N.shape
     if not n:
-        # HEU crashes on an array of nothing.
+        # HEU crashes on an empty array.
         raise CipherError("it contains no ciphertext")
     check_range(wire_N, modulus)
-    # The sign.
+    # A zero byte for the sign precedes the tail.
     tail = b"\0" + tail
     head = bytes(
         [
@@ -347,7 +349,7 @@ def _string(written: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(written[at + 1 : at + 3], "big"), at + 3
 
 
-def _written(number: int) -> bytes:
+def _to_heu(number: int) -> bytes:
     """Returns a positive number as HEU writes it: a string, the lowest byte first, with room for
     the sign.
     """

@@ -1,4 +1,4 @@
-"""What can be seen of a public key's n, and of ciphertexts, without its factors."""
+"""Checks a public key's n and ciphertexts as far as possible without the factors of n."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from vfl_party.homomorphic.scheme import CipherError, Wire
 
-# N has no prime factor below it: those of a true key are far larger.
+# n must not have a prime factor below this bound: those of a real key are far larger.
 SMALL = 1 << 16
 
 

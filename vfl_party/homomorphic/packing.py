@@ -13,7 +13,7 @@ import numpy as np
 
 from vfl_party.homomorphic.scheme import CipherError, Integers
 
-# Of a packed pair, with its sign.
+# The bits of a packed pair, including its sign.
 BITS = 128
 LIMIT = 1 << 62
 _RANGE = "it decrypts to a number out of range, as one of another key does"
@@ -39,7 +39,7 @@ def apart(packed: Iterable[int], count: int) -> list[int]:
     sums, rest = list[int](), list(packed)
     for _ in range(ciphers_for(count, max(1, len(rest)))):
         for at, value in enumerate(rest):
-            # Of a number with a sign.
+            # The lowest digit is a signed number.
             lowest = ((value + _HALF) & _DIGIT) - _HALF
             sums.append(lowest)
             rest[at] = (value - lowest) >> BITS

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# That a piece should take.
+# The seconds that a piece should take.
 SECONDS = 0.25
 # Seconds between two pieces: enough for all threads that wait for the lock.
 REST = 0.001
-# Items of a first piece: one takes up to hundredths of a second, or of a millisecond.
+# Items of the first piece, for items of some 10 ms (slow) or some 0.01 ms (fast).
 SLOW, FAST = 16, 4096
-# At most, from one piece to the next.
+# The largest factor by which a piece grows from one to the next.
 _GROWTH = 4
 
 

@@ -55,7 +55,7 @@ class Adder(Protocol):
         """Raises CipherError if a ciphertext is out of range."""
         ...
 
-    def held(self, wire_N: Wire) -> Held:
+    def load(self, wire_N: Wire) -> Held:
         """Returns ciphertexts to compute with. Raises CipherError if one is out of range."""
         ...
 
@@ -77,7 +77,7 @@ class Adder(Protocol):
         """Returns the sums of ``a_M`` and ``b_M``, pair by pair."""
         ...
 
-    def joined(self, parts: Sequence[Held]) -> Held:
+    def concatenate(self, parts: Sequence[Held]) -> Held:
         """Returns the ciphertexts of at least one part, one after the other."""
         ...
 

@@ -28,7 +28,7 @@ from vfl_party.homomorphic.board import Board, Place
 from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.homomorphic.paillier import PaillierAdder, PaillierKeys
 from vfl_party.homomorphic.scheme import Adder, CipherError, Held, Wire
-from vfl_party.homomorphic.sums import Plan, summed
+from vfl_party.homomorphic.sums import Plan, sum_entries
 
 KEYS, ADD, NONE = b"keys", b"add", b"none"
 ENCRYPT, DECRYPT, PACK, SUM = b"encrypt", b"decrypt", b"pack", b"sum"
@@ -76,7 +76,7 @@ class Shard:
         """Returns sums for the wire, in ``count`` ciphertexts."""
         own = self._adder
         assert isinstance(own, PaillierAdder)  # noqa: S101 - asked of those alone
-        return own.packed(own.held(_ciphers(raw, own.width)), int(count)).tobytes()
+        return own.pack_sums(own.load(_ciphers(raw, own.width)), int(count)).tobytes()
 
     def sum(self, plain: bytes, tree: bytes, *rest: bytes) -> bytes:
         """Returns the sums of each node's entries, one node after the other."""
@@ -86,13 +86,13 @@ class Shard:
         if tree != self._tree:
             # The last tree's make room first.
             self._held = None
-            self._held, self._tree = own.held(self._board.get(ciphers, np.uint8)), tree
+            self._held, self._tree = own.load(self._board.get(ciphers, np.uint8)), tree
         codes_RF, all_rows = self._board.get(codes, np.int8).T, self._board.get(rows, np.int64)
         parts: list[Held] = [
-            summed(own, self._held, all_rows[begin:end], codes_RF, plan)
+            sum_entries(own, self._held, all_rows[begin:end], codes_RF, plan)
             for begin, end in pairwise([0, *ends])
         ]
-        return own.raw(own.joined(parts)).tobytes()
+        return own.raw(own.concatenate(parts)).tobytes()
 
 
 _DO: dict[bytes, Any] = {
@@ -113,6 +113,7 @@ def _ciphers(written: bytes, width: int) -> Wire:
 
 
 def main() -> None:
+    """Answers requests on standard input until it ends."""
     board = Board(int(sys.argv[1]))
     work(lambda first: Shard(board, first).answer)
 

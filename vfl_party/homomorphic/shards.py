@@ -26,7 +26,7 @@ from vfl_party.homomorphic.sums import Plan, Summing, SummingHere
 
 # Pieces of work for each process: the last one to end keeps the others waiting for less. Items of a
 # piece at most: a message counts the bytes of each part in 32 bits.
-_PIECES, _MOST = 2, 1 << 19
+_PIECES, _MAX_PIECE = 2, 1 << 19
 
 
 class Shards:
@@ -66,7 +66,7 @@ class Shards:
 
     def pieces(self, count: int) -> list[slice]:
         """Divides ``count`` items into pieces for the processes; none is empty."""
-        parts = max(1, min(count, _PIECES * self.workers), -(-count // _MOST))
+        parts = max(1, min(count, _PIECES * self.workers), -(-count // _MAX_PIECE))
         ends = [count * part // parts for part in range(parts + 1)]
         return [slice(begin, end) for begin, end in pairwise(ends)]
 
@@ -92,7 +92,7 @@ class SharedKeys:
             self._shards.submit(shard.ENCRYPT, g_N[piece].tobytes(), h_N[piece].tobytes())
             for piece in self._shards.pieces(len(g_N))
         ]
-        return _joined(parts, self._keys.width)
+        return _join(parts, self._keys.width)
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """See ``Keys``."""
@@ -100,7 +100,7 @@ class SharedKeys:
             self._shards.submit(shard.DECRYPT, wire[piece].tobytes())
             for piece in self._shards.pieces(len(wire))
         ]
-        plain = _joined(parts, self._keys.width // 2)
+        plain = _join(parts, self._keys.width // 2)
         numbers = (int.from_bytes(number.tobytes(), "little", signed=True) for number in plain)
         return unpack(apart(numbers, count))
 
@@ -125,7 +125,7 @@ class SharedAdder(PaillierAdder):
             raw = self.raw(held[places[places < len(held)]])
             wanted = str(piece.stop - piece.start).encode()
             parts.append(self._shards.submit(shard.PACK, wanted, raw.tobytes()))
-        return _joined(parts, self.width)
+        return _join(parts, self.width)
 
 
 class SummingInShards:
@@ -151,7 +151,7 @@ class SummingInShards:
         """See ``Summing``."""
         rows = self._shards.board.put(np.concatenate(list(members)), self._codes)
         ends = np.cumsum([len(rows_) for rows_ in members]).astype(np.int64)
-        places = (array.written() for array in (self._ciphers, self._codes, rows))
+        places = (array.to_bytes() for array in (self._ciphers, self._codes, rows))
         plain = b"1" if isinstance(self._adder, PlainAdder) else b"0"
         about = plain, self._tree, *places, ends.tobytes()
         parts = [
@@ -162,10 +162,10 @@ class SummingInShards:
         for part, future in zip(self._parts, parts, strict=True):
             shape = len(members), len(part), self._width
             sums[:, part] = np.frombuffer(future.result(), np.uint8).reshape(shape)
-        return [self._adder.held(part) for part in sums]
+        return [self._adder.load(part) for part in sums]
 
 
-def shared_keys(keys: Keys, shards: Shards) -> Keys:
+def share_keys(keys: Keys, shards: Shards) -> Keys:
     """Lets all processes work with a private key, if there are several and its scheme has no
     threads of its own.
     """
@@ -173,8 +173,8 @@ def shared_keys(keys: Keys, shards: Shards) -> Keys:
     return SharedKeys(keys, shards) if several and isinstance(keys, PaillierKeys) else keys
 
 
-def shared_adder(adder: Adder, shards: Shards) -> Adder:
-    """Lets all processes work with a public key, as ``shared_keys``."""
+def share_adder(adder: Adder, shards: Shards) -> Adder:
+    """Lets all processes work with a public key, as ``share_keys``."""
     several = shards.workers > 1
     return SharedAdder(adder, shards) if several and isinstance(adder, PaillierAdder) else adder
 
@@ -196,7 +196,7 @@ def _read(answer: list[bytes]) -> bytes:
     return content
 
 
-def _joined(parts: Sequence[Future[bytes]], width: int) -> Wire:
+def _join(parts: Sequence[Future[bytes]], width: int) -> Wire:
     content = bytearray().join(part.result() for part in parts)
     return np.frombuffer(content, np.uint8).reshape(-1, width)
 

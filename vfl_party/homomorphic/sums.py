@@ -66,7 +66,7 @@ class Plan:
         )
 
 
-def summed(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: Plan) -> Held:
+def sum_entries(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: Plan) -> Held:
     """Returns the sums over ``rows`` of each entry, in order; there is at least one.
 
     ``codes_NF``: of the rows that ``held`` has, all columns.
@@ -79,7 +79,7 @@ def summed(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: Plan
         prefixes = [adder.take(buckets, plan.firsts[0])]
         for of_code in plan.firsts[1:]:
             prefixes.append(adder.add(prefixes[-1], adder.take(buckets, of_code)))
-        running = adder.joined(prefixes)
+        running = adder.concatenate(prefixes)
         parts.append(adder.take(running, plan.plain))
         if plan.with_last:
             parts.append(
@@ -87,7 +87,7 @@ def summed(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: Plan
             )
     if plan.single:
         parts.append(adder.take(buckets, plan.single))
-    return adder.take(adder.joined(parts), plan.order)
+    return adder.take(adder.concatenate(parts), plan.order)
 
 
 class Summing(Protocol):
@@ -105,11 +105,12 @@ class SummingHere:
 
     def __init__(self, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: Plan) -> None:
         """Raises CipherError if a ciphertext is out of range."""
-        self._adder, self._held = adder, adder.held(wire_R)
+        self._adder, self._held = adder, adder.load(wire_R)
         self._codes_RF, self._plan = codes_RF, plan
 
     def sums(self, members: Sequence[Integers]) -> list[Held]:
         """See ``Summing``."""
         return [
-            summed(self._adder, self._held, rows, self._codes_RF, self._plan) for rows in members
+            sum_entries(self._adder, self._held, rows, self._codes_RF, self._plan)
+            for rows in members
         ]

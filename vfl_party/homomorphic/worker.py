@@ -15,7 +15,7 @@ import sys
 
 from vfl_common.errors import InternalError
 
-# HEU's.
+# HEU's names of the schemes.
 _NAMES = {"ou": "ou", "paillier": "z-paillier"}
 
 
@@ -27,7 +27,7 @@ def keys(scheme: str, bits: int) -> tuple[bytes, bytes]:
         [sys.executable, "-P", "-m", __name__, scheme, str(bits)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        # Ctrl-C at the terminal is for this process to decide about.
+        # This process, and not the child, handles Ctrl-C at the terminal.
         start_new_session=True,
         check=False,
     )
@@ -41,6 +41,7 @@ def keys(scheme: str, bits: int) -> tuple[bytes, bytes]:
 
 
 def main() -> None:
+    """Makes the keys and writes them to the standard output."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     scheme, bits = sys.argv[1:]

@@ -7,7 +7,7 @@ without anything between them. Sources: RFC 7748 (the curve, X25519), draft-wang
 
 Half of all numbers below p are the u of a point of the curve; the others belong to its twist.
 X25519 takes both, and never leaves the class that it began in. So a hash that is taken straight as
-u would show one bit of each id through all masks. ``hashed`` gives points of the curve alone, and
+u would show one bit of each id through all masks. ``hash_ids`` gives points of the curve alone, and
 ``check`` refuses what is none.
 """
 
@@ -25,7 +25,7 @@ from vfl_common.psi import TAG_BYTES
 POINT_BYTES = 32
 _DOMAIN = b"vfl psi v1"
 _P = 2**255 - 19
-# Numbers of gmpy2, converted once.
+# Constants as gmpy2 numbers, converted once.
 _FIELD, _A = gmpy2.mpz(_P), gmpy2.mpz(486662)
 _BELOW_2_255 = 2**255 - 1
 # The u of all points of order 1, 2, 4 and 8 on the curve; X25519 makes zero of each.
@@ -39,7 +39,7 @@ _SMALL_ORDER = frozenset(
 )
 
 
-def hashed(ids: Sequence[bytes], salt: bytes) -> bytes:
+def hash_ids(ids: Sequence[bytes], salt: bytes) -> bytes:
     """Hashes each id to a point of the curve, by try-and-increment.
 
     A try is SHA-512 over a domain, the salt, the number of the try and the id, cut to 255 bits. The
@@ -47,7 +47,7 @@ def hashed(ids: Sequence[bytes], salt: bytes) -> bytes:
     on the id. That stays on this machine: nobody else sees when a single id is hashed.
     """
     opening = _DOMAIN + len(salt).to_bytes(4, "little") + salt
-    # None of the 256 fits: 1 id in 2^256.
+    # All 256 tries fail for 1 id in 2^256.
     openings = [opening + bytes([number]) for number in range(256)]
     return b"".join(_point(identifier, openings) for identifier in ids)
 
@@ -76,7 +76,7 @@ def masked(points: bytes, secret: bytes) -> bytes:
     clears the cofactor.
 
     Args:
-        points: points that ``hashed`` gave or that passed ``check``.
+        points: points that ``hash_ids`` gave or that passed ``check``.
         secret: 32 random bytes.
     """
     key = X25519PrivateKey.from_private_bytes(secret)
@@ -92,21 +92,21 @@ def check(points: bytes, party: str) -> None:
     caller looks for points that are twice in different calls.
     """
     if len(points) % POINT_BYTES:
-        raise _refused(
+        raise _refuse(
             party, f"{len(points)} bytes of points, which is not a multiple of {POINT_BYTES}"
         )
     distinct = set()
     for point in _each(points):
         u = int.from_bytes(point, "little")
         if u >= _P:
-            raise _refused(party, "a point that is not a canonical number below 2^255 - 19")
+            raise _refuse(party, "a point that is not a canonical number below 2^255 - 19")
         if u in _SMALL_ORDER:
-            raise _refused(party, "a point that is zero or of small order, which cannot be masked")
+            raise _refuse(party, "a point that is zero or of small order, which cannot be masked")
         if not _is_on_curve(u):
-            raise _refused(party, "a point that is not on the curve")
+            raise _refuse(party, "a point that is not on the curve")
         distinct.add(point)
     if len(distinct) * POINT_BYTES != len(points):
-        raise _refused(party, "the same point twice")
+        raise _refuse(party, "the same point twice")
 
 
 def tags(points: bytes) -> bytes:
@@ -124,7 +124,7 @@ def _each(points: bytes) -> Iterator[bytes]:
     return (points[start : start + POINT_BYTES] for start in range(0, len(points), POINT_BYTES))
 
 
-def _refused(party: str, what: str) -> PeerError:
+def _refuse(party: str, what: str) -> PeerError:
     return PeerError(
         Code.MALFORMED_MESSAGE,
         (f"{party}: sent {what}. Install the same version of this program at all parties."),

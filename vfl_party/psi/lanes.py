@@ -20,11 +20,11 @@ import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
 
-from vfl_party.psi.curve import POINT_BYTES, hashed, masked
+from vfl_party.psi.curve import POINT_BYTES, hash_ids, masked
 
 LANES = 8
 _PACKAGE, _LIBRARY = "ipp-crypto", "libcrypto_mb.so"
-# In this order.
+# The libraries must be loaded in this order.
 _RUNTIME, _NEEDED = "intel-cmplr-lib-rt", ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so")
 
 
@@ -32,7 +32,7 @@ def own(ids: Sequence[bytes], salt: bytes, secret: bytes) -> bytes:
     """Hashes and masks ids of this party: ``masked(hashed(ids, salt), secret)``, sooner if the
     library works here.
     """
-    points, eight = hashed(ids, salt), lanes()
+    points, eight = hash_ids(ids, salt), lanes()
     return masked(points, secret) if eight is None else eight.multiply(points, secret)
 
 
@@ -50,7 +50,7 @@ class Lanes:
             )
         self._multiply = library.mbx_x25519_mb8
         self._multiply.argtypes = [ctypes.c_void_p] * 3
-        # Four bits a lane, 0 if all went well.
+        # The status has four bits per lane, all 0 on success.
         self._multiply.restype = ctypes.c_uint32
         self._try()
 
@@ -65,7 +65,7 @@ class Lanes:
             raise ValueError(f"points and the secret must have {POINT_BYTES} bytes each")
         if not count:
             return b""
-        # Lanes that would be empty multiply the last point again.
+        # Spare lanes multiply the last point again.
         spare = -count % LANES
         source = ctypes.create_string_buffer(
             points + points[-POINT_BYTES:] * spare, POINT_BYTES * (count + spare)
@@ -104,7 +104,7 @@ def lanes() -> Lanes | None:
 
 def _load() -> Lanes:
     """Raises an exception that says why the library cannot be used."""
-    # The library's own search does not look where pip puts them.
+    # The dynamic loader does not search where pip installs these libraries.
     for name in _NEEDED:
         ctypes.CDLL(_file(_RUNTIME, name), ctypes.RTLD_GLOBAL)
     return Lanes(ctypes.CDLL(_file(_PACKAGE, _LIBRARY)))
@@ -121,7 +121,7 @@ def _file(package: str, name: str) -> str:
     except StopIteration:
         raise ImportError(f"{package} lists no file {name}. Install it again.") from None
     path = Path(str(listed.locate()))
-    # To load such a file ends the process by a signal.
+    # Loading a truncated file ends the process with a signal.
     if path.stat().st_size != listed.size:
         raise ImportError(f"{path} does not have the size that {package} lists. Install it again.")
     return str(path)
@@ -134,6 +134,7 @@ def _addresses(points: ctypes.Array[ctypes.c_char]) -> ctypes.Array[ctypes.c_voi
 
 
 def main() -> None:
+    """Prints which implementation this machine uses."""
     try:
         _load()
     except Exception as error:  # noqa: BLE001 - as in lanes()

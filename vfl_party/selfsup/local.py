@@ -21,7 +21,7 @@ from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.augment.check import check_keys
 from vfl_party.selfsup.losses import KeyQueue, nt_xent, variance_kept
 from vfl_party.selfsup.plan import SelfSupPlan
-from vfl_party.selfsup.tower import Tower, Trained, follow, loss_against, make_queue, target_of
+from vfl_party.selfsup.tower import Tower, TrainedTower, follow, loss_against, make_queue, target_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class LocalSelfSup:
         self._rows = require_rows(party, phase, split, plan.batch_size)
         self.tower = tower
         self._guide, self._gamma, self._guide_drifts = guide, gamma, guide_drifts
-        self._trained = Trained(tower, plan, epochs)
+        self._trained = TrainedTower(tower, plan, epochs)
         self._target = target_of(tower) if plan.has_target else None
         queued = plan.ssl == "moco"
         sizes = {"rows": len(self._rows), "width": tower.width}
@@ -114,7 +114,7 @@ class LocalSelfSup:
             # Alg. 1, line 19.
             v1, v2 = self._augment.two_views(features.inputs(rows), random)
             loss, z_BP, fresh = self._loss(v1, v2)
-            # Line 25.
+            # Alg. 1, line 25: the update.
             self._trained.step(loss)
             if self._target is not None:
                 follow(self._target, self.tower, self._plan.momentum)
@@ -155,7 +155,7 @@ class LocalSelfSup:
             if self._keys is not None:
                 fresh += [(self._keys, t1_BP), (self._keys, t2_BP)]
         if self._guide is not None and self._gamma:
-            # Line 23.
+            # Alg. 1, line 23: the guide's projections.
             with torch.no_grad():
                 g1_BP, g2_BP = self._guide.project(self._party, v1, v2)
             keys = self._guide_keys
@@ -167,6 +167,7 @@ class LocalSelfSup:
         return loss, z1_BP.detach(), fresh
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {
             "trained": self._trained.state(),
             "target": None if self._target is None else dict(self._target.state_dict()),
@@ -175,6 +176,7 @@ class LocalSelfSup:
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._trained.load_state(tree["trained"])
         if self._target is not None:
             self._target.load_state_dict(tree["target"])

@@ -67,14 +67,14 @@ def encoder_width(encoder: nn.Module, party: Party) -> int:
     return width
 
 
-class Trained:
+class TrainedTower:
     """A tower with its optimizer, checkpointed together; the job keeps the encoder's weights."""
 
     def __init__(self, tower: Tower, plan: SelfSupPlan, epochs: int) -> None:
         self.tower, self._plan = tower, plan
         self._params = list(tower.parameters())
         self._optimizer = build_optimizer(plan.optimizer, self._params)
-        # With the predictor's own rate: a group of parameters, and a schedule, for each.
+        # A predictor with its own rate has its own parameter group and schedule.
         constant = list(tower.predictor.parameters()) if not plan.anneals_predictor else []
         keep_rate(self._optimizer, constant)
         self._schedule = build_schedule(plan.optimizer, self._optimizer, epochs)
@@ -88,9 +88,11 @@ class Trained:
         self._optimizer.step()
 
     def end_epoch(self) -> None:
+        """Steps the schedule."""
         self._schedule.step()
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {
             "tower": dict(self.tower.state_dict()),
             "optimizer": self._optimizer.state_dict(),
@@ -98,6 +100,7 @@ class Trained:
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self.tower.load_state_dict(tree["tower"])
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])
@@ -105,7 +108,7 @@ class Trained:
 
 def target_of(tower: Tower) -> Tower:
     """Makes the initial target encoder: a copy of encoder and projector, without gradient."""
-    # Of batch normalisation over several processes, whose group cannot be copied.
+    # Batch normalization over several processes has a process group, which cannot be copied.
     groups = [getattr(module, "process_group", None) for module in tower.modules()]
     target = deepcopy(tower, {id(group): group for group in groups if group is not None})
     target.predictor = nn.Identity()

@@ -11,11 +11,11 @@ from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.evaluate import importance
 from vfl_party.methods.evaluate.exchanges import embeddings
-from vfl_party.methods.evaluate.holders import by_holders, held_by_all, with_counts
-from vfl_party.methods.evaluate.quality import Judge, metric_of
+from vfl_party.methods.evaluate.holders import by_holders, select_common, with_counts
+from vfl_party.methods.evaluate.quality import MetricJudge, metric_of
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.methods.evaluate.subsets import Subsets
-from vfl_party.methods.evaluate.telling import Telling, telling_steps
+from vfl_party.methods.evaluate.telling import MetricsSender, telling_steps
 from vfl_party.phases import stand_in
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import measured
@@ -32,11 +32,11 @@ class ActiveEvaluate(Phase):
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party, settings))
         self._folder: Path | None = None
-        self._telling = Telling(party, name, settings.splits)
+        self._telling = MetricsSender(party, name, settings.splits)
         self._subsets: Subsets | None = None
         if settings.subsets:
             self._subsets = Subsets(party, name, settings, self._scorer)
-        self._kept = importance.Kept(party, name, settings)
+        self._kept = importance.ImportanceWriter(party, name, settings)
         self._importance = (
             importance.ActiveImportance(party, name, settings, self._scorer.answering)
             if settings.importance
@@ -57,7 +57,7 @@ class ActiveEvaluate(Phase):
             if len(rows):
                 embedded[split] = rows, chunks
         predictions = self._predictions(embedded)
-        # First, because a rule of the recipe may choose the threshold by it.
+        # First, because a rule of the recipe may choose the threshold by these metrics.
         metrics = with_counts(party, measured(party, predictions), predictions)
         self._telling.tell(StepKey(self.name, round_, batch), metrics)
         batch += telling_steps(party)
@@ -71,12 +71,12 @@ class ActiveEvaluate(Phase):
         if self._importance is not None:
             first = StepKey(self.name, round_, batch)
             self._measure_columns(self._importance, first, *embedded["validation"])
-        # Last, because it takes longest, and needs nobody.
+        # Last, because this takes longest and does not need the other parties.
         worth, note = None, ""
         if self._subsets is not None:
-            whole = {split: held_by_all(*held) for split, held in embedded.items()}
+            whole = {split: select_common(*held) for split, held in embedded.items()}
             if all(len(whole[split][0]) for split in self._subsets.splits):
-                worth = self._subsets.measured(whole, absent)
+                worth = self._subsets.measure(whole, absent)
             else:
                 note = (
                     f"{self.name}: sets of parties are not measured, because the parties have no "
@@ -89,7 +89,7 @@ class ActiveEvaluate(Phase):
     ) -> None:
         party, settings = self._party, self._settings
         metric = metric_of(party.recipe.task, self.name, settings.metric)
-        judge = Judge(party, metric, rows)
+        judge = MetricJudge(party, metric, rows)
         whole = judge.of(self._scorer.scored(chunks).outputs)
         own = of.run(
             first, chunks, lambda other: whole - judge.of(self._scorer.scored(other).outputs)
@@ -104,7 +104,7 @@ class ActiveEvaluate(Phase):
         # If training may go on without a party, or prepares for it, people want to know what the
         # model is worth without it.
         some = party.features is not None or len(party.recipe.passives) > 1
-        # Of a row that one passive party holds, nobody would be left without it.
+        # With partial rows, a row may have a single party, without which nothing remains.
         some = some and (party.features is not None or party.data.held is None)
         away = (
             [passive.name for passive in party.recipe.passives]

@@ -14,7 +14,7 @@ from vfl_party.base.seeds import Rows
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk
 
-# Of a part: how many rows it has.
+# The name of the metric with a part's number of rows.
 ROWS = "rows"
 
 
@@ -35,7 +35,7 @@ def by_holders(
     }
 
 
-def held_by_all(rows: Rows, chunks: Sequence[Chunk]) -> tuple[Rows, list[Chunk]]:
+def select_common(rows: Rows, chunks: Sequence[Chunk]) -> tuple[Rows, list[Chunk]]:
     """Returns the rows that all parties hold, and their embeddings.
 
     ``found``: the embeddings of ``rows``, in order.

@@ -36,13 +36,13 @@ from vfl_party.phases.scoring import Chunk, chunks
 log = logging.getLogger(__name__)
 
 FILE = "importance.json"
-# Columns in the log.
-_SHOWN = 10
-# Columns of one party; more are probably a mistake.
-_MOST = 10_000
-# Of an answer: significant ones.
+# The number of columns that the log names.
+_LOGGED = 10
+# The most columns of one party; more are probably a mistake.
+_MAX_COLUMNS = 10_000
+# Significant digits of an answer.
 _DIGITS = 3
-# The name of what has no columns.
+# The name under which an image, which has no columns, is listed.
 _IMAGE = "image"
 COUNT = Exchange("columns", Sent(Kind.ROWS, {"columns": i64(1)}), when="once")
 CHANGES = Exchange(
@@ -63,7 +63,7 @@ def names_of(party: Party) -> list[str]:
 
 
 @torch.no_grad()
-def permuted(
+def permute_columns(
     party: Party, phase: str, settings: EvaluateSettings
 ) -> Iterator[tuple[str, Iterator[Tensor]]]:
     """Yields, for each column and repeat, its name and a party's own embeddings of the validation
@@ -74,7 +74,7 @@ def permuted(
     for place, name in enumerate(names_of(party)):
         column = name if features.columns else None
         for repeat in range(settings.repeats):
-            # Of the party's own seed: nobody else need know which row got which value.
+            # The party's own seed hides from the others which row got which value.
             seed = derive_seed(party.own_seed, "importance", phase, place, repeat)
             others = rows[permutation(seed, len(rows))]
             pairs = zip(chunks(rows), chunks(others), strict=True)
@@ -104,13 +104,13 @@ class PassiveImportance:
         """
         names, batch = names_of(self._party), first.batch
         self._count.swap(first, {"columns": torch.tensor([len(names)])})
-        for _, embeddings in permuted(self._party, self._phase, self._settings):
+        for _, embeddings in permute_columns(self._party, self._phase, self._settings):
             for z_BD in embeddings:
                 batch += 1
                 at = first._replace(batch=batch)
                 self._embeddings.swap(at, {"z": z_BD}, self._party.rows("validation"))
         answer = self._changes.take(first._replace(batch=batch + 1), columns=len(names))
-        return listed(names, answer["changes"].cpu().view(torch.float64))
+        return rank_columns(names, answer["changes"].cpu().view(torch.float64))
 
 
 class ActiveImportance:
@@ -148,26 +148,26 @@ class ActiveImportance:
         party, repeats = self._party, self._settings.repeats
         passives = [passive.name for passive in party.recipe.passives]
         if passives:
-            columns = self._counted(first)
+            columns = self._collect_counts(first)
             self._answer(first, columns, chunks, change)
         if party.features is None:
             return None
         lost = [
             change([Chunk([z], of.others, of.rows) for z, of in zip(own, chunks, strict=True)])
-            for _, own in permuted(party, self._phase, self._settings)
+            for _, own in permute_columns(party, self._phase, self._settings)
         ]
-        return listed(names_of(party), _figures(lost, repeats))
+        return rank_columns(names_of(party), _figures(lost, repeats))
 
-    def _counted(self, step: StepKey) -> dict[str, int]:
+    def _collect_counts(self, step: StepKey) -> dict[str, int]:
         """Returns {passive party: how many columns it has}."""
         received = self._count.collect(step)
         self._count.acknowledge(step, received)
         columns = {name: int(tensors["columns"]) for name, tensors in received.items()}
         for name, count in columns.items():
-            if not 1 <= count <= _MOST:
+            if not 1 <= count <= _MAX_COLUMNS:
                 raise PeerError(
                     Code.MALFORMED_MESSAGE,
-                    f"{name}: the number of columns must be from 1 to {_MOST:,} (got {count}).",
+                    f"{name}: must have from 1 to {_MAX_COLUMNS:,} columns (got {count}).",
                     party=name,
                 )
         return columns
@@ -221,7 +221,7 @@ def _figures(lost: list[float], repeats: int) -> Tensor:
     )
 
 
-def listed(names: list[str], figures_C2: Tensor) -> dict[str, Any]:
+def rank_columns(names: list[str], figures_C2: Tensor) -> dict[str, Any]:
     """Returns {"columns": each column's name, value and standard error}, the greatest value first;
     ``figures_C2``: the values and errors.
     """
@@ -232,7 +232,7 @@ def listed(names: list[str], figures_C2: Tensor) -> dict[str, Any]:
     return {"columns": sorted(rows, key=lambda row: -abs(row["value"]))}
 
 
-class Kept:
+class ImportanceWriter:
     """Writes the importance of a party's columns into its folder of the run, once it is known; only
     its owner may read the file.
     """
@@ -242,7 +242,7 @@ class Kept:
         self._party, self._phase, self._settings = party, phase, settings
 
     def __call__(self, ranking: dict[str, Any]) -> None:
-        """Writes what ``listed`` has returned. Raises InputError."""
+        """Writes what ``rank_columns`` has returned. Raises InputError."""
         if self.folder is None:
             return
         task = self._party.recipe.task
@@ -250,7 +250,7 @@ class Kept:
         facts = {"metric": metric, "split": "validation"}
         with private_file(self.folder / FILE) as file:
             file.write(to_json(facts | ranking).encode())
-        parts = [f"{column['name']} {column['value']:g}" for column in ranking["columns"][:_SHOWN]]
+        parts = [f"{column['name']} {column['value']:g}" for column in ranking["columns"][:_LOGGED]]
         more = len(ranking["columns"]) - len(parts)
         log.info(
             "phase %s: loss of validation %s by permuting a column of %s: %s%s",

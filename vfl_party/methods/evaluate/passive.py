@@ -9,7 +9,7 @@ from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.methods.evaluate import importance
 from vfl_party.methods.evaluate.exchanges import embeddings
 from vfl_party.methods.evaluate.settings import EvaluateSettings
-from vfl_party.methods.evaluate.telling import Told, telling_steps
+from vfl_party.methods.evaluate.telling import MetricsReceiver, telling_steps
 from vfl_party.phases import stand_in
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import SplitScorer
@@ -25,8 +25,8 @@ class PassiveEvaluate(Phase):
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party, settings))
-        self._told = Told(party, name, settings.splits)
-        self._kept = importance.Kept(party, name, settings)
+        self._told = MetricsReceiver(party, name, settings.splits)
+        self._kept = importance.ImportanceWriter(party, name, settings)
         self._importance = (
             importance.PassiveImportance(party, name, settings, self._scorer.asking)
             if settings.importance

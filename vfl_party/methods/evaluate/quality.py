@@ -29,7 +29,7 @@ def metric_of(task: TaskSettings, phase: str, named: str | None) -> str:
     return name
 
 
-class Judge:
+class MetricJudge:
     """Measures outputs for the rows of a split, at the active party.
 
     ``seed``: of the rows that are drawn. All outputs are judged by the same draws. The queries of a
@@ -46,22 +46,22 @@ class Judge:
         weights = party.row_weights(party.rows("train"))
         self._weights = None if weights is None else party.take(weights, rows).cpu()
         random = np.random.Generator(np.random.Philox(key=seed))
-        self._draws = [self._drawn(random) for _ in range(draws)]
+        self._draws = [self._draw(random) for _ in range(draws)]
 
     def of(self, outputs_NO: Tensor) -> float:
         """Returns the metric; NaN if it is undefined for the rows."""
-        return self._measured(outputs_NO.cpu(), self._targets, self._weights)
+        return self._measure(outputs_NO.cpu(), self._targets, self._weights)
 
-    def resampled(self, outputs_NO: Tensor) -> npt.NDArray[np.float64]:
+    def resample(self, outputs_NO: Tensor) -> npt.NDArray[np.float64]:
         """Returns the metric for each draw; NaN if it is undefined for its rows."""
         outputs_NO = outputs_NO.cpu()
         values = []
         for at, targets in self._draws:
             weights = None if self._weights is None else self._weights[at]
-            values.append(self._measured(outputs_NO[at], targets, weights))
+            values.append(self._measure(outputs_NO[at], targets, weights))
         return np.array(values)
 
-    def _measured(self, outputs_NO: Tensor, targets: Tensor, weights: Tensor | None) -> float:
+    def _measure(self, outputs_NO: Tensor, targets: Tensor, weights: Tensor | None) -> float:
         metrics = evaluate(
             self._task,
             self._labels.known(outputs_NO),
@@ -72,7 +72,7 @@ class Judge:
         )
         return metrics.get(self._metric, float("nan"))
 
-    def _drawn(self, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+    def _draw(self, random: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draws as many rows as there are, with replacement; returns their places and targets."""
         n = len(self._targets)
         if self._task.kind != "ranking":

@@ -9,7 +9,7 @@ from pydantic import Field
 from vfl_common.config.base import KindName, Section
 from vfl_party.phases.stand_in import StandIn
 
-# Each with the key that makes it mean something.
+# {key: the key without which it has no effect}.
 _PART_OF = {
     "absent": "subsets",
     "permutations": "subsets",

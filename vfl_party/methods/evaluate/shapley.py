@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 Players = frozenset[str]
 Qualities = Mapping[Players, npt.NDArray[np.float64]]
-# Parties whose sets are all measured: 64 sets.
-MOST_EXACT = 6
+# The largest number of parties for which all sets (64) are measured.
+MAX_EXACT = 6
 
 
 def all_sets(players: Sequence[str]) -> list[Players]:
@@ -41,7 +41,7 @@ def some_sets(players: Sequence[str], orders: Iterable[Sequence[str]]) -> list[P
     return sorted(sets, key=lambda members: (len(members), sorted(place[name] for name in members)))
 
 
-def exact(players: Sequence[str], quality: Qualities) -> dict[str, npt.NDArray[np.float64]]:
+def exact_values(players: Sequence[str], quality: Qualities) -> dict[str, npt.NDArray[np.float64]]:
     """Returns {player: its value} from the qualities of all sets S: the sum over the sets without
     the player of |S|! (K − |S| − 1)! / K! · (v(S with it) − v(S)).
     """
@@ -60,7 +60,7 @@ def exact(players: Sequence[str], quality: Qualities) -> dict[str, npt.NDArray[n
     return values
 
 
-def of_orders(
+def additions_by_order(
     orders: Sequence[Sequence[str]], quality: Qualities
 ) -> dict[str, npt.NDArray[np.float64]]:
     """Returns {player: what it adds in each order, [orders, …]}; the mean over the orders is the

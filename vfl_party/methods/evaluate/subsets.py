@@ -15,14 +15,14 @@ from torch import Tensor
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import PartyValue, SetQuality, Worth
 from vfl_party.base.seeds import Rows, derive_seed, permutation
-from vfl_party.methods.evaluate.quality import Judge, metric_of
+from vfl_party.methods.evaluate.quality import MetricJudge, metric_of
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.methods.evaluate.shapley import (
-    MOST_EXACT,
+    MAX_EXACT,
     Players,
+    additions_by_order,
     all_sets,
-    exact,
-    of_orders,
+    exact_values,
     some_sets,
 )
 from vfl_party.models.metrics import lower_is_better
@@ -30,9 +30,9 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk, SplitScorer
 from vfl_party.phases.stand_in import replaced
 
-# Of the Shapley values, if it has rows.
+# The Shapley values are those of the first of these splits that has rows.
 _LAST = ("test", "validation")
-# {split: (its rows, all parties' embeddings of them)}.
+# {split: (its rows, the embeddings of all parties for them)}.
 Embedded: TypeAlias = Mapping[str, tuple[Rows, Sequence[Chunk]]]
 Values: TypeAlias = dict[str, npt.NDArray[np.float64]]
 
@@ -74,16 +74,16 @@ class Subsets:
                 "rows.validation or rows.test.",
             )
 
-    def measured(self, embedded: Embedded, stand_in: Mapping[str, Tensor]) -> Worth:
+    def measure(self, embedded: Embedded, stand_in: Mapping[str, Tensor]) -> Worth:
         """Returns the quality of sets of parties, and what each party is worth.
 
         ``stand_in``: {party: what stands in for its embeddings, [1, D]}.
         """
         count = len(self._players)
-        orders = [] if count <= MOST_EXACT else self._orders()
+        orders = [] if count <= MAX_EXACT else self._orders()
         sets = some_sets(self._players, orders) if orders else all_sets(self._players)
-        measured = self._measured(sets, embedded, stand_in)
-        # Of those that orders pass through there may be thousands.
+        measured = self._measure(sets, embedded, stand_in)
+        # Only these are listed: the drawn orders may pass through thousands of sets.
         listed_sets = some_sets(self._players, []) if orders else sets
         return Worth(
             metric=self._metric,
@@ -103,7 +103,7 @@ class Subsets:
             for n in range(self._settings.permutations)
         ]
 
-    def _measured(
+    def _measure(
         self, sets: Sequence[Players], embedded: Embedded, stand_in: Mapping[str, Tensor]
     ) -> _Measured:
         measured = _Measured({split: {} for split in self.splits}, {})
@@ -111,13 +111,15 @@ class Subsets:
             rows, chunks = embedded[split]
             last = split == self.splits[0]
             draws, seed = self._settings.resamples, derive_seed(self._seed, "rows")
-            judge = Judge(self._party, self._metric, rows, draws=draws if last else 0, seed=seed)
+            judge = MetricJudge(
+                self._party, self._metric, rows, draws=draws if last else 0, seed=seed
+            )
             outputs_of = self._outputs(chunks, stand_in)
             for number, members in enumerate(sets, 1):
                 outputs = outputs_of(members)
                 value = measured.of[split][members] = judge.of(outputs)
                 if last:
-                    measured.drawn[members] = np.array([value, *judge.resampled(outputs)])
+                    measured.drawn[members] = np.array([value, *judge.resample(outputs)])
                     self._party.tick(self._phase, 0, 1, number, len(sets))
         return measured
 
@@ -129,7 +131,7 @@ class Subsets:
         def outputs(there: Players) -> Tensor:
             if there:
                 return scorer.scored(only(chunks, there)).outputs
-            # Of equal rows, which a product of matrices may round differently.
+            # All rows are equal here, but matrix products may round them differently.
             one = only([chunks[0].first()], there)
             return scorer.scored(one).outputs.expand(sum(chunk.rows for chunk in chunks), -1)
 
@@ -157,11 +159,11 @@ class Subsets:
             return {}
         spread: Values = {}
         if orders:
-            added = of_orders(orders, drawn)
+            added = additions_by_order(orders, drawn)
             values = {name: additions.mean(axis=0) for name, additions in added.items()}
             spread = {name: additions[:, 0] for name, additions in added.items()}
         else:
-            values = exact(self._players, drawn)
+            values = exact_values(self._players, drawn)
         return {
             name: PartyValue(value=float(samples[0]), error=_error(samples[1:], spread.get(name)))
             for name, samples in values.items()
@@ -172,7 +174,7 @@ def _error(drawn: npt.NDArray[np.float64], spread: npt.NDArray[np.float64] | Non
     """Returns a standard error: of the rows, from the values for rows drawn anew, and of
     ``spread``, what the party adds in each order.
     """
-    # Rows of a single class have no AUC, say.
+    # The metric may be undefined, for example the AUC of a single class.
     drawn = drawn[np.isfinite(drawn)]
     of_rows = float(drawn.var(ddof=1)) if len(drawn) > 1 else 0.0
     of_orders = 0.0 if spread is None else float(spread.var(ddof=1)) / len(spread)

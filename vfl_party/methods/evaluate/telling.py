@@ -19,7 +19,7 @@ from vfl_common.text import to_json
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, u8
 from vfl_party.phases.context import Party
 
-# In a passive party's folder of the run: {split: {metric: value}}.
+# A file in a passive party's folder of the run: {split: {metric: value}}.
 FILE = "told.json"
 _NUMBER = np.dtype("<f8")
 
@@ -51,7 +51,7 @@ def _sizes(party: Party, splits: Sequence[str]) -> dict[str, int]:
     return {"splits": len(splits), "metrics": len(party.recipe.report.tell_passives)}
 
 
-class Telling:
+class MetricsSender:
     """The active side."""
 
     def __init__(self, party: Party, phase: str, splits: Sequence[str]) -> None:
@@ -74,7 +74,7 @@ class Telling:
         self._side.reply_all(step, parties, {"metrics": torch.from_numpy(content.copy())})
 
 
-class Told:
+class MetricsReceiver:
     """The passive side, which writes what it hears into its folder."""
 
     def __init__(self, party: Party, phase: str, splits: Sequence[str]) -> None:

@@ -49,6 +49,7 @@ class Cycle:
 
     @property
     def count(self) -> int:
+        """The number of rows."""
         return len(self._rows)
 
     @property
@@ -99,7 +100,7 @@ class FedCVTBatches:
         self._sizes = [len(rows) for rows in self._epoch(0)]
 
     @property
-    def least(self) -> int:
+    def min_step_rows(self) -> int:
         """The number of aligned rows of the smallest step."""
         return min(self._sizes) + self._settings.unlabelled_batch_size
 

@@ -45,6 +45,7 @@ class Representations:
 
     @property
     def all(self) -> Tensor:
+        """All representations, those of the aligned rows first: [M + N, D]."""
         return torch.cat([self.aligned, self.own])
 
 
@@ -84,7 +85,7 @@ def overlap(r_ND: Tensor, preset: Preset) -> Tensor:
 
 
 @torch.no_grad()
-def agreed(
+def make_pseudo_labels(
     task: TaskSettings, outputs: Sequence[Tensor], threshold: float
 ) -> tuple[Tensor, Tensor]:
     """Returns pseudo-labels: whether a row gets one, bool [N], and the classes, as the task encodes

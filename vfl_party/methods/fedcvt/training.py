@@ -79,7 +79,7 @@ class FedCVTTraining:
         self._heads = nn.ModuleDict(heads or {})
         self._models = nn.ModuleDict({**party.models, **self._heads})
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
-        if norms and self.batches.least + self._own.size < 2:
+        if norms and self.batches.min_step_rows + self._own.size < 2:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"party {party.name}: batch normalization needs batches of at least 2 rows. Add "
@@ -100,9 +100,11 @@ class FedCVTTraining:
         return self.batches.of(round_, self._own)
 
     def train_mode(self) -> None:
+        """Puts the models into training mode."""
         self._models.train()
 
     def zero_grad(self) -> None:
+        """Clears the gradients."""
         self._optimizer.zero_grad()
 
     def step(self, *, last: bool) -> None:
@@ -121,6 +123,7 @@ class FedCVTTraining:
         check_own(self._party, step, dict(self._models.state_dict()))
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         heads: dict[str, Tensor] = dict(self._heads.state_dict())
         return {
             "optimizer": self._optimizer.state_dict(),
@@ -129,6 +132,7 @@ class FedCVTTraining:
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])
         self._heads.load_state_dict(tree["heads"])

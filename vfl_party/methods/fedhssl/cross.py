@@ -20,7 +20,7 @@ from vfl_party.phases.context import Party
 from vfl_party.selfsup.local import Epochs, finite, require_rows
 from vfl_party.selfsup.losses import KeyQueue, variance_kept
 from vfl_party.selfsup.plan import SelfSupPlan
-from vfl_party.selfsup.tower import Trained, build_tower, loss_against, make_queue
+from vfl_party.selfsup.tower import TrainedTower, build_tower, loss_against, make_queue
 
 Inputs = tuple[Tensor, ...]
 
@@ -45,9 +45,9 @@ class CrossStep:
         self._party, self._phase, self._settings, self._plan = party, phase, settings, plan
         self._rows = require_rows(party, phase, "aligned", plan.batch_size)
         self.tower = build_tower(party, phase, CROSS, encoder, plan, shared=False)
-        self._trained = Trained(self.tower, plan, settings.rounds * settings.cross_epochs)
+        self._trained = TrainedTower(self.tower, plan, settings.rounds * settings.cross_epochs)
         self._keys: dict[str, KeyQueue] = {}
-        # Of received projections, so it adds no traffic.
+        # The queues hold received projections, so they add no traffic.
         if plan.ssl == "moco" and plan.negatives == "queue":
             sizes = {"rows": len(self._rows), "width": self.tower.width}
             self._keys = {
@@ -117,12 +117,14 @@ class CrossStep:
         return first
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {
             "trained": self._trained.state(),
             "keys": {peer: queue.state() for peer, queue in self._keys.items()},
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._trained.load_state(tree["trained"])
         for peer, queue in self._keys.items():
             queue.load_state(tree["keys"][peer])
@@ -137,10 +139,10 @@ class ActiveCross(CrossStep):
         self._projection = self._party.answering(self._phase, exchange, **sizes)
 
     def _step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
-        # Line 6.
+        # Alg. 1, line 6: own projections.
         (z_BP,) = self.tower.project(self._party, inputs)
         received = self._projection.collect(step)
-        # Line 8.
+        # Alg. 1, line 8: own projections to all passive parties.
         self._projection.reply_all(step, received, {"z": z_BP}, rows)
         loss = self._update(
             inputs, z_BP, {peer: tensors["z"] for peer, tensors in received.items()}
@@ -155,9 +157,9 @@ class PassiveCross(CrossStep):
         self._projection = self._party.asking(self._phase, exchange, **sizes)
 
     def _step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
-        # Line 6.
+        # Alg. 1, line 6: own projections.
         (z_BP,) = self.tower.project(self._party, inputs)
-        # Line 10.
+        # Alg. 1, line 10: own projections to the active party.
         self._projection.send(step, {"z": z_BP}, rows)
         reply = self._projection.receive(step)
         loss = self._update(inputs, z_BP, {self._projection.peer: reply["z"]})

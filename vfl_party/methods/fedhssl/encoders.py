@@ -13,9 +13,9 @@ from vfl_party.phases.context import MakeEncoder, Party
 CROSS, LOCAL = "cross", "local"
 
 
-def kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
+def make_kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
     """Makes the encoder that later phases get, with its initial weights: see ``Method.encoder``."""
-    match settings.kept:
+    match settings.keep_rule:
         case "cross":
             return make(CROSS)
         case "local":
@@ -30,7 +30,7 @@ def kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
 
 
 def part_of(encoder: nn.Module, tower: str) -> nn.Module:
-    """Returns one of the two encoders of ``kept_encoder``: see ``Method.part``."""
+    """Returns one of the two encoders of ``make_kept_encoder``: see ``Method.part``."""
     if not isinstance(encoder, TwoTowers):
         raise ValueError(
             "the phases of that run do not hand on two encoders. Remove it, or set start.phases "
@@ -52,13 +52,13 @@ def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module
     assert make is not None  # noqa: S101 - a party with features has it
     if isinstance(encoder, TwoTowers):
         return {CROSS: encoder.cross, LOCAL: encoder.local}
-    if settings.kept not in (CROSS, LOCAL):
+    if settings.keep_rule not in (CROSS, LOCAL):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"recipe: phases: an earlier phase hands on one encoder, but keep = {settings.kept!r} "
-            "needs two. Give both phases the same keep.",
+            "recipe: phases: an earlier phase hands on one encoder, but keep = "
+            f"{settings.keep_rule!r} needs two. Give both phases the same keep.",
         )
-    encoders: dict[str, nn.Module] = {settings.kept: encoder}
+    encoders: dict[str, nn.Module] = {settings.keep_rule: encoder}
     # FedGSSL* and FedHSSL*: later phases do not get the guide.
     if settings.cross and CROSS not in encoders:
         encoders[CROSS] = make(CROSS).to(party.device)

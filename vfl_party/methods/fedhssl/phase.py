@@ -71,13 +71,13 @@ class FedHSSL(Phase):
         done: dict[str, Epochs] = {}
         epochs = self._settings.local_epochs
         tick = self._ticker(round_, epochs)
-        # Step 1.
+        # Step 1: self-supervision across parties.
         if self._cross is not None:
             done["cross"] = self._cross.run(round_, tick)
-        # Step 2.
+        # Step 2: local self-supervision.
         if self._local is not None:
             done["local"] = self._local.run(round_, epochs, tick)
-        # Step 3.
+        # Step 3: aggregation of the encoders' tops.
         if self._aggregation is not None:
             self._aggregation.run(round_)
         elif self._local is not None:
@@ -101,8 +101,12 @@ class FedHSSL(Phase):
 
 
 class ActiveFedHSSL(FedHSSL):
+    """The active side."""
+
     side = ActiveCross
 
 
 class PassiveFedHSSL(FedHSSL):
+    """The passive side."""
+
     side = PassiveCross

@@ -88,7 +88,7 @@ class FedHSSLSettings(SelfSupSettings):
             )
 
     @property
-    def kept(self) -> Keep:
+    def keep_rule(self) -> Keep:
         """The encoders that fine-tuning gets."""
         if self.keep is not None:
             return self.keep

@@ -64,7 +64,7 @@ class FedOnceMethod(Method[FedOnceSettings]):
         return ""
 
     def follows_preset(self, written: Mapping[str, Any]) -> bool:
-        # The augmentations of views, which only one objective draws.
+        # Only the contrastive objective draws views, whose augmentations depend on the preset.
         return written.get("objective") == "contrastive"
 
 

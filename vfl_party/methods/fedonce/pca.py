@@ -79,6 +79,7 @@ class Pca:
 
     @torch.no_grad()
     def run_round(self, _round: int) -> RoundReport:
+        """Fits the components and reports the share of the variance that they hold."""
         (x,) = self._party.need_features().inputs(self._rows)
         d = min(self._linear.out_features, self._most)
         mean_F, axes_DF, share = principal_components(x.flatten(1), d)
@@ -87,10 +88,12 @@ class Pca:
         return RoundReport(0, {"local": {"variance": share}})
 
     def close(self) -> None:
-        return
+        """Does nothing."""
 
     def state(self) -> dict[str, Any]:
+        """Returns an empty state."""
         return {}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Does nothing."""
         _ = tree

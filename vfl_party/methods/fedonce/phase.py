@@ -19,7 +19,7 @@ from vfl_party.selfsup.settings import SelfSupSettings
 from vfl_party.selfsup.tower import build_tower
 
 
-class Learner(Protocol):
+class EncoderLearner(Protocol):
     """One way of learning an encoder without labels. The job keeps the encoder's weights."""
 
     def run_round(self, round_: int) -> RoundReport: ...
@@ -51,20 +51,23 @@ class ContrastiveLearner:
         )
 
     def run_round(self, round_: int) -> RoundReport:
+        """Trains for one round."""
         tick = self._party.ticker(self._phase, round_, self._rounds, self._local.steps(1))
         return report(self._party.name, {"local": self._local.run(round_, 1, tick)}, self._warned)
 
     def close(self) -> None:
-        return
+        """Does nothing."""
 
     def state(self) -> Tree:
+        """Returns the state for a checkpoint."""
         return self._local.state()
 
     def load_state(self, tree: Tree) -> None:
+        """Restores a state that ``state`` returned."""
         self._local.load_state(tree)
 
 
-_LEARNERS: dict[str, Callable[[Party, str, FedOnceSettings], Learner]] = {
+_LEARNERS: dict[str, Callable[[Party, str, FedOnceSettings], EncoderLearner]] = {
     "nat": Nat,
     "pca": Pca,
     "reconstruction": Reconstruction,
@@ -83,7 +86,7 @@ class FedOnce(Phase):
         self.name = name
         self.rounds = self.epochs = 1 if settings.objective == "pca" else settings.epochs
         learns = party.name != party.recipe.active.name or settings.active
-        self._learner: Learner | None = None
+        self._learner: EncoderLearner | None = None
         if learns and party.features is not None:
             self._learner = _LEARNERS[settings.objective](party, name, settings)
 

@@ -23,7 +23,7 @@ def rows_to_learn(party: Party, phase: str, split: str) -> Rows:
     return rows
 
 
-def diverged(party: Party, phase: str) -> InputError:
+def divergence_error(party: Party, phase: str) -> InputError:
     """Returns the error of a diverged training, which no peer can notice: nothing is sent in this
     phase.
     """
@@ -39,7 +39,7 @@ def finite(loss: float, party: Party, phase: str) -> float:
     notice).
     """
     if not math.isfinite(loss):
-        raise diverged(party, phase)
+        raise divergence_error(party, phase)
     return loss
 
 

@@ -16,7 +16,7 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 
 Output = Literal["tanh", "linear", "sphere"]
 
-# Table 5, passive parties.
+# The optimizer of passive parties in Table 5.
 ADAM = OptimizerSettings(kind="adam", lr=1e-4, weight_decay=1e-5)
 
 _ALL = {"objective", "rows", "active"}

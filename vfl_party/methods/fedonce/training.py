@@ -91,10 +91,12 @@ class LocalTraining:
         return value.detach()
 
     def close(self) -> None:
+        """Ends the private training, if there is any."""
         if self._private is not None:
             self._private.close()
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         steps = (
             {"private": self._private.state()}
             if self._private
@@ -103,6 +105,7 @@ class LocalTraining:
         return {**steps, "schedule": self._schedule.state_dict()}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         if self._private is not None:
             self._private.load_state(tree["private"])
         else:

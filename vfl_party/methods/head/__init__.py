@@ -25,7 +25,7 @@ from vfl_party.phases.sets import Learnt
 from vfl_party.privacy.plan import PrivatePhase
 
 
-class Head(Method[HeadSettings]):
+class HeadMethod(Method[HeadSettings]):
     """One upload, and training at the active party."""
 
     def follows(self, settings: HeadSettings) -> frozenset[str]:
@@ -101,4 +101,4 @@ def _active(party: Party, phase: str, settings: HeadSettings) -> Phase:
     return ActiveHead(party, phase, settings)
 
 
-METHOD = Head(HeadSettings, _active, PassiveHead)
+METHOD = HeadMethod(HeadSettings, _active, PassiveHead)

@@ -145,7 +145,7 @@ class ActiveHead(Phase):
             y_B = party.take(y_N, batch)
             weights_B = None if w_N is None else party.take(w_N, batch)
             if held is not None:
-                parts = passes(rule, self._sets, self._held_batch(held, batch, own_BD, steps))
+                parts = passes(rule, self._sets, self._make_held_batch(held, batch, own_BD, steps))
                 outputs = [top(combine(rule, part.embeddings)) for part in parts]
                 return summed(losses_of(self._loss, outputs, y_B, weights_B, parts), parts)
             r_BD = {name: party.take(rows_ND, batch) for name, rows_ND in r_ND.items()}
@@ -185,7 +185,7 @@ class ActiveHead(Phase):
             )
         return RoundReport(steps, {"train": metrics})
 
-    def _held_batch(
+    def _make_held_batch(
         self, held: HeldRows, batch: Rows, own_BD: list[Tensor], step: int
     ) -> HeldBatch:
         """Returns a batch of positions with the representations that were received of its rows."""

@@ -116,7 +116,7 @@ class TreesHead(Phase):
         """
         party, rows = self._party, self._party.rows(split)
         own = [embed(party, rows)] if party.features is not None else []
-        others = [self._received(passive.name, split) for passive in party.recipe.passives]
+        others = [self._get_received(passive.name, split) for passive in party.recipe.passives]
         _, targets = party.need_labels()
         weights = party.row_weights(party.rows("train"))
         return Matrix(
@@ -125,7 +125,7 @@ class TreesHead(Phase):
             None if weights is None else party.take(weights, rows).double().cpu().numpy(),
         )
 
-    def _received(self, name: str, split: str) -> Tensor:
+    def _get_received(self, name: str, split: str) -> Tensor:
         """Returns a party's representations of the rows of a split, [N, D]."""
         party, held, start = self._party, self._party.data.held, 0
         for uploaded_split in uploaded(party.recipe):
@@ -138,10 +138,10 @@ class TreesHead(Phase):
         whole_ND = r_RD.new_full((len(rows), r_RD.shape[1]), torch.nan)
         whole_ND[torch.from_numpy(at).to(r_RD.device)] = r_RD
         if split == "train":
-            whole_ND[self._left_out(name, rows)] = torch.nan
+            whole_ND[self._draw_left_out(name, rows)] = torch.nan
         return whole_ND
 
-    def _left_out(self, name: str, rows: Rows) -> Tensor:
+    def _draw_left_out(self, name: str, rows: Rows) -> Tensor:
         """Returns in which training rows ``party_dropout`` leaves a party out, bool [N]."""
         seed = derive_seed(self._party.recipe.seed, self.name, "party_dropout", name)
         # 64 bits are a number from 0 to 1.

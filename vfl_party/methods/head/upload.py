@@ -136,9 +136,11 @@ class Uploads:
         self._side.reply(step, {name: {"used": flag} for name, flag in used.items()})
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {"representations": self.of, "late": self.late}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         device = self._party.device
         self.of = {name: r_ND.to(device) for name, r_ND in tree["representations"].items()}
         self.late = list(tree["late"])

@@ -31,11 +31,11 @@ def _active(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
     parties = len(party.recipe.passives)
     if not parties:
         return AloneMocoSFL(party, name, settings)
-    return ActiveMocoSFL(party, name, settings.adjusted(parties))
+    return ActiveMocoSFL(party, name, settings.adjust(parties))
 
 
 def _passive(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
-    return PassiveMocoSFL(party, name, settings.adjusted(len(party.recipe.passives)))
+    return PassiveMocoSFL(party, name, settings.adjust(len(party.recipe.passives)))
 
 
 class MocoSFL(Method[MocoSFLSettings]):
@@ -55,7 +55,7 @@ class MocoSFL(Method[MocoSFLSettings]):
         return models | ({"bottom": build_bottom(recipe, settings)} if hands_out(recipe) else {})
 
     def traffic(self, party: Party, phase: str, settings: MocoSFLSettings) -> Traffic:
-        return traffic(party, phase, settings.adjusted(len(party.recipe.passives)))
+        return traffic(party, phase, settings.adjust(len(party.recipe.passives)))
 
     def follows_preset(self, written: Mapping[str, Any]) -> bool:
         _ = written

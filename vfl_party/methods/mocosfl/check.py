@@ -9,7 +9,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 
 KIND = "mocosfl"
-# Settings of the network, which all phases share.
+# Settings of the network that all phases must share.
 _SAME = ("image", "cut", "bottleneck", "width")
 
 

@@ -20,7 +20,7 @@ def latents(settings: MocoSFLSettings) -> Exchange:
     """
     shape = ("rows", "channels", "height", "width")
     up = Sent(Kind.EMBEDDING, {"q": f32(*shape), "k": f32(*shape)})
-    # Of the rows of the party that sent q.
+    # The gradient belongs to the rows of the party that sent q.
     down = Sent(Kind.GRADIENT, {"dq": f32(*shape)}, label_free=True, rows_of="receiver")
     return Exchange("latents", up, NOTHING if settings.frozen else down)
 

@@ -13,8 +13,8 @@ from vfl_party.models.metrics import functional
 
 # Pixels from the middle of SSIM's window to its edge: 11 x 11 pixels, as Wang et al. (2004) have
 # it.
-_MOST_REACH = 5
-# Of the Gaussian in the window, for each pixel of its reach: 1.5 in one of 11 x 11.
+_MAX_REACH = 5
+# Standard deviation of the window's Gaussian per pixel of its reach: 1.5 for 11 x 11 pixels.
 _SIGMA = 0.3
 
 
@@ -65,4 +65,4 @@ def ssim(images: Tensor, truth: Tensor) -> Tensor:
 
 
 def _reach(height: int, width: int) -> int:
-    return min(_MOST_REACH, max(1, min(height, width) // 4))
+    return min(_MAX_REACH, max(1, min(height, width) // 4))

@@ -56,11 +56,13 @@ class Memory:
             self._each[name].push(torch.cat(own))
 
     def state(self) -> Tree:
+        """Returns the state for a checkpoint."""
         if self._whole is not None:
             return self._whole.state()
         return {name: queue.state() for name, queue in self._each.items()}
 
     def load_state(self, tree: Tree) -> None:
+        """Restores a state that ``state`` returned."""
         if self._whole is not None:
             self._whole.load_state(tree)
         for name, queue in self._each.items():
@@ -78,7 +80,7 @@ class TrainedTail:
         self._half = TrainedHalf(self._tail, settings.of_tail, settings.epochs)
         self._momentum = momentum_of(self._tail)
         self._memory = Memory(party, phase, settings)
-        # Whose rows the loss was of, and their new keys.
+        # The parties whose rows the last loss used, and the new keys of these rows.
         self._of: Sequence[str] = ()
         self._halved = party.recipe.preset == "paper"
         self._fresh: Tensor | None = None
@@ -123,6 +125,7 @@ class TrainedTail:
         return loss
 
     def state(self) -> Tree:
+        """Returns the state for a checkpoint."""
         return {
             "half": self._half.state(),
             "momentum": dict(self._momentum.state_dict()),
@@ -130,6 +133,7 @@ class TrainedTail:
         }
 
     def load_state(self, tree: Tree) -> None:
+        """Restores a state that ``state`` returned."""
         self._half.load_state(tree["half"])
         self._momentum.load_state_dict(tree["momentum"])
         self._memory.load_state(tree["queue"])

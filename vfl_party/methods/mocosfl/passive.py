@@ -13,7 +13,12 @@ from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.steps import StepPlan, averaged, halves_of, momentum_of
+from vfl_party.methods.mocosfl.steps import (
+    StepPlan,
+    get_averaged_parameters,
+    halves_of,
+    momentum_of,
+)
 from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.methods.mocosfl.views import Views
 from vfl_party.models.backward import backward
@@ -41,7 +46,7 @@ class PassiveMocoSFL(Phase):
             self._bottom, settings.of_bottoms, settings.epochs, by_batch=released
         )
         self._momentum = momentum_of(self._bottom)
-        self._averaged = averaged(self._bottom, None if released else self._momentum)
+        self._averaged = get_averaged_parameters(self._bottom, None if released else self._momentum)
         channels, height, width = halves_of(party.recipe, settings).latent
         self._sizes = {"channels": channels, "height": height, "width": width}
         self._latents = party.asking(
@@ -58,7 +63,7 @@ class PassiveMocoSFL(Phase):
         self.skippable = self._course.idle(party.name)
 
     def run_round(self, round_: int) -> RoundReport:
-        course, drawn = self._course, self._party.name in self._course.drawn(round_)
+        course, drawn = self._course, self._party.name in self._course.participants(round_)
         report = RoundReport(len(course.numbers(round_)) if drawn else 0)
         # Start from the bottom as earlier phases, or another run, have trained it.
         if round_ == 0:

@@ -93,12 +93,14 @@ class Resistance:
         self._optimizer.step()
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {
             "decoder": dict(self._decoder.state_dict()),
             "optimizer": self._optimizer.state_dict(),
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._decoder.load_state_dict(tree["decoder"])
         self._optimizer.load_state_dict(tree["optimizer"])
 

@@ -19,14 +19,14 @@ from vfl_party.methods.mocosfl.resist import ResistSettings
 from vfl_party.models.halves import Bottleneck
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
-_MOST_PIXELS = 1 << 26
-# Of keys.
-_MOST_BYTES = 64 << 30
-# Rows of all parties in a step, and averages an epoch, that the released code aims at.
+_MAX_PIXELS = 1 << 26
+# The most bytes of all keys.
+_MAX_BYTES = 64 << 30
+# The released code aims at this many rows of all parties in a step, and between two averages.
 _ROWS_A_STEP, _ROWS_AN_AVERAGE = 100, 1000
-# Of the released code: the smallest crops; of both papers, the share of images that are blurred.
+# The smallest crops in the released code, and the share of blurred images in both papers.
 _SMALLEST, _BLURRED = 0.08, 0.5
-# Of the tail; appendix A.1, and A.4 for a bottom that is not trained.
+# Learning rates of the tail: appendix A.1, and A.4 for a bottom model that is not trained.
 _RATE, _FROZEN_RATE = 0.06, 0.001
 
 
@@ -116,15 +116,15 @@ class MocoSFLSettings(Section):
             raise ValueError(
                 "frozen = true leaves the bottom models unchanged. Remove bottom_optimizer."
             )
-        if math.prod(self.image) > _MOST_PIXELS:
+        if math.prod(self.image) > _MAX_PIXELS:
             raise ValueError(
-                f"image must have at most {_MOST_PIXELS:,} numbers (got "
+                f"image must have at most {_MAX_PIXELS:,} numbers (got "
                 f"{math.prod(self.image):,}). Correct image."
             )
-        if 4 * self.queue * self.width > _MOST_BYTES:
+        if 4 * self.queue * self.width > _MAX_BYTES:
             raise ValueError(
                 f"queue = {self.queue:,} keys of width = {self.width:,} need more than "
-                f"{_MOST_BYTES >> 30} GiB. Lower queue or width."
+                f"{_MAX_BYTES >> 30} GiB. Lower queue or width."
             )
         if self.resist is not None and (self.frozen or self.batch_size < 2):
             raise ValueError(
@@ -132,7 +132,7 @@ class MocoSFLSettings(Section):
                 "increase batch_size."
             )
 
-    def adjusted(self, parties: int) -> MocoSFLSettings:
+    def adjust(self, parties: int) -> MocoSFLSettings:
         """Returns the settings for this number of passive parties: ``auto_adjust`` of the released
         code, which keeps about 100 rows in a step, and averages after about 1,000.
         """

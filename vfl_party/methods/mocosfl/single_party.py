@@ -19,9 +19,9 @@ from vfl_party.methods.mocosfl.views import Views
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import ema_update
 
-# Rows that are looked at together.
+# Rows that are checked together.
 _AT_ONCE = 1024
-# Of pixels that are scaled.
+# The tolerance for scaled pixels.
 _ROUNDING = 1e-4
 
 
@@ -129,7 +129,7 @@ def _check_alone(party: Party, phase: str, settings: MocoSFLSettings) -> None:
 def _is_unit(party: Party) -> bool:
     """Whether all pixels that the bottom gets are from 0 to 1."""
     rows = party.rows("local")
-    # Others are of data.unaligned, and scaled as these are.
+    # Other rows come from data.unaligned and are scaled in the same way.
     rows = rows[rows < len(party.data.ids)]
     for start in range(0, len(rows), _AT_ONCE):
         low, high = torch.aminmax(party.need_features().inputs(rows[start : start + _AT_ONCE])[0])

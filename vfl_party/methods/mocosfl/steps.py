@@ -20,7 +20,7 @@ from vfl_party.models.halves import Halves, Tail
 from vfl_party.models.init import seeded
 from vfl_party.phases.context import Party
 
-# Times: an epoch that is so much longer than a party's own rows is worth a word.
+# An epoch that goes this many times over a party's rows causes a warning.
 _LONGER = 100
 
 
@@ -64,7 +64,7 @@ def build_tail(recipe: Recipe, settings: MocoSFLSettings, seed: int) -> Tail:
         return halves_of(recipe, settings).tail(settings.width)
 
 
-def averaged(bottom: nn.Module, momentum: nn.Module | None) -> dict[str, Tensor]:
+def get_averaged_parameters(bottom: nn.Module, momentum: nn.Module | None) -> dict[str, Tensor]:
     """Returns the parameters that the server averages; ``momentum``: the moving average, if it is
     averaged too.
     """
@@ -184,7 +184,7 @@ class StepPlan:
         """The passive parties."""
         return tuple(self.holdings)
 
-    def drawn(self, round_: int) -> tuple[str, ...]:
+    def participants(self, round_: int) -> tuple[str, ...]:
         """Returns the passive parties that take part in a round."""
         return self.parties if self.draw is None else self.draw.of(round_, self.parties)
 
@@ -192,7 +192,7 @@ class StepPlan:
         """Returns the passive parties that get the average of a round: those of the next one;
         after the last round, all.
         """
-        return self.parties if round_ + 1 == self.settings.rounds else self.drawn(round_ + 1)
+        return self.parties if round_ + 1 == self.settings.rounds else self.participants(round_ + 1)
 
     def idle(self, party: str) -> tuple[int, ...]:
         """Returns the rounds in which a passive party does nothing at all."""
@@ -201,7 +201,7 @@ class StepPlan:
         return tuple(
             round_
             for round_ in range(1, self.settings.rounds)
-            if party not in self.drawn(round_) and party not in self.takers(round_)
+            if party not in self.participants(round_) and party not in self.takers(round_)
         )
 
     def numbers(self, round_: int) -> range:

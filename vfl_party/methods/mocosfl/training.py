@@ -71,14 +71,16 @@ class TrainedHalf:
     def catch_up(self, epoch: int) -> None:
         """Moves the schedule on to an epoch, if it goes by epochs."""
         with warnings.catch_warnings():
-            # Of epochs without a step: a party that is not drawn has none.
+            # torch warns of epochs without a step, which a party has while it is not drawn.
             warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step", UserWarning)
             while not self._by_batch and self._schedule.last_epoch < epoch:
                 self._schedule.step()
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {"optimizer": self._optimizer.state_dict(), "schedule": self._schedule.state_dict()}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])

@@ -23,7 +23,7 @@ class Probe(Method[ProbeSettings]):
         return traffic(party, phase, settings)
 
     def scores_own_rows(self, settings: ProbeSettings) -> bool:
-        # A head of the phase's own is not kept.
+        # A head with hidden layers ends with the phase.
         return not settings.hidden
 
     def scores(self, party: Party, phase: str, settings: ProbeSettings) -> ProbeScorer | None:

@@ -20,7 +20,7 @@ from vfl_party.methods.probe.exchanges import (
     parts_of,
     rows_a_message,
 )
-from vfl_party.methods.probe.head import Head, Known, labelled
+from vfl_party.methods.probe.head import KnownRows, ProbeHead, select_labelled
 from vfl_party.methods.probe.latents import Collector
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.models.halves import Tail
@@ -28,10 +28,10 @@ from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import measured
 
-# Rows whose neighbours are looked for at once.
+# The number of rows whose neighbours are searched at once.
 _VOTERS = 512
-# Of a share of votes, so that its logarithm is finite.
-_LEAST = 1e-12
+# The smallest share of votes, so that its logarithm is finite.
+_MIN_SHARE = 1e-12
 
 
 class ActiveProbe(Phase):
@@ -57,7 +57,7 @@ class ActiveProbe(Phase):
                 "Change task.kind, or remove the phase.",
             )
         self._tail, self._splits = tail, (TRAINING, *settings.splits)
-        self._head = Head(party, name, settings)
+        self._head = ProbeHead(party, name, settings)
         self._latents = Collector(party, tail, name)
 
     def run_round(self, round_: int) -> RoundReport:
@@ -71,7 +71,7 @@ class ActiveProbe(Phase):
                 "parties. Add labels with the ids that they use, and start again: the trained "
                 "models are kept.",
             )
-        train = labelled(party, self.name, train, self._settings)
+        train = select_labelled(party, self.name, train, self._settings)
         y_N = party.take(targets, train.rows)
         steps_, loss = self._head.train(train, y_N)
         predictions: dict[str, tuple[Rows, Tensor]] = {}
@@ -87,7 +87,7 @@ class ActiveProbe(Phase):
         counted = ", ".join(
             f"{len(of.rows):,} {'training' if s == TRAINING else s}" for s, of in known.items()
         )
-        repeated = _repeated(known)
+        repeated = _note_repeated(known)
         if repeated:
             advise(party.show, f"phase {self.name}: {repeated}")
         used = len(train.rows)
@@ -96,26 +96,26 @@ class ActiveProbe(Phase):
         note = "; ".join(filter(None, notes))
         return RoundReport(steps_, metrics, note=note, predictions=predictions)
 
-    def _collect(self, round_: int) -> dict[str, Known]:
+    def _collect(self, round_: int) -> dict[str, KnownRows]:
         """Returns the rows whose labels are known, {split: rows and features}."""
         self._tail.eval()
         if not self._party.recipe.passives:
             return {
                 split: self._own("train" if split == TRAINING else split) for split in self._splits
             }
-        party, parts = self._party, dict[str, list[Known]]()
+        party, parts = self._party, dict[str, list[KnownRows]]()
         plan = range(self._latents.count(self._splits))
         for number, collected in zip(plan, self._latents.collect(self._splits), strict=True):
             for part in collected.parts.values():
                 parts.setdefault(collected.split, []).append(part)
             party.tick(self.name, round_, self.rounds, number + 1, len(plan))
-        nothing = Known(
+        nothing = KnownRows(
             np.empty(0, np.int64), torch.empty(0, party.embedding_size, device=party.device)
         )
-        return {split: _joined(parts.get(split, [nothing])) for split in self._splits}
+        return {split: _join(parts.get(split, [nothing])) for split in self._splits}
 
     @torch.no_grad()
-    def _own(self, split: str) -> Known:
+    def _own(self, split: str) -> KnownRows:
         """Returns this party's own rows of a split, if it is alone."""
         party = self._party
         rows, bottom = party.rows(split), party.models["encoder"]
@@ -124,7 +124,7 @@ class ActiveProbe(Phase):
             self._tail.features(bottom(*party.need_features().inputs(of)))
             for of in parts_of(rows, rows_a_message(self._tail.latent))
         ]
-        return Known(
+        return KnownRows(
             rows,
             torch.cat(parts)
             if parts
@@ -146,13 +146,13 @@ class ActiveProbe(Phase):
             weights = ((near.values - near.values[:, :1]) / settings.temperature).exp()
             votes = torch.zeros(len(part), max(2, task.outputs), device=part.device)
             votes.scatter_add_(1, classes[near.indices], weights)
-            shares = (votes / votes.sum(dim=1, keepdim=True)).clamp_min(_LEAST)
+            shares = (votes / votes.sum(dim=1, keepdim=True)).clamp_min(_MIN_SHARE)
             logits = shares.log()
             logits_.append(logits if task.kind == "multiclass" else logits[:, 1:] - logits[:, :1])
         return torch.cat(logits_)
 
 
-def _repeated(known: Mapping[str, Known]) -> str:
+def _note_repeated(known: Mapping[str, KnownRows]) -> str:
     """Returns a note on the known rows that several parties hold, and on those of them that are not
     only for training; '' if there are no such rows.
     """
@@ -172,7 +172,7 @@ def _repeated(known: Mapping[str, Known]) -> str:
     )
 
 
-def _joined(parts: list[Known]) -> Known:
-    return Known(
+def _join(parts: list[KnownRows]) -> KnownRows:
+    return KnownRows(
         np.concatenate([part.rows for part in parts]), torch.cat([part.features for part in parts])
     )

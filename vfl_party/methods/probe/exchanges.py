@@ -24,7 +24,7 @@ from vfl_party.phases.context import Party
 
 DIGEST_BYTES = 16
 _CHUNK_BYTES = 8 << 20
-_MOST_ROWS = 1024
+_MAX_ROWS = 1024
 TRAINING = "local"
 
 LATENTS = Exchange(
@@ -50,7 +50,7 @@ def digests(recipe: Recipe, ids: Sequence[str]) -> Tensor:
 
 def rows_a_message(latent: Sequence[int]) -> int:
     """Returns how many rows are sent at once."""
-    return int(max(1, min(_MOST_ROWS, _CHUNK_BYTES // (4 * int(np.prod(latent))))))
+    return int(max(1, min(_MAX_ROWS, _CHUNK_BYTES // (4 * int(np.prod(latent))))))
 
 
 def parts_of(rows: Rows, size: int) -> list[Rows]:

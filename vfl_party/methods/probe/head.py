@@ -19,7 +19,7 @@ from vfl_party.phases.context import Party
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownRows:
     """The rows of a split whose labels the active party knows: its own row numbers [N], and
     features [N, E].
     """
@@ -28,7 +28,9 @@ class Known:
     features: Tensor
 
 
-def labelled(party: Party, phase: str, known: Known, settings: ProbeSettings) -> Known:
+def select_labelled(
+    party: Party, phase: str, known: KnownRows, settings: ProbeSettings
+) -> KnownRows:
     """Returns the share of training rows whose labels the head learns from, drawn by the recipe's
     seed, with each class's share of them.
 
@@ -40,7 +42,9 @@ def labelled(party: Party, phase: str, known: Known, settings: ProbeSettings) ->
         targets = party.need_labels()[1][torch.from_numpy(known.rows)].cpu()
         order = stratified_order(party.recipe.seed, targets.long().reshape(-1).numpy())
         some = np.sort(order[: round(share * len(known.rows))])
-        chosen = Known(known.rows[some], known.features[torch.from_numpy(some).to(party.device)])
+        chosen = KnownRows(
+            known.rows[some], known.features[torch.from_numpy(some).to(party.device)]
+        )
     min_rows = 2 if settings.hidden else 1
     if len(chosen.rows) < min_rows:
         raise InputError(
@@ -51,7 +55,7 @@ def labelled(party: Party, phase: str, known: Known, settings: ProbeSettings) ->
     return chosen
 
 
-class Head:
+class ProbeHead:
     """The top model or, with ``hidden``, a model of the phase's own, which is not kept."""
 
     def __init__(self, party: Party, phase: str, settings: ProbeSettings) -> None:
@@ -79,7 +83,7 @@ class Head:
         self._model.eval()
         return self._logits(features_NE)
 
-    def train(self, train: Known, y_N: Tensor) -> tuple[int, float]:
+    def train(self, train: KnownRows, y_N: Tensor) -> tuple[int, float]:
         """Trains the head on frozen features; returns the number of steps, and the last epoch's
         loss.
         """

@@ -20,7 +20,7 @@ from vfl_party.methods.probe.exchanges import (
     sizes_of,
     steps,
 )
-from vfl_party.methods.probe.head import Known
+from vfl_party.methods.probe.head import KnownRows
 from vfl_party.models.halves import Tail
 from vfl_party.phases.context import Party
 
@@ -32,7 +32,7 @@ class Collected:
     """
 
     split: str
-    parts: Mapping[str, Known]
+    parts: Mapping[str, KnownRows]
     unknown: Mapping[str, int]
 
 
@@ -77,7 +77,7 @@ class Collector:
                 seen[sender][own] = True
                 z = tensors["z"][torch.tensor([row >= 0 for row in rows])]
                 with torch.no_grad():
-                    parts[sender] = Known(own, features_of(party, self._tail, z))
+                    parts[sender] = KnownRows(own, features_of(party, self._tail, z))
                 unknown[sender] = len(rows) - len(own)
             yield Collected(split, parts, unknown)
 

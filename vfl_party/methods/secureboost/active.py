@@ -28,16 +28,16 @@ from vfl_party.homomorphic import (
     together,
 )
 from vfl_party.homomorphic.none import PlainAdder
-from vfl_party.homomorphic.shards import Shards, shared_keys, summing
+from vfl_party.homomorphic.shards import Shards, share_keys, summing
 from vfl_party.homomorphic.sums import Summing
-from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
+from vfl_party.methods.secureboost.columns import Codes, Column, encode_rows, learn, sample_columns
 from vfl_party.methods.secureboost.common import (
     begin,
-    made,
+    get_routed_rows,
+    make_split,
     note_constant,
     note_importance,
-    opened,
-    routed,
+    open_exchanges,
 )
 from vfl_party.methods.secureboost.exchanges import BEST, STOP
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
@@ -50,10 +50,10 @@ from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
 from vfl_party.methods.secureboost.tree.objective import Doubles, Fixed, base, derivatives
 from vfl_party.methods.secureboost.tree.positions import (
     Bools,
+    bytes_for_bits,
     open_nodes,
-    packed_bytes,
+    rows_of_nodes,
     to_sum,
-    where,
 )
 from vfl_party.methods.secureboost.tree.sampling import by_gradient, sample, secret
 from vfl_party.models.metrics import loss_fn
@@ -77,7 +77,7 @@ class ActiveSecureBoost(Phase):
                 f"{where_}: first_tree_own needs columns, but {party.name} has none. Remove "
                 "first_tree_own.",
             )
-        self._train, self._routed = party.rows("train"), routed(party, settings)
+        self._train, self._routed = party.rows("train"), get_routed_rows(party, settings)
         self._y_N = self._targets()
         self._columns = (
             learn(party, settings.bins, self._train)
@@ -87,8 +87,8 @@ class ActiveSecureBoost(Phase):
         note_constant(party, name, self._columns)
         self._codes_NF: Codes = np.empty((len(self._routed), 0), np.int8)
         if self._columns:
-            self._codes_NF = coded(party, self._columns)[self._routed]
-        self._swaps = opened(party.answering, name, settings)
+            self._codes_NF = encode_rows(party, self._columns)[self._routed]
+        self._swaps = open_exchanges(party.answering, name, settings)
         self._walk = Walk(party, name, settings, "after the last tree")
         self._passives = [passive.name for passive in party.recipe.passives]
         self._keys: Keys | None = None
@@ -118,7 +118,7 @@ class ActiveSecureBoost(Phase):
             )
         return y_N
 
-    # -- rounds
+    # -- rounds of boosting
     # ------------------------------------------------------------
 
     def run_round(self, round_: int) -> RoundReport:
@@ -132,7 +132,7 @@ class ActiveSecureBoost(Phase):
             self._open(round_)
         with_others = bool(self._passives) and (round_ > 0 or not settings.first_tree_own)
         before_NK = self._scores_NK.copy()
-        rows, weights_R = self._sampled(round_, before_NK, with_others)
+        rows, weights_R = self._sample_rows(round_, before_NK, with_others)
         for k in range(outputs):
             g_R, h_R = derivatives(party.recipe.task, before_NK[rows], self._y_N[rows], k)
             growing = self._begin(round_, rows, g_R * weights_R, h_R * weights_R, with_others)
@@ -145,7 +145,9 @@ class ActiveSecureBoost(Phase):
             return RoundReport(outputs, metrics)
         return self._end(round_, metrics, done)
 
-    def _sampled(self, round_: int, scores_NK: Doubles, with_others: bool) -> tuple[Rows, Doubles]:
+    def _sample_rows(
+        self, round_: int, scores_NK: Doubles, with_others: bool
+    ) -> tuple[Rows, Doubles]:
         """Returns the rows of a round and their weights; with GOSS, tells the passive parties the
         rows.
         """
@@ -221,16 +223,16 @@ class ActiveSecureBoost(Phase):
         step, settings = self._step(round_), self._settings
         received = self._swaps.key.collect(step)
         for party, tensors in received.items():
-            self._declared(party, tensors["facts"].tolist()[1:])
+            self._check_offer(party, tensors["facts"].tolist()[1:])
         with_heu = has_heu() and all(int(tensors["facts"][0]) for tensors in received.values())
         keys, public = make_keys(settings.encryption, settings.key_bits, with_heu=with_heu)
-        self._keys = shared_keys(keys, self._shards)
+        self._keys = share_keys(keys, self._shards)
         room = key_room(settings.encryption, settings.key_bits)
         written = len(public).to_bytes(4, "little") + public.ljust(room - 4, b"\0")
         key = torch.frombuffer(bytearray(written), dtype=torch.uint8)
         self._swaps.key.reply_all(step, self._passives, {"key": key})
 
-    def _declared(self, party: str, facts: list[int]) -> None:
+    def _check_offer(self, party: str, facts: list[int]) -> None:
         """Notes what a party's columns offer, before the first gradients leave. Raises
         PeerError.
         """
@@ -254,7 +256,11 @@ class ActiveSecureBoost(Phase):
         fixed = Fixed.of(g_N, h_N)
         g, h = fixed.integers(g_N), fixed.integers(h_N)
         share, width = settings.column_sample, len(self._columns)
-        own = sampled(party.own_seed, self.name, party.name, round_, width, share) if width else []
+        own = (
+            sample_columns(party.own_seed, self.name, party.name, round_, width, share)
+            if width
+            else []
+        )
         layout = Layout.of(self._columns, own)
         in_sample = np.zeros(count, bool)
         in_sample[rows] = True
@@ -404,16 +410,16 @@ class ActiveSecureBoost(Phase):
             of.tree.owners[level, node], of.tree.gains[level, node] = party, split_.gain
             if party == self._party.name:
                 here = of.nodes == node
-                split = made(
+                split = make_split(
                     self._columns, of.layout, split_.flags, self._codes_NF[here & of.in_sample]
                 )
                 of.tree.splits[level, node] = split
                 lefts[node] = split.goes_left(self._codes_NF[here])
         if of.sizes:
-            counts = {party: len(where(of.nodes, won[party])) for party in of.sizes}
+            counts = {party: len(rows_of_nodes(of.nodes, won[party])) for party in of.sizes}
             received = self._swaps.partition.collect(
                 self._step(round_),
-                each={party: {"packed": packed_bytes(count)} for party, count in counts.items()},
+                each={party: {"packed": bytes_for_bits(count)} for party, count in counts.items()},
             )
             for party, tensors in received.items():
                 bits = np.unpackbits(tensors["left"].cpu().numpy(), count=counts[party]).astype(
@@ -454,7 +460,7 @@ class ActiveSecureBoost(Phase):
     def load_state(self, tree: State) -> None:
         self._scores_NK = tree["scores"].numpy().copy()
         self._best, self._least = tree["best"], tree["least"]
-        # Releases before had none.
+        # Checkpoints of earlier releases have no offers.
         facts = tree.get("offers", {})
         offers = {name: Offer.read(numbers, self._settings) for name, numbers in facts.items()}
         self._offers = {name: offer for name, offer in offers.items() if offer is not None}

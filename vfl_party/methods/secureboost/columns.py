@@ -15,7 +15,7 @@ from vfl_party.base.seeds import Rows, derive_seed, permutation
 from vfl_party.methods.secureboost.settings import MOST_CODES
 from vfl_party.phases.context import Party
 
-# The code of a cell like none in the training rows: it goes where most rows go.
+# The code of a cell that does not occur in training: it goes where most rows go.
 ELSEWHERE = -1
 Codes = npt.NDArray[np.int8]
 
@@ -111,7 +111,7 @@ def cuts(values: npt.NDArray[np.float64], bins: int) -> list[float]:
     return ((distinct[ends - 1] + distinct[ends]) / 2).tolist() if len(distinct) else []
 
 
-def coded(party: Party, columns: list[Column]) -> Codes:
+def encode_rows(party: Party, columns: list[Column]) -> Codes:
     """Returns the codes of all rows, [N, columns]."""
     numbers_NF, codes_NK, _ = cells(party)
     return codes_of(columns, numbers_NF, codes_NK)
@@ -127,7 +127,9 @@ def codes_of(
     )
 
 
-def sampled(seed: int, phase: str, party: str, round_: int, count: int, share: float) -> list[int]:
+def sample_columns(
+    seed: int, phase: str, party: str, round_: int, count: int, share: float
+) -> list[int]:
     """Returns the columns that a round's trees see, ascending; at least one."""
     if share == 1.0:
         return list(range(count))

@@ -17,7 +17,7 @@ from vfl_party.homomorphic import check, cipher_bytes, key_room
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
 from vfl_party.methods.secureboost.exchanges import (
     KEY,
-    MOST_ENTRIES,
+    MAX_ENTRIES,
     PARTITION,
     SAMPLE,
     VERDICT,
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def routed(party: Party, settings: SecureBoostSettings) -> Rows:
+def get_routed_rows(party: Party, settings: SecureBoostSettings) -> Rows:
     """Returns the rows that stand in the trees while they grow: for training, then those that say
     when to stop.
     """
@@ -87,7 +87,9 @@ class OpenExchanges(Generic[T]):
     verdict: T | None
 
 
-def opened(open_: Callable[..., T], phase: str, settings: SecureBoostSettings) -> OpenExchanges[T]:
+def open_exchanges(
+    open_: Callable[..., T], phase: str, settings: SecureBoostSettings
+) -> OpenExchanges[T]:
     """Opens the exchanges with ``party.asking`` or ``party.answering``, in the same order at both
     sides.
     """
@@ -108,11 +110,11 @@ def check_offered(
     """Raises InputError if the columns can offer a tree more splits than may be sent."""
     counts = sorted((len(Layout.of([column], [0]).entries) for column in columns), reverse=True)
     offered = sum(counts[: max(1, round(settings.column_sample * len(columns)))])
-    if offered > MOST_ENTRIES:
+    if offered > MAX_ENTRIES:
         raise InputError(
             Code.DATA_INVALID,
             f"recipe: phases: {phase}: the columns of {party.name} must offer a tree at most "
-            f"{MOST_ENTRIES:,} splits (got {offered:,}). Lower bins or column_sample, or drop "
+            f"{MAX_ENTRIES:,} splits (got {offered:,}). Lower bins or column_sample, or drop "
             "columns.",
         )
 
@@ -144,14 +146,14 @@ def note_importance(party: Party, phase: str, importance: Mapping[str, float], u
     )
 
 
-def made(columns: list[Column], layout: Layout, flags: Bools, codes_NF: Codes) -> Split:
+def make_split(columns: list[Column], layout: Layout, flags: Bools, codes_NF: Codes) -> Split:
     """Makes the split that ``flags`` of the entries stand for. ``codes_NF``: of the node's rows in
     the sample.
 
     Cells like none of these go where most of them go, left if it is a tie. Raises ValueError if no
     flag is set.
     """
-    column, left = layout.left(columns, flags)
+    column, left = layout.choose_left(columns, flags)
     codes_N = codes_NF[:, column]
     known_N = codes_N[codes_N != ELSEWHERE]
     counts = np.bincount(known_N, minlength=len(left))

@@ -15,10 +15,10 @@ from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes
 
 Places = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
-# Of a node's number in the whole tree.
+# The type of a node's number in the whole tree.
 PLACE = np.int16
-# Of a node without a split of a party, or without an owner.
-_NONE = -1
+# Marks a node that has no split of this party, or no owner.
+_NO_SPLIT = -1
 
 
 def _place(level: int, node: int) -> int:
@@ -40,7 +40,7 @@ def _entrance(tree: Tree, level: int, node: int) -> int:
     return 1
 
 
-class Flat:
+class FlatForest:
     """A party's own splits of a forest in arrays, so that many rows are moved at once."""
 
     def __init__(self, forest: Forest, depth: int) -> None:
@@ -52,10 +52,10 @@ class Flat:
         ]
         codes = max((len(split.left) for _, _, split, _ in splits), default=0)
         # The number of a split, by level, tree and node.
-        self._number = [np.full((self.trees, 1 << level), _NONE) for level in range(depth)]
+        self._number = [np.full((self.trees, 1 << level), _NO_SPLIT) for level in range(depth)]
         self._column_S = np.array([split.column for _, _, split, _ in splits], np.int64)
         self._entrance_S = np.array([entrance for *_, entrance in splits], np.int64)
-        # One more than the code: the first is of cells like none in training.
+        # The index is the code plus 1: index 0 is for cells that do not occur in training.
         self._left_SC = np.zeros((len(splits), 1 + codes), bool)
         for at, (number, (level, node), split, _) in enumerate(splits):
             self._number[level][number, node] = at
@@ -71,7 +71,7 @@ class Flat:
         rows, trees = np.nonzero(here_BT)
         splits = self._number[level][trees, at_BT[rows, trees]]
         lefts_BT = np.zeros(at_BT.shape, bool)
-        lefts_BT[rows, trees] = self._left(splits, rows, codes_BF)
+        lefts_BT[rows, trees] = self._goes_left(splits, rows, codes_BF)
         return lefts_BT
 
     def answer(
@@ -87,33 +87,33 @@ class Flat:
         rows, trees = np.nonzero(nodes_BT != SETTLED)
         nodes = nodes_BT[rows, trees].astype(np.int64)
         inside = nodes < 1 << level
-        splits = np.where(inside, self._number[level][trees, np.where(inside, nodes, 0)], _NONE)
-        if (splits == _NONE).any():
+        splits = np.where(inside, self._number[level][trees, np.where(inside, nodes, 0)], _NO_SPLIT)
+        if (splits == _NO_SPLIT).any():
             raise ValueError("for a split of another party")
         if (path_BT[rows, trees] != self._entrance_S[splits]).any():
             raise ValueError("for a split that the row cannot have reached")
-        left = self._left(splits, rows, codes_BF)
+        left = self._goes_left(splits, rows, codes_BF)
         path_BT[rows, trees] = 2 * _place(level, 0) + 2 * nodes + ~left
         bits_BT = np.zeros(nodes_BT.shape, bool)
         bits_BT[rows, trees] = left
         return bits_BT
 
-    def _left(self, splits: Places, rows: Places, codes_BF: Codes) -> Bools:
+    def _goes_left(self, splits: Places, rows: Places, codes_BF: Codes) -> Bools:
         codes = codes_BF[rows, self._column_S[splits]].astype(np.int64)
         left: Bools = self._left_SC[splits, 1 + codes]
         return left
 
 
-class Map:
+class ForestMap:
     """What the active party knows of all trees, in arrays: leaves, and who owns each split."""
 
     def __init__(self, forest: Forest, depth: int, active: str, passives: Sequence[str]) -> None:
-        self.flat, self.base = Flat(forest, depth), forest.base
+        self.flat, self.base = FlatForest(forest, depth), forest.base
         self.depth, self.passives = depth, tuple(passives)
         numbers = {name: number for number, name in enumerate((active, *passives))}
         shapes = [(self.flat.trees, 1 << level) for level in range(depth + 1)]
         self.leaves = [np.full(shape, np.nan) for shape in shapes]
-        self.owners = [np.full(shape, _NONE) for shape in shapes]
+        self.owners = [np.full(shape, _NO_SPLIT) for shape in shapes]
         for number, tree in enumerate(forest.trees):
             for (level, node), value in tree.leaves.items():
                 self.leaves[level][number, node] = value
@@ -127,12 +127,12 @@ class Descent:
     ``codes_BF``: its own of these rows.
     """
 
-    def __init__(self, of: Map, codes_BF: Codes, count: int) -> None:
+    def __init__(self, of: ForestMap, codes_BF: Codes, count: int) -> None:
         self._map, self._codes_BF, self.level = of, codes_BF, 0
         shape = (count, of.flat.trees)
         self._at_BT, self._values_BT = np.zeros(shape, np.int64), np.zeros(shape)
         self._settled_BT, self._trees_T = np.zeros(shape, bool), np.arange(of.flat.trees)
-        self._owner_BT = np.full(shape, _NONE)
+        self._owner_BT = np.full(shape, _NO_SPLIT)
         self._arrive()
 
     @property
@@ -147,7 +147,7 @@ class Descent:
         new_BT = ~self._settled_BT & ~np.isnan(value_BT)
         self._values_BT[new_BT] = value_BT[new_BT]
         self._settled_BT |= new_BT
-        self._owner_BT = np.where(self._settled_BT, _NONE, owners[self._trees_T, self._at_BT])
+        self._owner_BT = np.where(self._settled_BT, _NO_SPLIT, owners[self._trees_T, self._at_BT])
 
     def here(self, party: str) -> Bools:
         """Whether each row stands at a split of a passive party's, in each tree, [B, T]."""
@@ -163,7 +163,7 @@ class Descent:
     def give_up(self, rows_B: Bools) -> None:
         """Has rows move no more, and asks nobody about them."""
         self._settled_BT[rows_B] = True
-        self._owner_BT[rows_B] = _NONE
+        self._owner_BT[rows_B] = _NO_SPLIT
 
     def move(self, lefts: Mapping[str, Bools]) -> None:
         """Moves the rows to the next level. ``lefts``: what the passive parties say, [B, T]."""
@@ -185,6 +185,6 @@ class Descent:
         return scores_BK
 
 
-def unpacked(packed: npt.NDArray[np.uint8], rows: int, trees: int) -> Bools:
+def unpack_bits(packed: npt.NDArray[np.uint8], rows: int, trees: int) -> Bools:
     """Returns the bits of an answer, [rows, trees]."""
     return np.unpackbits(packed, count=rows * trees).astype(bool).reshape(rows, trees)

@@ -10,8 +10,8 @@ from vfl_party.outbound.declared import NOTHING, Exchange, Sent, i64, u8
 
 # Bits of the active party's verdict on a round.
 BEST, STOP = 1, 2
-# Of a party, in a tree.
-MOST_ENTRIES = 1 << 17
+# The most entries of a party in a tree.
+MAX_ENTRIES = 1 << 17
 # Columns of numbers, their splits, columns of categories by their number of entries.
 FACTS = 2 + MOST_CODES + 1
 

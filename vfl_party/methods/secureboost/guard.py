@@ -21,39 +21,37 @@ from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes
 from vfl_party.methods.secureboost.tree.sampling import parts
 from vfl_party.phases.context import Party
 
-# In the party's folder of the run.
+# A file in the party's folder of the run.
 FILE = "answered-splits"
-LOST = (
+LOST_FOLDER = (
     "If its folder of the run was lost, begin a new run with --fresh at the server and every party."
 )
-# Of a row: see ``objective.derivatives``.
-_MOST_H = {"binary": 0.25, "multiclass": 0.5, "regression": 1.0}
+# The largest h of a row; see ``objective.derivatives``.
+_MAX_H = {"binary": 0.25, "multiclass": 0.5, "regression": 1.0}
 _ROUNDING = 1e-9
 
 
-def fewest_rows(
-    task: TaskSettings, settings: SecureBoostSettings, train: int, sides: int = 1
-) -> int:
+def min_rows(task: TaskSettings, settings: SecureBoostSettings, train: int, sides: int = 1) -> int:
     """Returns how many rows of a tree's sample are at least on a side of an honest split.
 
     A side weighs ``min_child_weight`` or more, and a row no more than the most that its h can be.
     ``sides``: 2 for a node that is still open, which must have room for two sides. ``train``: the
     number of training rows.
     """
-    max_h = _most_h(task, settings, train)
+    max_h = _max_h(task, settings, train)
     return max(1, math.ceil(sides * settings.min_child_weight / max_h * (1 - _ROUNDING)))
 
 
-def _most_h(task: TaskSettings, settings: SecureBoostSettings, train: int) -> float:
+def _max_h(task: TaskSettings, settings: SecureBoostSettings, train: int) -> float:
     """Returns the most that h of a row can be; a row that GOSS draws counts several times."""
-    max_h = _MOST_H[task.kind]
+    max_h = _MAX_H[task.kind]
     if settings.goss is not None:
         top, rest = parts(train, settings.goss)
         max_h *= (train - top) / rest
     return max_h
 
 
-def most_bits(task: TaskSettings, settings: SecureBoostSettings) -> int:
+def max_bits(task: TaskSettings, settings: SecureBoostSettings) -> int:
     """Returns how many bits a passive party may answer about one row in a run, at most: one a level
     of each tree.
 
@@ -84,9 +82,9 @@ def check_asked(party: Party, phase: str, settings: SecureBoostSettings) -> None
     if party.role == "active":
         return
     train = len(party.rows("train"))
-    fewest, bits = fewest_rows(task, settings, train), most_bits(task, settings)
+    fewest, bits = min_rows(task, settings, train), max_bits(task, settings)
     if fewest < asked.least_rows:
-        weight = _most_h(task, settings, train) * asked.least_rows
+        weight = _max_h(task, settings, train) * asked.least_rows
         raise InputError(
             Code.REFUSED,
             f"{where}: trees.least_rows = {asked.least_rows} {own} requires more rows on each "
@@ -125,7 +123,7 @@ def wrong_children(
             return "a row is not where its split sent it"
         sides = [below == child for child in (2 * node, 2 * node + 1)]
         if not any(side.any() for side in sides):
-            # A leaf, or both children are.
+            # The node is a leaf, or both of its children are.
             continue
         parts_ = [(below == SETTLED, fewest), *((side, fewest_open) for side in sides)]
         children = [
@@ -142,7 +140,7 @@ def wrong_children(
     return ""
 
 
-class Answered:
+class AnswerLog:
     """What a run has asked this party already, so that a resumed run can ask the same, and nothing
     else.
 
@@ -163,7 +161,7 @@ class Answered:
             with contextlib.suppress(FileNotFoundError):
                 for line in self._path.read_text().splitlines():
                     slot, _, digest = line.partition(" ")
-                    # The last line may be torn.
+                    # The last line may be incomplete.
                     if len(digest) == hashlib.sha256().digest_size * 2:
                         self._known.setdefault(slot, digest)
         except (OSError, ValueError):

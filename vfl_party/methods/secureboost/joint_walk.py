@@ -12,17 +12,24 @@ import torch
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, PeerError
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.secureboost.columns import Codes, coded
-from vfl_party.methods.secureboost.descent import PLACE, Descent, Doubles, Flat, Map, unpacked
+from vfl_party.methods.secureboost.columns import Codes, encode_rows
+from vfl_party.methods.secureboost.descent import (
+    PLACE,
+    Descent,
+    Doubles,
+    FlatForest,
+    ForestMap,
+    unpack_bits,
+)
 from vfl_party.methods.secureboost.exchanges import walk
-from vfl_party.methods.secureboost.guard import LOST, Answered
+from vfl_party.methods.secureboost.guard import LOST_FOLDER, AnswerLog
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.forest import NAME, Forest
-from vfl_party.methods.secureboost.tree.positions import SETTLED, Nodes, packed_bytes
+from vfl_party.methods.secureboost.tree.positions import SETTLED, Nodes, bytes_for_bits
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Scored
 
-# Rows times trees of a message.
+# The most rows times trees of a message.
 CELLS = 1 << 22
 
 
@@ -33,11 +40,11 @@ def forest_of(party: Party) -> Forest:
     return forest
 
 
-def map_of(party: Party, depth: int) -> Map:
+def map_of(party: Party, depth: int) -> ForestMap:
     """Returns what the active party knows of its trees."""
     recipe = party.recipe
     passives = [passive.name for passive in recipe.passives]
-    return Map(forest_of(party), depth, recipe.active.name, passives)
+    return ForestMap(forest_of(party), depth, recipe.active.name, passives)
 
 
 def rows_at_once(trees: int) -> int:
@@ -57,10 +64,10 @@ class Walk:
         phase: str,
         settings: SecureBoostSettings,
         when: str,
-        answered: Answered | None = None,
+        answered: AnswerLog | None = None,
     ) -> None:
         self._party, self._phase, self._depth = party, phase, settings.depth
-        self._answered, self._questions = answered or Answered(), 0
+        self._answered, self._questions = answered or AnswerLog(), 0
         exchange = walk(when)
         self._forest = forest_of(party)
         if party.role == "active":
@@ -76,12 +83,12 @@ class Walk:
         """Returns the codes of all the party's rows; without columns if it has no features."""
         if self._party.data.columns is None:
             return np.empty((0, 0), np.int8)
-        return coded(self._party, self._forest.columns)
+        return encode_rows(self._party, self._forest.columns)
 
     def answer(self, rows: Rows, first: StepKey) -> int:
         """Says where the rows go at this party's nodes; see ``Scorer.answer``. Raises PeerError."""
         batch = first.batch
-        codes_NF, flat = self._codes(), Flat(self._forest, self._depth)
+        codes_NF, flat = self._codes(), FlatForest(self._forest, self._depth)
         trees = flat.trees
         for chunk in self._chunks(rows):
             bits, about = np.empty(0, bool), np.empty(0, np.int64)
@@ -96,12 +103,12 @@ class Walk:
                 batch += 1
                 if not last:
                     nodes_BT = reply["nodes"].cpu().numpy()
-                    # Once for each bit of a row; the others are no answers.
+                    # Each row is listed once per bit; settled rows have no bits.
                     about = np.repeat(chunk, (nodes_BT != SETTLED).sum(axis=1))
                     try:
                         bits = flat.answer(level, nodes_BT, codes_NF[chunk], path_BT).reshape(-1)
                     except ValueError as error:
-                        raise self._refused(str(error)) from None
+                        raise self._refuse(str(error)) from None
                     self._pin(nodes_BT)
         return batch - first.batch
 
@@ -111,11 +118,11 @@ class Walk:
         """
         self._questions += 1
         if not self._answered.same(f"{self._phase}/walk-{self._questions}", nodes_BT.tobytes()):
-            raise self._refused(
-                f"for other splits on the paths of rows than before the interruption. {LOST}"
+            raise self._refuse(
+                f"for other splits on the paths of rows than before the interruption. {LOST_FOLDER}"
             )
 
-    def _refused(self, what: str) -> PeerError:
+    def _refuse(self, what: str) -> PeerError:
         peer = self._party.recipe.active.name
         return PeerError(
             Code.MALFORMED_MESSAGE, f"{peer} asks {self._party.name} {what}", party=peer
@@ -128,22 +135,22 @@ class Walk:
         scores = [np.empty((0, len(self._forest.base)))]
         for chunk in self._chunks(rows):
             codes_BF = codes_NF[chunk] if len(codes_NF) else codes_NF
-            scores_BK, at = self._scored(of, at, chunk, codes_BF)
+            scores_BK, at = self._score(of, at, chunk, codes_BF)
             scores.append(scores_BK)
         return Scored(torch.from_numpy(np.concatenate(scores)), {}, at.batch - first.batch)
 
-    def _scored(
-        self, of: Map, step: StepKey, chunk: Rows, codes_BF: Codes
+    def _score(
+        self, of: ForestMap, step: StepKey, chunk: Rows, codes_BF: Codes
     ) -> tuple[Doubles, StepKey]:
         """Returns the scores [B, K] of the rows of a chunk, and the step after it."""
         count, parties, trees = len(chunk), of.passives, of.flat.trees
         descent = Descent(of, codes_BF, count)
         for level in range(self._depth + 1):
-            packed = packed_bytes(count * trees) if level else 0
+            packed = bytes_for_bits(count * trees) if level else 0
             received = self._answering.collect(step, packed=packed) if parties else {}
             if level:
                 lefts = {
-                    party: unpacked(tensors["left"].cpu().numpy(), count, trees)
+                    party: unpack_bits(tensors["left"].cpu().numpy(), count, trees)
                     for party, tensors in received.items()
                 }
                 descent.move(lefts)

@@ -10,7 +10,7 @@ import numpy as np
 
 from vfl_party.homomorphic import Integers
 from vfl_party.methods.secureboost.columns import Column
-from vfl_party.methods.secureboost.exchanges import FACTS, MOST_ENTRIES
+from vfl_party.methods.secureboost.exchanges import FACTS, MAX_ENTRIES
 from vfl_party.methods.secureboost.settings import MOST_CODES, SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout
 
@@ -46,7 +46,7 @@ class Offer:
         """Returns the offer that a peer has declared; None if no columns have it."""
         numbers, splits, *sets = facts
         cannot = (
-            min(facts) < 0 or len(facts) != FACTS or sets[1] or numbers + sum(sets) > MOST_ENTRIES
+            min(facts) < 0 or len(facts) != FACTS or sets[1] or numbers + sum(sets) > MAX_ENTRIES
         )
         if cannot or splits > numbers * (2 * settings.bins - 1) or numbers + sum(sets) < 1:
             return None
@@ -64,11 +64,7 @@ class Offer:
         All columns offer all they have, unless ``column_sample`` draws some.
         """
         sets = sizes[1:]
-        if (
-            min(sizes) < 0
-            or max(sets, default=0) > MOST_CODES
-            or sum(sizes.tolist()) > MOST_ENTRIES
-        ):
+        if min(sizes) < 0 or max(sets, default=0) > MOST_CODES or sum(sizes.tolist()) > MAX_ENTRIES:
             return False
         counts = np.bincount(sets, minlength=MOST_CODES + 1)
         if settings.column_sample == 1.0:

@@ -9,15 +9,15 @@ import numpy.typing as npt
 import torch
 
 from vfl_party.methods.secureboost.columns import Codes, codes_of
-from vfl_party.methods.secureboost.descent import PLACE, Descent, Flat, unpacked
+from vfl_party.methods.secureboost.descent import PLACE, Descent, FlatForest, unpack_bits
 from vfl_party.methods.secureboost.exchanges import walk
 from vfl_party.methods.secureboost.joint_walk import forest_of, map_of
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
-from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, packed_bytes
+from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, bytes_for_bits
 from vfl_party.phases.context import Party
 from vfl_party.phases.online import AnswerStep, Ask, Cells, Outcome, Stepped
 
-# What is asked begins with the level, in a byte; then come the nodes, a byte for each id and tree.
+# A question is the level, one byte, and then the nodes, one byte for each id and tree.
 _LEVEL = 1
 
 
@@ -28,7 +28,7 @@ class OnlineWalk:
         self._forest, self._depth = forest_of(party), settings.depth
         self.exchange = walk("when an id is asked for")
         self.bytes_of_row = max(1, len(self._forest.trees))
-        self._flat = Flat(self._forest, self._depth)
+        self._flat = FlatForest(self._forest, self._depth)
         self._map = map_of(party, self._depth) if party.role == "active" else None
 
     def score(self, cells: Cells | None, n: int, ask: Ask) -> Outcome:
@@ -40,8 +40,8 @@ class OnlineWalk:
             codes_NF = codes_of(self._forest.columns, *cells)
         descent = Descent(of, codes_NF, n)
         lost = {party: np.zeros(n, bool) for party in of.passives}
-        size, known = packed_bytes(n * of.flat.trees), dict[str, Bools]()
-        # At first all are asked, so that it is known who knows whom.
+        size, known = bytes_for_bits(n * of.flat.trees), dict[str, Bools]()
+        # The first level asks all parties, to find out which ids each of them has.
         asked = list(of.passives)
         while not descent.done:
             questions = {
@@ -58,7 +58,7 @@ class OnlineWalk:
                 descent.give_up(lost_N)
             descent.move(
                 {
-                    party: unpacked(np.frombuffer(reply.answered, np.uint8), n, of.flat.trees)
+                    party: unpack_bits(np.frombuffer(reply.answered, np.uint8), n, of.flat.trees)
                     for party, reply in replies.items()
                 }
             )
@@ -73,7 +73,7 @@ class OnlineWalk:
 class _Answering:
     """A passive party's side of the walk of N ids, of which it knows B."""
 
-    def __init__(self, flat: Flat, depth: int, codes_BF: Codes, known_N: Bools) -> None:
+    def __init__(self, flat: FlatForest, depth: int, codes_BF: Codes, known_N: Bools) -> None:
         self._flat, self._depth, self._codes_BF, self._known_N = flat, depth, codes_BF, known_N
         self._path_BT = np.ones((len(codes_BF), flat.trees), PLACE)
         self._level = -1

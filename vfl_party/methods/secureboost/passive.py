@@ -26,23 +26,23 @@ from vfl_party.homomorphic import (
     cipher_bytes,
     has_heu,
 )
-from vfl_party.homomorphic.shards import Shards, shared_adder, summing
+from vfl_party.homomorphic.shards import Shards, share_adder, summing
 from vfl_party.homomorphic.sums import Summing
-from vfl_party.methods.secureboost.columns import Column, coded, learn, sampled
+from vfl_party.methods.secureboost.columns import Column, encode_rows, learn, sample_columns
 from vfl_party.methods.secureboost.common import (
     begin,
     check_offered,
-    made,
+    get_routed_rows,
+    make_split,
     note_constant,
     note_importance,
-    opened,
-    routed,
+    open_exchanges,
 )
 from vfl_party.methods.secureboost.exchanges import (
     BEST,
     STOP,
 )
-from vfl_party.methods.secureboost.guard import LOST, Answered, fewest_rows, wrong_children
+from vfl_party.methods.secureboost.guard import LOST_FOLDER, AnswerLog, min_rows, wrong_children
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
 from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
@@ -51,17 +51,17 @@ from vfl_party.methods.secureboost.tree.forest import Tree
 from vfl_party.methods.secureboost.tree.positions import (
     Bools,
     Nodes,
+    bytes_for_bits,
     open_nodes,
-    packed_bytes,
     to_sum,
 )
-from vfl_party.methods.secureboost.tree.sampling import drawn, sample
+from vfl_party.methods.secureboost.tree.sampling import count_drawn, sample
 from vfl_party.phases.context import Party
 
 log = logging.getLogger(__name__)
 
 
-class Shuffled:
+class ShuffledEntries:
     """The entries of one tree in an order that is drawn anew and never told: numbers, then each
     set, sets shuffled.
     """
@@ -87,24 +87,24 @@ class PassiveSecureBoost(Phase):
         self.name, self.rounds = name, settings.trees
         self._party, self._settings, self._forest = party, settings, forest_of(party)
         begin(party, name, settings)
-        self._train, self._routed = party.rows("train"), routed(party, settings)
+        self._train, self._routed = party.rows("train"), get_routed_rows(party, settings)
         self._columns = learn(party, settings.bins, self._train)
         check_offered(party, name, settings, self._columns)
         note_constant(party, name, self._columns)
-        self._codes_NF = coded(party, self._columns)[self._routed]
-        self._swaps = opened(party.asking, name, settings)
-        self._answered = Answered()
+        self._codes_NF = encode_rows(party, self._columns)[self._routed]
+        self._swaps = open_exchanges(party.asking, name, settings)
+        self._answered = AnswerLog()
         self._walk = Walk(party, name, settings, "after the last tree", self._answered)
         task, train = party.recipe.task, len(self._train)
         self._fewest, self._fewest_open = (
-            fewest_rows(task, settings, train, sides) for sides in (1, 2)
+            min_rows(task, settings, train, sides) for sides in (1, 2)
         )
-        # That each row's sides have told.
+        # The number of disclosed sides of each row.
         self._bits_N = np.zeros(len(self._routed), np.int64)
         self._adder: Adder | None = None
         self._shards = Shards(threads())
-        # Of the tree that grows.
-        self.offered: Shuffled | None = None
+        # The entries of the tree that is growing.
+        self.offered: ShuffledEntries | None = None
         self._best = 0
         self._batch = 0
 
@@ -115,17 +115,19 @@ class PassiveSecureBoost(Phase):
             self._forest.columns = self._columns
         own = self._adder or self._open(round_)
         with_others = round_ > 0 or not settings.first_tree_own
-        rows = self._sampled(round_) if with_others else self._train[:0]
+        rows = self._sample_rows(round_) if with_others else self._train[:0]
         share = settings.column_sample
-        chosen = sampled(party.own_seed, self.name, party.name, round_, len(self._columns), share)
+        chosen = sample_columns(
+            party.own_seed, self.name, party.name, round_, len(self._columns), share
+        )
         layout = Layout.of(self._columns, chosen)
         for number in range(outputs):
             tree = Tree()
             if with_others:
-                self._grow(tree, own, Shuffled(layout, self._columns), rows, round_)
+                self._grow(tree, own, ShuffledEntries(layout, self._columns), rows, round_)
             self._forest.trees.append(tree)
             party.tick(self.name, round_, self.rounds, number + 1, outputs)
-        done = self._heard(round_)
+        done = self._ask_verdict(round_)
         if done or round_ + 1 == self.rounds:
             if settings.early_stopping is not None:
                 del self._forest.trees[self._best * outputs :]
@@ -136,19 +138,19 @@ class PassiveSecureBoost(Phase):
             self._note_bits()
         return RoundReport(outputs, done=done)
 
-    def _sampled(self, round_: int) -> Rows:
+    def _sample_rows(self, round_: int) -> Rows:
         """Returns the rows of a round; with GOSS, asks for them. Raises PeerError if they are too
         few or too many.
         """
         settings, count = self._settings, len(self._train)
         if self._swaps.sample is None:
             return sample(self._party.recipe.seed, self.name, round_, count, settings)
-        reply = self._swaps.sample.swap(self._step(round_), {}, packed=packed_bytes(count))[
+        reply = self._swaps.sample.swap(self._step(round_), {}, packed=bytes_for_bits(count))[
             "sampled"
         ]
         rows = np.flatnonzero(np.unpackbits(reply.cpu().numpy(), count=count))
-        if len(rows) != drawn(count, settings):
-            wanted = drawn(count, settings)
+        if len(rows) != count_drawn(count, settings):
+            wanted = count_drawn(count, settings)
             raise self._wrong(
                 f"{self._peer}: a round of {self.name} must have {wanted} rows by goss (got "
                 f"{len(rows)})."
@@ -169,10 +171,12 @@ class PassiveSecureBoost(Phase):
             raise self._wrong(
                 f"{self._peer}: the message with its key cannot be used: {error}."
             ) from None
-        self._adder = shared_adder(own, self._shards)
+        self._adder = share_adder(own, self._shards)
         return self._adder
 
-    def _grow(self, tree: Tree, own: Adder, entries: Shuffled, rows: Rows, round_: int) -> None:
+    def _grow(
+        self, tree: Tree, own: Adder, entries: ShuffledEntries, rows: Rows, round_: int
+    ) -> None:
         """Takes part in the growth of one tree."""
         self.offered = entries
         depth, count = self._settings.depth, len(self._routed)
@@ -191,7 +195,7 @@ class PassiveSecureBoost(Phase):
         for level in range(depth):
             present, wanted = open_nodes(nodes_N), to_sum(nodes_N, in_sample)
             members = [np.flatnonzero(nodes_N[rows] == node) for node in wanted]
-            wire = torch.from_numpy(self._summed(own, summed, members, entries))
+            wire = torch.from_numpy(self._sum_entries(own, summed, members, entries))
             (name,) = self._swaps.sums.exchange.up.tensors
             step = self._step(round_)
             told_ = self._swaps.sums.swap(
@@ -220,7 +224,9 @@ class PassiveSecureBoost(Phase):
             if not open_nodes(nodes_N):
                 return
 
-    def _summed(self, own: Adder, of: Summing, members: list[Rows], entries: Shuffled) -> Wire:
+    def _sum_entries(
+        self, own: Adder, of: Summing, members: list[Rows], entries: ShuffledEntries
+    ) -> Wire:
         """Returns the sums of a level's nodes for the wire, in the secret order. Raises PeerError
         if that fails.
 
@@ -232,7 +238,7 @@ class PassiveSecureBoost(Phase):
             )
         try:
             parts = [own.take(sums_, entries.order) for sums_ in of.sums(members)]
-            return own.wire(own.joined(parts))
+            return own.wire(own.concatenate(parts))
         except CipherError as error:
             raise self._wrong(
                 f"{self._peer}: what it sent in {self.name} cannot be used: {error}."
@@ -243,7 +249,7 @@ class PassiveSecureBoost(Phase):
         tree: Tree,
         level: int,
         won: dict[int, Bools],
-        entries: Shuffled,
+        entries: ShuffledEntries,
         nodes_N: Nodes,
         in_sample: Bools,
     ) -> dict[int, Bools]:
@@ -257,7 +263,9 @@ class PassiveSecureBoost(Phase):
             own_order = np.zeros(len(flags), bool)
             own_order[entries.order] = flags
             here = nodes_N == node
-            split = made(self._columns, entries.layout, own_order, self._codes_NF[here & in_sample])
+            split = make_split(
+                self._columns, entries.layout, own_order, self._codes_NF[here & in_sample]
+            )
             tree.splits[level, node], lefts[node] = split, split.goes_left(self._codes_NF[here])
             sampled = in_sample[here]
             rows = min(int((lefts[node] & sampled).sum()), int((~lefts[node] & sampled).sum()))
@@ -280,7 +288,7 @@ class PassiveSecureBoost(Phase):
             raise self._wrong(
                 f"{self._peer}: asks {self._party.name} again for its splits of tree "
                 f"{number + 1}, level {level + 1}, and chooses others than before the "
-                f"interruption. {LOST}"
+                f"interruption. {LOST_FOLDER}"
             )
         self._bits_N[np.isin(nodes_N, won)] += 1
 
@@ -297,7 +305,7 @@ class PassiveSecureBoost(Phase):
             extra={"event": "answered"},
         )
 
-    def _heard(self, round_: int) -> bool:
+    def _ask_verdict(self, round_: int) -> bool:
         """Asks whether the phase ends with this round."""
         if self._swaps.verdict is None:
             return False
@@ -328,6 +336,6 @@ class PassiveSecureBoost(Phase):
 
     def load_state(self, tree: State) -> None:
         self._best = tree["best"]
-        # Releases before counted none.
+        # Checkpoints of earlier releases have no counts.
         if "bits" in tree:
             self._bits_N = tree["bits"].numpy().copy()

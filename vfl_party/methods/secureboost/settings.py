@@ -9,10 +9,10 @@ from pydantic import Field, PositiveInt
 from vfl_common.config.base import Section
 from vfl_party.homomorphic import SCHEMES, Encryption
 
-# Bins or categories of a column, with the missing one: HEU numbers them in seven bits.
+# The most bins or categories of a column, including the missing one: HEU uses seven bits.
 MOST_CODES = 120
 # A node's number in its level, and one more, fit into a byte.
-MOST_DEPTH = 7
+MAX_DEPTH = 7
 Share = Annotated[float, Field(gt=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -38,7 +38,7 @@ class SecureBoostSettings(Section):
 
     trees: PositiveInt = 100
     """Rounds of boosting. Each grows a tree, in a multi-class task one for each class."""
-    depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)] = 3
+    depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = 3
     """The depth of a tree."""
     leaves: Annotated[int, Field(ge=2)] | None = None
     """The most leaves of a tree; the splits with the most gain of a level come first. Default: as

@@ -13,8 +13,8 @@ from functools import cached_property
 
 from vfl_common.bundle import StepKey
 from vfl_party.homomorphic import cipher_bytes, ciphers_for, key_room, together
-from vfl_party.methods.secureboost.columns import Column, learn, sampled
-from vfl_party.methods.secureboost.common import routed
+from vfl_party.methods.secureboost.columns import Column, learn, sample_columns
+from vfl_party.methods.secureboost.common import get_routed_rows
 from vfl_party.methods.secureboost.exchanges import (
     KEY,
     PARTITION,
@@ -27,12 +27,12 @@ from vfl_party.methods.secureboost.exchanges import (
 from vfl_party.methods.secureboost.joint_walk import rows_at_once
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout
-from vfl_party.methods.secureboost.tree.positions import packed_bytes
-from vfl_party.methods.secureboost.tree.sampling import drawn
+from vfl_party.methods.secureboost.tree.positions import bytes_for_bits
+from vfl_party.methods.secureboost.tree.sampling import count_drawn
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
 
-FEWER = (
+UPPER_BOUND = (
     "a tree may have fewer nodes than its depth allows, so sums and the rows' sides are upper "
     "bounds; the rest is exact"
 )
@@ -49,17 +49,17 @@ def traffic(party: Party, name: str, settings: SecureBoostSettings) -> Traffic:
     }
     unknown = [passive.name for passive in party.recipe.passives if passive.name not in known]
     growth = Growth(party, name, settings, known)
-    bound = FEWER
+    bound = UPPER_BOUND
     if unknown:
         max_bytes = -(
-            -sum(growth.summed(level) for level in range(settings.depth))
+            -sum(growth.count_summed(level) for level in range(settings.depth))
             * growth.width
             // growth.together
         )
         bound = (
-            f"{FEWER}; the sums of {', '.join(unknown)} are not counted, because they depend on "
-            f"columns that are not here (a recipe with [simulate] has them): about {max_bytes:,} "
-            "bytes a tree for each split offered"
+            f"{UPPER_BOUND}; the sums of {', '.join(unknown)} are not counted, because they depend "
+            "on columns that are not here (a recipe with [simulate] has them): about "
+            f"{max_bytes:,} bytes a tree for each split offered"
         )
     stops = settings.early_stopping is not None
     return Traffic(growth.rounds(), stops, step="gradients", after=growth.walk, bound=bound)
@@ -84,7 +84,7 @@ class Growth:
         )
         self._at = StepKey(self.name, 0, 0)
 
-    def summed(self, level: int) -> int:
+    def count_summed(self, level: int) -> int:
         """Returns of how many nodes of a level sums are sent, at most: of two brothers one."""
         return max(1, min(1 << level, 2 * (self._leaves - 1)) // 2)
 
@@ -94,7 +94,7 @@ class Growth:
 
     @cached_property
     def _routed(self) -> int:
-        return len(routed(self.party, self.settings))
+        return len(get_routed_rows(self.party, self.settings))
 
     def rounds(self) -> Iterator[Occurrence]:
         """Gives the exchanges of all rounds, without the walk."""
@@ -112,11 +112,11 @@ class Growth:
         """Gives the exchanges of the trees of one round."""
         settings, count = self.settings, self._routed
         train = len(self.party.rows("train"))
-        rows = drawn(train, settings)
+        rows = count_drawn(train, settings)
         if settings.goss is not None:
-            yield self._next(SAMPLE, packed=packed_bytes(train))
+            yield self._next(SAMPLE, packed=bytes_for_bits(train))
         offered = {
-            passive.name: self._offered(passive.name, round_)
+            passive.name: self._entry_sizes(passive.name, round_)
             for passive in self.party.recipe.passives
         }
         for _ in range(self.party.recipe.task.outputs):
@@ -125,7 +125,7 @@ class Growth:
             for level in range(settings.depth):
                 entries = {
                     name: {
-                        "sums": ciphers_for(self.summed(level) * sum(sizes), self.together),
+                        "sums": ciphers_for(self.count_summed(level) * sum(sizes), self.together),
                         "entries": sum(sizes),
                     }
                     for name, sizes in offered.items()
@@ -133,14 +133,16 @@ class Growth:
                 nodes = min(1 << level, 2 * (self._leaves - 1))
                 yield from self._each(self._sums, entries, nodes=nodes, bytes=self.width)
                 last = level + 1 == settings.depth
-                yield self._next(PARTITION, packed=packed_bytes(count), rows=0 if last else count)
+                yield self._next(PARTITION, packed=bytes_for_bits(count), rows=0 if last else count)
 
-    def _offered(self, party: str, round_: int) -> tuple[int, ...]:
+    def _entry_sizes(self, party: str, round_: int) -> tuple[int, ...]:
         """Returns the sizes of a party's entries in a round; without its columns, none."""
         if party not in self.known:
             return (0,)
         columns, share = self.known[party], self.settings.column_sample
-        chosen = sampled(self.party.recipe.seed, self.name, party, round_, len(columns), share)
+        chosen = sample_columns(
+            self.party.recipe.seed, self.name, party, round_, len(columns), share
+        )
         return Layout.of(columns, chosen).sizes
 
     def walk(self, rounds: int | None) -> Iterator[Occurrence]:
@@ -159,7 +161,7 @@ class Growth:
             for start in range(0, count, chunk):
                 rows = min(chunk, count - start)
                 for level in range(settings.depth + 1):
-                    packed = packed_bytes(rows * trees) if level else 0
+                    packed = bytes_for_bits(rows * trees) if level else 0
                     down = 0 if level == settings.depth else rows
                     yield self._next(self._walk, packed=packed, rows=down, trees=trees)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch import nn
 
 from vfl_party.methods.splitnn.active import ActiveSplitNN
-from vfl_party.methods.splitnn.mid import drawn, stochastic_encoder
+from vfl_party.methods.splitnn.mid import describe_protection, stochastic_encoder
 from vfl_party.methods.splitnn.passive import PassiveSplitNN
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.traffic import traffic
@@ -33,7 +33,7 @@ class SplitNN(Method[SplitNNSettings]):
         return stochastic_encoder(settings, make)
 
     def protects(self, settings: SplitNNSettings) -> str:
-        return drawn(settings)
+        return describe_protection(settings)
 
     def traffic(self, party: Party, phase: str, settings: SplitNNSettings) -> Traffic:
         return traffic(party, phase, settings)

@@ -14,11 +14,11 @@ from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.dcor import with_labels
 from vfl_party.methods.splitnn.exchanges import LABELS, embedding, validation
-from vfl_party.methods.splitnn.local import ActiveLocal, Swapped
+from vfl_party.methods.splitnn.local import ActiveLocalUpdates, Swapped
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.methods.splitnn.stopping import Judge
+from vfl_party.methods.splitnn.stopping import StoppingJudge
 from vfl_party.methods.splitnn.training import OwnTraining
-from vfl_party.methods.splitnn.without_passives import Absent
+from vfl_party.methods.splitnn.without_passives import AbsentParties
 from vfl_party.models import Combined
 from vfl_party.models.backward import backward
 from vfl_party.models.metrics import loss_fn
@@ -71,17 +71,23 @@ class ActiveSplitNN(Phase):
         # Some defences of gradients depend on the labels of their rows.
         self._tells = LABELS in self._embedding.chains.down.knows
         # A late policy goes on without a passive party.
-        self._absent = Absent(party, name, settings) if settings.late_policy != "wait" else None
+        self._absent = (
+            AbsentParties(party, name, settings) if settings.late_policy != "wait" else None
+        )
         self.lenient = self._absent is not None
         # Further updates of a batch without an exchange: FedBCD and CELU-VFL.
         self._local = (
-            ActiveLocal(party, settings, self._training, self._sets) if settings.local else None
+            ActiveLocalUpdates(party, settings, self._training, self._sets)
+            if settings.local
+            else None
         )
         stopping = settings.early_stopping
-        self._judge = Judge(party, name, stopping, self._training) if stopping is not None else None
-        # With ``mid`` two draws always differ, and their distance says nothing.
+        self._judge = (
+            StoppingJudge(party, name, stopping, self._training) if stopping is not None else None
+        )
+        # With ``mid`` two draws always differ, so their distance has no meaning.
         self._drift = Drift(party.name, compares=not settings.mid)
-        # Training steps are looked at if there is no validation to compare.
+        # Without validation, the drift is measured in training steps.
         validates = len(party.rows("validation")) > 0
         self._watch = None if validates or settings.mid else self._drift
 
@@ -185,9 +191,9 @@ class ActiveSplitNN(Phase):
             report = replace(report, drift=self._drift.moved())
         if self._absent is not None:
             note = self._absent.words(step.round, steps)
-            return replace(report, note=note, absences=self._absent.found)
+            return replace(report, note=note, absences=self._absent.absences)
         if self._judge is not None and validates:
-            return self._judge.judged(report, step, self.rounds)
+            return self._judge.judge(report, step, self.rounds)
         return report
 
     def _validate(self, first: StepKey, metrics: dict[str, dict[str, float]]) -> StepKey:

@@ -63,18 +63,18 @@ class Batches:
             for chain, sent in ((chains.up, swap.up), (chains.down, swap.down))
         ]
         row_bytes = sum(spec.payload_bytes for spec in crosses)
-        # The same in every epoch.
+        # Batch sizes are the same in every epoch.
         self._sizes = batch_sizes(rows, settings.batch_size)
         self._bytes = [row_bytes * size for size in self._sizes]
         self.epochs = settings.epochs_over(rows)
         if settings.max_bytes is not None:
             self.epochs = min(self.epochs, -(-settings.max_bytes // max(1, sum(self._bytes))))
         self._groups = -(-self.epochs // settings.validate_every)
-        # Steps of a round at most.
+        # The most steps of a round.
         self._stride = settings.checkpoint_steps
-        # Of every group of epochs but the last, which may have fewer.
+        # The number of rounds of a group of epochs; the last group may have fewer.
         self._parts = self._cut(len(self._group(0)))
-        # A group's steps.
+        # The number of a group, and its steps.
         self._drawn: tuple[int, list[tuple[Rows, bool]]] = (-1, [])
         self.rounds = (self._groups - 1) * self._parts + self._cut(
             len(self._group(self._groups - 1))
@@ -109,7 +109,7 @@ class Batches:
             first += len(parts)
         return planned
 
-    def exchanged(self, round_: int) -> list[Rows]:
+    def exchange_rows(self, round_: int) -> list[Rows]:
         """Returns the rows of each exchange of a round, in order, as all parties count them."""
         return [part for rows, _ in self._of(round_) for part in self._cut_up(rows)]
 

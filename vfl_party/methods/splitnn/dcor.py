@@ -51,7 +51,7 @@ def log_dcor(z_BD: Tensor, x_BF: Tensor) -> Tensor:
     It is a constant 0 if z and x vary independently, and if all rows have one embedding or one x
     (one class).
     """
-    a_BB, b_BB = _centred(z_BD), _centred(x_BF)
+    a_BB, b_BB = _centre(z_BD), _centre(x_BF)
     squares = torch.stack(
         [(one * other).mean() for one, other in ((a_BB, b_BB), (a_BB, a_BB), (b_BB, b_BB))]
     )
@@ -75,7 +75,7 @@ def with_labels(
     return {name: dz + gradient(z_BD[name], labels_BC, weight) for name, dz in dz_BD.items()}
 
 
-def _centred(rows: Tensor) -> Tensor:
+def _centre(rows: Tensor) -> Tensor:
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     return (
         distances

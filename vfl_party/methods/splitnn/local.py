@@ -34,7 +34,7 @@ class Swapped:
     place: tuple[int, ...] = ()
 
 
-class Ring:
+class ExchangeRing:
     """The last W exchanges. Exchange t is in slot t mod W; local update j uses slot j mod W.
 
     After each exchange come R local updates. So each exchange is used R times, at equal distances,
@@ -56,6 +56,7 @@ class Ring:
         ]
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         slots = {
             str(slot): {
                 "rows": torch.from_numpy(swapped.rows),
@@ -68,6 +69,7 @@ class Ring:
         return {"exchanges": self._exchanges, "slots": slots}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._exchanges = tree["exchanges"]
         self._slots = {
             int(slot): Swapped(
@@ -80,19 +82,19 @@ class Ring:
         }
 
 
-class Local(ABC):
+class LocalUpdates(ABC):
     """The updates without an exchange, at one side."""
 
     def __init__(self, party: Party, settings: SplitNNSettings, training: OwnTraining) -> None:
         self._party, self._training, self._settings = party, training, settings
-        self._ring = Ring(settings.cache) if settings.cache is not None else None
+        self._ring = ExchangeRing(settings.cache) if settings.cache is not None else None
 
     def update(self, rows: Rows, parts: Sequence[Swapped]) -> None:
         """Makes the updates that follow the exchange of a batch, which had these parts."""
         swapped = Swapped(
             rows,
-            {name: z.detach() for name, z in _joined([part.z for part in parts]).items()},
-            _joined([part.dz for part in parts]),
+            {name: z.detach() for name, z in _join([part.z for part in parts]).items()},
+            _join([part.dz for part in parts]),
             parts[0].place,
         )
         if self._ring is None:
@@ -122,7 +124,7 @@ class Local(ABC):
             self._ring.load_state(tree["ring"])
 
 
-class PassiveLocal(Local):
+class PassiveLocalUpdates(LocalUpdates):
     """The passive side: the encoder as it is now, with the gradient that came. Weights: of its
     embeddings.
     """
@@ -136,7 +138,7 @@ class PassiveLocal(Local):
         backward(z_BD, dz_BD)
 
 
-class ActiveLocal(Local):
+class ActiveLocalUpdates(LocalUpdates):
     """The active side: a loss with the embeddings that came. Weights: of the gradients with respect
     to all of them.
     """
@@ -179,7 +181,7 @@ class ActiveLocal(Local):
         backward(torch.cat(outputs), torch.cat([w_B1 * gradient for gradient in of_outputs]))
 
 
-def _joined(parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+def _join(parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
     """Returns {party: its rows of all parts}."""
     first, *others = parts
     if not others:

@@ -19,7 +19,7 @@ def stochastic_encoder(settings: SplitNNSettings, make: MakeEncoder) -> nn.Modul
     return StochasticEncoder(make("encoder", width=2 * make.width), make.width, settings.mid)
 
 
-def drawn(settings: SplitNNSettings) -> str:
+def describe_protection(settings: SplitNNSettings) -> str:
     """Says how embeddings are protected; see ``Method.protects``."""
     return f"drawn by MID, λ = {settings.mid:g}" if settings.mid else ""
 

@@ -15,7 +15,7 @@ from vfl_party.methods.splitnn.exchanges import embedding, validation
 from vfl_party.methods.splitnn.mid import check_encoder
 from vfl_party.methods.splitnn.pipe import Pipe
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.methods.splitnn.stopping import Judged
+from vfl_party.methods.splitnn.stopping import VerdictReceiver
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.models.backward import backward
 from vfl_party.phases.absence import Following
@@ -44,7 +44,9 @@ class PassiveSplitNN(Phase):
         order = [phase.name for phase in party.recipe.phases]
         self._following = Following(order, party.recipe.active.name) if self.lenient else None
         self._scorer = SplitScorer(party, name, validation(settings), following=self._following)
-        self._judged = Judged(party, name, self._training) if settings.early_stopping else None
+        self._judged = (
+            VerdictReceiver(party, name, self._training) if settings.early_stopping else None
+        )
         # Several exchanges under way, batches in parts, or updates between exchanges.
         self._pipe: Pipe | None = None
         if not settings.plain:

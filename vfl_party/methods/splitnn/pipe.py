@@ -17,7 +17,7 @@ from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.batches import Batch
-from vfl_party.methods.splitnn.local import PassiveLocal, Swapped
+from vfl_party.methods.splitnn.local import PassiveLocalUpdates, Swapped
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.models.backward import backward
@@ -25,7 +25,7 @@ from vfl_party.outbound.exchange import Asking
 from vfl_party.phases.context import Party
 
 
-class Copies:
+class WeightCopies:
     """Copies of an encoder's parameters, one for each batch under way: an update changes the
     parameters in place.
 
@@ -68,7 +68,7 @@ class Copies:
         return copy
 
     @contextmanager
-    def updated(self) -> Iterator[None]:
+    def track_update(self) -> Iterator[None]:
         """Notes what the update within it adds to the parameters."""
         last = self.last_update
         if last is None:
@@ -81,7 +81,7 @@ class Copies:
             torch._foreach_neg_(last)
 
     @contextmanager
-    def used(self, weights: list[Tensor]) -> Iterator[None]:
+    def use(self, weights: list[Tensor]) -> Iterator[None]:
         """Puts a copy in the place of the encoder's parameters. ``functional_call`` takes ten times
         as long.
         """
@@ -138,19 +138,21 @@ class Pipe:
     ) -> None:
         self._party, self._name, self._training, self._embedding = party, name, training, embedding
         self._in_flight = settings.in_flight
-        self._local = PassiveLocal(party, settings, training) if settings.local else None
-        self._copies: Copies | None = None
+        self._local = PassiveLocalUpdates(party, settings, training) if settings.local else None
+        self._copies: WeightCopies | None = None
         self._predicts = settings.predict_weights
-        # Of a checkpoint, until there are copies.
+        # The last update of a checkpoint, until the copies exist.
         self._last_update: list[Tensor] | None = None
 
     def run(self, round_: int, rounds: int) -> tuple[int, int]:
         """Runs a round's steps; returns their number, and that of their exchanges."""
         party, training = self._party, self._training
         batches = training.batches.planned(round_)
-        # Made when the party's device is known to hold its models.
+        # Created here, because only now the models are certainly on the party's device.
         if self._in_flight > 1 and self._copies is None:
-            self._copies = Copies(party.models["encoder"], self._in_flight, predicts=self._predicts)
+            self._copies = WeightCopies(
+                party.models["encoder"], self._in_flight, predicts=self._predicts
+            )
             if self._copies.last_update is not None and self._last_update is not None:
                 torch._foreach_copy_(self._copies.last_update, self._last_update)
         under_way: deque[_Sent] = deque()
@@ -175,12 +177,10 @@ class Pipe:
         if copies is not None:
             weights = copies.take(ahead)
         sent = _Sent(batch, [], weights)
-        for number, rows in _held(batch):
+        for number, rows in _parts_here(batch):
             inputs = training.inputs(rows, round_, number)
             with (
-                copies.used(weights)
-                if copies is not None and weights is not None
-                else nullcontext()
+                copies.use(weights) if copies is not None and weights is not None else nullcontext()
             ):
                 z_BD = party.encode(*inputs)
             self._embedding.send(StepKey(self._name, round_, number), {"z": z_BD}, rows)
@@ -191,7 +191,7 @@ class Pipe:
         """Waits for the oldest batch's gradients, and updates."""
         batch, training, dz_BD = sent.batch, self._training, []
         training.zero_grad()
-        for (number, _), z in zip(_held(batch), sent.z, strict=True):
+        for (number, _), z in zip(_parts_here(batch), sent.z, strict=True):
             reply = self._embedding.receive(StepKey(self._name, round_, number), rows=len(z))
             dz_BD.append(reply["dz"])
             backward(z, reply["dz"])
@@ -199,7 +199,7 @@ class Pipe:
             self._copies.move_gradient(sent.weights)
         if not sent.z:
             return
-        with self._copies.updated() if self._copies is not None else nullcontext():
+        with self._copies.track_update() if self._copies is not None else nullcontext():
             training.step()
         if self._local is not None:
             me = self._party.name
@@ -208,6 +208,7 @@ class Pipe:
             self._local.update(batch.rows, parts)
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         tree = {} if self._local is None else self._local.state()
         last = self._last_update if self._copies is None else self._copies.last_update
         return tree | (
@@ -217,6 +218,7 @@ class Pipe:
         )
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         if self._local is not None:
             self._local.load_state(tree)
         if self._predicts and "last_update" in tree:
@@ -227,7 +229,7 @@ class Pipe:
                 torch._foreach_copy_(self._copies.last_update, self._last_update)
 
 
-def _held(batch: Batch) -> list[tuple[int, Rows]]:
+def _parts_here(batch: Batch) -> list[tuple[int, Rows]]:
     """Returns the parts of a batch of which this party holds rows, with the numbers of their
     exchanges.
     """

@@ -24,19 +24,19 @@ _BEST, _STOP = 1, 2
 VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), when="every round")
 
 
-class Judge:
+class StoppingJudge:
     """The active side. Raises InputError if there is nothing that it could judge by."""
 
     def __init__(
         self, party: Party, phase: str, rule: EarlyStopping, training: OwnTraining
     ) -> None:
         self._party, self._phase, self._rule, self._training = party, phase, rule, training
-        # Of the best round: value, round, metrics.
+        # The value, round and metrics of the best round.
         self.best: dict[str, Any] | None = None
         check_stopping(party, phase, rule)
         self._verdicts = party.answering(phase, VERDICT)
 
-    def judged(self, report: RoundReport, step: StepKey, rounds: int) -> RoundReport:
+    def judge(self, report: RoundReport, step: StepKey, rounds: int) -> RoundReport:
         """Returns the report of a round that ends with validation, with whether the phase ends and
         with which weights; tells the passive parties at ``step``.
 
@@ -49,7 +49,7 @@ class Judge:
         if best is None or is_better(self._party.recipe.task, self._rule, value, best["value"]):
             best = self.best = {"value": value, "round": round_, "metrics": report.metrics}
         is_best = best["round"] == round_
-        training.judged(best=is_best)
+        training.note_validation(best=is_best)
         validations = training.batches.validations
         stop = bool(validations(round_) - validations(best["round"]) >= self._rule.patience)
         verdict = torch.tensor([is_best * _BEST | stop * _STOP], dtype=torch.uint8)
@@ -63,7 +63,7 @@ class Judge:
         return replace(report, done=stop, kept=best["metrics"], note=note)
 
 
-class Judged:
+class VerdictReceiver:
     """The passive side."""
 
     def __init__(self, party: Party, phase: str, training: OwnTraining) -> None:
@@ -72,5 +72,5 @@ class Judged:
     def ends(self, step: StepKey) -> bool:
         """Asks whether the active party ends the phase with the round of ``step``."""
         verdict = int(self._verdicts.swap(step, {})["verdict"][0])
-        self._training.judged(best=bool(verdict & _BEST))
+        self._training.note_validation(best=bool(verdict & _BEST))
         return bool(verdict & _STOP)

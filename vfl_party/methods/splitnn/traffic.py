@@ -42,7 +42,7 @@ def _occurrences(
             for batch, rows in enumerate(sizes):
                 yield from party.occurrences(swap, StepKey(name, round_, batch), rows=rows)
         else:
-            for batch, part in enumerate(batches.exchanged(round_)):
+            for batch, part in enumerate(batches.exchange_rows(round_)):
                 yield from party.joint_occurrences(swap, StepKey(name, round_, batch), part)
         if not batches.validates(round_):
             continue

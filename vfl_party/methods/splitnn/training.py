@@ -104,9 +104,11 @@ class OwnTraining:
             features.expect(batches[number].rows)
 
     def train_mode(self) -> None:
+        """Puts the models into training mode."""
         self._models.train()
 
     def zero_grad(self) -> None:
+        """Clears the gradients."""
         # As Optimizer.zero_grad, which costs 80 µs if its code is not in the cache.
         for parameter in self._params:
             parameter.grad = None
@@ -119,6 +121,7 @@ class OwnTraining:
         self._optimizer.step()
 
     def end_epoch(self) -> None:
+        """Steps the schedule."""
         self._schedule.step()
 
     def catch_up(self, round_: int) -> None:
@@ -126,7 +129,7 @@ class OwnTraining:
         while self._schedule.last_epoch < self.batches.epochs_before(round_):
             self._schedule.step()
 
-    def judged(self, *, best: bool) -> None:
+    def note_validation(self, *, best: bool) -> None:
         """Notes whether a validation was the best one so far: then these weights are kept."""
         if best:
             self._best = {
@@ -136,10 +139,12 @@ class OwnTraining:
             self._schedule.judged(best=best)
 
     def restore_best(self) -> None:
+        """Loads the weights of the best validation, if there are any."""
         if self._best is not None:
             self._models.load_state_dict(self._best)
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
@@ -147,6 +152,7 @@ class OwnTraining:
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])
         self._best = tree["best"]

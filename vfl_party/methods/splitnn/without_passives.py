@@ -20,13 +20,13 @@ from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.phases.absence import Absences, Cache, others
 from vfl_party.phases.context import Party
 
-# Between two words about a party, after the first five.
+# Seconds between two messages about a party, after the first five messages.
 _SHOW_S, _SHOWN = 1.0, 5
 
 log = logging.getLogger(__name__)
 
 
-class Absent:
+class AbsentParties:
     """Puts something in the place of absent parties' embeddings, and records who was absent when.
 
     Nobody may be absent from the first step of a generation: until then parties may be at work in
@@ -54,7 +54,7 @@ class Absent:
             self._cache = Cache(party.widths, n, party.device)
         self._absences = Absences(phase)
         self._shows = Rate(_SHOW_S, _SHOWN)
-        # Steps of the round under way.
+        # The number of missed steps of each party in the current round.
         self._missed: Counter[str] = Counter()
         # The parties that were absent in the round before.
         self._reported: frozenset[str] = frozenset()
@@ -107,15 +107,17 @@ class Absent:
         return f"round {round_ + 1} went on without {', '.join(parts)}"
 
     @property
-    def found(self) -> tuple[Absence, ...]:
+    def absences(self) -> tuple[Absence, ...]:
         """All absences of the phase so far."""
         return self._absences.found
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         cache = self._cache.state() if self._cache is not None else None
         return {"absences": self._absences.state(), "cache": cache}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._absences.load_state(tree["absences"])
         if self._cache is not None:
             self._cache.load_state(tree["cache"])

@@ -16,7 +16,7 @@ from vfl_common.config.task import ThresholdRule
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.student.exchanges import KEPT, asked, embeddings, kept_at
+from vfl_party.methods.student.exchanges import KEPT, embeddings, get_kept_step, rows_to_ask
 from vfl_party.methods.student.model import Student
 from vfl_party.methods.student.settings import ASK, StudentSettings
 from vfl_party.methods.student.training import Answers, Learner, epochs_of, rounds_of
@@ -65,19 +65,22 @@ class ActiveStudent(Phase):
             return self._ask()
         self._acknowledge()
         metrics: dict[str, dict[str, float]] = {}
-        steps, tick = 0, self._party.ticker(self.name, round_, self.rounds, self._left())
+        steps, tick = (
+            0,
+            self._party.ticker(self.name, round_, self.rounds, self._count_epochs_left()),
+        )
         for who, learner in self._learners.items():
             if learner.over:
                 continue
             done, loss = learner.run(tick)
             steps += done
             metrics[f"train {who}"] = {"loss": loss}
-            validation = self._measured(who, ("validation",))
+            validation = self._measure(who, ("validation",))
             metrics |= validation
             if validation:
                 learner.judge(validation[f"validation {who}"])
         if all(learner.over for learner in self._learners.values()):
-            return self._ended(steps, metrics)
+            return self._end(steps, metrics)
         return RoundReport(steps, metrics, judged=self._judged)
 
     @property
@@ -85,7 +88,7 @@ class ActiveStudent(Phase):
         rule = self._settings.early_stopping
         return rule.metric if rule is not None else ""
 
-    def _left(self) -> int:
+    def _count_epochs_left(self) -> int:
         """Returns how many epochs of all models the round has at most."""
         epochs = self._settings.validate_every
         return sum(not learner.over for learner in self._learners.values()) * epochs
@@ -94,7 +97,7 @@ class ActiveStudent(Phase):
     def _ask(self) -> RoundReport:
         """Has the joint model answer, once, for the rows that all parties hold."""
         party, step = self._party, StepKey(self.name, ASK, 0)
-        for name, rows in asked(party, self._settings).items():
+        for name, rows in rows_to_ask(party, self._settings).items():
             chunks = [*self._scorer.embeddings(rows, step)]
             step = StepKey(step.phase, ASK, step.batch + len(chunks))
             outputs = self._scorer.scored(chunks).outputs
@@ -122,10 +125,10 @@ class ActiveStudent(Phase):
         # This generation began after the answers.
         if not self._owed:
             return
-        self._owed, step = False, kept_at(self._party, self.name, self._settings)
+        self._owed, step = False, get_kept_step(self._party, self.name, self._settings)
         self._kept.acknowledge(step, self._kept.collect(step))
 
-    def _ended(self, steps: int, metrics: dict[str, dict[str, float]]) -> RoundReport:
+    def _end(self, steps: int, metrics: dict[str, dict[str, float]]) -> RoundReport:
         """Ends the phase: measures all with the weights that they keep."""
         epochs = {who: learner.restore_best() for who, learner in self._learners.items()}
         predictions: dict[str, tuple[Rows, Tensor]] = {}
@@ -152,7 +155,7 @@ class ActiveStudent(Phase):
             split: (split_rows, scorer.outputs(split_rows)) for split, split_rows in rows.items()
         }
 
-    def _measured(self, who: str, splits: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    def _measure(self, who: str, splits: tuple[str, ...]) -> dict[str, dict[str, float]]:
         predictions = {
             f"{split} {who}": result for split, result in self._outputs(who, splits).items()
         }

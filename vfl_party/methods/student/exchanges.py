@@ -21,7 +21,7 @@ def embeddings(party: Party) -> Exchange:
     return scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
 
 
-def asked(party: Party, settings: StudentSettings) -> dict[str, Rows]:
+def rows_to_ask(party: Party, settings: StudentSettings) -> dict[str, Rows]:
     """Returns the rows for which the joint model answers: the aligned ones, and those of the
     splits if ``together`` is set. {name: rows}, in the order in which they are asked for.
     """
@@ -29,16 +29,16 @@ def asked(party: Party, settings: StudentSettings) -> dict[str, Rows]:
     return {"aligned": party.rows("aligned")} | {split: party.rows(split) for split in more}
 
 
-def kept_at(party: Party, phase: str, settings: StudentSettings) -> StepKey:
+def get_kept_step(party: Party, phase: str, settings: StudentSettings) -> StepKey:
     """Returns the step of ``KEPT``, the one after the embeddings."""
-    steps = sum(len(chunks(rows)) for rows in asked(party, settings).values())
+    steps = sum(len(chunks(rows)) for rows in rows_to_ask(party, settings).values())
     return StepKey(phase, ASK, steps)
 
 
 def traffic(party: Party, phase: str, settings: StudentSettings) -> Traffic:
     """See ``Method.traffic``."""
     exchange, step, occurrences = embeddings(party), 0, list[Occurrence]()
-    for rows in asked(party, settings).values():
+    for rows in rows_to_ask(party, settings).values():
         occurrences += scoring_traffic(party, phase, exchange, ASK, step, rows)
         step += len(chunks(rows))
-    return Traffic([*occurrences, Occurrence.of(KEPT, kept_at(party, phase, settings))])
+    return Traffic([*occurrences, Occurrence.of(KEPT, get_kept_step(party, phase, settings))])

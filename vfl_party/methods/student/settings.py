@@ -60,7 +60,7 @@ class StudentSettings(TrainingSettings):
 
     @field_validator("top")
     @classmethod
-    def _trained_by_gradients(cls, value: TopKinds) -> TopKinds:
+    def _check_top(cls, value: TopKinds) -> TopKinds:
         if isinstance(value, GbdtTop):
             raise ValueError(
                 "a student's top model cannot consist of trees (got 'gbdt'). Use 'mlp'."

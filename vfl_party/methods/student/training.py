@@ -170,6 +170,7 @@ class Learner:
         return self._best["epochs"] if self._best else self.done
 
     def state(self) -> Tree:
+        """Returns the state for a checkpoint."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
@@ -180,6 +181,7 @@ class Learner:
         }
 
     def load_state(self, tree: Tree) -> None:
+        """Restores a state that ``state`` returned."""
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])
         self.done, self._best, self._stopped = tree["done"], tree["best"], tree["stopped"]

@@ -21,7 +21,7 @@ from vfl_party.selfsup.augment.images import ImageAugment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 from vfl_party.selfsup.augment.tables import TableAugment
 
-# Of an encoder: (x,) or (x, categories).
+# The inputs of an encoder: (x,) or (x, categories).
 Inputs: TypeAlias = tuple[Tensor, ...]
 
 __all__ = ["Augment", "Inputs", "make_augment"]
@@ -60,7 +60,7 @@ class _Noting:
     def _note(self, inputs: Inputs, drawn: Tensor, *views: Inputs) -> None:
         made = self._noted.of(inputs)
         for which, view in enumerate(views):
-            # One of two may be the rows as they are.
+            # One of two views may be the unchanged rows.
             if made is not None and view[0] is not inputs[0]:
                 of = DrawnView(self._views, drawn, which, len(views))
                 self._noted.note(view, Made(made.rows, view=of))

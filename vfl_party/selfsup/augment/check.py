@@ -7,7 +7,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.augment.settings import OF_TABLES, AugmentSettings, SupervisedAugment
 
-# What encoders take as images, and as columns; one that the recipe does not know takes both.
+# Whether an encoder takes images (True) or columns (False); an unknown one takes both.
 _IMAGES = ("cnn", "cnn0", "cnn1", *NETWORKS)
 _OF = {**{kind: {True} for kind in _IMAGES}, "mlp": {False}, "tabular": {False}}
 

@@ -11,7 +11,7 @@ from pydantic import Field
 from vfl_common.config.base import Section
 from vfl_common.config.recipe_tables import Name
 
-# Keys that change no image; the others change no table.
+# The keys that apply to tables; all others apply to images.
 OF_TABLES = frozenset({"corruption", "corrupt", "replacement", "exact_share"})
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -104,7 +104,7 @@ class SupervisedAugment(Section):
     """Tables: the probability that a feature is replaced by another row's."""
 
     def model_post_init(self, _context: Any) -> None:
-        # It checks the crops.
+        # This checks the crops.
         self.view()
         if not (self.of_images or self.corruption):
             raise ValueError(

@@ -12,7 +12,7 @@ from vfl_party.data.inputs.features import HIDDEN, Features
 from vfl_party.selfsup.augment.draws import happens
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
-# Rows whose ranges are found at once.
+# The number of rows that are read at once to find the ranges.
 _AT_ONCE = 8192
 
 
@@ -51,15 +51,17 @@ class TableAugment:
     def two_views(
         self, inputs: tuple[Tensor, ...], generator: torch.Generator
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        first = inputs if self._settings.corrupt == "one" else self._corrupted(inputs, generator)
-        return first, self._corrupted(inputs, generator)
+        """Returns two views; see ``Augment``."""
+        first = inputs if self._settings.corrupt == "one" else self._corrupt(inputs, generator)
+        return first, self._corrupt(inputs, generator)
 
     def one_view(
         self, inputs: tuple[Tensor, ...], generator: torch.Generator
     ) -> tuple[Tensor, ...]:
-        return self._corrupted(inputs, generator)
+        """Returns one view; see ``Augment``."""
+        return self._corrupt(inputs, generator)
 
-    def _corrupted(
+    def _corrupt(
         self, inputs: tuple[Tensor, ...], generator: torch.Generator
     ) -> tuple[Tensor, ...]:
         x_BF, *rest = inputs
@@ -67,7 +69,7 @@ class TableAugment:
         if self._settings.exact_share:
             chosen = _exactly(share, inputs, generator)
         else:
-            # Drawn when it is asked for: numbers first, then their replacements, then categories.
+            # Drawn lazily: numbers first, then their replacements, then categories.
             chosen = (happens(share, *tensor.shape, generator=generator) for tensor in inputs)
         replaced_BF = next(chosen).to(device)
         view = torch.where(replaced_BF, self._others(x_BF, generator), x_BF)

@@ -34,9 +34,9 @@ def probe_of(tmp_path: Path, embedding: int = 8, **settings: Any) -> ActiveProbe
 
 
 def known(x: Tensor) -> Any:
-    from vfl_party.methods.probe.head import Known
+    from vfl_party.methods.probe.head import KnownRows
 
-    return Known(np.arange(len(x), dtype=np.int64), x)
+    return KnownRows(np.arange(len(x), dtype=np.int64), x)
 
 
 @pytest.mark.parametrize("temperature", [0.001, 0.1])

@@ -101,13 +101,13 @@ POINTS: dict[str, tuple[Change, str]] = {
     "small order": (lambda data: data[:-32] + number(1), "a point that is zero or of small order"),
     "not canonical": (
         lambda data: number(P + 9) + data[32:],
-        "a point that is no canonical number",
+        "a point that is not a canonical number",
     ),
     "top bit": (
         lambda data: data[:31] + bytes([data[31] | 128]) + data[32:],
-        "a point that is no canonical number",
+        "a point that is not a canonical number",
     ),
-    "twice": (lambda data: data[32:64] + data[32:], "a point twice"),
+    "twice": (lambda data: data[32:64] + data[32:], "the same point twice"),
 }
 
 
@@ -117,7 +117,7 @@ def test_points_that_cannot_be(liar: str, peer: str, kind: str, tmp_path: Path) 
     change, text = POINTS[kind]
     error = disturbed(tmp_path, 2, liar, peer, FIRST, "points", change)
     assert (error.code, error.party) == (Code.MALFORMED_MESSAGE, liar)
-    assert str(error).startswith(f"{liar} sent {text}")
+    assert str(error).startswith(f"{liar}: sent {text}")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from tests.harness.errors import raises
 from vfl_party.psi import lanes, worker
-from vfl_party.psi.curve import POINT_BYTES, hashed, masked
+from vfl_party.psi.curve import POINT_BYTES, hash_ids, masked
 from vfl_party.psi.lanes import own
 
 RFC_7748 = (
@@ -42,8 +42,8 @@ def test_own_ids_have_the_same_points_with_the_library_and_without(
     found = own(ids, b"salt", secret)
     assert (
         found
-        == eight.multiply(hashed(ids, b"salt"), secret)
-        == masked(hashed(ids, b"salt"), secret)
+        == eight.multiply(hash_ids(ids, b"salt"), secret)
+        == masked(hash_ids(ids, b"salt"), secret)
     )
     monkeypatch.setattr(lanes, "lanes", lambda: None)
     assert own(ids, b"salt", secret) == found
@@ -55,7 +55,7 @@ def test_what_a_peer_sends_never_goes_through_the_library(monkeypatch: pytest.Mo
     def asked() -> lanes.Lanes:
         raise AssertionError("the library is asked for")
 
-    theirs, salt, secret = hashed([b"1", b"2"], b"salt"), b"salt", os.urandom(32)
+    theirs, salt, secret = hash_ids([b"1", b"2"], b"salt"), b"salt", os.urandom(32)
     monkeypatch.setattr(lanes, "lanes", asked)
     assert worker._answer([worker.OTHERS, b"shop", theirs], secret, salt) == [
         worker.DONE,
@@ -74,7 +74,7 @@ def test_eight_at_a_time_multiplies_as_in_rfc_7748(eight: lanes.Lanes) -> None:
 
 @pytest.mark.parametrize("u", [0, 1])
 def test_a_point_of_small_order_is_an_error_in_each_place(eight: lanes.Lanes, u: int) -> None:
-    point, good = u.to_bytes(POINT_BYTES, "little"), hashed([b"a"], b"salt")
+    point, good = u.to_bytes(POINT_BYTES, "little"), hash_ids([b"a"], b"salt")
     for place in range(lanes.LANES + 1):
         points = good * place + point + good * (lanes.LANES - place)
         with raises(ValueError, names="crypto_mb"):

@@ -70,7 +70,9 @@ class Layout:
         """Returns all in order."""
         return [*self.numbers, *(entry for set_ in self.sets for entry in set_)]
 
-    def left(self, columns: list[Column], flags: npt.NDArray[np.bool_]) -> tuple[int, list[bool]]:
+    def choose_left(
+        self, columns: list[Column], flags: npt.NDArray[np.bool_]
+    ) -> tuple[int, list[bool]]:
         """Returns the column of a split and for each of its codes whether it goes left.
 
         ``flags``: of the entries, in order: of numbers those with the best gain, of which the first

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from vfl_common.errors import Code, InputError
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
 
-# Level, number in the level; the children of n are 2n and 2n + 1 of the next level.
+# (level, number in the level); the children of n are 2n and 2n + 1 in the next level.
 Node = tuple[int, int]
-# In ``Party.models``.
+# The key in ``Party.models``.
 NAME = "trees"
 
 
@@ -31,7 +31,7 @@ class Split:
 
     column: int
     left: tuple[bool, ...]
-    # Left.
+    # Whether cells with another code go left.
     default: bool
 
     def goes_left(self, codes_BF: Codes) -> npt.NDArray[np.bool_]:
@@ -76,7 +76,7 @@ class Forest(nn.Module):
 
     def get_extra_state(self) -> Tensor:
         """Returns columns and trees as bytes of JSON."""
-        trees = [[_written(part) for part in asdict(tree).values()] for tree in self.trees]
+        trees = [[_to_lists(part) for part in asdict(tree).values()] for tree in self.trees]
         text = json.dumps(
             {
                 "columns": [asdict(column) for column in self.columns],
@@ -117,5 +117,5 @@ class Forest(nn.Module):
             ) from None
 
 
-def _written(part: dict[Node, Any]) -> list[list[Any]]:
+def _to_lists(part: dict[Node, Any]) -> list[list[Any]]:
     return [[*node, value] for node, value in part.items()]

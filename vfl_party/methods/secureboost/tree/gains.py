@@ -15,8 +15,8 @@ from vfl_party.methods.secureboost.tree.objective import Doubles, Fixed
 # Gains, and ratios of g to h, that differ by less (of themselves) count as equal: the first one
 # wins.
 TIE = 1e-10
-# What a gain must exceed beyond ``min_gain``: rounding gives worthless splits a little.
-LEAST = 1e-9
+# A gain must exceed ``min_gain`` by this much, because rounding gives useless splits a small gain.
+MIN_GAIN = 1e-9
 
 Bools = npt.NDArray[np.bool_]
 
@@ -51,7 +51,7 @@ class Gains:
             settings.min_child_weight,
             settings.learning_rate,
         )
-        self._least, self._fixed = settings.min_gain + LEAST, fixed
+        self._least, self._fixed = settings.min_gain + MIN_GAIN, fixed
 
     def leaf(self, node: Sums) -> float:
         """Returns the value of a leaf, with the learning rate."""

@@ -117,7 +117,7 @@ class GrowingTree:
                 ):
                     best_of[node] = party, best
         chosen = sorted(best_of, key=lambda node: (-best_of[node][1].gain, node))
-        chosen = chosen[: max(0, self._most_leaves - self.leaves)]
+        chosen = chosen[: max(0, self._max_leaves - self.leaves)]
         self.leaves += len(chosen)
         return {node: best_of[node] for node in sorted(chosen)}
 
@@ -139,11 +139,11 @@ class GrowingTree:
         min_weight = 2 * self.settings.min_child_weight
         for node in sorted(child for parent in lefts for child in (2 * parent, 2 * parent + 1)):
             light = self.gains.weight(self.total(node)) < min_weight
-            if level == self.settings.depth or light or self.leaves >= self._most_leaves:
+            if level == self.settings.depth or light or self.leaves >= self._max_leaves:
                 self.leaf(level, node)
 
     @property
-    def _most_leaves(self) -> int:
+    def _max_leaves(self) -> int:
         return self.settings.leaves or 1 << self.settings.depth
 
 

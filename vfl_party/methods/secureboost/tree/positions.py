@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from vfl_party.base.seeds import Rows
 
-# Instead of a node: the row is in a leaf.
+# Marks, instead of a node, a row that is in a leaf.
 SETTLED = 255
 Nodes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
@@ -35,13 +35,13 @@ def to_sum(nodes_N: Nodes, in_sample_N: Bools) -> list[int]:
     ]
 
 
-def where(nodes_N: Nodes, nodes: list[int]) -> Rows:
+def rows_of_nodes(nodes_N: Nodes, nodes: list[int]) -> Rows:
     """Returns the rows in each of ``nodes``, one node after the other."""
     return np.concatenate(
         [np.empty(0, np.int64), *(np.flatnonzero(nodes_N == node) for node in nodes)]
     )
 
 
-def packed_bytes(bits: int) -> int:
+def bytes_for_bits(bits: int) -> int:
     """Returns the bytes that ``bits`` bits need."""
     return -(-bits // 8)

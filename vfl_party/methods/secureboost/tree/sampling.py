@@ -17,7 +17,7 @@ from vfl_party.methods.secureboost.settings import GossSettings, SecureBoostSett
 from vfl_party.methods.secureboost.tree.objective import Doubles
 
 
-def drawn(count: int, settings: SecureBoostSettings) -> int:
+def count_drawn(count: int, settings: SecureBoostSettings) -> int:
     """Returns how many of ``count`` training rows a round's trees learn from; at least two."""
     if settings.goss is not None:
         return sum(parts(count, settings.goss))
@@ -39,7 +39,7 @@ def sample(seed: int, phase: str, round_: int, count: int, settings: SecureBoost
     if settings.row_sample == 1.0:
         return np.arange(count, dtype=np.int64)
     order = permutation(derive_seed(seed, phase, "rows", round_), count)
-    return np.sort(order[: drawn(count, settings)])
+    return np.sort(order[: count_drawn(count, settings)])
 
 
 def secret(seed: int, phase: str, y_N: Doubles) -> int:
