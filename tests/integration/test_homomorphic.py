@@ -135,7 +135,7 @@ def test_a_ciphertext_out_of_range_is_refused(
     if scheme == "none" and fill == 0:
         # A pair of zeros is a pair.
         return
-    for reads in (adds.held, lambda wire: keys.decrypt(wire, 3)):
+    for reads in (adds.load, lambda wire: keys.decrypt(wire, 3)):
         with raises(CipherError):
             reads(wire)
 

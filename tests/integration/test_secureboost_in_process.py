@@ -324,7 +324,7 @@ def test_sizes_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
             super().__init__(layout, columns)
             self.sizes = [1 << 40, *self.sizes[1:]]
 
-    monkeypatch.setattr(passive, "Shuffled", Wrong)
+    monkeypatch.setattr(passive, "ShuffledEntries", Wrong)
     peer_fails(tmp_path, recipe())
 
 
@@ -661,7 +661,7 @@ def test_more_splits_than_declared_are_refused(
             self.order += self.order
             self.sizes = [len(self.order), *self.sizes[1:]]
 
-    monkeypatch.setattr(passive, "Shuffled", Inventive)
+    monkeypatch.setattr(passive, "ShuffledEntries", Inventive)
     peer_fails(tmp_path, recipe())
 
 
@@ -704,7 +704,7 @@ def test_a_recipe_that_gives_less_than_a_party_file_asks_for_is_refused(tmp_path
     text = asked(tmp_path, "p1", recipe(trees=10), most_bits=29)
     assert_names(text, "trees.most_bits", "p1")
     assert not asked(tmp_path, "p1", recipe(trees=10), most_bits=30)
-    assert "60 bits" in asked(tmp_path, "p1", recipe(trees=10, splits=["train"]), most_bits=59)
+    assert "got 60" in asked(tmp_path, "p1", recipe(trees=10, splits=["train"]), most_bits=59)
     # It answers nothing.
     assert not asked(tmp_path, "p0", recipe(), least_rows=20, most_bits=1)
 

@@ -38,12 +38,12 @@ def too_few(minimum: int | float, common: int, *, partial: bool = False) -> Peer
     """Returns the error (ROWS_DIFFER) for fewer common rows than ``rows.at_least``. Peers do not
     learn the number of ``common`` rows. ``partial``: the recipe's ``rows.partial``.
     """
-    share = "" if isinstance(minimum, int) else " of each party's rows"
-    parties = "a party and the active party" if partial else "the parties"
+    unit = "rows" if isinstance(minimum, int) else "(a share)"
     error = PeerError(
         Code.ROWS_DIFFER,
-        f"rows.at_least: {parties} have fewer rows in common than {minimum}{share}. Spell the ids "
-        "alike at all parties (rows.id_rules, and the order of the columns in data.id).",
+        f"rows.at_least: {'two parties' if partial else 'the parties'} must have at least "
+        f"{minimum} {unit} in common. Spell the ids alike at all parties (rows.id_rules, and the "
+        "order of the columns in data.id).",
     )
     return error.privately(f"{error} Rows in common: {common:,}.")
 

@@ -2,8 +2,8 @@
 
 Randomness follows Damgård, Jurik and Nielsen (2010): powers of one base, from tables. Each side
 draws its own base, because a base that the key's owner has chosen badly masks nothing. The owner of
-the private key computes modulo p² and q² and combines the results (CRT). Encryption: (1 + m n) · b^r
-mod n², where r has half the key's bits.
+the private key computes modulo p² and q² and combines the results (CRT). Encryption: (1 + m n) ·
+b^r mod n², where r has half the key's bits.
 """
 
 from __future__ import annotations

@@ -35,15 +35,28 @@ class Epochs:
     variance_kept: float
 
 
+@dataclass(frozen=True)
+class Guide:
+    """The cross-party tower that guides the local one, frozen.
+
+    Args:
+        tower: the tower.
+        gamma: the weight of its two terms in the loss (Eq. 6).
+        drifts: whether its BatchNorm updates its statistics here, as in FedHSSL's released code.
+    """
+
+    tower: Tower
+    gamma: float
+    drifts: bool
+
+
 class LocalSelfSup:
     """One party's local tower and the objects that its training needs.
 
     Args:
         tower: the tower to train.
-        guide: the cross-party tower, frozen here; ``gamma``: the weight of its two terms (Eq. 6).
+        guide: the guide of the local tower, if there is one.
         epochs: the epochs of the whole phase, for the schedule.
-        guide_drifts: the guide's BatchNorm updates its statistics here too, as in FedHSSL's
-            released code.
         split: the rows to train on; default: all of the party's training rows.
     """
 
@@ -55,15 +68,13 @@ class LocalSelfSup:
         tower: Tower,
         *,
         epochs: int,
-        guide: Tower | None = None,
-        gamma: float = 0.0,
-        guide_drifts: bool = False,
+        guide: Guide | None = None,
         split: str = "local",
     ) -> None:
         self._party, self._phase, self._plan = party, phase, plan
         self._rows = require_rows(party, phase, split, plan.batch_size)
         self.tower = tower
-        self._guide, self._gamma, self._guide_drifts = guide, gamma, guide_drifts
+        self._guide = guide
         self._trained = TrainedTower(tower, plan, epochs)
         self._target = target_of(tower) if plan.has_target else None
         queued = plan.ssl == "moco"
@@ -107,7 +118,7 @@ class LocalSelfSup:
         random = generator(derive_seed(party.own_seed, "augment", self._phase, party.name, epoch))
         self.tower.train()
         if self._guide is not None:
-            self._guide.train(self._guide_drifts)
+            self._guide.tower.train(self._guide.drifts)
         total, variance = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
         batches = self._batches(epoch)
         for rows in features.expecting(batches):
@@ -154,12 +165,12 @@ class LocalSelfSup:
             ) / 2
             if self._keys is not None:
                 fresh += [(self._keys, t1_BP), (self._keys, t2_BP)]
-        if self._guide is not None and self._gamma:
+        if self._guide is not None and self._guide.gamma:
             # Alg. 1, line 23: the guide's projections.
             with torch.no_grad():
-                g1_BP, g2_BP = self._guide.project(self._party, v1, v2)
+                g1_BP, g2_BP = self._guide.tower.project(self._party, v1, v2)
             keys = self._guide_keys
-            loss = loss + self._gamma * (
+            loss = loss + self._guide.gamma * (
                 loss_against(plan, p1_BP, g1_BP, keys) + loss_against(plan, p2_BP, g2_BP, keys)
             )
             if keys is not None:

@@ -1,4 +1,4 @@
-"""The active side: collects the embeddings of all rows, and scores them."""
+"""The active side: collects the embeddings of all rows and scores them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vfl_party.phases.scoring import Chunk, SplitScorer
 
 
 class ActiveEvaluate(Phase):
-    """Evaluates all splits, one after the other, in one round; also without each party that may
-    have been away, and for each set of parties if the recipe asks for it.
+    """Evaluates all splits, one after the other, in one round: also without each party that may be
+    absent, and for each set of parties if the recipe sets ``subsets``.
     """
 
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
@@ -101,8 +101,7 @@ class ActiveEvaluate(Phase):
         self, embedded: dict[str, tuple[Rows, list[Chunk]]]
     ) -> dict[str, tuple[Rows, Tensor]]:
         party = self._party
-        # If training may go on without a party, or prepares for it, people want to know what the
-        # model is worth without it.
+        # If training may continue without a party, the report shows the quality without it.
         some = party.features is not None or len(party.recipe.passives) > 1
         # With partial rows, a row may have a single party, without which nothing remains.
         some = some and (party.features is not None or party.data.held is None)

@@ -1,4 +1,4 @@
-"""What an evaluation exchanges."""
+"""The exchanges of an evaluation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from vfl_party.phases.scoring import chunks, scoring, scoring_traffic
 
 
 def embeddings(party: Party, settings: EvaluateSettings) -> Exchange:
-    """Declares the exchange of the rows of each split, with the noise of the phases before, and of
-    the mean that stands in for a party.
+    """Declares the exchange of embeddings: of the rows of each split, with the noise of the earlier
+    phases, of the mean that stands in for a party, and of permuted columns.
     """
     course = party.course
     made = scoring(course.sent_noise, name="embedding", when="once", how=course.protected)

@@ -1,5 +1,5 @@
-"""The rows of a split by who holds them (``rows.partial``): a part of the split for each set of
-parties.
+"""Divides the rows of a split by the parties that hold them (``rows.partial``): one part for each
+set of parties.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ ROWS = "rows"
 def by_holders(
     party: Party, split: str, rows: Rows, outputs: Tensor
 ) -> dict[str, tuple[Rows, Tensor]]:
-    """Returns {name of a part: (its rows, their outputs)}; empty if all parties hold all rows.
+    """Returns {name of a part: (its rows, their outputs [N, O])}; empty if all parties hold all
+    rows.
 
     Parts are named by the parties that have features.
     """

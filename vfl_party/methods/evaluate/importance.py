@@ -1,12 +1,12 @@
 """Permutation importance of each party's own columns (Breiman 2001), computed together.
 
-A party gives a column, in the validation rows, the values of other rows, and sends the embeddings
-of these rows; the active party answers, once and to this party alone, with what that costs. Names
-and values stay at the party that has them. The active party learns how many columns there are.
+A party replaces the values of a column in the validation rows by those of other rows and sends the
+embeddings; the active party answers once, and only this party, with the loss of quality. Names and
+values stay at the party that owns them. The active party learns the number of columns.
 
-A metric tells of labels, and a party that lies sends what embeddings it likes: answers of full
-precision could tell all labels (Aggarwal et al. 2021). So each column has two numbers, of three
-digits.
+A metric depends on the labels, and a malicious party can send arbitrary embeddings: answers of full
+precision could disclose all labels (Aggarwal et al. 2021). Each answer therefore has two numbers of
+three digits for each column.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CHANGES = Exchange(
 
 
 def names_of(party: Party) -> list[str]:
-    """Returns the names of a party's columns; of images a single one."""
+    """Returns the names of a party's columns; images have a single name."""
     return list(party.need_features().columns) or [_IMAGE]
 
 
@@ -88,7 +88,7 @@ def permute_columns(
 
 
 class PassiveImportance:
-    """A passive party's side; ``asking``: its side of the exchange of embeddings."""
+    """A passive party's side. ``asking``: its side of the exchange of embeddings."""
 
     def __init__(
         self, party: Party, phase: str, settings: EvaluateSettings, asking: Asking
@@ -99,8 +99,8 @@ class PassiveImportance:
         self._changes = party.asking(phase, CHANGES)
 
     def run(self, first: StepKey) -> dict[str, Any]:
-        """Exchanges from the step ``first`` on; returns what ``kept`` keeps. Raises as
-        ``Asking.swap``.
+        """Runs the exchanges from the step ``first`` on. Returns the importance of this party's
+        columns for ``ImportanceWriter``. Raises as ``Asking.swap``.
         """
         names, batch = names_of(self._party), first.batch
         self._count.swap(first, {"columns": torch.tensor([len(names)])})
@@ -139,11 +139,15 @@ class ActiveImportance:
     def run(
         self, first: StepKey, chunks: list[Chunk], change: Callable[[list[Chunk]], float]
     ) -> dict[str, Any] | None:
-        """Exchanges from the step ``first`` on; returns what ``kept`` keeps of this party's own
-        columns. None: it has none.
+        """Runs the exchanges from the step ``first`` on. Returns the importance of this party's own
+        columns for ``ImportanceWriter``; None if it has no columns.
 
-        ``found``: all parties' embeddings of the validation rows. ``change``: what is lost with
-        other embeddings in their place. Raises as ``Answering.collect``.
+        Args:
+            first: the first step.
+            chunks: the embeddings of all parties for the validation rows.
+            change: computes the loss of quality with other embeddings in their place.
+
+        Raises as ``Answering.collect``.
         """
         party, repeats = self._party, self._settings.repeats
         passives = [passive.name for passive in party.recipe.passives]
@@ -159,7 +163,7 @@ class ActiveImportance:
         return rank_columns(names_of(party), _figures(lost, repeats))
 
     def _collect_counts(self, step: StepKey) -> dict[str, int]:
-        """Returns {passive party: how many columns it has}."""
+        """Returns {passive party: its number of columns}."""
         received = self._count.collect(step)
         self._count.acknowledge(step, received)
         columns = {name: int(tensors["columns"]) for name, tensors in received.items()}
@@ -179,7 +183,7 @@ class ActiveImportance:
         chunks: list[Chunk],
         change: Callable[[list[Chunk]], float],
     ) -> None:
-        """Collects embeddings from those parties that have columns left, and answers the others."""
+        """Collects embeddings from the parties that have columns left, and answers the others."""
         repeats, parts = self._settings.repeats, len(chunks)
         sends = {name: count * repeats * parts for name, count in columns.items()}
         mixed: dict[str, list[Chunk]] = {name: [] for name in sends}
@@ -222,7 +226,7 @@ def _figures(lost: list[float], repeats: int) -> Tensor:
 
 
 def rank_columns(names: list[str], figures_C2: Tensor) -> dict[str, Any]:
-    """Returns {"columns": each column's name, value and standard error}, the greatest value first;
+    """Returns {"columns": name, value and standard error of each column}, the largest value first.
     ``figures_C2``: the values and errors.
     """
     rows = [
@@ -233,8 +237,8 @@ def rank_columns(names: list[str], figures_C2: Tensor) -> dict[str, Any]:
 
 
 class ImportanceWriter:
-    """Writes the importance of a party's columns into its folder of the run, once it is known; only
-    its owner may read the file.
+    """Writes the importance of a party's columns into a file in its folder of the run, which only
+    its owner may read.
     """
 
     def __init__(self, party: Party, phase: str, settings: EvaluateSettings) -> None:
@@ -266,8 +270,8 @@ class ImportanceWriter:
 def traffic(
     party: Party, exchange: Exchange, settings: EvaluateSettings, first: StepKey
 ) -> tuple[list[Occurrence], list[str]]:
-    """Returns what is exchanged from the step ``first`` on, and the parties whose columns are not
-    here, so that theirs is missing. ``exchange``: of the embeddings.
+    """Returns the occurrences from the step ``first`` on, and the parties whose columns are not
+    here, so that their occurrences are missing. ``exchange``: that of the embeddings.
     """
     known = {
         known_party.name: len(names_of(known_party))

@@ -16,9 +16,9 @@ from vfl_party.phases.scoring import SplitScorer
 
 
 class PassiveEvaluate(Phase):
-    """Embeds the rows of all splits, one after the other, in one round. Then, as far as the recipe
-    asks for it, hears metrics, and sends what stands in for this party, and the rows with each of
-    its columns permuted.
+    """Embeds the rows of all splits, one after the other, in one round. Then, if the recipe says
+    so, it receives metrics, sends the embedding that stands in for this party, and sends the rows
+    with each of its columns permuted.
     """
 
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:

@@ -1,4 +1,4 @@
-"""One metric of scored rows, and of the same rows drawn anew: a bootstrap (Efron 1979)."""
+"""One metric of scored rows, and its bootstrap (Efron 1979)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from vfl_party.phases.measure import decides
 
 
 def metric_of(task: TaskSettings, phase: str, named: str | None) -> str:
-    """Returns the metric by which a phase judges parties; ``named``: by the recipe. Raises
-    InputError if the task has no such metric.
+    """Returns the metric by which a phase judges parties. ``named``: the metric in the recipe.
+    Raises InputError if the task has no such metric.
     """
     name = named or first_metric(task)
     if name not in task.all_metrics:
@@ -32,8 +32,8 @@ def metric_of(task: TaskSettings, phase: str, named: str | None) -> str:
 class MetricJudge:
     """Measures outputs for the rows of a split, at the active party.
 
-    ``seed``: of the rows that are drawn. All outputs are judged by the same draws. The queries of a
-    ranking are drawn, not its rows: NDCG is a mean over queries.
+    All outputs are judged by the same bootstrap samples, which ``seed`` determines. A ranking draws
+    queries instead of rows, because NDCG is a mean over queries.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class MetricJudge:
         return self._measure(outputs_NO.cpu(), self._targets, self._weights)
 
     def resample(self, outputs_NO: Tensor) -> npt.NDArray[np.float64]:
-        """Returns the metric for each draw; NaN if it is undefined for its rows."""
+        """Returns the metric of each sample, [draws]; NaN if it is undefined."""
         outputs_NO = outputs_NO.cpu()
         values = []
         for at, targets in self._draws:
@@ -73,7 +73,7 @@ class MetricJudge:
         return metrics.get(self._metric, float("nan"))
 
     def _draw(self, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draws as many rows as there are, with replacement; returns their places and targets."""
+        """Draws a bootstrap sample of the rows; returns their places [N] and targets."""
         n = len(self._targets)
         if self._task.kind != "ranking":
             at = torch.from_numpy(random.integers(0, n, n))

@@ -1,8 +1,8 @@
 """Shapley values of parties (Shapley 1953), from the qualities of sets of parties.
 
-A party's value is what it adds to the quality of the parties before it, in the mean over all orders
-of the parties. Qualities are numbers, or arrays of them: of the rows as they are, and of rows that
-were drawn anew, so that the values have an error.
+A party's value is the mean, over all orders of the parties, of what it adds to the quality of the
+parties before it. A quality is a number, or an array: for the original rows and for each bootstrap
+sample, from which the values get an error.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_EXACT = 6
 
 
 def all_sets(players: Sequence[str]) -> list[Players]:
-    """Returns all sets of players, small ones first: 2^K of them."""
+    """Returns all 2^K sets of players, small ones first."""
     sizes = range(len(players) + 1)
     return [
         frozenset(members) for size in sizes for members in itertools.combinations(players, size)
@@ -29,8 +29,8 @@ def all_sets(players: Sequence[str]) -> list[Players]:
 
 
 def some_sets(players: Sequence[str], orders: Iterable[Sequence[str]]) -> list[Players]:
-    """Returns, small ones first: no player, each alone, all but one, all, and the sets that
-    ``orders`` pass through.
+    """Returns, small ones first: the empty set, each single player, all but one, all players, and
+    the sets that ``orders`` pass through.
     """
     whole = frozenset(players)
     sets = {frozenset[str](), whole}

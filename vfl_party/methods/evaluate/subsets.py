@@ -1,5 +1,5 @@
-"""Measures the trained model with the embeddings of each set of parties, and from it what each
-party is worth. The active party does it alone, with embeddings that it has.
+"""Measures the trained model with the embeddings of each set of parties, and computes from it the
+contribution of each party. The active party does this alone, with embeddings that it has received.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ Values: TypeAlias = dict[str, npt.NDArray[np.float64]]
 
 @dataclass
 class _Measured:
-    """Of each split, the metric of each set; of the last one also for rows drawn anew, [1 + draws],
-    the rows as they are first.
+    """The metrics of sets of parties.
+
+    ``of``: {split: {set: metric}}. ``drawn``: {set: metrics of the last split [1 + draws]}, first
+    of its original rows, then of each bootstrap sample.
     """
 
     of: dict[str, dict[Players, float]]
@@ -51,10 +53,10 @@ class Subsets:
     """Measures sets of parties, at the active party.
 
     Args:
-        phase: its name.
-        scorer: gives the outputs for embeddings.
+        phase: the phase's name.
+        scorer: computes the outputs for embeddings.
 
-    Raises InputError if there is nothing to measure by.
+    Raises InputError if there are no rows to measure with.
     """
 
     def __init__(
@@ -75,9 +77,9 @@ class Subsets:
             )
 
     def measure(self, embedded: Embedded, stand_in: Mapping[str, Tensor]) -> Worth:
-        """Returns the quality of sets of parties, and what each party is worth.
+        """Returns the quality of sets of parties, and the contribution of each party.
 
-        ``stand_in``: {party: what stands in for its embeddings, [1, D]}.
+        ``stand_in``: {party: the embedding that replaces its embeddings, [1, D]}.
         """
         count = len(self._players)
         orders = [] if count <= MAX_EXACT else self._orders()
@@ -152,8 +154,8 @@ class Subsets:
     def _shapley(
         self, orders: Sequence[Sequence[str]], drawn: dict[Players, npt.NDArray[np.float64]]
     ) -> dict[str, PartyValue]:
-        """Returns each party's value with its standard error: of the rows, by the bootstrap, and of
-        the orders, if some are drawn.
+        """Returns each party's value with its standard error, which covers the sampling of the rows
+        and, if orders are drawn, of the orders.
         """
         if not np.isfinite(drawn[frozenset()][0]):
             return {}
@@ -171,8 +173,8 @@ class Subsets:
 
 
 def _error(drawn: npt.NDArray[np.float64], spread: npt.NDArray[np.float64] | None) -> float:
-    """Returns a standard error: of the rows, from the values for rows drawn anew, and of
-    ``spread``, what the party adds in each order.
+    """Returns a standard error. ``drawn``: the value in each bootstrap sample. ``spread``: what the
+    party adds in each order.
     """
     # The metric may be undefined, for example the AUC of a single class.
     drawn = drawn[np.isfinite(drawn)]

@@ -1,8 +1,8 @@
-"""Tells the passive parties the metrics that the recipe names, at the end of an evaluation: both
+"""Sends the passive parties the metrics that the recipe names, at the end of an evaluation: both
 sides.
 
-Metrics cross as the bytes of float64, which no codec rounds and no transform changes; one that the
-rows do not define is NaN.
+Metrics are sent as the bytes of float64, which codecs and transforms leave unchanged; an undefined
+metric is NaN.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _NUMBER = np.dtype("<f8")
 
 
 def telling(party: Party) -> Exchange | None:
-    """Declares the metrics that the active party tells the passive ones; None if it tells
-    nothing.
+    """Declares the metrics that the active party sends to the passive parties; None if it sends
+    none.
     """
     names = party.recipe.report.tell_passives
     if not names or not party.recipe.passives:
@@ -37,12 +37,12 @@ def telling(party: Party) -> Exchange | None:
 
 
 def telling_steps(party: Party) -> int:
-    """Returns how many steps telling takes."""
+    """Returns the number of steps in which metrics are sent."""
     return int(telling(party) is not None)
 
 
 def telling_traffic(party: Party, step: StepKey, splits: Sequence[str]) -> list[Occurrence]:
-    """Returns the exchange at the step after the last embeddings; none if nothing is told."""
+    """Returns the exchange at the step after the last embeddings, if metrics are sent."""
     exchange = telling(party)
     return [] if exchange is None else [Occurrence.of(exchange, step, **_sizes(party, splits))]
 
@@ -62,7 +62,7 @@ class MetricsSender:
             self._side = party.answering(phase, exchange, **_sizes(party, splits))
 
     def tell(self, step: StepKey, metrics: Mapping[str, Mapping[str, float]]) -> None:
-        """Tells all passive parties, if the recipe says so."""
+        """Sends the metrics to all passive parties, if the recipe says so."""
         if self._side is None:
             return
         values = [
@@ -75,7 +75,7 @@ class MetricsSender:
 
 
 class MetricsReceiver:
-    """The passive side, which writes what it hears into its folder."""
+    """The passive side, which writes the received metrics into its folder."""
 
     def __init__(self, party: Party, phase: str, splits: Sequence[str]) -> None:
         self._splits, self._names = splits, party.recipe.report.tell_passives
@@ -86,11 +86,11 @@ class MetricsReceiver:
             self._side = party.asking(phase, exchange, **_sizes(party, splits))
 
     def keep(self, folder: Path) -> None:
-        """Names the party's folder of the run."""
+        """Sets the party's folder of the run."""
         self._folder = folder
 
     def hear(self, step: StepKey) -> None:
-        """Asks for the metrics, if the recipe says that they are told."""
+        """Receives the metrics, if the recipe says that they are sent."""
         if self._side is None:
             return
         content = self._side.swap(step, {})["metrics"].cpu().numpy()

@@ -1,4 +1,4 @@
-"""The active side: representations in, the whole loss, their gradients out."""
+"""The active side: receives representations, computes the loss, and returns gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vfl_party.phases.scoring import SplitScorer
 class ActiveFedCVT(Phase):
     """One round is ``validate_every`` epochs over the labelled rows.
 
-    The joint classifier is the party's top model. Those of one view end with the phase.
+    The joint classifier is the party's top model. The classifiers of one view end with the phase.
     """
 
     def __init__(self, party: Party, name: str, settings: FedCVTSettings) -> None:

@@ -1,5 +1,5 @@
-"""The batches of a phase of FedCVT: the aligned ones are the same at both parties, and known before
-it begins.
+"""The batches of a phase of FedCVT. Batches of aligned rows are the same at both parties and known
+before the phase begins.
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ class Step:
 
     @property
     def rows(self) -> Rows:
-        """All of them, in the order of their representations."""
+        """All rows, in the order of their representations."""
         return np.concatenate([self.labelled, self.unlabelled, self.own])
 
 
 class Cycle:
-    """Full batches of some rows, step after step; the rows are shuffled anew whenever they are used
-    up.
-    """
+    """Full batches of some rows, step after step; the rows are reshuffled when they are used up."""
 
     def __init__(self, seed: int, label: str, rows: Rows, size: int) -> None:
         self._seed, self._label, self._rows, self.size = seed, label, rows, size
@@ -133,10 +131,10 @@ class FedCVTBatches:
 
 
 def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> Cycle:
-    """Returns the batches of training rows that only this party has, in an order of its own.
+    """Returns the batches of training rows that only this party has, in its own order.
 
-    Raises InputError if they are fewer than a batch. With ``rows.align = "psi"`` nobody knows them
-    before the parties have joined: then ``too_few`` is for the first round.
+    Raises InputError if there are fewer rows than a batch. With ``rows.align = "psi"`` these rows
+    are unknown until the parties have joined, so the first round raises ``too_few``.
     """
     rows = np.setdiff1d(party.rows("local"), party.rows("aligned"))
     seed, size = derive_seed(party.own_seed, party.name), settings.own_batch(party.role)
@@ -147,7 +145,7 @@ def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> Cycle:
 
 
 def too_few(party: Party, phase: str, own: Cycle) -> InputError:
-    """Returns the error that this party has fewer rows of its own than a step takes."""
+    """Returns the error for a party that has fewer own rows than a step uses."""
     other = "passive" if party.role == "active" else "active"
     return InputError(
         Code.CONFIG_INVALID,

@@ -21,7 +21,7 @@ from vfl_party.models.metrics import scores
 
 
 def halves(r_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the unique and the shared half."""
+    """Returns the unique and the shared half of representations [N, D], [N, D/2] each."""
     unique_NH, shared_NH = r_ND.chunk(2, dim=1)
     return unique_NH, shared_NH
 

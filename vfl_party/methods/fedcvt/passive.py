@@ -1,5 +1,5 @@
-"""The passive side: representations out, their gradients back. All of the loss is computed at the
-active party.
+"""The passive side: sends representations and receives their gradients. The active party computes
+the whole loss.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The part that both sides of FedCVT share: what a recipe must be like, and the optimizer over a
-party's own models.
+"""The part that both sides of FedCVT share: the check of a recipe, and the optimizer of a party's
+models.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from vfl_party.phases.diverged import check_own
 
 
 def check_recipe(recipe: Recipe, phase: str) -> None:
-    """Raises InputError if FedCVT means nothing for the recipe's parties, task or rule of
-    combination.
-    """
+    """Raises InputError if FedCVT does not support the recipe's parties, task or combination."""
     if len(recipe.passives) != 1:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -92,9 +90,7 @@ class FedCVTTraining:
         self._schedule = build_schedule(self._settings, self._optimizer, self.batches.epochs)
 
     def steps(self, round_: int) -> list[Step]:
-        """Returns the steps of a round. Raises InputError if this party turns out to have too few
-        rows of its own.
-        """
+        """Returns the steps of a round. Raises InputError if this party has too few own rows."""
         if self._own.short:
             raise too_few(self._party, self._phase, self._own)
         return self.batches.of(round_, self._own)
@@ -108,8 +104,8 @@ class FedCVTTraining:
         self._optimizer.zero_grad()
 
     def step(self, *, last: bool) -> None:
-        """Clips this party's own gradient if the recipe says so, and updates. ``last``: an epoch
-        ends.
+        """Clips this party's gradient if the recipe says so, and updates the models. ``last``:
+        whether an epoch ends.
         """
         clip(self._settings, self._params)
         self._optimizer.step()

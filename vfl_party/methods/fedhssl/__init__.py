@@ -19,7 +19,7 @@ from vfl_party.phases.method import Method
 
 
 class FedHSSLMethod(Method[FedHSSLSettings]):
-    """Each party has two encoders, across parties and its own, of which it may keep one."""
+    """Each party has a cross-party and a local encoder, and may keep one or both."""
 
     def follows(self, settings: FedHSSLSettings) -> frozenset[str] | None:
         _ = settings

@@ -36,7 +36,7 @@ class AggregationStep:
 
     @torch.no_grad()
     def run(self, round_: int) -> None:
-        """Sends this party's top, and continues with the mean of all parties'."""
+        """Sends the weights of this party's top, and loads the mean of all parties."""
         own = get_shared_state(self._tower)
         step = StepKey(self._phase, round_, 0)
         mean = self._weights.swap(step, {name: tensor.detach() for name, tensor in own.items()})

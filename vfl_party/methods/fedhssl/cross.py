@@ -92,11 +92,13 @@ class CrossStep:
         raise NotImplementedError
 
     def _update(self, inputs: Inputs, z_BP: Tensor, received: Mapping[str, Tensor]) -> Tensor:
-        """Runs lines 12 and 13 ``local_updates`` times on the projections received once; returns
+        """Runs lines 12 and 13 ``local_updates`` times on the same received projections; returns
         the first loss.
 
-        ``z_BP``: our projections, with the graph of the weights before the update. ``received``:
-        {peer: [B, P]}.
+        Args:
+            inputs: the encoder's inputs of the batch.
+            z_BP: this party's projections, with the graph of the weights before the update.
+            received: {peer: its projections [B, P]}.
         """
         first: Tensor | None = None
         for _ in range(self._settings.local_updates):
@@ -131,9 +133,7 @@ class CrossStep:
 
 
 class ActiveCross(CrossStep):
-    """The active party collects and answers: every passive party's z comes in, its own is sent to
-    all.
-    """
+    """The active party: receives the projections of all passive parties and sends its own."""
 
     def _open(self, exchange: Exchange, **sizes: int) -> None:
         self._projection = self._party.answering(self._phase, exchange, **sizes)
@@ -151,7 +151,7 @@ class ActiveCross(CrossStep):
 
 
 class PassiveCross(CrossStep):
-    """A passive party sees only the active party's z."""
+    """A passive party: receives only the projections of the active party."""
 
     def _open(self, exchange: Exchange, **sizes: int) -> None:
         self._projection = self._party.asking(self._phase, exchange, **sizes)

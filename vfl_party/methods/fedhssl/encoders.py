@@ -1,4 +1,4 @@
-"""The two encoders of a party, and the choice which of them fine-tuning gets."""
+"""The two encoders of a party, and which of them fine-tuning gets."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def part_of(encoder: nn.Module, tower: str) -> nn.Module:
 
 
 def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module]:
-    """Returns {"cross": …, "local": …}, as far as trained, on the party's device; the kept ones are
-    among them.
+    """Returns {"cross": …, "local": …}: the kept encoders and those that are trained, on the
+    party's device.
     """
     make, encoder = party.make_encoder, party.models["encoder"]
     assert make is not None  # noqa: S101 - a party with features has it

@@ -15,8 +15,8 @@ from vfl_party.outbound.declared import Exchange, Sent, f32, noise
 
 
 def projection(settings: FedHSSLSettings) -> Exchange:
-    """Declares each passive party's projections up, the active party's down, the same to all. No
-    gradient crosses.
+    """Declares the projections of each passive party up, and those of the active party, the same
+    for all, down. No gradients are sent.
     """
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
     down = Sent(

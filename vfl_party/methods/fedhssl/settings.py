@@ -13,7 +13,7 @@ Keep = Literal["mean", "concat", "cross", "local"]
 
 
 class FedHSSLSettings(SelfSupSettings):
-    """One round: the cross-party step, the local step, aggregation, each if it is switched on.
+    """One round consists of the cross-party step, the local step and aggregation, as switched on.
 
     FedLocalSSL: ``cross = false, aggregate = false``; FedCSSL (and VFed-SSD's pretraining): ``local
     = false, aggregate = false``; FedGSSL: ``aggregate = false``; FedHSSL: all three. With ``keep =

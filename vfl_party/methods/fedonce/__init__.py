@@ -1,7 +1,7 @@
 """FedOnce (Wu et al. 2022), the local half: learns encoders without labels, so that one upload is
 enough.
 
-Alg. 1, lines 2 to 15: every passive party learns alone, nothing crosses a wire. The upload (line
+Alg. 1, lines 2 to 15: every passive party trains alone, without any exchange. The upload (line
 16) and the active party's training (lines 18 to 30) are ``head`` with ``own_encoder = "trained"``;
 ``splitnn`` after it is multi-round FedOnce.
 """
@@ -24,7 +24,7 @@ from vfl_party.privacy.plan import PrivatePhase
 
 
 class FedOnceMethod(Method[FedOnceSettings]):
-    """Every party works on its own."""
+    """Every party trains alone."""
 
     def follows(self, settings: FedOnceSettings) -> frozenset[str] | None:
         _ = settings

@@ -25,8 +25,8 @@ def on_sphere(n: int, d: int, seed: int) -> Tensor:
 
 
 def match(z_BD: Tensor, c_BD: Tensor) -> npt.NDArray[np.int64]:
-    """Returns the permutation P of line 5, [B]: ``c_BD[P]`` has the smallest sum of squared distances
-    from ``z_BD``.
+    """Returns the permutation P of line 5, [B], for which ``c_BD[P]`` has the smallest sum of
+    squared distances from ``z_BD``.
 
     The Hungarian algorithm takes about B³: 3 ms for B = 100 and d = 3 on one core, 40 times that
     for B = 512. Raises ValueError if a distance is not finite.
@@ -51,9 +51,8 @@ class Nat:
     """Trains one party's encoder towards its targets.
 
     ``targets``: C_j permuted as matched so far, [n, D]; row i belongs to the i-th of the rows that
-    are learnt from. With ``matching`` a batch's targets are dealt out anew among its rows and stay
-    so: they migrate, and a row's target depends on other rows. Without it every row keeps its first
-    target.
+    are learnt from. With ``matching`` a batch's targets are reassigned among its rows, so that a
+    row's target depends on other rows. Without it every row keeps its first target.
     """
 
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:

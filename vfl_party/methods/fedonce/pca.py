@@ -21,7 +21,7 @@ def principal_components(x_NF: Tensor, d: int) -> tuple[Tensor, Tensor, float]:
     """Returns the mean [F], the d directions of largest variance [d, F], and the share of the
     variance that they hold.
 
-    Computes in float64. Of a direction's two signs, it takes the one whose largest loading is
+    Computes in float64. The sign of a direction is chosen so that its largest loading is
     positive.
     """
     x_NF = x_NF.double()
@@ -40,7 +40,7 @@ def principal_components(x_NF: Tensor, d: int) -> tuple[Tensor, Tensor, float]:
 class Pca:
     """Fits the party's encoder, one linear layer, in one round: z = axes (x - mean).
 
-    The active party sets ``embedding_size`` and does not know how many columns the others have, so
+    The active party sets ``embedding_size`` without knowing how many columns the others have, so
     numbers of z beyond the party's components are 0.
     """
 

@@ -1,4 +1,4 @@
-"""FedOnce's local phase, the same on either side: the party learns alone, in one of four ways."""
+"""FedOnce's local phase, the same on both sides: the party trains alone, in one of four ways."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ _LEARNERS: dict[str, Callable[[Party, str, FedOnceSettings], EncoderLearner]] = 
 
 
 class FedOnce(Phase):
-    """Runs Alg. 1, lines 2 to 15. The active party, and a party without features, have nothing to
-    do.
+    """Runs Alg. 1, lines 2 to 15. A party without features does nothing, nor does the active party
+    unless ``active`` is set.
     """
 
     alone_from = 0

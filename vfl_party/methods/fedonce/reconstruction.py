@@ -1,6 +1,4 @@
-"""Trains an autoencoder instead of random targets: the encoder's output must be enough to restore
-the row.
-"""
+"""Trains an autoencoder instead of random targets: a decoder restores rows from embeddings."""
 
 from __future__ import annotations
 

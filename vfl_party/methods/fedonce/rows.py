@@ -24,8 +24,8 @@ def rows_to_learn(party: Party, phase: str, split: str) -> Rows:
 
 
 def divergence_error(party: Party, phase: str) -> InputError:
-    """Returns the error of a diverged training, which no peer can notice: nothing is sent in this
-    phase.
+    """Returns the error for a diverged training, which no peer can notice because nothing is
+    sent.
     """
     return InputError(
         Code.NON_FINITE,
@@ -44,8 +44,6 @@ def finite(loss: float, party: Party, phase: str) -> float:
 
 
 def own_batches(party: Party, phase: str, epoch: int, n: int, size: int) -> list[Rows]:
-    """Returns the batches of an epoch over positions 0 to n - 1, in an order of this party's
-    own.
-    """
+    """Returns the batches of an epoch over positions 0 to n - 1, in this party's own order."""
     seed = derive_seed(party.own_seed, party.name)
     return batches(seed, phase, epoch, np.arange(n, dtype=np.int64), size)

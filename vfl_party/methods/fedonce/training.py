@@ -1,4 +1,4 @@
-"""Runs an epoch of a learner that has its own loss: plainly, or with differential privacy."""
+"""Runs an epoch of a learner with its own loss, with or without differential privacy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vfl_party.privacy.steps import PrivateSteps
 class LocalTraining:
     """The optimizer over a module, its schedule and, with ``dp``, its private steps.
 
-    n: the number of rows to learn from; batches hold positions 0 to n - 1.
+    ``n``: the number of rows to learn from; batches contain positions 0 to n - 1.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LocalTraining:
         """Runs an epoch. Reports the mean loss and, with ``dp``, the joint ε."""
         party, settings, private = self._party, self._settings, self._private
         if private is not None and private.note:
-            # The budget ended in an earlier epoch.
+            # An earlier epoch used up the privacy budget.
             return RoundReport(0)
         batches: Iterable[Rows]
         if private is not None:

@@ -2,8 +2,8 @@
 
 SS-VFL-I (Castiglia et al. 2022, Alg. 1, lines 4 to 10) trains only the top model. FedOnce (Wu et
 al. 2022, Alg. 1, lines 16 to 30) also trains the active party's own encoder. The passive encoders
-are used as the phase before left them, in eval mode, on unchanged rows; each party sends one
-bundle, for its training rows, and no gradient comes back. With ``model.top.kind = "gbdt"`` the
+are used as the earlier phase left them, in eval mode, on unchanged rows; each party sends one
+upload for its training rows and receives no gradients. With ``model.top.kind = "gbdt"`` the
 active party grows boosted trees on its own columns and the representations.
 """
 
@@ -26,7 +26,7 @@ from vfl_party.privacy.plan import PrivatePhase
 
 
 class HeadMethod(Method[HeadSettings]):
-    """One upload, and training at the active party."""
+    """One upload, and then training at the active party."""
 
     def follows(self, settings: HeadSettings) -> frozenset[str]:
         _ = settings

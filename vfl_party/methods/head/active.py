@@ -1,5 +1,5 @@
-"""The active side: collects representations once, then trains the top model and, if asked, its own
-encoder on them.
+"""The active side: collects representations once, then trains the top model and, if the recipe says
+so, its own encoder.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class ActiveHead(Phase):
                 if value is not None:
                     total += value
                     counted += 1
-            # The budget has ended.
+            # The privacy budget is used up.
             if steps == before:
                 break
             mean_loss = total.item() / counted if counted else mean_loss
@@ -188,13 +188,13 @@ class ActiveHead(Phase):
     def _make_held_batch(
         self, held: HeldRows, batch: Rows, own_BD: list[Tensor], step: int
     ) -> HeldBatch:
-        """Returns a batch of positions with the representations that were received of its rows."""
+        """Returns a batch of positions with the received representations of its rows."""
         party, rows = self._party, self._rows[batch]
         sent = self._uploads.of
-        at = {name: found for name in sent if len(found := held.of(name, rows))}
+        at = {name: own for name in sent if len(own := held.of(name, rows))}
         r_RD = {}
         for name, places in at.items():
-            # As the party counts its training rows, which it has sent in the order of all.
+            # Row numbers in the party's own training rows, which it has sent in the common order.
             mine = np.searchsorted(held.of(name, self._rows), batch[places])
             r_RD[name] = party.take(sent[name], mine)
         return HeldBatch(len(rows), own_BD, r_RD, at, (step,), party.widths)
@@ -217,8 +217,8 @@ class ActiveHead(Phase):
         return value.detach()
 
     def _frozen(self) -> list[Tensor]:
-        """Returns this party's own representations of the training rows, [N, D], if any and
-        unchanging.
+        """Returns this party's own representations of the training rows, [N, D]; none if it has no
+        features or trains its encoder.
         """
         if self._party.features is None or self._trains_encoder:
             return []

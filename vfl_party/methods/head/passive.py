@@ -1,4 +1,4 @@
-"""The passive side: one upload, then nothing; if no phase follows, this party may leave."""
+"""The passive side: one upload. If no phase follows, this party may then leave."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from vfl_party.phases.sets import check as check_sets
 
 
 class PassiveHead(Phase):
-    """Runs two rounds: the upload, and the active party's training, in which this party has nothing
-    to do.
-    """
+    """Runs two rounds: the upload, and the active party's training, in which this party is idle."""
 
     alone_from = TRAIN
-    # The active party has it in a checkpoint, or will ask for it.
+    # The active party has the upload in a checkpoint, or asks for it again.
     skippable = (UPLOAD,)
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:

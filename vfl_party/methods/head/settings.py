@@ -12,9 +12,9 @@ from vfl_party.phases.sets import SetSettings
 from vfl_party.privacy.settings import DpSettings
 from vfl_party.selfsup.augment.settings import SupervisedAugment
 
-# What means something for a top model of trees.
+# The settings that apply to a top model of trees.
 OF_TREES = frozenset({"own_encoder", "noise", "party_dropout"})
-# Rounds: a checkpoint lies between them, so that a failure in training does not repeat the upload.
+# The two rounds. A checkpoint between them saves the upload if training fails.
 UPLOAD, TRAIN = 0, 1
 
 
@@ -50,7 +50,7 @@ class HeadSettings(TrainingSettings, SetSettings):
     """
 
     def model_post_init(self, context: Any) -> None:
-        # Trees need neither: ``Head.check_top`` knows.
+        # Trees need neither; ``HeadMethod.check_top`` checks this.
         if self.epochs is not None or self.steps is not None:
             super().model_post_init(context)
         self.check_sets()

@@ -1,5 +1,5 @@
-"""The active side of a head of trees: collects representations once, then grows the trees on its
-own columns and them.
+"""The active side of a head of trees: collects representations once, then grows the trees on them
+and on its own columns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vfl_party.phases.sets import check as check_sets
 
 log = logging.getLogger(__name__)
 
-# Own columns in the log.
+# The number of own columns that the log names.
 _SHOWN = 10
 
 
@@ -71,7 +71,7 @@ class TreesHead(Phase):
         train, validation = matrices["train"], matrices.get("validation")
         grown = grow(party.recipe.task, self._top, train, validation, seed)
         top.take(grown)
-        # The log alone has it: a report would tell the server of labels before the evaluation.
+        # Only the log has it: a report would disclose labels to the server before the evaluation.
         log.info(
             "phase %s: %d of at most %d boosting rounds, training loss %.4g; share of the gain: %s",
             self.name,
@@ -144,7 +144,7 @@ class TreesHead(Phase):
     def _draw_left_out(self, name: str, rows: Rows) -> Tensor:
         """Returns in which training rows ``party_dropout`` leaves a party out, bool [N]."""
         seed = derive_seed(self._party.recipe.seed, self.name, "party_dropout", name)
-        # 64 bits are a number from 0 to 1.
+        # Converts 64 random bits into a number from 0 to 1.
         drawn_N = np.random.Philox(key=seed).random_raw(len(rows)) / 2.0**64
         is_out_N = torch.from_numpy(drawn_N < self._settings.party_dropout)
         return is_out_N.to(self._party.device)

@@ -1,9 +1,9 @@
 """MocoSFL (Li et al. 2023): momentum contrast over rows that different parties hold, by split
 federated learning.
 
-The parties hold different rows of the same columns. Each has a bottom; the active party has the
-tail, the memory of keys, and labels for a probe; the aggregation server averages the bottoms:
-SplitFed's two servers.
+The parties hold different rows of the same columns. Each has a bottom model; the active party has
+the tail, the memory of keys, and labels for a probe; the aggregation server averages the bottom
+models. These are SplitFed's two servers.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _passive(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
 
 
 class MocoSFL(Method[MocoSFLSettings]):
-    """The encoder is the bottom of a network whose tail the active party has."""
+    """The encoder is the bottom model of a network whose tail the active party has."""
 
     def follows(self, settings: MocoSFLSettings) -> frozenset[str] | None:
         _ = settings

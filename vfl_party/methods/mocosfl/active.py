@@ -42,7 +42,7 @@ class ActiveMocoSFL(Phase):
             if self._course.hands_out
             else None
         )
-        # The server compares what all parties plan.
+        # Declared here, too, because the server compares the plans of all parties.
         if not settings.frozen:
             bottom = build_bottom(party.recipe, settings)
             shared = get_averaged_parameters(
@@ -70,7 +70,7 @@ class ActiveMocoSFL(Phase):
         return RoundReport(steps, {"train": {"loss": self._tail.mean(total, steps)}}, note=note)
 
     def _step(self, step: StepKey, drawn: Sequence[str] | None = None) -> Tensor:
-        """Runs one step; ``drawn``: the parties that take part in it, if these are not all."""
+        """Runs one step. ``drawn``: the parties that take part, None for all."""
         settings = self._settings
         senders: dict[str, dict[str, int]] | None = None
         if drawn is not None:

@@ -1,4 +1,4 @@
-"""What a recipe must be like for a phase, of all parties: it is refused before anything runs."""
+"""Checks the recipe for a phase of MocoSFL before anything runs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def first_phase(recipe: Recipe) -> str | None:
 
 
 def check_phase(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> None:
-    """Raises InputError if a phase asks for a network that the recipe's other phases, or a party,
-    do not have.
-    """
+    """Raises InputError if the network of a phase differs from that of other phases or parties."""
     for party in recipe.parties:
         if party.encoder is not None and party.encoder != recipe.model.encoder:
             raise other_encoder(f"recipe: parties.{party.name}.encoder")
@@ -37,7 +35,7 @@ def check_phase(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> None:
 
 
 def other_encoder(where: str) -> InputError:
-    """Returns the error that a party asks for an encoder of its own."""
+    """Returns the error for a party that has its own encoder."""
     return InputError(
         Code.CONFIG_INVALID,
         f"{where}: mocosfl averages the bottom models, so all parties need the same network. "
@@ -46,7 +44,7 @@ def other_encoder(where: str) -> InputError:
 
 
 def _others(recipe: Recipe, phase: str) -> Iterator[tuple[str, MocoSFLSettings]]:
-    """Yields where each phase of MocoSFL before ``phase`` stands, and its settings; those of the
+    """Yields the place and the settings of each phase of MocoSFL before ``phase``; those of the
     earlier run first.
     """
     for other in recipe.start.phases if recipe.start is not None else ():

@@ -24,7 +24,7 @@ def contrast(
 ) -> tuple[Tensor, Tensor]:
     """Returns the symmetric loss, a scalar, and the 2B new keys [2B, P], those of ``q`` first.
 
-    The two latents change places in the second term, in which no gradient flows into ``q``.
+    The second term swaps the two latents, and no gradient flows into its ``q``.
 
     Args:
         online, momentum: the tail and its moving average.

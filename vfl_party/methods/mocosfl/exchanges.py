@@ -26,7 +26,7 @@ def latents(settings: MocoSFLSettings) -> Exchange:
 
 
 def handout(bottom: nn.Module) -> Exchange:
-    """Declares the bottom that the active party gives to all at the beginning."""
+    """Declares the bottom model that the active party sends to all at the beginning."""
     sent = Sent(
         Kind.WEIGHTS,
         {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in bottom.state_dict().items()},
@@ -36,8 +36,8 @@ def handout(bottom: nn.Module) -> Exchange:
 
 
 def bottoms(shared: Mapping[str, Tensor], draw: Draw | None) -> Exchange:
-    """Declares the bottom of each passive party that is drawn up, and the mean down, to those that
-    are drawn next. ``shared``: {name: tensor}.
+    """Declares the bottom models of the drawn passive parties up, and their mean down to the
+    parties that are drawn next. ``shared``: {name: tensor}.
     """
     sent = Sent(
         Kind.WEIGHTS, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in shared.items()}

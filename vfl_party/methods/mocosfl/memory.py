@@ -1,4 +1,4 @@
-"""What trains the tail: its moving average, the memory of keys, and the update of both."""
+"""The training of the tail: its moving average, the memory of keys, and the update of both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vfl_party.selfsup.losses import KeyQueue, ema_update
 
 
 class Memory:
-    """Earlier keys, the negatives: of all parties together, or of each by itself."""
+    """Earlier keys, which are the negatives: of all parties together, or of each party."""
 
     def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
         seed, size = derive_seed(party.own_seed, "queue", phase), settings.queue
@@ -41,7 +41,7 @@ class Memory:
             self._each[name] = KeyQueue(size // len(names), settings.width, own, party.device)
 
     def keys(self, parties: Sequence[str]) -> list[Tensor]:
-        """Returns the keys for rows of ``parties``: one memory, or that of each."""
+        """Returns the keys for rows of ``parties``, [Q, P]: one memory, or one per party."""
         if self._whole is not None:
             return [self._whole.keys]
         return [self._each[name].keys for name in parties]
@@ -70,9 +70,7 @@ class Memory:
 
 
 class TrainedTail:
-    """The tail of the active party, which is one of its models, with all that its training
-    needs.
-    """
+    """The tail, one of the active party's models, with everything that its training needs."""
 
     def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings
@@ -86,12 +84,12 @@ class TrainedTail:
         self._fresh: Tensor | None = None
 
     def begin(self) -> None:
-        """Starts from the tail as another run has trained it."""
+        """Copies the tail of an earlier run into the moving average."""
         self._momentum.load_state_dict(self._tail.state_dict())
 
     def loss(self, q: Tensor, k: Tensor, parties: Sequence[str] = ()) -> Tensor:
-        """Returns the loss on the latents of two views, of which ``parties`` have equal parts;
-        moves the average before.
+        """Updates the moving average and returns the loss on the latents [B, C, H, W] of two
+        views, of which ``parties`` have equal parts.
         """
         ema_update(self._momentum, self._tail, self._settings.momentum)
         self._half.zero_grad()
@@ -103,7 +101,7 @@ class TrainedTail:
         return loss
 
     def step(self) -> None:
-        """Updates the tail by the gradients that are there, and remembers the new keys."""
+        """Updates the tail with its gradients, and stores the new keys."""
         assert self._fresh is not None  # noqa: S101 - loss comes first
         self._half.step()
         self._memory.push(self._fresh, self._of)
@@ -140,5 +138,5 @@ class TrainedTail:
 
 
 def zero(party: Party) -> Tensor:
-    """Returns a scalar to sum losses in, on the party's device."""
+    """Returns a zero on the party's device, to sum losses."""
     return torch.zeros((), device=party.device)

@@ -1,5 +1,5 @@
-"""The passive side, the paper's client: latents of two views out, the gradient of one back, the
-bottom averaged.
+"""The passive side, the paper's client: sends the latents of two views, receives the gradient of
+one, and averages its bottom model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vfl_party.selfsup.losses import ema_update
 
 
 class PassiveMocoSFL(Phase):
-    """One round is a part of an epoch, up to the next average. The bottom is the party's
+    """One round is the part of an epoch up to the next average. The bottom model is the party's
     encoder.
     """
 
@@ -65,7 +65,7 @@ class PassiveMocoSFL(Phase):
     def run_round(self, round_: int) -> RoundReport:
         course, drawn = self._course, self._party.name in self._course.participants(round_)
         report = RoundReport(len(course.numbers(round_)) if drawn else 0)
-        # Start from the bottom as earlier phases, or another run, have trained it.
+        # Start from the bottom model of earlier phases or of another run.
         if round_ == 0:
             if self._handout is not None:
                 self._bottom.load_state_dict(self._handout.swap(StepKey(self.name, 0, 0), {}))
@@ -105,14 +105,14 @@ class PassiveMocoSFL(Phase):
 
     @torch.no_grad()
     def _average(self, bottoms: Asking, report: RoundReport, round_: int, *, gives: bool) -> None:
-        """Sends the bottom to the server, if it was trained, and continues with the mean, if this
-        party is in the next round. The optimizer's state stays here.
+        """Sends the bottom model to the server if it was trained, and loads the mean if this party
+        takes part in the next round. The optimizer's state stays here.
         """
         step, takes = StepKey(self.name, round_, 0), self._party.name in self._course.takers(round_)
         if gives:
             check_own(self._party, step, self._averaged)
         if gives and not takes:
-            # The others need nothing more of this party, and may be far ahead before it is back.
+            # The others need nothing more from this party and may be far ahead when it returns.
             bottoms.give(step, self._averaged, partial(self._party.settled, report))
         if not takes:
             return

@@ -1,4 +1,4 @@
-"""Resistance to model inversion, learnt in pretraining by a single party: TAResSFL (MocoSFL,
+"""Resistance to model inversion, trained by a single party in pretraining: TAResSFL (MocoSFL,
 appendix A.4).
 """
 
@@ -21,7 +21,7 @@ from vfl_party.models.optim import build_optimizer
 
 
 class ResistSettings(Section):
-    """The bottom pays for what a decoder, trained beside it, reconstructs."""
+    """The penalty on the bottom model for what a decoder reconstructs."""
 
     weight: Annotated[float, Field(gt=0.0, le=1e6)] = 2.0
     """The weight of the penalty."""
@@ -32,11 +32,11 @@ class ResistSettings(Section):
 
 
 class Resistance:
-    """The decoder that is trained beside a bottom, and the penalty that it gives.
+    """The decoder that is trained along with a bottom model, and its penalty.
 
     Args:
-        latent, image: C, H and W of what the bottom gives and takes.
-        seed: of the decoder's initial weights.
+        latent, image: C, H and W of the outputs and inputs of the bottom model.
+        seed: the seed of the decoder's initial weights.
         by_ssim: the decoder maximises the similarity, as in the released code; else it minimises
             the squared error, as in the paper.
     """
@@ -60,18 +60,18 @@ class Resistance:
         )
 
     def gradient(self, z: Tensor, images: Tensor) -> tuple[Tensor | None, float]:
-        """Trains the decoder by one step, then asks it. z is left as it is, with its graph.
+        """Trains the decoder for one step, then computes the penalty; leaves z unchanged.
 
         Args:
             z: latents [B, C, H, W], at least two.
-            images: what the bottom saw, [B, C, H, W], from 0 to 1.
+            images: the inputs of the bottom model, [B, C, H, W], from 0 to 1.
 
-        Returns the penalty's gradient by z, None if there is no penalty, and the SSIM of the
-        reconstructions.
+        Returns the gradient of the penalty with respect to z, None without a penalty, and the SSIM
+        of the reconstructions.
         """
         settings = self._settings
         self._step(z.detach(), images)
-        # As an attacker has it: a row's reconstruction depends on no other row.
+        # In eval mode, as an attacker uses it: a reconstruction does not depend on other rows.
         self._decoder.eval()
         leaf = z.detach().requires_grad_()
         loss, similarity = penalty(self._decoder, leaf, images, settings.weight, settings.ssim)

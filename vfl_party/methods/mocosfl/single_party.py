@@ -1,6 +1,4 @@
-"""MoCo at a party that is alone and has both halves: TAResSFL's pretraining, and what MocoSFL is
-compared with.
-"""
+"""MoCo at a single party that has both halves: TAResSFL's pretraining, and MocoSFL's baseline."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _ROUNDING = 1e-4
 
 
 class AloneMocoSFL(Phase):
-    """One round is an epoch. There is nothing to exchange, and nothing to average."""
+    """One round is an epoch. Nothing is exchanged or averaged."""
 
     alone_from = 0
 

@@ -1,4 +1,4 @@
-"""The course of a phase, the same at all parties: its steps, and the network with its cut."""
+"""The schedule of a phase, the same at all parties: its steps, and the network with its cut."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _LONGER = 100
 
 
 def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
-    """Returns the network of a recipe. Raises InputError if its features are not the recipe's
-    embedding.
+    """Returns the network of a recipe. Raises InputError if it does not match ``embedding_size`` or
+    ``image``.
     """
     halves = Halves(recipe.model.encoder, settings.image, settings.cut, settings.neck)
     if halves.features != recipe.model.embedding_size:
@@ -46,14 +46,14 @@ def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
 
 
 def hands_out(recipe: Recipe) -> bool:
-    """Whether the active party gives the others the bottom that they start with, in the first phase
-    of MocoSFL.
+    """Whether the active party sends the others their initial bottom model in the first phase of
+    MocoSFL.
     """
     return recipe.start is not None and recipe.start.held_by == "active"
 
 
 def build_bottom(recipe: Recipe, settings: MocoSFLSettings) -> nn.Sequential:
-    """Builds the bottom with the same initial weights at all parties."""
+    """Builds the bottom model with the same initial weights at all parties."""
     with seeded(derive_seed(recipe.seed, "init", "bottom")):
         return halves_of(recipe, settings).bottom()
 
@@ -84,7 +84,7 @@ def momentum_of(module: nn.Module) -> nn.Module:
 
 
 def _draw(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> Draw | None:
-    """Returns who takes part in which round: others in each epoch, as in the released code."""
+    """Returns the draw of the parties of each epoch, as in the released code; None for all."""
     parties = len(recipe.passives)
     number = max(1, round(settings.sample * parties))
     if number == parties:
@@ -94,11 +94,11 @@ def _draw(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> Draw | None:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What all parties know of a phase.
+    """The plan of a phase, which all parties know.
 
     ``holdings``: {party: {split: rows}} of the passive parties. ``hands_out``: the phase begins
-    with the active party's bottom. ``untrained``: nothing has trained the bottoms before. ``draw``:
-    who takes part in which round; None: all in each.
+    with the active party's bottom model. ``untrained``: whether the bottom models are untrained.
+    ``draw``: the parties of each round; None: all.
     """
 
     phase: str
@@ -110,8 +110,8 @@ class StepPlan:
 
     @classmethod
     def of(cls, party: Party, phase: str, settings: MocoSFLSettings) -> StepPlan:
-        """Returns the course as ``party`` knows it. Raises InputError if a party has less than a
-        batch.
+        """Returns the plan as ``party`` knows it. Raises InputError if a party has fewer rows than
+        a batch.
         """
         if settings.resist is not None:
             raise InputError(
@@ -211,8 +211,8 @@ class StepPlan:
         return range(epoch * per + per * part // parts, epoch * per + per * (part + 1) // parts)
 
     def steps(self, round_: int) -> Iterator[tuple[StepKey, int]]:
-        """Yields the key and the number of each step of a round. Peers say how many there are: no
-        list is made.
+        """Yields the key and the number of each step of a round; an iterator, because peers decide
+        how many there are.
         """
         # Step 0 of the phase is the hand-out.
         first = 1 if self.hands_out and round_ == 0 else 0

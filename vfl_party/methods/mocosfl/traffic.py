@@ -52,8 +52,8 @@ def _occurrences(
 def _averages(
     swap: Occurrence, drawn: Sequence[str], takers: Sequence[str]
 ) -> Iterator[Occurrence]:
-    """Yields the average that ends a round, of those who give their bottoms and those who take
-    it.
+    """Yields the average that ends a round, for the parties that send their bottom models and for
+    those that receive the mean.
     """
     both = tuple(party_ for party_ in drawn if party_ in takers)
     if both:

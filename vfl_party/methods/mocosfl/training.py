@@ -18,9 +18,9 @@ class TrainedHalf:
     """A half of the network with its optimizer.
 
     Args:
-        epochs: after which the schedule ends.
-        by_batch: steps the schedule after every batch, although it is made for epochs, so that the
-            rate swings between its largest value and zero: the clients of MocoSFL's released code.
+        epochs: the epochs of the schedule.
+        by_batch: steps the schedule of epochs after every batch, so that the rate oscillates
+            between its largest value and zero, like the clients of MocoSFL's released code.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class TrainedHalf:
             self._schedule = build_schedule(optimizer, self._optimizer, epochs)
 
     def zero_grad(self) -> None:
-        """Drops the gradients."""
+        """Clears the gradients."""
         for parameter in self._params:
             parameter.grad = None
 
     def step(self) -> None:
-        """Updates the half by the gradients that are there."""
+        """Updates the half with its gradients."""
         clip(self._settings, self._params)
         self._optimizer.step()
         if self._by_batch:

@@ -1,5 +1,5 @@
-"""The batches of a party that has rows, as two views each: what the bottom sees, and what its
-moving average sees.
+"""The batches of a party that has rows, as two views each: one for the bottom model and one for
+its moving average.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vfl_party.selfsup.local import require_rows
 
 
 class Views:
-    """Gives two views of the batch of each step, in an order of this party only.
+    """Makes two views of the batch of each step, in this party's own order.
 
     Raises InputError if the party's rows are not images of ``settings.image``, or fewer than a
     batch.

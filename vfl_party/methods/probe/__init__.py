@@ -1,5 +1,5 @@
-"""Probes frozen features of rows that different parties hold: a linear model, and a vote of the
-nearest neighbours.
+"""Probes frozen features of rows that different parties hold, with a linear model and with a vote
+of the nearest neighbours.
 """
 
 from vfl_party.methods.probe.active import ActiveProbe

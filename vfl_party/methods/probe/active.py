@@ -1,5 +1,5 @@
-"""The active side: features of all rows, a linear model on those whose labels it knows, and a vote
-of neighbours.
+"""The active side: collects features of all rows, trains a linear model on the rows with known
+labels, and lets neighbours vote.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ActiveProbe(Phase):
         return RoundReport(steps_, metrics, note=note, predictions=predictions)
 
     def _collect(self, round_: int) -> dict[str, KnownRows]:
-        """Returns the rows whose labels are known, {split: rows and features}."""
+        """Returns {split: the rows with known labels, and their features}."""
         self._tail.eval()
         if not self._party.recipe.passives:
             return {
@@ -116,7 +116,7 @@ class ActiveProbe(Phase):
 
     @torch.no_grad()
     def _own(self, split: str) -> KnownRows:
-        """Returns this party's own rows of a split, if it is alone."""
+        """Returns this party's own rows of a split and their features, if it is the only party."""
         party = self._party
         rows, bottom = party.rows(split), party.models["encoder"]
         bottom.eval()

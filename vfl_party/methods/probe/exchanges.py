@@ -1,5 +1,5 @@
-"""The exchange of the probe: latents of all rows, with digests of their ids, by which the active
-party finds labels.
+"""The exchange of the probe: latents of all rows, with digests of their ids, with which the active
+party finds their labels.
 """
 
 from __future__ import annotations
@@ -49,19 +49,17 @@ def digests(recipe: Recipe, ids: Sequence[str]) -> Tensor:
 
 
 def rows_a_message(latent: Sequence[int]) -> int:
-    """Returns how many rows are sent at once."""
+    """Returns the number of rows in a message."""
     return int(max(1, min(_MAX_ROWS, _CHUNK_BYTES // (4 * int(np.prod(latent))))))
 
 
 def parts_of(rows: Rows, size: int) -> list[Rows]:
-    """Cuts rows into the parts that are sent at once."""
+    """Divides rows into the parts that are sent in one message."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def parts_in(split: str, holdings: Mapping[str, Mapping[str, int]], size: int) -> int:
-    """Returns into how many parts the rows of a split are cut: as many as those of the party with
-    most.
-    """
+    """Returns the number of parts of a split, which is that of the party with the most rows."""
     return max(-(-held[split] // size) for held in holdings.values())
 
 
@@ -70,7 +68,7 @@ def steps(
 ) -> Iterator[tuple[str, StepKey, int]]:
     """Yields, for each step: the split, the key, and the number of the part.
 
-    Peers say how many rows they have: no list is made.
+    It is an iterator, because peers decide how many rows they have.
     """
     batch = 0
     for split in splits:
@@ -82,14 +80,14 @@ def steps(
 def senders_of(
     holdings: Mapping[str, Mapping[str, int]], split: str, part: int, size: int
 ) -> dict[str, int]:
-    """Returns how many rows each sender has in a part."""
+    """Returns {sender: its number of rows in a part}."""
     left = {party: min(size, held[split] - part * size) for party, held in holdings.items()}
     return {party: count for party, count in left.items() if count > 0}
 
 
 def check_begun(recipe: Recipe, phase: str) -> None:
-    """Raises InputError if a probe comes before the phase in which the parties get the bottom to
-    probe.
+    """Raises InputError if a probe comes before the phase that gives the parties their bottom
+    model.
     """
     if recipe.start is None or recipe.start.held_by != "active":
         return
@@ -106,7 +104,7 @@ def check_begun(recipe: Recipe, phase: str) -> None:
 
 
 def sizes_of(latent: Sequence[int]) -> dict[str, int]:
-    """Returns the words in the shapes of ``LATENTS`` that are the same at every step."""
+    """Returns the sizes in the shapes of ``LATENTS`` that are the same at every step."""
     return dict(zip(("channels", "height", "width"), latent, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""The head that is trained on frozen features, and the rows whose labels it learns from."""
+"""The head that is trained on frozen features, and the labelled rows for its training."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class KnownRows:
 def select_labelled(
     party: Party, phase: str, known: KnownRows, settings: ProbeSettings
 ) -> KnownRows:
-    """Returns the share of training rows whose labels the head learns from, drawn by the recipe's
-    seed, with each class's share of them.
+    """Returns a stratified sample of the training rows, drawn by the recipe's seed, whose labels
+    the head learns from.
 
-    The rows of a smaller share are among those of a larger one. Raises InputError if none is left
-    to learn from, or one alone for a hidden layer.
+    A larger share contains the rows of a smaller one. Raises InputError if no row is left, or only
+    one for a hidden layer.
     """
     chosen, share = known, settings.labelled
     if share < 1.0:
@@ -56,7 +56,7 @@ def select_labelled(
 
 
 class ProbeHead:
-    """The top model or, with ``hidden``, a model of the phase's own, which is not kept."""
+    """The top model or, with ``hidden``, a model that ends with the phase."""
 
     def __init__(self, party: Party, phase: str, settings: ProbeSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings

@@ -27,8 +27,8 @@ from vfl_party.phases.context import Party
 
 @dataclass(frozen=True)
 class Collected:
-    """What one step has brought. ``parts``: {passive party: those of its rows that the active party
-    knows}; ``unknown``: {passive party: how many others it has sent}.
+    """The result of one step. ``parts``: {passive party: those of its rows that the active party
+    knows}. ``unknown``: {passive party: the number of its other rows}.
     """
 
     split: str
@@ -37,7 +37,7 @@ class Collected:
 
 
 class Collector:
-    """The active side: features of the rows that it knows, a step at a time. Open one a phase."""
+    """The active side: features of the rows that it knows, step by step. Open one per phase."""
 
     def __init__(self, party: Party, tail: Tail, phase: str) -> None:
         self._party, self._tail, self._phase = party, tail, phase
@@ -45,11 +45,11 @@ class Collector:
         self._latents = party.answering(phase, LATENTS, **sizes_of(tail.latent))
 
     def count(self, splits: Sequence[str]) -> int:
-        """Returns how many steps there are for the rows of ``splits``."""
+        """Returns the number of steps for the rows of ``splits``."""
         return sum(parts_in(split, self._party.data.holdings, self._size) for split in splits)
 
     def collect(self, splits: Sequence[str]) -> Iterator[Collected]:
-        """Yields what each step brings. Raises PeerError if a party sends one id for several
+        """Yields the result of each step. Raises PeerError if a party sends one id for several
         rows.
         """
         party, holdings = self._party, self._party.data.holdings
@@ -83,7 +83,7 @@ class Collector:
 
 
 class Sender:
-    """The passive side: the latents of its rows, with digests of their ids. Open one a phase."""
+    """The passive side: latents of its rows, with digests of their ids. Open one per phase."""
 
     def __init__(self, party: Party, phase: str) -> None:
         self._party, self._phase = party, phase
@@ -92,7 +92,7 @@ class Sender:
         self._latents = party.asking(phase, LATENTS, **sizes_of(latent))
 
     def count(self, splits: Sequence[str]) -> int:
-        """Returns how many steps there are for the rows of ``splits``, also without own rows."""
+        """Returns the number of steps for the rows of ``splits``, including those of other parties."""
         return sum(parts_in(split, self._party.data.holdings, self._size) for split in splits)
 
     def send(self, splits: Mapping[str, Rows]) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Joint prediction with the head that a probe has trained: the party that holds a row embeds it."""
+"""Joint prediction with the head of a probe: the party that holds a row embeds it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from vfl_party.phases.scoring import Scored, outputs_of
 
 
 class ProbeScorer:
-    """See ``vfl_party.phases.scoring.Scorer``; but each party gives the rows that it has, in its
-    own order, and the active party those that it wants scored.
+    """A ``vfl_party.phases.scoring.Scorer`` to which each party gives the rows that it has, in its
+    own order, and the active party those that it wants to score.
 
-    Of a row that several parties send, that of the first in the recipe counts.
+    If several parties send a row, the first of them in the recipe counts.
     """
 
     def __init__(self, party: Party, phase: str) -> None:
@@ -61,7 +61,7 @@ class ProbeScorer:
                     mine[torch.from_numpy(part.rows)] = scores
                 by[name][part.rows] = True
                 unlisted[name] += collected.unknown[name]
-        # The last one that is written here is the first in the recipe.
+        # Written in reverse order, so that the first party in the recipe wins.
         for name in reversed([party_ for party_ in by if party_ in outputs]):
             of = torch.from_numpy(by[name])
             outputs_NO[of] = outputs[name][of]

@@ -1,5 +1,5 @@
-"""The active side: it encrypts gradients, reads sums, finds each node's best split, and keeps the
-leaves.
+"""The active side: encrypts gradients, decrypts sums, finds the best split of each node, and stores
+the leaves.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class ActiveSecureBoost(Phase):
         self._best, self._least, self._batch = 0, np.inf, 0
 
     def _targets(self) -> Doubles:
-        """Returns the targets of the routed rows. Raises InputError if the training rows have one
-        class alone.
+        """Returns the targets of the routed rows. Raises InputError if the training rows have only
+        one class.
         """
         party = self._party
         y_N = (
@@ -148,8 +148,8 @@ class ActiveSecureBoost(Phase):
     def _sample_rows(
         self, round_: int, scores_NK: Doubles, with_others: bool
     ) -> tuple[Rows, Doubles]:
-        """Returns the rows of a round and their weights; with GOSS, tells the passive parties the
-        rows.
+        """Returns the rows of a round and their weights; with GOSS, sends the rows to the passive
+        parties.
         """
         recipe, settings, count = self._party.recipe, self._settings, len(self._train)
         if settings.goss is None:
@@ -172,7 +172,7 @@ class ActiveSecureBoost(Phase):
         return rows, weights_R
 
     def _end(self, round_: int, metrics: dict[str, dict[str, float]], done: bool) -> RoundReport:
-        """Keeps the trees up to the best, and scores the splits."""
+        """Removes the trees after the best one, and scores the splits of the data."""
         party, settings, outputs = self._party, self._settings, self._party.recipe.task.outputs
         if settings.early_stopping is not None:
             del self._forest.trees[self._best * outputs :]
@@ -219,7 +219,7 @@ class ActiveSecureBoost(Phase):
         return metrics, done
 
     def _open(self, round_: int) -> None:
-        """Makes the keys of this generation, and sends the public one."""
+        """Makes the keys of this generation, and sends the public key."""
         step, settings = self._step(round_), self._settings
         received = self._swaps.key.collect(step)
         for party, tensors in received.items():
@@ -233,7 +233,7 @@ class ActiveSecureBoost(Phase):
         self._swaps.key.reply_all(step, self._passives, {"key": key})
 
     def _check_offer(self, party: str, facts: list[int]) -> None:
-        """Notes what a party's columns offer, before the first gradients leave. Raises
+        """Stores what a party's columns offer, before the first gradients are sent. Raises
         PeerError.
         """
         offer = Offer.read(facts, self._settings)
@@ -280,7 +280,7 @@ class ActiveSecureBoost(Phase):
         )
 
     def _summing(self, g_R: Integers, h_R: Integers, rows: Rows, layout: Layout) -> Summing:
-        """Takes a tree's gradients for the sums of this party's own entries."""
+        """Prepares the sums of this party's own entries from a tree's gradients."""
         own, plan = PlainAdder(), plan_of(self._columns, layout)
         wire_R = own.raw(np.stack([g_R, h_R], axis=1))
         return summing(self._shards, own, wire_R, self._codes_NF[rows], plan)
@@ -324,8 +324,8 @@ class ActiveSecureBoost(Phase):
     def _collect(
         self, of: GrowingTree, round_: int, present: list[int]
     ) -> dict[str, dict[int, Sums]]:
-        """Returns {party: {node: the sums of its entries}}, this party first; brothers' by
-        subtraction.
+        """Returns {party: {node: the sums of its entries}}, this party first. The sums of every
+        second sibling follow by subtraction.
         """
         sums = {self._party.name: of.own_sums(present)}
         if not of.sizes:
@@ -379,7 +379,7 @@ class ActiveSecureBoost(Phase):
         present: list[int],
         best: dict[int, tuple[str, BestSplit]],
     ) -> None:
-        """Tells each passive party the entries that it has won."""
+        """Sends each passive party the entries that were chosen."""
         replies = {}
         for party, sizes in of.sizes.items():
             chosen = np.zeros((len(present), sum(sizes)), np.uint8)
@@ -398,8 +398,8 @@ class ActiveSecureBoost(Phase):
         best: dict[int, tuple[str, BestSplit]],
         round_: int,
     ) -> dict[int, Bools]:
-        """Returns {node that is split: whether each of its rows goes left}, and notes the splits.
-        Raises PeerError.
+        """Stores the splits and returns {split node: whether each of its rows goes left}. Raises
+        PeerError.
         """
         won = {
             party: [node for node in best if best[node][0] == party]
@@ -437,11 +437,11 @@ class ActiveSecureBoost(Phase):
                 of.leaf(level, node)
         return lefts
 
-    # -- small things
+    # -- helpers
     # ------------------------------------------------------------
 
     def _step(self, round_: int, again: int = 0) -> StepKey:
-        """Returns the next step; ``again`` = -1: the one that was returned last."""
+        """Returns the next step, or with ``again`` = -1 the last one once more."""
         self._batch += 1 + again
         return StepKey(self.name, round_, self._batch - 1)
 

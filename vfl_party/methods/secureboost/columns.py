@@ -1,5 +1,5 @@
-"""A party's own columns as trees see them: each cell a small code, learnt from the party's training
-rows.
+"""A party's own columns as trees see them: a small code for each cell, learned from the party's
+training rows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Codes = npt.NDArray[np.int8]
 class Column:
     """How a column's cells become codes.
 
-    ``cuts``: a number's code counts the cuts below it; None: the column has categories.
-    ``categories``: the codes of the preprocessing that occur, ascending; a category's place here is
+    ``cuts``: a number's code is the number of cuts below it; None: the column has categories.
+    ``categories``: the codes of the preprocessing that occur, ascending; a category's index here is
     its code. ``missing``: whether a number was missing in training; its code is then the last.
     """
 
@@ -45,10 +45,9 @@ class Column:
             known = np.array(self.categories, np.int64)
             places = np.searchsorted(known, cells_N).clip(max=len(known) - 1)
             return np.where(known[places] == cells_N, places, ELSEWHERE).astype(np.int8)
-        found = np.searchsorted(np.array(self.cuts), cells_N.astype(np.float64), side="left")
-        return np.where(
-            np.isnan(cells_N), self.size - 1 if self.missing else ELSEWHERE, found
-        ).astype(np.int8)
+        bins = np.searchsorted(np.array(self.cuts), cells_N.astype(np.float64), side="left")
+        missing = self.size - 1 if self.missing else ELSEWHERE
+        return np.where(np.isnan(cells_N), missing, bins).astype(np.int8)
 
 
 def cells(party: Party) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]:
@@ -64,7 +63,7 @@ def cells(party: Party) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64],
 
 
 def learn(party: Party, bins: int, rows: Rows) -> list[Column]:
-    """Learns the columns from ``rows``, numbers first.
+    """Learns the codes of the columns from ``rows``, numbers first.
 
     Raises InputError if a column has too many categories, or if no column has two different cells.
     """
@@ -120,7 +119,7 @@ def encode_rows(party: Party, columns: list[Column]) -> Codes:
 def codes_of(
     columns: list[Column], numbers_NF: npt.NDArray[np.float32], codes_NK: npt.NDArray[np.int64]
 ) -> Codes:
-    """Returns the codes of rows in which the numbers and categories are these, [N, columns]."""
+    """Returns the codes of rows with these numbers and categories, [N, columns]."""
     cells_ = [*numbers_NF.T, *codes_NK.T]
     return np.stack(
         [column.codes(cells_N) for column, cells_N in zip(columns, cells_, strict=True)], axis=1

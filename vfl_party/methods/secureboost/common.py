@@ -1,5 +1,5 @@
-"""What both sides of the phase do: which rows stand in trees, a split made of entries, what a
-person is told.
+"""Functions that both sides of the phase share: the rows in the trees, checks, exchanges, splits
+and log messages.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ T = TypeVar("T")
 
 
 def get_routed_rows(party: Party, settings: SecureBoostSettings) -> Rows:
-    """Returns the rows that stand in the trees while they grow: for training, then those that say
-    when to stop.
+    """Returns the rows that pass through the growing trees: the training rows, then the validation
+    rows if early stopping needs them.
     """
     parts = [party.rows("train")]
     if settings.early_stopping is not None:
@@ -46,8 +46,8 @@ def get_routed_rows(party: Party, settings: SecureBoostSettings) -> Rows:
 
 
 def begin(party: Party, phase: str, settings: SecureBoostSettings) -> None:
-    """Checks what can be checked before joining, and warns of gradients that are not encrypted.
-    Raises InputError.
+    """Checks the recipe and the data before joining, and warns of unencrypted gradients. Raises
+    InputError.
     """
     where = f"recipe: phases: {phase}"
     check(settings.encryption, where)
@@ -107,7 +107,7 @@ def open_exchanges(
 def check_offered(
     party: Party, phase: str, settings: SecureBoostSettings, columns: list[Column]
 ) -> None:
-    """Raises InputError if the columns can offer a tree more splits than may be sent."""
+    """Raises InputError if the columns can offer a tree more splits than allowed."""
     counts = sorted((len(Layout.of([column], [0]).entries) for column in columns), reverse=True)
     offered = sum(counts[: max(1, round(settings.column_sample * len(columns)))])
     if offered > MAX_ENTRIES:
@@ -120,7 +120,7 @@ def check_offered(
 
 
 def note_constant(party: Party, phase: str, columns: list[Column]) -> None:
-    """Notes, at home, the columns that no tree can use."""
+    """Writes the columns that trees cannot use to this party's log."""
     names = [repr(column.name) for column in columns if column.size < 2]
     if names:
         log.warning(
@@ -134,7 +134,7 @@ def note_constant(party: Party, phase: str, columns: list[Column]) -> None:
 
 
 def note_importance(party: Party, phase: str, importance: Mapping[str, float], unit: str) -> None:
-    """Notes, at home, what each own column has done in the trees."""
+    """Writes the importance of each own column to this party's log."""
     text = ", ".join(f"{name} {value:.6g}" for name, value in importance.items()) or "none"
     log.info(
         "phase %s: %s of the columns of %s: %s",
@@ -147,11 +147,11 @@ def note_importance(party: Party, phase: str, importance: Mapping[str, float], u
 
 
 def make_split(columns: list[Column], layout: Layout, flags: Bools, codes_NF: Codes) -> Split:
-    """Makes the split that ``flags`` of the entries stand for. ``codes_NF``: of the node's rows in
-    the sample.
+    """Makes a split from the ``flags`` of its entries. ``codes_NF``: the codes of the node's rows
+    in the sample.
 
-    Cells like none of these go where most of them go, left if it is a tie. Raises ValueError if no
-    flag is set.
+    Cells with other codes go where most rows go, and left in a tie. Raises ValueError if no flag is
+    set.
     """
     column, left = layout.choose_left(columns, flags)
     codes_N = codes_NF[:, column]

@@ -1,5 +1,5 @@
-"""A walk of rows down all trees, a level at a time, as each party has its part of it: the same in
-training, prediction and serving.
+"""The walk of rows down all trees, level by level, of which each party computes its part: the same
+in training, prediction and serving.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def _place(level: int, node: int) -> int:
 
 
 def _entrance(tree: Tree, level: int, node: int) -> int:
-    """Returns the node to which the party's own answers have sent a row that comes to ``node``, 1
-    without any.
+    """Returns the node to which the party's own answers have sent a row that reaches ``node``; 1
+    without answers.
 
-    It is the child, on the way to ``node``, of the nearest node above it that the party has split.
+    It is the child, on the path to ``node``, of the nearest ancestor that the party has split.
     """
     for above in range(level - 1, -1, -1):
         if (above, node >> (level - above)) in tree.splits:
@@ -41,7 +41,7 @@ def _entrance(tree: Tree, level: int, node: int) -> int:
 
 
 class FlatForest:
-    """A party's own splits of a forest in arrays, so that many rows are moved at once."""
+    """A party's own splits of a forest as arrays, to move many rows at once."""
 
     def __init__(self, forest: Forest, depth: int) -> None:
         self.trees = len(forest.trees)
@@ -63,10 +63,10 @@ class FlatForest:
             self._left_SC[at, 1 : 1 + len(split.left)] = split.left
 
     def lefts(self, level: int, at_BT: Places, here_BT: Bools, codes_BF: Codes) -> Bools:
-        """Returns where rows go left at this party's splits; false elsewhere.
+        """Returns whether each row goes left at this party's split, [B, T]; false elsewhere.
 
         ``at_BT``: each row's node of the level. ``here_BT``: whether a row stands at a split of
-        this party's.
+        this party.
         """
         rows, trees = np.nonzero(here_BT)
         splits = self._number[level][trees, at_BT[rows, trees]]
@@ -81,8 +81,8 @@ class FlatForest:
         elsewhere.
 
         ``path_BT``: the number in the whole tree (see ``_place``) of the node to which this party's
-        last answer has sent each row, 1 before any; it is moved on. Raises ValueError if a row
-        cannot have come to the node in which it is said to stand.
+        last answer has sent each row, 1 before any; it is updated. Raises ValueError if a row
+        cannot have reached its node.
         """
         rows, trees = np.nonzero(nodes_BT != SETTLED)
         nodes = nodes_BT[rows, trees].astype(np.int64)
@@ -105,7 +105,7 @@ class FlatForest:
 
 
 class ForestMap:
-    """What the active party knows of all trees, in arrays: leaves, and who owns each split."""
+    """What the active party knows of all trees, as arrays: leaves, and the owner of each split."""
 
     def __init__(self, forest: Forest, depth: int, active: str, passives: Sequence[str]) -> None:
         self.flat, self.base = FlatForest(forest, depth), forest.base
@@ -124,7 +124,7 @@ class ForestMap:
 class Descent:
     """The active party's side of the walk of B rows.
 
-    ``codes_BF``: its own of these rows.
+    ``codes_BF``: its own codes of these rows.
     """
 
     def __init__(self, of: ForestMap, codes_BF: Codes, count: int) -> None:
@@ -141,7 +141,7 @@ class Descent:
         return self.level == self._map.depth
 
     def _arrive(self) -> None:
-        """Notes who owns the splits at which rows stand now, and which stand in leaves."""
+        """Updates the owners of the splits that rows have reached, and the rows in leaves."""
         leaves, owners = self._map.leaves[self.level], self._map.owners[self.level]
         value_BT = leaves[self._trees_T, self._at_BT]
         new_BT = ~self._settled_BT & ~np.isnan(value_BT)
@@ -150,23 +150,21 @@ class Descent:
         self._owner_BT = np.where(self._settled_BT, _NO_SPLIT, owners[self._trees_T, self._at_BT])
 
     def here(self, party: str) -> Bools:
-        """Whether each row stands at a split of a passive party's, in each tree, [B, T]."""
+        """Returns whether each row is at a split of a passive party, in each tree, [B, T]."""
         here_BT: Bools = self._owner_BT == 1 + self._map.passives.index(party)
         return here_BT
 
     def nodes(self, party: str) -> Nodes:
-        """Returns the nodes at which rows stand at splits of a passive party's, ``SETTLED``
-        elsewhere.
-        """
+        """Returns the nodes of rows at splits of a passive party, ``SETTLED`` elsewhere, [B, T]."""
         return np.where(self.here(party), self._at_BT, SETTLED).astype(np.uint8)
 
     def give_up(self, rows_B: Bools) -> None:
-        """Has rows move no more, and asks nobody about them."""
+        """Stops rows where they are; no party is asked about them any more."""
         self._settled_BT[rows_B] = True
         self._owner_BT[rows_B] = _NO_SPLIT
 
     def move(self, lefts: Mapping[str, Bools]) -> None:
-        """Moves the rows to the next level. ``lefts``: what the passive parties say, [B, T]."""
+        """Moves the rows to the next level. ``lefts``: {passive party: its answers [B, T]}."""
         left_BT = self._map.flat.lefts(self.level, self._at_BT, self._owner_BT == 0, self._codes_BF)
         for party, said_BT in lefts.items():
             left_BT |= said_BT & self.here(party)

@@ -1,4 +1,4 @@
-"""What crosses while trees grow and when rows walk through them; all tensors are whole numbers or
+"""The exchanges while trees grow and when rows walk through them; all tensors contain integers or
 ciphertexts.
 """
 
@@ -32,8 +32,8 @@ VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), w
 
 
 def gradients(settings: SecureBoostSettings) -> Exchange:
-    """Declares the sizes of a party's entries up, and g and h of each row down; the name says if
-    they are encrypted.
+    """Declares the sizes of a party's entries up, and g and h of each row down. The tensor's name
+    says whether they are encrypted.
     """
     name = "unencrypted" if settings.encryption == "none" else "ciphertexts"
     down = Sent(Kind.GRADIENT, {name: u8("rows", "bytes")}, how=settings.protection)

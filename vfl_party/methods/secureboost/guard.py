@@ -1,8 +1,8 @@
-"""What a passive party holds the active party to: rows on each side of a split, one answer to each
-question.
+"""Limits that a passive party enforces against the active party: a minimum of rows on each side of
+a split, and one answer to each question.
 
-Both follow from the recipe, so that an honest run never meets them. A party file may ask for
-recipes that give more.
+Both follow from the recipe, so that an honest run never reaches them. A party file may require
+stricter recipes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _ROUNDING = 1e-9
 
 
 def min_rows(task: TaskSettings, settings: SecureBoostSettings, train: int, sides: int = 1) -> int:
-    """Returns how many rows of a tree's sample are at least on a side of an honest split.
+    """Returns the minimum number of rows of a tree's sample on one side of an honest split.
 
-    A side weighs ``min_child_weight`` or more, and a row no more than the most that its h can be.
-    ``sides``: 2 for a node that is still open, which must have room for two sides. ``train``: the
+    A side weighs at least ``min_child_weight``, and a row at most its largest possible h.
+    ``sides``: 2 for a node that is still open, which needs rows for two sides. ``train``: the
     number of training rows.
     """
     max_h = _max_h(task, settings, train)
@@ -43,7 +43,7 @@ def min_rows(task: TaskSettings, settings: SecureBoostSettings, train: int, side
 
 
 def _max_h(task: TaskSettings, settings: SecureBoostSettings, train: int) -> float:
-    """Returns the most that h of a row can be; a row that GOSS draws counts several times."""
+    """Returns the largest possible h of a row; a row that GOSS draws counts several times."""
     max_h = _MAX_H[task.kind]
     if settings.goss is not None:
         top, rest = parts(train, settings.goss)
@@ -52,11 +52,10 @@ def _max_h(task: TaskSettings, settings: SecureBoostSettings, train: int) -> flo
 
 
 def max_bits(task: TaskSettings, settings: SecureBoostSettings) -> int:
-    """Returns how many bits a passive party may answer about one row in a run, at most: one a level
-    of each tree.
+    """Returns the maximum number of bits that a passive party answers about one row in a run: one
+    for each level of each tree.
 
-    Rows that stand in the trees while they grow and are scored afterwards walk through them once
-    more.
+    Rows that take part in the growth and are scored afterwards walk through the trees twice.
     """
     twice = "train" in settings.splits or (
         settings.early_stopping is not None and "validation" in settings.splits
@@ -65,8 +64,8 @@ def max_bits(task: TaskSettings, settings: SecureBoostSettings) -> int:
 
 
 def check_asked(party: Party, phase: str, settings: SecureBoostSettings) -> None:
-    """Raises InputError if the recipe gives less than the party's own file asks for; a simulation
-    asks for nothing.
+    """Raises InputError if the recipe does not meet the limits in the party's file; a simulation
+    has no limits.
     """
     asked, task = party.trees, party.recipe.task
     if asked is None:
@@ -141,11 +140,11 @@ def wrong_children(
 
 
 class AnswerLog:
-    """What a run has asked this party already, so that a resumed run can ask the same, and nothing
-    else.
+    """The questions that a run has already asked this party, so that a resumed run can only repeat
+    them.
 
-    An honest run that goes on after an interruption repeats itself exactly. Otherwise interruptions
-    would be free questions: each brings the last checkpoint back.
+    An honest run repeats itself exactly after an interruption. Without this log, each interruption
+    allows new questions, because the run returns to its last checkpoint.
     """
 
     def __init__(self) -> None:
@@ -153,7 +152,7 @@ class AnswerLog:
         self._path: Path | None = None
 
     def keep(self, folder: Path) -> None:
-        """Reads what earlier generations have answered, and keeps it in ``folder`` from now on.
+        """Reads the answers of earlier generations from ``folder``, and writes new ones to it.
         Raises InputError.
         """
         self._path = folder / FILE
@@ -170,7 +169,7 @@ class AnswerLog:
             ) from None
 
     def same(self, slot: str, *question: bytes) -> bool:
-        """Notes the question at ``slot``; returns false if there has been another one at it. Raises
+        """Stores the question at ``slot``; returns false if another one was stored there. Raises
         InputError.
         """
         digest = hashlib.sha256()

@@ -1,5 +1,5 @@
-"""The joint walk of rows through all trees: at each level the owner of a node's split says left or
-right, one bit.
+"""The joint walk of rows through all trees: at each level the owner of a node's split answers left
+or right, one bit.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def map_of(party: Party, depth: int) -> ForestMap:
 
 
 def rows_at_once(trees: int) -> int:
-    """Returns how many rows a message of the walk has, at most."""
+    """Returns the maximum number of rows of a message of the walk."""
     return max(1, CELLS // max(1, trees))
 
 
 class Walk:
-    """A party's ``Scorer``: it walks the rows through all trees with the others.
+    """A party's ``Scorer``, which walks the rows through all trees with the other parties.
 
     ``answered``: what a passive party has been asked before in this run.
     """
@@ -86,7 +86,7 @@ class Walk:
         return encode_rows(self._party, self._forest.columns)
 
     def answer(self, rows: Rows, first: StepKey) -> int:
-        """Says where the rows go at this party's nodes; see ``Scorer.answer``. Raises PeerError."""
+        """Answers where rows go at this party's splits; see ``Scorer.answer``. Raises PeerError."""
         batch = first.batch
         codes_NF, flat = self._codes(), FlatForest(self._forest, self._depth)
         trees = flat.trees
@@ -113,7 +113,7 @@ class Walk:
         return batch - first.batch
 
     def _pin(self, nodes_BT: Nodes) -> None:
-        """Notes where rows stand. Raises PeerError if they stood elsewhere before an
+        """Logs the positions of rows. Raises PeerError if they differ from those before an
         interruption.
         """
         self._questions += 1
@@ -129,7 +129,7 @@ class Walk:
         )
 
     def score(self, rows: Rows, first: StepKey) -> Scored:
-        """Returns the scores [N, K] of the rows; see ``Scorer.score``. Nobody may be absent."""
+        """Returns the scores [N, K] of the rows; see ``Scorer.score``. No party may be absent."""
         codes_NF, at = self._codes(), first
         of = map_of(self._party, self._depth)
         scores = [np.empty((0, len(self._forest.base)))]

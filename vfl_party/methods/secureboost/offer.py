@@ -1,5 +1,5 @@
-"""What a party's columns can offer to trees: declared before the first gradients leave, and the
-most of each tree.
+"""What a party's columns can offer to trees, declared before the first gradients are sent; it
+limits the entries of each tree.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from vfl_party.methods.secureboost.tree.entries import Layout
 
 @dataclass(frozen=True)
 class Offer:
-    """Columns of numbers with the splits of all of them, and how many columns of categories offer
-    0, 1, … entries.
+    """The number of numeric columns and of all their splits, and the numbers of categorical columns
+    with 0, 1, … entries.
 
-    No order is told, and no column's own number of splits.
+    It discloses neither an order nor the number of splits of a single numeric column.
     """
 
     numbers: int
@@ -29,7 +29,7 @@ class Offer:
 
     @classmethod
     def of(cls, columns: list[Column]) -> Offer:
-        """Returns what all columns offer together."""
+        """Returns the offer of all columns together."""
         splits, *sets = Layout.of(columns, list(range(len(columns)))).sizes
         return cls(
             len(columns) - len(sets),

@@ -1,5 +1,5 @@
-"""The walk of ids through all trees while the model is served: a question a level, and a bit from
-who owns the split at which an id stands.
+"""The walk of ids through all trees while the model is served: one question per level, and one bit
+from the owner of the split that an id has reached.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LEVEL = 1
 
 
 class OnlineWalk:
-    """See ``vfl_party.phases.online.Online``. It is right as long as the forest stays the same."""
+    """See ``vfl_party.phases.online.Online``. Valid as long as the forest does not change."""
 
     def __init__(self, party: Party, settings: SecureBoostSettings) -> None:
         self._forest, self._depth = forest_of(party), settings.depth

@@ -43,11 +43,13 @@ class BatchViews:
         check_keys(party, phase, settings)
         images = len(features.spec.shape) == 3
         if not (settings.of_images if images else settings.corruption):
-            what = "images, but corruption is" if images else "columns, but crops and colours are"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{where}: the encoder of {party.name} takes {what} for other inputs. Name the "
-                "parties whose rows are changed in augment.parties.",
+                f"{where}: corruption does not apply to the images of {party.name}. Name the "
+                "parties whose rows are changed in augment.parties."
+                if images
+                else f"{where}: crops and colours do not apply to the columns of {party.name}. "
+                "Name the parties whose rows are changed in augment.parties.",
             )
         # Only a party that wants views imports what makes them.
         from vfl_party.selfsup.augment import make_augment

@@ -224,7 +224,7 @@ def first_error(parties: Parties) -> InputError:
 
 
 def told(error: InputError) -> None:
-    assert_names(str(error), "psi")
+    assert_names(str(error), "alignment")
 
 
 def flip(path: Path, place: int = 5) -> None:
