@@ -1,6 +1,6 @@
 """Sums of ciphertexts by code, for many columns, with about half of the additions.
 
-Two columns are added up together: first the rows of each pair of codes, a cell, then the cells of
+Two columns are summed together: first the rows of each pair of codes (a cell), then the cells of
 each code of either column. N rows of two columns with S codes each cost at most N + 2 S² additions
 instead of 2 N.
 """
@@ -22,8 +22,8 @@ Codes = npt.NDArray[np.int8]
 
 @dataclass(frozen=True)
 class Groups:
-    """Places to add up: group g is ``places`` from ``ends[g - 1]`` to ``ends[g]``, none is empty.
-    ``keys``: [G].
+    """Groups of places to sum: group g is ``places[ends[g - 1]:ends[g]]``; no group is empty.
+    ``keys``: the key of each group, [G].
     """
 
     places: Integers
@@ -32,8 +32,8 @@ class Groups:
 
     @classmethod
     def of(cls, places: Integers, keys_P: npt.NDArray[np.integer], first: int = 0) -> Groups:
-        """Groups ``places`` by their keys, in the order of the keys; ``first`` is added to each
-        group's key.
+        """Groups ``places`` by their keys, in the order of the keys, to which ``first`` is
+        added.
         """
         # NumPy sorts 16-bit keys in linear time.
         order = np.argsort(keys_P, kind="stable")
@@ -55,7 +55,7 @@ class Groups:
 
 
 def bucket_sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size: int) -> Held:
-    """Returns the sums over ``rows`` of those with each code, [F * size], by column, then by code.
+    """Returns the sums over the ``rows`` with each code, [F * size], by column, then by code.
 
     ``codes_NF``: from 0 to ``size`` - 1, of all rows.
     """
@@ -74,9 +74,7 @@ def bucket_sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size:
 def _sums(
     adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size: int
 ) -> Iterator[tuple[Integers, Held]]:
-    """Gives the buckets that are not empty, some columns at a time: their places, and their
-    sums.
-    """
+    """Yields the places and sums of the buckets that are not empty, some columns at a time."""
     columns = codes_NF.shape[1]
     if not len(rows):
         return

@@ -46,11 +46,11 @@ def heu() -> Any | None:
 
 
 def _begin(library: Any) -> None:
-    """Lets HEU start its threads, of which it writes a line to standard output: that is for events
-    alone.
+    """Lets HEU start its threads while standard output, which is reserved for events, is
+    redirected.
 
-    HEU has no setting for that line. It becomes information for the log, which a party drops before
-    its run begins.
+    HEU writes a line about its threads and has no setting against that. The line goes to the log,
+    which a party drops before its run begins.
     """
     if _BEGUN:
         return
@@ -78,8 +78,8 @@ def _begin(library: Any) -> None:
 
 
 def check(scheme: Encryption, where: str) -> None:
-    """Raises InputError that names ``where`` and the command that installs it if the scheme's
-    library is missing.
+    """Raises InputError, with ``where`` and the command to install it, if the scheme's library is
+    missing.
 
     It also imports the library, before a party has joined and several threads report events.
     """
@@ -97,17 +97,13 @@ def cipher_bytes(scheme: Encryption, bits: int) -> int:
 
 
 def together(scheme: Encryption, bits: int) -> int:
-    """Returns how many sums one ciphertext carries on the wire, equal at all parties: as many as
-    have room.
-    """
+    """Returns the number of sums that fit into one ciphertext on the wire, equal at all parties."""
     room = {"ou": bits // 3, "paillier": bits, "none": BITS}[scheme]
     return max(1, (room - _GUARD_BITS) // BITS)
 
 
 def key_room(scheme: Encryption, bits: int) -> int:
-    """Returns the bytes that a public key may have on the wire, with four that say how many it
-    has.
-    """
+    """Returns the maximum bytes of a public key on the wire, including four for its length."""
     return 4 if scheme == "none" else bits // 2 + 64
 
 
@@ -117,9 +113,9 @@ def has_heu() -> bool:
 
 
 def make_keys(scheme: Encryption, bits: int, *, with_heu: bool) -> tuple[Keys, bytes]:
-    """Makes a new private key. Returns it, and the public key for ``adder``.
+    """Makes a new private key. Returns it and the public key for ``adder``.
 
-    ``with_heu``: whether all who will add have HEU; without it, Paillier is computed by gmpy2.
+    ``with_heu``: whether all passive parties have HEU; otherwise gmpy2 computes Paillier.
     """
     if scheme == "none":
         return PlainKeys(), b""
@@ -136,9 +132,7 @@ def make_keys(scheme: Encryption, bits: int, *, with_heu: bool) -> tuple[Keys, b
 
 
 def adder(scheme: Encryption, bits: int, public: bytes) -> Adder:
-    """Makes the side that adds, of a public key that has come. Raises CipherError if the key cannot
-    be used.
-    """
+    """Makes the adder for a received public key. Raises CipherError if the key cannot be used."""
     if scheme == "none":
         return PlainAdder()
     by, key, library = public[:1], public[1:], heu()

@@ -62,7 +62,7 @@ class PublicNumbers:
 
     @classmethod
     def read(cls, scheme: str, bits: int, wire: bytes) -> PublicNumbers:
-        """Returns the numbers that a peer has sent. Raises CipherError if they are those of no key
+        """Returns the numbers that a peer has sent. Raises CipherError if they are not a valid key
         of this scheme.
         """
         widths = cls.widths(scheme, bits)
@@ -92,8 +92,8 @@ class PublicNumbers:
         """Returns the key as HEU writes it: an array of the numbers, with OU also the bits of a
         plaintext.
 
-        Those are the bits of a prime that only the key's owner knows; who adds needs no more than a
-        third of the key's.
+        OU's plaintext has the bits of a prime that only the key's owner knows; the adder uses a
+        third of the key's bits.
         """
         parts = [_to_heu(number) for number in (self.n, *self.bases)]
         if self.scheme == "ou":
@@ -142,8 +142,8 @@ class HeuKeys:
 
 
 class HeuAdder:
-    """HEU with a public key. Long work is cut into pieces. Each piece is divided among threads of
-    HEU's own, on all cores.
+    """HEU with a public key. Long work is cut into pieces, each of which HEU divides among its
+    threads on all cores.
     """
 
     pays_from = None
@@ -267,7 +267,7 @@ class HeuAdder:
         return packed
 
     def _shift(self, held: Any) -> Any:
-        """Returns ciphertexts of numbers that are 2^128 times as large."""
+        """Returns ciphertexts of the numbers times 2^128."""
         parts = []
         for piece in self._shifting.pieces(held.shape[0]):
             shift = self._kit.array(
@@ -280,8 +280,8 @@ class HeuAdder:
 
 @contextmanager
 def _usable() -> Iterator[None]:
-    """Raises CipherError if HEU cannot compute with a key that looked well, or with what it has
-    encrypted.
+    """Raises CipherError if HEU cannot compute with a key that passed the checks, or with its
+    ciphertexts.
     """
     try:
         yield
@@ -294,8 +294,8 @@ def _bounds(begins_G: Integers, ends_G: Integers) -> Iterator[tuple[int, int]]:
 
 
 def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
-    """Returns HEU's array of ciphertexts. Raises CipherError if one is zero, or not below
-    ``modulus``.
+    """Returns HEU's array for ciphertexts [N, bytes]. Raises CipherError if one is zero or not
+    below ``modulus``.
     """
     n, width = wire_N.shape
     if not n:
@@ -322,7 +322,7 @@ def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
 
 
 def to_wire(written: bytes, count: int, width: int) -> Wire:
-    """Returns the numbers of an array that HEU has written."""
+    """Returns the ciphertexts [count, width] of an array that HEU has serialized."""
     wire = np.zeros((count, width), np.uint8)
     at = 1
     # Rows, columns, dimensions.

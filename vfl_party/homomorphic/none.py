@@ -1,5 +1,5 @@
-"""No encryption, in the form of a scheme: for trials, in which the passive parties may read
-every gradient.
+"""No encryption, in the form of a scheme: for trials in which the passive parties may read all
+gradients.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Packs a pair of integers into one: g · 2^64 + h. Sums of packed pairs are packed pairs of sums.
 
 g may be negative, h may not; both sums stay below 2^62, so that neither reaches into the other: two
-guard bits each. Sums that have been added up are packed once more, several into one plaintext: the
-sum of s_t · 2^(128 t).
+guard bits each. The final sums are packed once more, several into one plaintext: the sum of
+s_t · 2^(128 t).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def ciphers_for(count: int, together: int) -> int:
 
 
 def apart(packed: Iterable[int], count: int) -> list[int]:
-    """Returns ``count`` sums of plaintexts that hold several: first the lowest of each plaintext,
-    in order.
+    """Unpacks ``count`` sums from plaintexts with several sums each: first the lowest of each
+    plaintext, in order.
 
     Raises CipherError if a plaintext holds more.
     """
@@ -49,7 +49,7 @@ def apart(packed: Iterable[int], count: int) -> list[int]:
 
 
 def unpack(packed: Iterable[int]) -> tuple[Integers, Integers]:
-    """Returns the pairs of packed sums. Raises CipherError if one is no such sum."""
+    """Unpacks pairs of sums. Raises CipherError if a number is not a packed pair."""
     g, h = [], []
     for value in packed:
         high, low = divmod(value, 1 << 64)

@@ -1,7 +1,7 @@
 """Cuts long computations into pieces, between which other threads run.
 
-A call of HEU holds Python's lock until it returns. Without the lock no heartbeat leaves the party,
-and the server would count it as lost.
+A call of HEU holds Python's global lock until it returns. Meanwhile the party cannot send
+heartbeats, without which the server considers it lost.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Pace:
         self.room = first
 
     def pieces(self, count: int) -> Iterator[slice]:
-        """Gives the places of ``count`` items, piece by piece; what is done with one must be over
-        before the next.
+        """Yields the places of ``count`` items, piece by piece. The work on a piece must end before
+        the next one is taken.
         """
         start = 0
         while start < count:

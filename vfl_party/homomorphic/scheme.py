@@ -1,4 +1,4 @@
-"""The interface of a scheme: the keys of the one side, and the adder of the other."""
+"""The interface of a scheme: the keys on one side, and the adder on the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Held = Any
 
 
 class CipherError(Exception):
-    """What has come cannot be used; the text says why, as the end of a sentence."""
+    """A received message cannot be used; the text says why, as the end of a sentence."""
 
 
 class Keys(Protocol):
@@ -46,8 +46,8 @@ class Adder(Protocol):
 
     @property
     def pays_from(self) -> int | None:
-        """Returns how many rows times columns are worth several processes; None if the scheme's
-        library has threads of its own.
+        """The number of rows times columns from which several processes are faster; None if the
+        scheme's library has its own threads.
         """
         ...
 
@@ -82,13 +82,13 @@ class Adder(Protocol):
         ...
 
     def raw(self, held: Held) -> Wire:
-        """Returns ciphertexts for ``held`` in another process of this party: nothing is masked."""
+        """Returns ciphertexts for ``load`` in another process of this party, without masking."""
         ...
 
     def wire(self, held: Held) -> Wire:
         """Returns sums for the wire: as many as fit packed into one ciphertext, each masked by a
         fresh zero.
 
-        Of M sums and W ciphertexts, the first has the sums 0, W, 2 W, …: see ``packing.apart``.
+        With W ciphertexts, the first one contains the sums 0, W, 2 W, …: see ``packing.apart``.
         """
         ...

@@ -36,7 +36,7 @@ DONE, REFUSED = b"done", b"refused"
 
 
 class Shard:
-    """What one process has: a key, the board, and the gradients of the tree that grows."""
+    """The state of one process: a key, the board, and the gradients of the growing tree."""
 
     def __init__(self, board: Board, first: list[bytes]) -> None:
         self._board, (role, *rest) = board, first
@@ -84,7 +84,7 @@ class Shard:
         ends, plan = np.frombuffer(rest[3], np.int64).tolist(), _plan(rest[4])
         own: Adder = PlainAdder() if plain == b"1" else self._adder
         if tree != self._tree:
-            # The last tree's make room first.
+            # Frees the ciphertexts of the last tree first.
             self._held = None
             self._held, self._tree = own.load(self._board.get(ciphers, np.uint8)), tree
         codes_RF, all_rows = self._board.get(codes, np.int8).T, self._board.get(rows, np.int64)

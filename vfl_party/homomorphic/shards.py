@@ -1,9 +1,8 @@
 """Divides a party's work with ciphertexts among worker processes: see ``shard``.
 
-Columns are divided, because each process then adds up its own. All of them map the codes and the
-ciphertexts of a tree, see ``board``; each reads the ciphertexts once a tree into numbers. The
-results are those of one process bit for bit: sums are exact in any order, and masks are random in
-either case.
+Columns are divided among the processes. All of them map the codes and the ciphertexts of a tree,
+see ``board``, and each converts the ciphertexts to numbers once per tree. The results are bit for
+bit those of one process, except for the random masks: sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from vfl_party.homomorphic.paillier import Numbers, PaillierAdder, PaillierKeys
 from vfl_party.homomorphic.scheme import Adder, CipherError, Held, Integers, Keys, Wire
 from vfl_party.homomorphic.sums import Plan, Summing, SummingHere
 
-# Pieces of work for each process: the last one to end keeps the others waiting for less. Items of a
-# piece at most: a message counts the bytes of each part in 32 bits.
+# Pieces of work for each process, so that the others wait less for the last one, and the most items
+# of a piece: a message counts the bytes of each part in 32 bits.
 _PIECES, _MAX_PIECE = 2, 1 << 19
 
 
 class Shards:
-    """Worker processes, which start with the first work, and ``close``.
+    """Worker processes, which start with the first request and end with ``close``.
 
-    ``first``: what they are told first, see ``shard``. Futures raise CipherError, and InternalError
-    if a process has ended.
+    ``first``: their first message, see ``shard``. Futures raise CipherError, and InternalError if a
+    process has ended.
     """
 
     def __init__(self, workers: int) -> None:
@@ -50,7 +49,7 @@ class Shards:
         return self._board
 
     def submit(self, *request: bytes) -> Future[bytes]:
-        """Has the next process that is idle answer a request."""
+        """Sends a request to the next idle process."""
         if self._started is None:
             task = "computed with the gradients of trees"
             workers = Workers(
@@ -60,7 +59,7 @@ class Shards:
         return self._started.submit(_read, *request)
 
     def next_tree(self) -> bytes:
-        """Returns a number that no tree before had."""
+        """Returns the number of the next tree."""
         self._trees += 1
         return str(self._trees).encode()
 
@@ -129,7 +128,7 @@ class SharedAdder(PaillierAdder):
 
 
 class SummingInShards:
-    """Sums of which each process has the entries of some columns."""
+    """Sums for which each process computes the entries of some columns."""
 
     def __init__(
         self, shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: Plan
@@ -166,8 +165,8 @@ class SummingInShards:
 
 
 def share_keys(keys: Keys, shards: Shards) -> Keys:
-    """Lets all processes work with a private key, if there are several and its scheme has no
-    threads of its own.
+    """Lets all processes work with a private key, if there are several and its scheme does not have
+    its own threads.
     """
     several = shards.workers > 1
     return SharedKeys(keys, shards) if several and isinstance(keys, PaillierKeys) else keys
@@ -180,8 +179,8 @@ def share_adder(adder: Adder, shards: Shards) -> Adder:
 
 
 def summing(shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: Plan) -> Summing:
-    """Takes the gradients of a tree and the codes of their rows, of all columns: to processes if
-    there are several, and it pays. Raises CipherError if a ciphertext is out of range.
+    """Prepares the sums of a tree from its gradients and the codes of their rows, in several
+    processes if that is faster. Raises CipherError if a ciphertext is out of range.
     """
     pays = adder.pays_from is not None and codes_RF.size >= adder.pays_from
     if shards.workers > 1 and pays and plan.used:

@@ -23,9 +23,9 @@ Entries = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Plan:
-    """How sums of buckets become sums of entries: places, as ``Adder.take`` wants them.
+    """How sums of buckets become sums of entries, as places for ``Adder.take``.
 
-    ``entries``: what is wanted, in order. ``used``: the columns that have entries, with ``size``
+    ``entries``: the entries, in order. ``used``: the columns that have entries, with ``size``
     buckets each. ``firsts``: for each code that a prefix reaches, the buckets of all columns.
     ``plain``, ``with_last``: places among the running sums; ``ends``: the buckets of last codes.
     ``single``: the buckets of single codes. ``order``: the places of the entries among all these.
@@ -67,9 +67,9 @@ class Plan:
 
 
 def sum_entries(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: Plan) -> Held:
-    """Returns the sums over ``rows`` of each entry, in order; there is at least one.
+    """Returns the sums over ``rows`` of each entry, in order; there is at least one entry.
 
-    ``codes_NF``: of the rows that ``held`` has, all columns.
+    ``codes_NF``: the codes of all columns for the rows of ``held``.
     """
     used_NF = codes_NF if len(plan.used) == codes_NF.shape[1] else codes_NF[:, list(plan.used)]
     # By column, then by code.
@@ -94,8 +94,8 @@ class Summing(Protocol):
     """The gradients of a tree, and the codes of their rows."""
 
     def sums(self, members: Sequence[Integers]) -> list[Held]:
-        """Returns for the rows of each node the sums of the plan's entries, of which there is at
-        least one.
+        """Returns the sums of the plan's entries, at least one, over the rows of each node in
+        ``members``.
         """
         ...
 

@@ -1,7 +1,7 @@
 """A process that makes a private key of HEU: ``python -m
 vfl_party.homomorphic.worker SCHEME BITS``.
 
-To make one takes seconds in which HEU holds Python's lock, so the party's own process cannot do it
+This takes seconds in which HEU holds Python's global lock, so the party's own process cannot do it
 between heartbeats. The keys go to the standard output: the length of the public key in 4 bytes,
 little-endian, that key, then the private.
 """
@@ -20,7 +20,7 @@ _NAMES = {"ou": "ou", "paillier": "z-paillier"}
 
 
 def keys(scheme: str, bits: int) -> tuple[bytes, bytes]:
-    """Makes keys in a process of its own. Returns the public and the private one, as HEU writes
+    """Makes keys in a separate process. Returns the public and the private key, as HEU writes
     them.
     """
     made = subprocess.run(

@@ -6,9 +6,9 @@ without anything between them. Sources: RFC 7748 (the curve, X25519), draft-wang
 (private set intersection with it), and RFC 9380, appendix A (try-and-increment).
 
 Half of all numbers below p are the u of a point of the curve; the others belong to its twist.
-X25519 takes both, and never leaves the class that it began in. So a hash that is taken straight as
-u would show one bit of each id through all masks. ``hash_ids`` gives points of the curve alone, and
-``check`` refuses what is none.
+X25519 accepts both and never leaves the class of its input, so a hash that is used as u without a
+check discloses one bit of each id through all masks. ``hash_ids`` gives only points of the curve,
+and ``check`` refuses all others.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def hash_ids(ids: Sequence[bytes], salt: bytes) -> bytes:
     """Hashes each id to a point of the curve, by try-and-increment.
 
     A try is SHA-512 over a domain, the salt, the number of the try and the id, cut to 255 bits. The
-    first one that is the u of a point is taken: two tries on average. How long an id takes depends
-    on the id. That stays on this machine: nobody else sees when a single id is hashed.
+    first one that is the u of a point is taken: two tries on average. The time depends on the id,
+    but other machines cannot observe it for a single id.
     """
     opening = _DOMAIN + len(salt).to_bytes(4, "little") + salt
     # All 256 tries fail for 1 id in 2^256.
@@ -88,8 +88,8 @@ def check(points: bytes, party: str) -> None:
     """Raises PeerError (MALFORMED_MESSAGE) unless ``points`` can be what the peer ``party`` has
     masked.
 
-    All must be canonical u-coordinates of points on the curve, none of small order, none twice. The
-    caller looks for points that are twice in different calls.
+    All must be canonical u-coordinates of points on the curve, none of small order, and different.
+    The caller checks for points that repeat in different calls.
     """
     if len(points) % POINT_BYTES:
         raise _refuse(

@@ -20,8 +20,8 @@ class Masking:
 
     Args:
         secret: 32 random bytes.
-        salt: what all parties hash their ids with.
-        workers: how many processes.
+        salt: the salt with which all parties hash their ids.
+        workers: the number of processes.
     """
 
     def __init__(self, secret: bytes, salt: bytes, workers: int) -> None:
@@ -53,7 +53,7 @@ class Masking:
 
 
 def _points(answer: list[bytes]) -> bytes:
-    """Returns the points of an answer. Raises the PeerError that it stands for."""
+    """Returns the points of an answer. Raises the PeerError that it contains."""
     kind, *rest = answer
     if kind == worker.REFUSED:
         code, text, party = (part.decode() for part in rest)

@@ -141,8 +141,8 @@ class LocalSelfSup:
     def _loss(
         self, v1: tuple[Tensor, ...], v2: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, list[tuple[KeyQueue, Tensor]]]:
-        """Computes Eq. 6, the first view's projections without gradient, and each queue's new
-        keys.
+        """Returns the loss (Eq. 6), the first view's projections without gradient, and each
+        queue's new keys.
         """
         fresh: list[tuple[KeyQueue, Tensor]] = []
         plan, tower = self._plan, self.tower

@@ -1,4 +1,4 @@
-"""Reports a round of self-supervision to people."""
+"""Reports a round of self-supervision."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from vfl_party.base.phase import RoundReport
 from vfl_party.selfsup.local import Epochs
 
-# Share of the variance of the projections' directions; trained encoders keep 0.5 and more.
+# The share of variance below which projections have collapsed; trained encoders keep 0.5 and more.
 COLLAPSED = 0.02
 
 

@@ -20,9 +20,8 @@ from vfl_party.selfsup.plan import SelfSupPlan
 
 
 class Tower(nn.Module):
-    """encoder -> projector (z) -> predictor (p); without a predictor in the plan, p = z.
-
-    ``width``: of z.
+    """An encoder with its heads: encoder -> projector (z) -> predictor (p). Without a predictor in
+    the plan, p = z. ``width``: the width of z.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class Tower(nn.Module):
         self.encoder, self.projector, self.predictor = encoder, projector, predictor
 
     def project(self, party: Party, *batches: tuple[Tensor, ...]) -> list[Tensor]:
-        """Returns z [B, P] of each batch of an encoder's inputs. ``party``: whose encoder it is."""
+        """Returns z [B, P] of each batch of an encoder's inputs. ``party``: the encoder's party."""
         return [self.projector(h_BE) for h_BE in party.through(self.encoder, *batches)]
 
     def predict(self, z_BP: Tensor) -> Tensor:

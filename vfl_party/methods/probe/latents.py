@@ -92,7 +92,7 @@ class Sender:
         self._latents = party.asking(phase, LATENTS, **sizes_of(latent))
 
     def count(self, splits: Sequence[str]) -> int:
-        """Returns the number of steps for the rows of ``splits``, including those of other parties."""
+        """Returns the number of steps for the rows of ``splits`` of all parties."""
         return sum(parts_in(split, self._party.data.holdings, self._size) for split in splits)
 
     def send(self, splits: Mapping[str, Rows]) -> Iterator[None]:

@@ -1,6 +1,4 @@
-"""The passive side: it adds up ciphertexts for its entries, and says where rows go at its own
-splits.
-"""
+"""The passive side: sums ciphertexts for its entries, and answers where rows go at its splits."""
 
 from __future__ import annotations
 
@@ -62,8 +60,8 @@ log = logging.getLogger(__name__)
 
 
 class ShuffledEntries:
-    """The entries of one tree in an order that is drawn anew and never told: numbers, then each
-    set, sets shuffled.
+    """The entries of one tree in a fresh secret order: those of numbers, then the shuffled sets,
+    each shuffled in itself.
     """
 
     def __init__(self, layout: Layout, columns: list[Column]) -> None:
@@ -139,8 +137,8 @@ class PassiveSecureBoost(Phase):
         return RoundReport(outputs, done=done)
 
     def _sample_rows(self, round_: int) -> Rows:
-        """Returns the rows of a round; with GOSS, asks for them. Raises PeerError if they are too
-        few or too many.
+        """Returns the rows of a round; with GOSS, receives them. Raises PeerError if their number
+        is wrong.
         """
         settings, count = self._settings, len(self._train)
         if self._swaps.sample is None:
@@ -158,7 +156,7 @@ class PassiveSecureBoost(Phase):
         return rows.astype(np.int64)
 
     def _open(self, round_: int) -> Adder:
-        """Gets the public key of this generation. Raises PeerError if it cannot be used."""
+        """Receives the public key of this generation. Raises PeerError if it cannot be used."""
         facts = torch.tensor([has_heu(), *Offer.of(self._columns).facts()])
         reply = self._swaps.key.swap(self._step(round_), {"facts": facts})
         written = reply["key"].cpu().numpy().tobytes()
@@ -227,8 +225,8 @@ class PassiveSecureBoost(Phase):
     def _sum_entries(
         self, own: Adder, of: Summing, members: list[Rows], entries: ShuffledEntries
     ) -> Wire:
-        """Returns the sums of a level's nodes for the wire, in the secret order. Raises PeerError
-        if that fails.
+        """Returns the sums of a level's nodes for the wire, [sums, bytes], in the secret order.
+        Raises PeerError if ciphertexts cannot be added.
 
         ``members``: the rows of each node.
         """
@@ -253,10 +251,10 @@ class PassiveSecureBoost(Phase):
         nodes_N: Nodes,
         in_sample: Bools,
     ) -> dict[int, Bools]:
-        """Notes this party's splits of a level. Returns {node: whether each of its rows goes left}.
-        Raises PeerError.
+        """Stores this party's splits of a level. Returns {node: whether each of its rows goes
+        left}. Raises PeerError.
 
-        A side with fewer rows than honest ones have is refused before anything is said of it.
+        A split with too few rows on a side is refused before anything about it is disclosed.
         """
         lefts = {}
         for node, flags in won.items():
@@ -278,7 +276,7 @@ class PassiveSecureBoost(Phase):
         return lefts
 
     def _pin(self, level: int, nodes_N: Nodes, won: list[int], bits: Nodes) -> None:
-        """Notes what is about to be answered. Raises PeerError if it was something else before an
+        """Logs the next answer. Raises PeerError if it differs from that before an
         interruption.
         """
         number = len(self._forest.trees)
@@ -293,7 +291,7 @@ class PassiveSecureBoost(Phase):
         self._bits_N[np.isin(nodes_N, won)] += 1
 
     def _note_bits(self) -> None:
-        """Notes, at home, how much the sides of splits have told of the rows."""
+        """Writes to this party's log how much the sides of splits disclosed about the rows."""
         max_bits, mean = int(self._bits_N.max()), float(self._bits_N.mean())
         log.info(
             "phase %s: while trees grew, %s disclosed the sides of at most %s splits of one row, "
@@ -306,7 +304,7 @@ class PassiveSecureBoost(Phase):
         )
 
     def _ask_verdict(self, round_: int) -> bool:
-        """Asks whether the phase ends with this round."""
+        """Returns whether the active party ends the phase with this round."""
         if self._swaps.verdict is None:
             return False
         verdict = int(self._swaps.verdict.swap(self._step(round_), {})["verdict"][0])

@@ -90,7 +90,7 @@ class SecureBoostSettings(Section):
 
     @property
     def protection(self) -> str:
-        """Says how gradients are encrypted: in notes, in the summary and in the report."""
+        """How gradients are encrypted, for notes, the summary and the report."""
         if self.encryption == "none":
             return "NOT encrypted"
         return f"encrypted by {SCHEMES[self.encryption]}, {self.key_bits:,} bits"

@@ -1,8 +1,8 @@
 """Lists the exchanges of trees before they grow.
 
-The recipe decides the sizes of keys, gradients, verdicts and the walk. The data decide how many
-nodes a tree has, and who owns its splits: the sizes of sums and of the rows' sides are the most
-that depth and leaves allow.
+The recipe determines the sizes of keys, gradients, verdicts and the walk. The number of a tree's
+nodes and the owners of its splits depend on the data, so the sizes of sums and of the rows' sides
+are the maximum for depth and leaves.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Growth:
         self._at = StepKey(self.name, 0, 0)
 
     def count_summed(self, level: int) -> int:
-        """Returns of how many nodes of a level sums are sent, at most: of two brothers one."""
+        """Returns the maximum number of nodes of a level with sums: one of two siblings."""
         return max(1, min(1 << level, 2 * (self._leaves - 1)) // 2)
 
     @property
@@ -97,7 +97,7 @@ class Growth:
         return len(get_routed_rows(self.party, self.settings))
 
     def rounds(self) -> Iterator[Occurrence]:
-        """Gives the exchanges of all rounds, without the walk."""
+        """Yields the exchanges of all rounds, without the walk."""
         settings = self.settings
         for round_ in range(settings.trees):
             self._at = StepKey(self.name, round_, 0)
@@ -109,7 +109,7 @@ class Growth:
                 yield self._next(VERDICT)
 
     def _trees(self, round_: int) -> Iterator[Occurrence]:
-        """Gives the exchanges of the trees of one round."""
+        """Yields the exchanges of the trees of one round."""
         settings, count = self.settings, self._routed
         train = len(self.party.rows("train"))
         rows = count_drawn(train, settings)
@@ -136,7 +136,7 @@ class Growth:
                 yield self._next(PARTITION, packed=bytes_for_bits(count), rows=0 if last else count)
 
     def _entry_sizes(self, party: str, round_: int) -> tuple[int, ...]:
-        """Returns the sizes of a party's entries in a round; without its columns, none."""
+        """Returns the sizes of a party's entries in a round; (0,) if its columns are not here."""
         if party not in self.known:
             return (0,)
         columns, share = self.known[party], self.settings.column_sample
@@ -146,8 +146,8 @@ class Growth:
         return Layout.of(columns, chosen).sizes
 
     def walk(self, rounds: int | None) -> Iterator[Occurrence]:
-        """Gives the exchanges after the last tree. ``rounds``: after which early stopping ends the
-        phase, if known.
+        """Yields the exchanges after the last tree. ``rounds``: the round after which early
+        stopping ends the phase, if known.
         """
         settings = self.settings
         ended = settings.trees if rounds is None else min(rounds, settings.trees)
@@ -166,7 +166,7 @@ class Growth:
                     yield self._next(self._walk, packed=packed, rows=down, trees=trees)
 
     def _steps(self, round_: int) -> int:
-        """Returns how many steps a round has before the walk, at most."""
+        """Returns the maximum number of steps of a round before the walk."""
         settings = self.settings
         own = settings.first_tree_own and round_ == 0
         grown = (
@@ -186,7 +186,7 @@ class Growth:
     def _each(
         self, exchange: Exchange, sizes: Mapping[str, Mapping[str, int]], **all_: int
     ) -> Iterator[Occurrence]:
-        """Gives ``exchange`` at the next step, with sizes of each passive party's own."""
+        """Yields ``exchange`` at the next step, with the sizes of each passive party."""
         step = self._next(exchange).step
         for party, own in sizes.items():
             yield Occurrence(step, exchange, tuple({**all_, **own}.items()), party)

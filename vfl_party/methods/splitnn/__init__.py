@@ -19,7 +19,7 @@ from vfl_party.phases.sets import Learnt
 
 
 class SplitNN(Method[SplitNNSettings]):
-    """Embeddings go up and gradients come back, step by step."""
+    """Passive parties send embeddings and receive gradients, step by step."""
 
     def follows(self, settings: SplitNNSettings) -> frozenset[str]:
         _ = settings

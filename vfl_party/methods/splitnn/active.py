@@ -1,4 +1,4 @@
-"""The active side: embeddings in, one joint loss, their gradients out."""
+"""The active side: receives embeddings, computes one joint loss, and returns gradients."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ActiveSplitNN(Phase):
     """One round is ``validate_every`` epochs, or ``checkpoint_steps`` steps of them.
 
     A step is one batch: the parties' embeddings, one loss, each party's own update (Gupta and
-    Raskar 2018; as Algorithm 1 of FedBCD, arXiv 1912.11187, with Q = 1). What a recipe may add is
-    an object each, which is None by default.
+    Raskar 2018; as Algorithm 1 of FedBCD, arXiv 1912.11187, with Q = 1). Each optional feature of a
+    recipe is an object, which is None by default.
     """
 
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
@@ -145,7 +145,7 @@ class ActiveSplitNN(Phase):
             sets = drawn = self._sets.drawn(others, *place)
             embeddings = self._sets.embeddings(drawn, own, others)
         else:
-            # So that the passes, which take rows of them, give them gradients.
+            # The passes take rows of these tensors, which then get gradients.
             for z in z_BD.values():
                 z.requires_grad_()
             at = {name: held.of(name, rows) for name in z_BD}
@@ -197,7 +197,7 @@ class ActiveSplitNN(Phase):
         return report
 
     def _validate(self, first: StepKey, metrics: dict[str, dict[str, float]]) -> StepKey:
-        """Adds the metrics of the validation rows, if there are any; returns the step after it."""
+        """Adds the metrics of the validation rows, if there are any; returns the next step."""
         party, rows = self._party, self._party.rows("validation")
         lenience = self._absent.lenience if self._absent is not None else None
         chunks_ = self._drift.chunks(self._scorer.embeddings(rows, first, lenience))
@@ -217,7 +217,7 @@ class ActiveSplitNN(Phase):
         self._training.load_state(tree)
         if self._judge is not None:
             self._judge.best = tree["best_epoch"]
-        # A checkpoint of an earlier version has none.
+        # Checkpoints of earlier versions have no drift.
         if "drift" in tree:
             self._drift.load_state(tree["drift"])
         if self._local is not None:

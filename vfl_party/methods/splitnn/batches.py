@@ -1,4 +1,4 @@
-"""The batches of a phase of split training: the same at every party, and known before it begins."""
+"""The batches of a phase of split training, which all parties know before it begins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Batch:
     """A batch of a round: its rows, all and as the ``parts`` that are exchanged, and whether it is
     its epoch's last.
 
-    ``first``: the number, in the round, of its first part's exchange.
+    ``first``: the number in the round of the exchange of its first part.
     """
 
     rows: Rows

@@ -1,4 +1,4 @@
-"""Distance correlation in the loss: embeddings are kept from telling columns (NoPeek) or labels.
+"""Distance correlation in the loss, so that embeddings disclose less of columns (NoPeek) or labels.
 
 For a batch of B rows, a_ij is the distance of the embeddings of rows i and j, and b_ij that of
 their columns or labels. Both are centred: A_ij = a_ij − (mean of row i) − (mean of column j) +
@@ -6,7 +6,7 @@ their columns or labels. Both are centred: A_ij = a_ij − (mean of row i) − (
 √(V(z, z) V(x, x)), from 0 to 1; it is larger in small batches (Székely et al. 2007).
 
 - Columns: a passive party adds λ · log dCor(z, x) to its own loss (NoPeek, Vepakomma et al., ICDMW
-  2020). Nothing else crosses.
+  2020). This does not change the exchanges.
 - Labels: the active party adds λ · log dCor(z, y) to the loss whose gradient it sends, for each
   party's embeddings by themselves (Sun et al. 2022, arXiv 2203.01451, section 4).
 """
@@ -45,11 +45,11 @@ def labels_of(y_B: Tensor) -> Tensor:
 
 
 def log_dcor(z_BD: Tensor, x_BF: Tensor) -> Tensor:
-    """Returns log dCor(z, x), a scalar with a graph to z: 0 if distances are alike but for their
-    scale, else below.
+    """Returns log dCor(z, x), a scalar with a graph to z: 0 if distances are equal up to their
+    scale, otherwise negative.
 
-    It is a constant 0 if z and x vary independently, and if all rows have one embedding or one x
-    (one class).
+    It is a constant 0 if z and x are independent, and if all rows have the same embedding or the
+    same x (one class).
     """
     a_BB, b_BB = _centre(z_BD), _centre(x_BF)
     squares = torch.stack(

@@ -1,4 +1,4 @@
-"""Updates between two exchanges: on the same batch again (FedBCD), or on a ring of earlier ones
+"""Updates between two exchanges: on the same batch again (FedBCD), or on a ring of earlier batches
 (CELU-VFL).
 """
 
@@ -37,8 +37,8 @@ class Swapped:
 class ExchangeRing:
     """The last W exchanges. Exchange t is in slot t mod W; local update j uses slot j mod W.
 
-    After each exchange come R local updates. So each exchange is used R times, at equal distances,
-    before another takes its slot. A slot that is still empty gives no update.
+    R local updates follow each exchange, so each exchange is used R times, at equal distances,
+    before another one takes its slot. An empty slot is skipped.
     """
 
     def __init__(self, settings: CacheSettings) -> None:
@@ -83,7 +83,7 @@ class ExchangeRing:
 
 
 class LocalUpdates(ABC):
-    """The updates without an exchange, at one side."""
+    """The updates without an exchange, on one side."""
 
     def __init__(self, party: Party, settings: SplitNNSettings, training: OwnTraining) -> None:
         self._party, self._training, self._settings = party, training, settings
@@ -125,8 +125,8 @@ class LocalUpdates(ABC):
 
 
 class PassiveLocalUpdates(LocalUpdates):
-    """The passive side: the encoder as it is now, with the gradient that came. Weights: of its
-    embeddings.
+    """The passive side: updates its encoder with the stored gradient. Row weights compare present
+    with stored embeddings.
     """
 
     def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
@@ -139,8 +139,8 @@ class PassiveLocalUpdates(LocalUpdates):
 
 
 class ActiveLocalUpdates(LocalUpdates):
-    """The active side: a loss with the embeddings that came. Weights: of the gradients with respect
-    to all of them.
+    """The active side: computes the loss with the stored embeddings. Row weights compare present
+    with stored gradients.
     """
 
     def __init__(
@@ -193,8 +193,8 @@ def row_weights(now_BD: Tensor, stale_BD: Tensor, threshold: float) -> Tensor:
     """Returns each row's weight, float32 [B, 1]: the cosine of its two vectors, 0 if it is below
     ``threshold``.
 
-    It is also 0 if a vector is zero. In float64, because squares of small gradients vanish in
-    float32.
+    It is also 0 if a vector is zero. Computed in float64, because squares of small gradients vanish
+    in float32.
     """
     a_BD, b_BD = now_BD.double(), stale_BD.double()
     norms_B = a_BD.norm(dim=1) * b_BD.norm(dim=1)

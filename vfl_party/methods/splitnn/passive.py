@@ -1,4 +1,4 @@
-"""The passive side: embeddings out, their gradients back."""
+"""The passive side: sends embeddings and receives their gradients."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PassiveSplitNN(Phase):
     """One round is ``validate_every`` epochs, or ``checkpoint_steps`` steps of them.
 
     A step is one batch: this party's embeddings go out, their gradients come back, and it updates
-    its encoder. What a recipe may add is an object each, which is None by default.
+    its encoder. Each optional feature of a recipe is an object, which is None by default.
     """
 
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:

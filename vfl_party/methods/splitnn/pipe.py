@@ -1,4 +1,4 @@
-"""The passive side's round with several exchanges under way, batches in parts, or updates between
+"""The passive side's round with several batches in flight, batches in parts, or updates between
 exchanges.
 """
 
@@ -69,7 +69,7 @@ class WeightCopies:
 
     @contextmanager
     def track_update(self) -> Iterator[None]:
-        """Notes what the update within it adds to the parameters."""
+        """Records what the update inside the context adds to the parameters."""
         last = self.last_update
         if last is None:
             yield
@@ -82,8 +82,8 @@ class WeightCopies:
 
     @contextmanager
     def use(self, weights: list[Tensor]) -> Iterator[None]:
-        """Puts a copy in the place of the encoder's parameters. ``functional_call`` takes ten times
-        as long.
+        """Replaces the encoder's parameters by a copy. ``functional_call`` takes ten times as
+        long.
         """
         self._put(weights)
         try:
@@ -96,8 +96,8 @@ class WeightCopies:
             parameters[name] = weights[n]  # type: ignore[assignment]
 
     def move_gradient(self, weights: list[Tensor]) -> None:
-        """Gives the parameters the gradient of a copy. Raises InputError if they have one: it was
-        not used.
+        """Moves the gradient of a copy to the parameters. Raises InputError if they have a gradient
+        already, because the copy was not used.
         """
         for own, copy in zip(self._own, weights, strict=True):
             if own.grad is not None:
@@ -188,7 +188,7 @@ class Pipe:
         return sent
 
     def _update(self, round_: int, sent: _Sent) -> None:
-        """Waits for the oldest batch's gradients, and updates."""
+        """Waits for the gradients of the oldest batch, and updates the encoder."""
         batch, training, dz_BD = sent.batch, self._training, []
         training.zero_grad()
         for (number, _), z in zip(_parts_here(batch), sent.z, strict=True):

@@ -1,7 +1,7 @@
-"""Early stopping, both sides: the active party judges each validation, and tells the others.
+"""Early stopping, both sides: the active party judges each validation and sends the verdict.
 
-All keep their weights of the best validation, and the phase ends with these. A schedule of plateaus
-goes by the same verdicts.
+All parties keep their weights of the best validation, with which the phase ends. Plateau schedules
+follow the same verdicts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), w
 
 
 class StoppingJudge:
-    """The active side. Raises InputError if there is nothing that it could judge by."""
+    """The active side. Raises InputError if there is no metric to judge."""
 
     def __init__(
         self, party: Party, phase: str, rule: EarlyStopping, training: OwnTraining
@@ -37,10 +37,10 @@ class StoppingJudge:
         self._verdicts = party.answering(phase, VERDICT)
 
     def judge(self, report: RoundReport, step: StepKey, rounds: int) -> RoundReport:
-        """Returns the report of a round that ends with validation, with whether the phase ends and
-        with which weights; tells the passive parties at ``step``.
+        """Adds to the report of a round with validation whether the phase ends and with which
+        weights; sends the verdict to the passive parties at ``step``.
 
-        ``rounds``: of the phase.
+        ``rounds``: the number of rounds of the phase.
         """
         round_, training = step.round, self._training
         report = replace(report, judged=self._rule.metric)
@@ -70,7 +70,7 @@ class VerdictReceiver:
         self._training, self._verdicts = training, party.asking(phase, VERDICT)
 
     def ends(self, step: StepKey) -> bool:
-        """Asks whether the active party ends the phase with the round of ``step``."""
+        """Returns whether the active party ends the phase with the round of ``step``."""
         verdict = int(self._verdicts.swap(step, {})["verdict"][0])
         self._training.note_validation(best=bool(verdict & _BEST))
         return bool(verdict & _STOP)

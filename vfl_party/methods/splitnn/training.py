@@ -1,5 +1,5 @@
-"""The part that both sides of split training share: the optimizer over a party's own models, and
-their best weights.
+"""The part that both sides of split training share: the optimizer of a party's models, and their
+best weights.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ class OwnTraining:
         return self._party.need_features().inputs(rows)
 
     def expect(self, batches: Sequence[Batch], number: int) -> None:
-        """Has this party's rows of a batch read before they are wanted, if there is such a batch
-        and if it has one part.
+        """Prefetches this party's rows of batch ``number``, if this batch exists and has a single
+        part.
         """
         features = self._party.features
         if features is not None and number < len(batches) and len(batches[number].parts) == 1:
@@ -109,7 +109,7 @@ class OwnTraining:
 
     def zero_grad(self) -> None:
         """Clears the gradients."""
-        # As Optimizer.zero_grad, which costs 80 µs if its code is not in the cache.
+        # The same as Optimizer.zero_grad, which takes 80 µs if its code is not in the cache.
         for parameter in self._params:
             parameter.grad = None
         if self._stand_ins is not None:
@@ -125,12 +125,12 @@ class OwnTraining:
         self._schedule.step()
 
     def catch_up(self, round_: int) -> None:
-        """Moves the schedule on to the first epoch of a round, if earlier rounds were left out."""
+        """Advances the schedule to the first epoch of a round, if earlier rounds were skipped."""
         while self._schedule.last_epoch < self.batches.epochs_before(round_):
             self._schedule.step()
 
     def note_validation(self, *, best: bool) -> None:
-        """Notes whether a validation was the best one so far: then these weights are kept."""
+        """Keeps the present weights if a validation was the ``best`` one so far."""
         if best:
             self._best = {
                 name: value.detach().clone() for name, value in self._models.state_dict().items()

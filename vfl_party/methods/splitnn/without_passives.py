@@ -1,4 +1,4 @@
-"""The active side's way to go on without passive parties that are late or away."""
+"""How the active side continues without passive parties that are late or absent."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 
 class AbsentParties:
-    """Puts something in the place of absent parties' embeddings, and records who was absent when.
+    """Replaces the embeddings of absent parties, and records their absences.
 
-    Nobody may be absent from the first step of a generation: until then parties may be at work in
-    another phase.
+    All parties must take part in the first step of a generation, because until then they may be
+    working on another phase.
     """
 
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
@@ -62,9 +62,9 @@ class AbsentParties:
     def fill(
         self, step: StepKey, rows: Rows, own: Sequence[Tensor], z_BD: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Returns {passive party: the embeddings [B, D] of a batch that came, or what stands in}.
+        """Returns {passive party: its embeddings [B, D] of a batch, or their replacement}.
 
-        The first step of a generation had all parties: from now on the phase goes on without one.
+        All parties have taken part in the first step, so from now on they may be absent.
         """
         if self.lenience is None:
             self.lenience = self._allowed
@@ -89,7 +89,7 @@ class AbsentParties:
         return others(self._policy, self._rule, own, embeddings, self._widths, self._stand_ins)
 
     def _show(self, event: str, name: str, step: StepKey) -> None:
-        """Shows who comes and goes; not each time if a party is late again and again."""
+        """Shows that a party leaves or returns, with a limited rate for each party."""
         if self._shows.passes(name, time.monotonic()) is not None:
             self._party.show(event, party=name, at=_place(step))
 
@@ -124,5 +124,5 @@ class AbsentParties:
 
 
 def _place(step: StepKey) -> str:
-    """Words a step for people, who count from 1."""
+    """Returns a step in words, counted from 1."""
     return f"phase {step.phase}, round {step.round + 1}, batch {step.batch + 1}"

@@ -1,4 +1,4 @@
-"""The active side: one pass of the joint model, whose answers then teach a model on this party's
+"""The active side: one pass of the joint model, whose outputs then teach a model on this party's
 own columns.
 """
 
@@ -27,12 +27,12 @@ from vfl_party.phases.measure import measured
 from vfl_party.phases.scoring import SOLO, SoloScorer, SplitScorer
 from vfl_party.phases.stopping import check_stopping
 
-# Who is evaluated, as the metrics name them.
+# The evaluated models, as the metrics name them.
 STUDENT, ALONE, TOGETHER = "student", "alone", "together"
 
 
 class ActiveStudent(Phase):
-    """The first round asks the others; each further one is ``validate_every`` epochs alone."""
+    """The first round collects embeddings; each other round is ``validate_every`` local epochs."""
 
     alone_from = ASK + 1
 
@@ -43,7 +43,7 @@ class ActiveStudent(Phase):
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party))
         self._kept = party.answering(name, KEPT)
-        # Whether the others are still to hear that a checkpoint holds the answers.
+        # Whether the others still wait for the message that a checkpoint contains the answers.
         self._owed = False
         self._answers: Answers | None = None
         # {split: the joint model's outputs}.
@@ -89,13 +89,13 @@ class ActiveStudent(Phase):
         return rule.metric if rule is not None else ""
 
     def _count_epochs_left(self) -> int:
-        """Returns how many epochs of all models the round has at most."""
+        """Returns the maximum number of epochs of all models in the round."""
         epochs = self._settings.validate_every
         return sum(not learner.over for learner in self._learners.values()) * epochs
 
     @torch.no_grad()
     def _ask(self) -> RoundReport:
-        """Has the joint model answer, once, for the rows that all parties hold."""
+        """Computes the outputs of the joint model, once, for the rows that all parties hold."""
         party, step = self._party, StepKey(self.name, ASK, 0)
         for name, rows in rows_to_ask(party, self._settings).items():
             chunks = [*self._scorer.embeddings(rows, step)]
@@ -121,7 +121,7 @@ class ActiveStudent(Phase):
         self._learners[STUDENT].answers = self._answers
 
     def _acknowledge(self) -> None:
-        """Tells the others that a checkpoint holds the answers: a party that hears it may leave."""
+        """Tells the others that a checkpoint contains the answers, after which they may leave."""
         # This generation began after the answers.
         if not self._owed:
             return
@@ -129,7 +129,7 @@ class ActiveStudent(Phase):
         self._kept.acknowledge(step, self._kept.collect(step))
 
     def _end(self, steps: int, metrics: dict[str, dict[str, float]]) -> RoundReport:
-        """Ends the phase: measures all with the weights that they keep."""
+        """Ends the phase: measures all models with their best weights."""
         epochs = {who: learner.restore_best() for who, learner in self._learners.items()}
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         names = {STUDENT: self._outputs(STUDENT)} | (
@@ -162,7 +162,7 @@ class ActiveStudent(Phase):
         return measured(self._party, predictions)
 
     def _words(self, epochs: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]) -> str:
-        """Says with which weights the models end, and how much of the gap the student closes."""
+        """Returns a note on the weights of the models, and on the gap that the student closes."""
         early = [f"{who} {count}" for who, count in epochs.items()]
         note = f"{self.name} keeps the weights after epochs: {', '.join(early)}"
         of = [metrics.get(f"test {who}", {}) for who in (ALONE, STUDENT, TOGETHER)]
@@ -212,7 +212,7 @@ class ActiveStudent(Phase):
 
 
 def _check(party: Party, name: str, settings: StudentSettings) -> None:
-    """Raises InputError if there is nothing to teach, or nobody to learn from."""
+    """Raises InputError if there is no teacher, or if the student cannot be trained."""
     where = f"recipe: phases: {name}"
     phases = party.course.phases
     at = next(place for place, listed in enumerate(phases) if listed.name == name)

@@ -16,8 +16,8 @@ from vfl_party.phases.context import MakeEncoder
 
 
 class Student(nn.Module):
-    """Outputs [B, O] for the encoder's inputs. ``match``: a linear map of its embedding to the
-    joint representation, only for training; None without ``StudentSettings.match``.
+    """A student, with outputs [B, O]. ``match``: a linear map of its embedding to the joint
+    representation, only for training; None without ``StudentSettings.match``.
     """
 
     def __init__(self, encoder: nn.Module, top: nn.Module, match: nn.Module | None) -> None:

@@ -1,6 +1,4 @@
-"""The passive side: embeds the rows once, then has nothing to do; if no phase follows, it may
-leave.
-"""
+"""The passive side: embeds the rows once and is then idle; if no phase follows, it may leave."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from vfl_party.phases.scoring import SplitScorer
 
 
 class PassiveStudent(Phase):
-    """Answers in the first round. Its models do not change in any."""
+    """Sends embeddings in the first round. Its models do not change."""
 
     alone_from = ASK + 1
 

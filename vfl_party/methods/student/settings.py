@@ -16,7 +16,7 @@ from vfl_common.config.models import (
 )
 from vfl_party.models.training import EarlyStopping, TrainingSettings
 
-# Round 0: what the others are asked for. All that follows, the active party does alone.
+# Round 0 collects embeddings. In all later rounds the active party works alone.
 ASK = 0
 # How much a part of the loss counts.
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]
@@ -69,7 +69,7 @@ class StudentSettings(TrainingSettings):
 
     @property
     def teaches(self) -> bool:
-        """Whether the student learns anything from the joint model."""
+        """Whether the student learns from the joint model."""
         return self.weight > 0 or self.match > 0
 
     def model_post_init(self, context: Any) -> None:

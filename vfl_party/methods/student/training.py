@@ -1,4 +1,4 @@
-"""The training of one model on the active party's own columns, with a teacher or without."""
+"""The training of one model on the active party's own columns, with or without a teacher."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from vfl_party.phases.stopping import is_better, judged_value
 
 
 def epochs_of(party: Party, settings: StudentSettings) -> int:
-    """Returns the epochs of the phase: all parties can count the rows that all hold."""
+    """Returns the epochs of the phase, which all parties can compute from the common rows."""
     return settings.epochs_over(len(party.rows("aligned")))
 
 
 def rounds_of(party: Party, settings: StudentSettings) -> int:
-    """Returns the most rounds of the phase: one in which the others answer, and the training."""
+    """Returns the maximum number of rounds: one for the embeddings, and those of the training."""
     return 1 + -(-epochs_of(party, settings) // settings.validate_every)
 
 
 class Answers:
-    """What the joint model says of the rows that all parties hold: the teacher.
+    """The teacher: the outputs of the joint model for the rows that all parties hold.
 
     ``rows``: ascending, [N]; ``outputs``: [N, O]; ``joint``: the joint representations [N, D] if
     the student matches them, else None.
@@ -80,7 +80,7 @@ class Learner:
         self._schedule = build_schedule(settings.optimizer, self._optimizer, self._epochs)
         self._loss = loss_fn(party.recipe.task)
         self.answers: Answers | None = None
-        # How many epochs are done; of the best validation, its value and the epochs before it.
+        # The number of finished epochs; the value of the best validation, and the epochs before it.
         self.done, self._best_weights = 0, dict[str, Tensor]()
         self._best: dict[str, Any] = {}
         self._stopped = False
@@ -91,13 +91,13 @@ class Learner:
         return self._stopped or self.done >= self._epochs
 
     def run(self, tick: Callable[[], None]) -> tuple[int, float]:
-        """Trains the next ``validate_every`` epochs, at most those that are left. Returns how many
-        steps that were, and the mean loss of a step.
+        """Trains the next ``validate_every`` epochs, or fewer at the end. Returns the number of
+        steps and their mean loss.
         """
         steps, total = 0, torch.zeros((), device=self._party.device)
         self.model.train()
         for _ in range(min(self._settings.validate_every, self._epochs - self.done)):
-            # Dropout follows from the epoch: nothing else that draws can change it.
+            # Dropout depends only on the epoch, not on other random draws.
             with seeded(derive_seed(self._party.own_seed, self._phase, "dropout", self.done)):
                 for batch in self._batches():
                     total += self._step(batch)
@@ -164,7 +164,7 @@ class Learner:
         self._stopped = waited >= rule.patience
 
     def restore_best(self) -> int:
-        """Gives the model its best weights. Returns the epochs after which it had them."""
+        """Loads the best weights. Returns the number of epochs after which they were reached."""
         if self._best:
             self.model.load_state_dict(self._best_weights)
         return self._best["epochs"] if self._best else self.done

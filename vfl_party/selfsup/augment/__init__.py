@@ -40,7 +40,7 @@ class Augment(Protocol):
 
 
 class _Noting:
-    """Makes views as ``augment`` does, and notes how: for the party's other processes."""
+    """Makes views like ``augment``, and records how, for the party's other processes."""
 
     def __init__(self, augment: Augment, noted: Noted, views: Views) -> None:
         self._augment, self._noted, self._views = augment, noted, views

@@ -1,4 +1,4 @@
-"""Checks that each key of ``augment`` is for rows of a kind that some party has."""
+"""Checks that each key of ``augment`` applies to the rows of some party."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _OF = {**{kind: {True} for kind in _IMAGES}, "mlp": {False}, "tabular": {False}}
 
 
 def check_keys(party: Party, phase: str, settings: AugmentSettings | SupervisedAugment) -> None:
-    """Raises InputError if ``settings`` name a key for images, and no party's encoder takes images,
-    or a key for tables, and all take images. It asks the parties whose rows are changed.
+    """Raises InputError if ``settings`` contain a key for images but no encoder takes images, or a
+    key for tables but all encoders take images. Only parties whose rows are changed count.
     """
     names = settings.parties if isinstance(settings, SupervisedAugment) else ()
     kinds: set[bool] = set()

@@ -51,14 +51,14 @@ class BatchViews:
                 else f"{where}: crops and colours do not apply to the columns of {party.name}. "
                 "Name the parties whose rows are changed in augment.parties.",
             )
-        # Only a party that wants views imports what makes them.
+        # Imported only by a party that needs views.
         from vfl_party.selfsup.augment import make_augment
 
         self._augment = make_augment(settings.view(), features, party.rows("train"))
 
     def inputs(self, rows: Rows, *place: int) -> tuple[Tensor, ...]:
-        """Returns the encoder's arguments for a batch, [B, …]. ``place``: which batch of the phase
-        it is, in numbers.
+        """Returns the encoder's arguments for a batch, [B, …]. ``place``: numbers that identify the
+        batch in the phase.
         """
         party = self._party
         inputs = party.need_features().inputs(rows)

@@ -1,4 +1,4 @@
-"""Views of tables: some features of each row replaced (SCARF)."""
+"""Views of tables in which some features of each row are replaced (SCARF)."""
 
 from __future__ import annotations
 

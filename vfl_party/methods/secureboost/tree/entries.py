@@ -1,9 +1,9 @@
-"""The splits that a party's columns offer, in one order: what is summed up for each, and what it
-means.
+"""The splits that a party's columns offer, in one order, and the sums for them.
 
-An entry is a set of codes of one column. A number's entry is a prefix of its bins, twice if some
-are missing: with those on the right, and on the left. A category's entry is the category alone: the
-active party joins them into sets.
+An entry is a set of codes of one column. An entry of a numeric column is a prefix of its bins; if
+values are missing, each prefix has two entries, with the missing values on the right and on the
+left. An entry of a categorical column is a single category: the active party combines them into
+sets.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from vfl_party.methods.secureboost.columns import Column
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """``column``: its place among the party's columns. ``below``: the codes below this one;
-    ``missing``: that one too.
+    """An entry: the codes of ``column`` (its index) below ``below``, and with ``missing`` also the
+    code for missing values.
 
     For a category ``below`` is its code.
     """
@@ -67,17 +67,16 @@ class Layout:
 
     @property
     def entries(self) -> list[SplitEntry]:
-        """Returns all in order."""
+        """Returns all entries in order."""
         return [*self.numbers, *(entry for set_ in self.sets for entry in set_)]
 
     def choose_left(
         self, columns: list[Column], flags: npt.NDArray[np.bool_]
     ) -> tuple[int, list[bool]]:
-        """Returns the column of a split and for each of its codes whether it goes left.
+        """Returns the column of a split, and for each of its codes whether it goes left.
 
-        ``flags``: of the entries, in order: of numbers those with the best gain, of which the first
-        counts; else those of sets, of which the first column counts. Raises ValueError if there is
-        none.
+        ``flags``: the chosen entries, in order. The first numeric entry counts; without one, the
+        entries of the first column of categories. Raises ValueError if no entry is chosen.
         """
         numbers = len(self.numbers)
         for place in np.flatnonzero(flags[:numbers])[:1].tolist():
@@ -96,7 +95,7 @@ class Layout:
 
 
 def plan_of(columns: list[Column], layout: Layout) -> Plan:
-    """Returns how the sums of a layout's entries are made."""
+    """Returns the plan for the sums of a layout's entries."""
     rows = [
         (
             entry.column,

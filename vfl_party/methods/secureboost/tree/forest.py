@@ -1,8 +1,8 @@
-"""The trees as one party has them: its own splits, and at the active party the leaves and who owns
-each split.
+"""The trees as one party knows them: its own splits, and at the active party the leaves and the
+owners of splits.
 
-They are the state of a module, so that checkpoints, prediction and exported models hold them as
-they do weights.
+They are the state of a module, so that checkpoints, prediction and exported models treat them like
+weights.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NAME = "trees"
 
 @dataclass(frozen=True)
 class Split:
-    """A split on one of the party's own columns: which codes go left, and where others go."""
+    """A split on one of the party's own columns: the codes that go left, and where others go."""
 
     column: int
     left: tuple[bool, ...]
@@ -64,8 +64,8 @@ class Forest(nn.Module):
         self.trees: list[Tree] = []
 
     def importance(self) -> dict[str, float]:
-        """Returns the gain of each own column; at a passive party, which knows no gains, how many
-        splits it has.
+        """Returns the gain of each own column; at a passive party, which does not know gains, its
+        number of splits.
         """
         gains: dict[str, float] = {}
         for tree in self.trees:
@@ -87,7 +87,7 @@ class Forest(nn.Module):
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Any) -> None:
-        """Restores what ``get_extra_state`` returned. Raises InputError if it is none."""
+        """Restores what ``get_extra_state`` returned. Raises InputError if it cannot be read."""
         try:
             tree = json.loads(bytes(state.numpy()))
             self.columns = [

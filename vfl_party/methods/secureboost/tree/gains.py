@@ -63,7 +63,7 @@ class Gains:
         return float(self._fixed.doubles(node.h)[0])
 
     def best(self, node: Sums, entries: Sums, sizes: Sequence[int]) -> BestSplit | None:
-        """Returns the best split of a node, if one is worth it. ``sizes``: see ``Layout.sizes``."""
+        """Returns the best split of a node, or None. ``sizes``: see ``Layout.sizes``."""
         numbers = self._gains(node, Sums(entries.g[: sizes[0]], entries.h[: sizes[0]]))
         top = float(numbers.max(initial=-np.inf))
         sets, at = list[tuple[int, float, Bools]](), sizes[0]
@@ -97,10 +97,10 @@ class Gains:
         return np.where(light | empty, -np.inf, 0.5 * (score[0] + score[1] - score[2]))
 
     def _best_set(self, node: Sums, of: Sums) -> tuple[float, Bools]:
-        """Returns the best gain of a set of categories, and which are in it: those with the least
+        """Returns the best gain of a set of categories, and its categories: those with the smallest
         G/H.
 
-        Categories without rows here are in no set; those with equal ratios stay together.
+        Categories without rows in the node are left out; those with equal ratios stay together.
         """
         chosen, present = np.zeros(len(of.g), bool), np.flatnonzero(of.h > 0)
         ratios = of.g[present] / of.h[present]

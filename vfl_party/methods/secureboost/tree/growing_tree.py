@@ -58,8 +58,8 @@ class GrowingTree:
         )
 
     def adds_up(self, party: str, node: int, sums_: Sums) -> bool:
-        """Whether the categories of each of a party's columns have all rows of the node, and each
-        row once.
+        """Whether the sums of each of a party's categorical columns contain every row of the node
+        exactly once.
         """
         total, ends = self.total(node), np.cumsum(self.sizes[party]).tolist()
         return all(
@@ -69,10 +69,8 @@ class GrowingTree:
         )
 
     def agrees(self, party: str, node: int, flags: Bools, left: Bools) -> bool:
-        """Whether the rows that a party sends left have the sums of a split that it was told with
-        ``flags``.
-
-        ``left``: of all rows in the node.
+        """Whether the rows that a party sends left have the sums of the split that ``flags`` have
+        chosen. ``left``: the sides of all rows in the node.
         """
         goes_left = np.zeros(len(self.nodes), bool)
         goes_left[self.nodes == node] = left
@@ -103,8 +101,8 @@ class GrowingTree:
     def best_splits(
         self, present: Sequence[int], entries: Mapping[str, Mapping[int, Sums]]
     ) -> dict[int, tuple[str, BestSplit]]:
-        """Returns {node: (the owner of its best split, the split)}: as many as ``leaves`` allows,
-        best first.
+        """Returns {node: (the owner of its best split, the split)} for the best nodes, as many as
+        ``leaves`` allows.
         """
         best_of: dict[int, tuple[str, BestSplit]] = {}
         for node in present:

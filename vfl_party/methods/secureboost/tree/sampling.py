@@ -2,8 +2,8 @@
 gradients (GOSS).
 
 GOSS (LightGBM, Ke et al. 2017) keeps the rows with the largest gradients, draws some of the others,
-and gives these the weight that makes up for the rest. Only the active party knows gradients, so it
-tells the passive parties the rows.
+and weights them so that they represent all others. Only the active party knows gradients, so it
+sends the rows to the passive parties.
 """
 
 from __future__ import annotations
@@ -43,11 +43,9 @@ def sample(seed: int, phase: str, round_: int, count: int, settings: SecureBoost
 
 
 def secret(seed: int, phase: str, y_N: Doubles) -> int:
-    """Returns a seed that the active party alone knows, and that is the same in each run on the
-    same labels.
+    """Returns a seed that only the active party knows, the same in each run with the same labels.
 
-    If the passive parties could draw the same rows, they would see which of the sampled ones have
-    large gradients.
+    Passive parties that can repeat the draw learn which sampled rows have large gradients.
     """
     return derive_seed(seed, phase, "goss", hashlib.sha256(y_N.tobytes()).hexdigest())
 
@@ -55,8 +53,8 @@ def secret(seed: int, phase: str, y_N: Doubles) -> int:
 def by_gradient(goss: GossSettings, sizes_N: Doubles, seed: int) -> tuple[Rows, Doubles]:
     """Returns the rows of a round, ascending, and their weights [R].
 
-    ``sizes_N``: of each training row's gradients. They are compared as float32, so that rounding
-    decides nothing; of equal ones the kept rows are drawn.
+    ``sizes_N``: the size of each training row's gradients. Sizes are compared as float32, so that
+    rounding does not matter; ties are broken at random.
     """
     count = len(sizes_N)
     top, rest = parts(count, goss)
