@@ -18,13 +18,7 @@ from vfl_party.homomorphic.choice import (
     together,
 )
 from vfl_party.homomorphic.packing import ciphers_for
-from vfl_party.homomorphic.scheme import (
-    Adder,
-    CipherError,
-    Integers,
-    Keys,
-    Wire,
-)
+from vfl_party.homomorphic.scheme import Adder, CipherError, Integers, Keys, Wire
 
 __all__ = [
     "SCHEMES",

@@ -128,11 +128,7 @@ class ActiveHead(Phase):
     def _train(self, round_: int) -> RoundReport:
         """Trains: SS-VFL's Alg. 1, lines 6 to 10; FedOnce's, lines 20 to 30."""
         self._uploads.acknowledge()
-        party, rule, top = (
-            self._party,
-            self._party.recipe.model.combine,
-            self._models["top"],
-        )
+        party, rule, top = (self._party, self._party.recipe.model.combine, self._models["top"])
         _, targets = party.need_labels()
         y_N = party.take(targets, self._rows)
         r_ND = {passive.name: self._uploads.of[passive.name] for passive in party.recipe.passives}

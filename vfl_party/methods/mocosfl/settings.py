@@ -8,12 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import Section
-from vfl_common.config.models import (
-    OptimizerSettings,
-    Probability,
-    Temperature,
-    UnjudgedOptimizer,
-)
+from vfl_common.config.models import OptimizerSettings, Probability, Temperature, UnjudgedOptimizer
 from vfl_common.config.models import PositiveInt as Width
 from vfl_party.methods.mocosfl.resist import ResistSettings
 from vfl_party.models.halves import Bottleneck

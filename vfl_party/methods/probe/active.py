@@ -14,12 +14,7 @@ from torch.nn import functional
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.probe.exchanges import (
-    TRAINING,
-    check_begun,
-    parts_of,
-    rows_a_message,
-)
+from vfl_party.methods.probe.exchanges import TRAINING, check_begun, parts_of, rows_a_message
 from vfl_party.methods.probe.head import KnownRows, ProbeHead, select_labelled
 from vfl_party.methods.probe.latents import Collector
 from vfl_party.methods.probe.settings import ProbeSettings

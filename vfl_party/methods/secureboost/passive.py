@@ -16,14 +16,7 @@ from vfl_party.base.devices import threads
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.phase import Tree as State
 from vfl_party.base.seeds import Rows
-from vfl_party.homomorphic import (
-    Adder,
-    CipherError,
-    Wire,
-    adder,
-    cipher_bytes,
-    has_heu,
-)
+from vfl_party.homomorphic import Adder, CipherError, Wire, adder, cipher_bytes, has_heu
 from vfl_party.homomorphic.shards import Shards, share_adder, summing
 from vfl_party.homomorphic.sums import Summing
 from vfl_party.methods.secureboost.columns import Column, encode_rows, learn, sample_columns
@@ -36,10 +29,7 @@ from vfl_party.methods.secureboost.common import (
     note_importance,
     open_exchanges,
 )
-from vfl_party.methods.secureboost.exchanges import (
-    BEST,
-    STOP,
-)
+from vfl_party.methods.secureboost.exchanges import BEST, STOP
 from vfl_party.methods.secureboost.guard import LOST_FOLDER, AnswerLog, min_rows, wrong_children
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
 from vfl_party.methods.secureboost.offer import Offer
