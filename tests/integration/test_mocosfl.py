@@ -475,8 +475,8 @@ def test_an_epoch_that_is_far_longer_than_a_party_s_rows_is_worth_a_word() -> No
     settings = MocoSFLSettings(batch_size=8)
     held = {"p1": {"local": 10}, "p2": {"local": 1009}}
     course = StepPlan("mocosfl", settings, held, False, True)
-    assert_names(course.longer("p1"), "p1", "p2")
-    assert course.longer("p2") == ""
+    assert_names(course.warn_of_long_epoch("p1"), "p1", "p2")
+    assert course.warn_of_long_epoch("p2") == ""
 
 
 def test_images_are_scaled_alike_at_all_parties(tmp_path: Path) -> None:

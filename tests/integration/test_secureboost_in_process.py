@@ -45,7 +45,7 @@ from vfl_party.methods.secureboost.tree.gains import BestSplit
 from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
 from vfl_party.methods.secureboost.tree.objective import Fixed
 from vfl_party.methods.secureboost.tree.positions import SETTLED, to_sum
-from vfl_party.methods.secureboost.tree.sampling import by_gradient, parts
+from vfl_party.methods.secureboost.tree.sampling import by_gradient, count_parts
 from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.outbound.policies.encrypted import Encrypted
 from vfl_party.phases.course import Course
@@ -292,7 +292,7 @@ def test_chosen_rows_are_as_many_as_both_sides_expect(count: int) -> None:
         GossSettings(top=0.01, rest=0.01),
     ):
         rows, weights = by_gradient(goss, np.ones(count), seed=1)
-        assert 2 <= len(rows) == sum(parts(count, goss)) <= count
+        assert 2 <= len(rows) == sum(count_parts(count, goss)) <= count
         assert np.isfinite(weights).all()
 
 
@@ -507,7 +507,8 @@ def test_rows_that_no_honest_tree_divides_so_are_refused(moved: list[int], words
     own = {0: np.arange(8) < 4}
     rows = np.array([*moved, *[SETTLED] * 4], np.uint8)
     assert (
-        guard.wrong_children(NODES, rows, np.ones(20, bool), own, fewest=2, fewest_open=3) == words
+        guard.find_wrong_children(NODES, rows, np.ones(20, bool), own, fewest=2, fewest_open=3)
+        == words
     )
 
 

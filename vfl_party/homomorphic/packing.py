@@ -49,7 +49,9 @@ def apart(packed: Iterable[int], count: int) -> list[int]:
 
 
 def unpack(packed: Iterable[int]) -> tuple[Integers, Integers]:
-    """Unpacks pairs of sums. Raises CipherError if a number is not a packed pair."""
+    """Returns the sums g and h of packed pairs, int64 [N] each. Raises CipherError if a number is
+    not a packed pair.
+    """
     g, h = [], []
     for value in packed:
         high, low = divmod(value, 1 << 64)

@@ -30,11 +30,11 @@ class Keys(Protocol):
         ...
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
-        """Encrypts each pair, with fresh randomness."""
+        """Encrypts pairs, int64 [N] each, with fresh randomness; returns uint8 [N, bytes]."""
         ...
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
-        """Returns the ``count`` pairs of sums that ``Adder.wire`` has packed.
+        """Returns the ``count`` pairs of sums, int64 [count] each, that ``Adder.wire`` has packed.
 
         Raises CipherError if one is out of range.
         """
@@ -82,12 +82,14 @@ class Adder(Protocol):
         ...
 
     def raw(self, held: Held) -> Wire:
-        """Returns ciphertexts for ``load`` in another process of this party, without masking."""
+        """Returns ciphertexts, uint8 [N, bytes], for ``load`` in another process of this party.
+        They are not masked.
+        """
         ...
 
     def wire(self, held: Held) -> Wire:
-        """Returns sums for the wire: as many as fit packed into one ciphertext, each masked by a
-        fresh zero.
+        """Returns sums for the wire, uint8 [W, bytes]: as many as fit into a ciphertext, masked by
+        a fresh zero.
 
         With W ciphertexts, the first one contains the sums 0, W, 2 W, …: see ``packing.apart``.
         """

@@ -32,7 +32,7 @@ def own(ids: Sequence[bytes], salt: bytes, secret: bytes) -> bytes:
     """Hashes and masks ids of this party: ``masked(hashed(ids, salt), secret)``, sooner if the
     library works here.
     """
-    points, eight = hash_ids(ids, salt), lanes()
+    points, eight = hash_ids(ids, salt), load_lanes()
     return masked(points, secret) if eight is None else eight.multiply(points, secret)
 
 
@@ -94,7 +94,7 @@ class Lanes:
 
 
 @functools.cache
-def lanes() -> Lanes | None:
+def load_lanes() -> Lanes | None:
     """Returns the library; None if it is not installed, or cannot work on this machine."""
     try:
         return _load()

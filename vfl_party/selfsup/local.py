@@ -21,7 +21,14 @@ from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.augment.check import check_keys
 from vfl_party.selfsup.losses import KeyQueue, nt_xent, variance_kept
 from vfl_party.selfsup.plan import SelfSupPlan
-from vfl_party.selfsup.tower import Tower, TrainedTower, follow, loss_against, make_queue, target_of
+from vfl_party.selfsup.tower import (
+    Tower,
+    TrainedTower,
+    loss_against,
+    make_queue,
+    target_of,
+    update_target,
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ class LocalSelfSup:
             sum(epochs_.loss for epochs_ in done) / epochs,
             sum(epochs_.variance_kept for epochs_ in done) / epochs,
         )
-        return finite(Epochs(steps, loss, variance), self._party, self._phase, "local")
+        return check_finite(Epochs(steps, loss, variance), self._party, self._phase, "local")
 
     def _epoch(self, epoch: int, tick: Callable[[], None]) -> Epochs:
         """Trains one pass over the rows; ``epoch`` is numbered through the phase."""
@@ -128,7 +135,7 @@ class LocalSelfSup:
             # Alg. 1, line 25: the update.
             self._trained.step(loss)
             if self._target is not None:
-                follow(self._target, self.tower, self._plan.momentum)
+                update_target(self._target, self.tower, self._plan.momentum)
             # After the step: the gradient needs the old keys.
             for queue, keys_BP in fresh:
                 queue.push(keys_BP)
@@ -196,7 +203,7 @@ class LocalSelfSup:
                 queue.load_state(tree[name])
 
 
-def finite(epochs: Epochs, party: Party, phase: str, step: str) -> Epochs:
+def check_finite(epochs: Epochs, party: Party, phase: str, step: str) -> Epochs:
     """Returns ``epochs`` unchanged. Raises InputError if its loss is NaN or infinite: no other
     party could notice.
     """

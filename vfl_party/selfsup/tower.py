@@ -114,7 +114,7 @@ def target_of(tower: Tower) -> Tower:
     return target.requires_grad_(False)
 
 
-def follow(target: Tower, online: Tower, momentum: float) -> None:
+def update_target(target: Tower, online: Tower, momentum: float) -> None:
     """Moves the target encoder: the moving average of the online encoder's parameters (FedHSSL,
     Table II).
     """
@@ -127,7 +127,7 @@ def make_queue(
 ) -> KeyQueue:
     """Makes a queue of ``plan.queue`` MoCo keys of ``width``, at first random directions.
 
-    Raises InputError unless it is smaller than ``rows``: otherwise it would hold every row's own
+    Raises InputError unless it is smaller than ``rows``: otherwise it contains every row's own
     key, as a negative.
     """
     if plan.queue >= rows:

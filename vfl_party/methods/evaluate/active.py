@@ -15,7 +15,7 @@ from vfl_party.methods.evaluate.holders import by_holders, select_common, with_c
 from vfl_party.methods.evaluate.quality import MetricJudge, metric_of
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.methods.evaluate.subsets import Subsets
-from vfl_party.methods.evaluate.telling import MetricsSender, telling_steps
+from vfl_party.methods.evaluate.telling import MetricsSender, count_metrics_steps
 from vfl_party.phases import stand_in
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import measured
@@ -32,11 +32,11 @@ class ActiveEvaluate(Phase):
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party, settings))
         self._folder: Path | None = None
-        self._telling = MetricsSender(party, name, settings.splits)
+        self._sender = MetricsSender(party, name, settings.splits)
         self._subsets: Subsets | None = None
         if settings.subsets:
             self._subsets = Subsets(party, name, settings, self._scorer)
-        self._kept = importance.ImportanceWriter(party, name, settings)
+        self._writer = importance.ImportanceWriter(party, name, settings)
         self._importance = (
             importance.ActiveImportance(party, name, settings, self._scorer.answering)
             if settings.importance
@@ -44,7 +44,7 @@ class ActiveEvaluate(Phase):
         )
 
     def keep(self, folder: Path) -> None:
-        self._kept.folder = folder
+        self._writer.folder = folder
         self._folder = folder
 
     def run_round(self, round_: int) -> RoundReport:
@@ -59,8 +59,8 @@ class ActiveEvaluate(Phase):
         predictions = self._predictions(embedded)
         # First, because a rule of the recipe may choose the threshold by these metrics.
         metrics = with_counts(party, measured(party, predictions), predictions)
-        self._telling.tell(StepKey(self.name, round_, batch), metrics)
-        batch += telling_steps(party)
+        self._sender.send(StepKey(self.name, round_, batch), metrics)
+        batch += count_metrics_steps(party)
         absent: dict[str, Tensor] = {}
         if self._subsets is not None:
             step, kind = StepKey(self.name, round_, batch), self._settings.absent
@@ -95,7 +95,7 @@ class ActiveEvaluate(Phase):
             first, chunks, lambda other: whole - judge.of(self._scorer.scored(other).outputs)
         )
         if own is not None:
-            self._kept(own)
+            self._writer(own)
 
     def _predictions(
         self, embedded: dict[str, tuple[Rows, list[Chunk]]]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from vfl_common.bundle import StepKey
 from vfl_party.methods.evaluate import importance
 from vfl_party.methods.evaluate.settings import EvaluateSettings
-from vfl_party.methods.evaluate.telling import telling_steps, telling_traffic
+from vfl_party.methods.evaluate.telling import count_metrics_steps, metrics_traffic
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases import stand_in
 from vfl_party.phases.context import Party
@@ -36,8 +36,8 @@ def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
         rows = party.joint_rows(split)
         occurrences += scoring_traffic(party, phase, exchange, 0, batch, rows)
         batch += len(chunks(rows))
-    occurrences += telling_traffic(party, StepKey(phase, 0, batch), settings.splits)
-    batch += telling_steps(party)
+    occurrences += metrics_traffic(party, StepKey(phase, 0, batch), settings.splits)
+    batch += count_metrics_steps(party)
     if settings.subsets:
         means = stand_in.traffic(party, exchange, settings.absent, StepKey(phase, 0, batch))
         occurrences += means

@@ -9,7 +9,7 @@ from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.methods.evaluate import importance
 from vfl_party.methods.evaluate.exchanges import embeddings
 from vfl_party.methods.evaluate.settings import EvaluateSettings
-from vfl_party.methods.evaluate.telling import MetricsReceiver, telling_steps
+from vfl_party.methods.evaluate.telling import MetricsReceiver, count_metrics_steps
 from vfl_party.phases import stand_in
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import SplitScorer
@@ -25,8 +25,8 @@ class PassiveEvaluate(Phase):
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party, settings))
-        self._told = MetricsReceiver(party, name, settings.splits)
-        self._kept = importance.ImportanceWriter(party, name, settings)
+        self._receiver = MetricsReceiver(party, name, settings.splits)
+        self._writer = importance.ImportanceWriter(party, name, settings)
         self._importance = (
             importance.PassiveImportance(party, name, settings, self._scorer.asking)
             if settings.importance
@@ -34,21 +34,21 @@ class PassiveEvaluate(Phase):
         )
 
     def keep(self, folder: Path) -> None:
-        self._kept.folder = folder
-        self._told.keep(folder)
+        self._writer.folder = folder
+        self._receiver.keep(folder)
 
     def run_round(self, round_: int) -> RoundReport:
         party, settings, batch = self._party, self._settings, 0
         for split in settings.splits:
             first = StepKey(self.name, round_, batch)
             batch += self._scorer.answer(party.joint_rows(split), first)
-        self._told.hear(StepKey(self.name, round_, batch))
-        batch += telling_steps(party)
+        self._receiver.receive(StepKey(self.name, round_, batch))
+        batch += count_metrics_steps(party)
         if settings.subsets:
             step = StepKey(self.name, round_, batch)
             stand_in.give(self._scorer.asking, party, settings.absent, step)
             batch += stand_in.steps(settings.absent)
         if self._importance is not None:
             ranking = self._importance.run(StepKey(self.name, round_, batch))
-            self._kept(ranking)
+            self._writer(ranking)
         return RoundReport(0)

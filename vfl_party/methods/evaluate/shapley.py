@@ -42,8 +42,8 @@ def some_sets(players: Sequence[str], orders: Iterable[Sequence[str]]) -> list[P
 
 
 def exact_values(players: Sequence[str], quality: Qualities) -> dict[str, npt.NDArray[np.float64]]:
-    """Returns {player: its value} from the qualities of all sets S: the sum over the sets without
-    the player of |S|! (K − |S| − 1)! / K! · (v(S with it) − v(S)).
+    """Returns {player: its value [...]} from the qualities of all sets S: the sum over the sets
+    without the player of |S|! (K − |S| − 1)! / K! · (v(S with it) − v(S)).
     """
     count = len(players)
     weight = [1 / (count * math.comb(count - 1, size)) for size in range(count)]

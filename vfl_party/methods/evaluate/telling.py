@@ -24,7 +24,7 @@ FILE = "told.json"
 _NUMBER = np.dtype("<f8")
 
 
-def telling(party: Party) -> Exchange | None:
+def metrics_exchange(party: Party) -> Exchange | None:
     """Declares the metrics that the active party sends to the passive parties; None if it sends
     none.
     """
@@ -36,14 +36,14 @@ def telling(party: Party) -> Exchange | None:
     return Exchange("told", NOTHING, down, when="once")
 
 
-def telling_steps(party: Party) -> int:
+def count_metrics_steps(party: Party) -> int:
     """Returns the number of steps in which metrics are sent."""
-    return int(telling(party) is not None)
+    return int(metrics_exchange(party) is not None)
 
 
-def telling_traffic(party: Party, step: StepKey, splits: Sequence[str]) -> list[Occurrence]:
+def metrics_traffic(party: Party, step: StepKey, splits: Sequence[str]) -> list[Occurrence]:
     """Returns the exchange at the step after the last embeddings, if metrics are sent."""
-    exchange = telling(party)
+    exchange = metrics_exchange(party)
     return [] if exchange is None else [Occurrence.of(exchange, step, **_sizes(party, splits))]
 
 
@@ -56,12 +56,12 @@ class MetricsSender:
 
     def __init__(self, party: Party, phase: str, splits: Sequence[str]) -> None:
         self._splits, self._names = splits, party.recipe.report.tell_passives
-        exchange = telling(party)
+        exchange = metrics_exchange(party)
         self._side = None
         if exchange is not None:
             self._side = party.answering(phase, exchange, **_sizes(party, splits))
 
-    def tell(self, step: StepKey, metrics: Mapping[str, Mapping[str, float]]) -> None:
+    def send(self, step: StepKey, metrics: Mapping[str, Mapping[str, float]]) -> None:
         """Sends the metrics to all passive parties, if the recipe says so."""
         if self._side is None:
             return
@@ -80,7 +80,7 @@ class MetricsReceiver:
     def __init__(self, party: Party, phase: str, splits: Sequence[str]) -> None:
         self._splits, self._names = splits, party.recipe.report.tell_passives
         self._folder: Path | None = None
-        exchange = telling(party)
+        exchange = metrics_exchange(party)
         self._side = None
         if exchange is not None:
             self._side = party.asking(phase, exchange, **_sizes(party, splits))
@@ -89,7 +89,7 @@ class MetricsReceiver:
         """Sets the party's folder of the run."""
         self._folder = folder
 
-    def hear(self, step: StepKey) -> None:
+    def receive(self, step: StepKey) -> None:
         """Receives the metrics, if the recipe says that they are sent."""
         if self._side is None:
             return

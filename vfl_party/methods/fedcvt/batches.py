@@ -15,7 +15,7 @@ from vfl_party.phases.context import Party
 
 
 @dataclass(frozen=True)
-class Step:
+class CrossViewStep:
     """The rows of one step at one party.
 
     ``last``: whether it is its epoch's last; ``pseudo``: whether rows may get pseudo-labels.
@@ -38,7 +38,7 @@ class Step:
         return np.concatenate([self.labelled, self.unlabelled, self.own])
 
 
-class Cycle:
+class BatchCycle:
     """Full batches of some rows, step after step; the rows are reshuffled when they are used up."""
 
     def __init__(self, seed: int, label: str, rows: Rows, size: int) -> None:
@@ -90,7 +90,7 @@ class FedCVTBatches:
                 f"aligned training rows without labels, {len(unlabelled)} (got {size}). Set a "
                 "smaller unlabelled_batch_size.",
             )
-        self._unlabelled = Cycle(self._seed, f"{phase} unlabelled", unlabelled, size)
+        self._unlabelled = BatchCycle(self._seed, f"{phase} unlabelled", unlabelled, size)
         self.epochs = settings.epochs_over(len(self._labelled))
         self.rounds = -(-self.epochs // settings.validate_every)
         self._warmup = int(self.epochs * settings.warmup)
@@ -115,14 +115,16 @@ class FedCVTBatches:
             for size in self._sizes
         ]
 
-    def of(self, round_: int, own: Cycle) -> list[Step]:
+    def of(self, round_: int, own: BatchCycle) -> list[CrossViewStep]:
         """Returns the steps of a round, in order. ``own``: this party's own rows."""
         steps = []
         for epoch in self.epochs_of(round_):
             for batch, rows in enumerate(self._epoch(epoch)):
                 step, last = epoch * len(self._sizes) + batch, batch + 1 == len(self._sizes)
                 steps.append(
-                    Step(rows, self._unlabelled.at(step), own.at(step), last, epoch >= self._warmup)
+                    CrossViewStep(
+                        rows, self._unlabelled.at(step), own.at(step), last, epoch >= self._warmup
+                    )
                 )
         return steps
 
@@ -130,21 +132,21 @@ class FedCVTBatches:
         return batches(self._seed, self._phase, epoch, self._labelled, self._settings.batch_size)
 
 
-def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> Cycle:
+def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> BatchCycle:
     """Returns the batches of training rows that only this party has, in its own order.
 
     Raises InputError if there are fewer rows than a batch. With ``rows.align = "psi"`` these rows
-    are unknown until the parties have joined, so the first round raises ``too_few``.
+    are unknown until the parties have joined, so the first round raises ``too_few_error``.
     """
     rows = np.setdiff1d(party.rows("local"), party.rows("aligned"))
     seed, size = derive_seed(party.own_seed, party.name), settings.own_batch(party.role)
-    cycle = Cycle(seed, f"{phase} own", rows, size)
+    cycle = BatchCycle(seed, f"{phase} own", rows, size)
     if cycle.short and party.recipe.rows.align != "psi":
-        raise too_few(party, phase, cycle)
+        raise too_few_error(party, phase, cycle)
     return cycle
 
 
-def too_few(party: Party, phase: str, own: Cycle) -> InputError:
+def too_few_error(party: Party, phase: str, own: BatchCycle) -> InputError:
     """Returns the error for a party that has fewer own rows than a step uses."""
     other = "passive" if party.role == "active" else "active"
     return InputError(

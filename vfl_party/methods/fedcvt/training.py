@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.methods.fedcvt.batches import FedCVTBatches, Step, own_rows, too_few
+from vfl_party.methods.fedcvt.batches import CrossViewStep, FedCVTBatches, own_rows, too_few_error
 from vfl_party.methods.fedcvt.encoders import TwoNetworks
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
@@ -89,10 +89,10 @@ class FedCVTTraining:
         self._optimizer = build_optimizer(self._settings, self._params)
         self._schedule = build_schedule(self._settings, self._optimizer, self.batches.epochs)
 
-    def steps(self, round_: int) -> list[Step]:
+    def steps(self, round_: int) -> list[CrossViewStep]:
         """Returns the steps of a round. Raises InputError if this party has too few own rows."""
         if self._own.short:
-            raise too_few(self._party, self._phase, self._own)
+            raise too_few_error(self._party, self._phase, self._own)
         return self.batches.of(round_, self._own)
 
     def train_mode(self) -> None:

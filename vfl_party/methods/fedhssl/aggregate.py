@@ -15,8 +15,8 @@ from vfl_party.selfsup.tower import Tower
 
 
 def get_shared_state(tower: Tower) -> dict[str, Tensor]:
-    """Returns f_lt ∘ h_l: parameters and float buffers of top encoder, projector and predictor, not
-    copied.
+    """Returns {name: tensor} of f_lt ∘ h_l: the parameters and float buffers of top encoder,
+    projector and predictor, not copied.
     """
     state = {f"encoder.{name}": tensor for name, tensor in top_state(tower.encoder).items()}
     for part in ("projector", "predictor"):

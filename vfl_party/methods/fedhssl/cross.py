@@ -17,7 +17,7 @@ from vfl_party.methods.fedhssl.exchanges import projection
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.context import Party
-from vfl_party.selfsup.local import Epochs, finite, require_rows
+from vfl_party.selfsup.local import Epochs, check_finite, require_rows
 from vfl_party.selfsup.losses import KeyQueue, variance_kept
 from vfl_party.selfsup.plan import SelfSupPlan
 from vfl_party.selfsup.tower import TrainedTower, build_tower, loss_against, make_queue
@@ -77,7 +77,7 @@ class CrossStep:
                 tick()
             self._trained.end_epoch()
         epochs_ = Epochs(batch, total.item() / batch, variance.item() / batch)
-        return finite(epochs_, party, self._phase, CROSS)
+        return check_finite(epochs_, party, self._phase, CROSS)
 
     def _batches(self, epoch: int) -> list[Rows]:
         return full_batches(

@@ -34,7 +34,7 @@ def divergence_error(party: Party, phase: str) -> InputError:
     )
 
 
-def finite(loss: float, party: Party, phase: str) -> float:
+def check_finite(loss: float, party: Party, phase: str) -> float:
     """Returns the value unchanged. Raises InputError if it is NaN or infinite (no other party could
     notice).
     """

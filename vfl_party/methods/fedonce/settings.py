@@ -117,5 +117,5 @@ class FedOnceSettings(OwnOptimizers):
 
     @property
     def matches(self) -> bool:
-        """Whether targets are dealt out anew."""
+        """Whether targets are reassigned."""
         return self.matching and (self.dp is None or self.dp.mode == "matched")

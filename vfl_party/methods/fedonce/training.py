@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vfl_party.base.phase import RoundReport
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.fedonce.rows import finite, own_batches
+from vfl_party.methods.fedonce.rows import check_finite, own_batches
 from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.models.training import own_optimizer
@@ -74,7 +74,9 @@ class LocalTraining:
             party.tick(self._phase, epoch, settings.epochs, steps, count)
         if steps:
             self._schedule.step()
-        metrics = {"loss": finite(total.item() / counted, party, self._phase)} if counted else {}
+        metrics = (
+            {"loss": check_finite(total.item() / counted, party, self._phase)} if counted else {}
+        )
         if private is not None:
             return RoundReport(
                 steps, {"local": {**metrics, "epsilon": private.epsilon}}, note=private.note

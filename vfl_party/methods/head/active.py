@@ -17,7 +17,7 @@ from vfl_party.base.held import HeldRows
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows, batches
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
-from vfl_party.methods.head.upload import Uploads, without
+from vfl_party.methods.head.upload import Uploads, zero_late_weights
 from vfl_party.models import combine
 from vfl_party.models.metrics import loss_fn
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
@@ -171,7 +171,7 @@ class ActiveHead(Phase):
             mean_loss = total.item() / counted if counted else mean_loss
             self._schedule.step()
             party.tick(self.name, round_, self.rounds, epoch + 1, epochs)
-        without(self._models["top"], party.recipe, self._uploads.late)
+        zero_late_weights(self._models["top"], party.recipe, self._uploads.late)
         metrics = {"loss": mean_loss}
         if self._private is not None:
             return RoundReport(

@@ -54,7 +54,7 @@ def traffic(party: Party, name: str, settings: HeadSettings) -> Traffic:
 
 
 @torch.no_grad()
-def without(top: nn.Module, recipe: Recipe, late: Sequence[str]) -> None:
+def zero_late_weights(top: nn.Module, recipe: Recipe, late: Sequence[str]) -> None:
     """Zeroes the weights with which a top model reads the representations of the ``late`` parties
     in the concatenation.
     """

@@ -16,7 +16,7 @@ from torch import nn
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.phase import Phase
 from vfl_party.methods.mocosfl.active import ActiveMocoSFL
-from vfl_party.methods.mocosfl.check import other_encoder
+from vfl_party.methods.mocosfl.check import other_encoder_error
 from vfl_party.methods.mocosfl.passive import PassiveMocoSFL
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.single_party import AloneMocoSFL
@@ -47,7 +47,7 @@ class MocoSFL(Method[MocoSFLSettings]):
 
     def encoder(self, settings: MocoSFLSettings, make: MakeEncoder) -> nn.Module:
         if make.settings != make.recipe.model.encoder:
-            raise other_encoder(f"party {make.party}: encoder")
+            raise other_encoder_error(f"party {make.party}: encoder")
         return build_bottom(make.recipe, settings)
 
     def upper(self, settings: MocoSFLSettings, recipe: Recipe, seed: int) -> dict[str, nn.Module]:

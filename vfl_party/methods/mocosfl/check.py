@@ -22,7 +22,7 @@ def check_phase(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> None:
     """Raises InputError if the network of a phase differs from that of other phases or parties."""
     for party in recipe.parties:
         if party.encoder is not None and party.encoder != recipe.model.encoder:
-            raise other_encoder(f"recipe: parties.{party.name}.encoder")
+            raise other_encoder_error(f"recipe: parties.{party.name}.encoder")
     for where, theirs in _others(recipe, phase):
         for key in _SAME:
             was, now = getattr(theirs, key), getattr(settings, key)
@@ -34,7 +34,7 @@ def check_phase(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> None:
                 )
 
 
-def other_encoder(where: str) -> InputError:
+def other_encoder_error(where: str) -> InputError:
     """Returns the error for a party that has its own encoder."""
     return InputError(
         Code.CONFIG_INVALID,

@@ -70,7 +70,7 @@ class PassiveMocoSFL(Phase):
             if self._handout is not None:
                 self._bottom.load_state_dict(self._handout.swap(StepKey(self.name, 0, 0), {}))
             self._momentum.load_state_dict(self._bottom.state_dict())
-            advise(self._party.show, course.longer(self._party.name))
+            advise(self._party.show, course.warn_of_long_epoch(self._party.name))
         if drawn:
             if not self._settings.frozen:
                 self._half.catch_up(round_ // self._settings.averages_per_epoch)

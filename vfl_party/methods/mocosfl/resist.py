@@ -111,7 +111,8 @@ def penalty(
     """Returns weight · (SSIM - threshold) of a decoder's reconstructions, a scalar with gradient,
     and the SSIM.
 
-    The penalty is None if the SSIM is at most the threshold.
+    ``z``: latents [B, C, H, W]. ``images``: the originals. The penalty is None if the SSIM is at
+    most the threshold.
     """
     similarity = ssim(decoder(z), images)
     value = similarity.item()

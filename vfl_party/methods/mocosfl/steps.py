@@ -65,8 +65,8 @@ def build_tail(recipe: Recipe, settings: MocoSFLSettings, seed: int) -> Tail:
 
 
 def get_averaged_parameters(bottom: nn.Module, momentum: nn.Module | None) -> dict[str, Tensor]:
-    """Returns the parameters that the server averages; ``momentum``: the moving average, if it is
-    averaged too.
+    """Returns {name: parameter} of the parameters that the server averages. ``momentum``: the
+    moving average, if it is averaged too.
     """
     parameters: dict[str, Tensor] = {
         f"online.{name}": parameter for name, parameter in bottom.named_parameters()
@@ -160,7 +160,7 @@ class StepPlan:
             notes.append("the frozen bottom models are untrained, because [start] is missing")
         return "; ".join(notes)
 
-    def longer(self, party: str) -> str:
+    def warn_of_long_epoch(self, party: str) -> str:
         """Returns a warning that an epoch is far longer than a party's own rows; '' if it is
         not.
         """

@@ -14,7 +14,7 @@ from torch.nn import functional
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.probe.exchanges import TRAINING, check_begun, parts_of, rows_a_message
+from vfl_party.methods.probe.exchanges import TRAINING, check_bottom, parts_of, rows_per_message
 from vfl_party.methods.probe.head import KnownRows, ProbeHead, select_labelled
 from vfl_party.methods.probe.latents import Collector
 from vfl_party.methods.probe.settings import ProbeSettings
@@ -36,7 +36,7 @@ class ActiveProbe(Phase):
 
     def __init__(self, party: Party, name: str, settings: ProbeSettings) -> None:
         self.name, self.rounds, self._party, self._settings = name, 1, party, settings
-        check_begun(party.recipe, name)
+        check_bottom(party.recipe, name)
         tail = party.models.get("tail")
         if not isinstance(tail, Tail):
             raise InputError(
@@ -117,7 +117,7 @@ class ActiveProbe(Phase):
         bottom.eval()
         parts = [
             self._tail.features(bottom(*party.need_features().inputs(of)))
-            for of in parts_of(rows, rows_a_message(self._tail.latent))
+            for of in parts_of(rows, rows_per_message(self._tail.latent))
         ]
         return KnownRows(
             rows,

@@ -48,7 +48,7 @@ def digests(recipe: Recipe, ids: Sequence[str]) -> Tensor:
     )
 
 
-def rows_a_message(latent: Sequence[int]) -> int:
+def rows_per_message(latent: Sequence[int]) -> int:
     """Returns the number of rows in a message."""
     return int(max(1, min(_MAX_ROWS, _CHUNK_BYTES // (4 * int(np.prod(latent))))))
 
@@ -85,7 +85,7 @@ def senders_of(
     return {party: count for party, count in left.items() if count > 0}
 
 
-def check_begun(recipe: Recipe, phase: str) -> None:
+def check_bottom(recipe: Recipe, phase: str) -> None:
     """Raises InputError if a probe comes before the phase that gives the parties their bottom
     model.
     """
@@ -113,7 +113,7 @@ def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
     if not party.recipe.passives:
         return Traffic()
     latent = latent_of(party)
-    size, sizes, splits = rows_a_message(latent), sizes_of(latent), (TRAINING, *settings.splits)
+    size, sizes, splits = rows_per_message(latent), sizes_of(latent), (TRAINING, *settings.splits)
     occurrences = [
         replace(Occurrence.of(LATENTS, step, rows=rows, **sizes), party=sender)
         for split, step, part in steps(name, splits, party.data.holdings, size)

@@ -15,7 +15,7 @@ from vfl_party.methods.probe.exchanges import (
     LATENTS,
     digests,
     parts_in,
-    rows_a_message,
+    rows_per_message,
     senders_of,
     sizes_of,
     steps,
@@ -41,7 +41,7 @@ class Collector:
 
     def __init__(self, party: Party, tail: Tail, phase: str) -> None:
         self._party, self._tail, self._phase = party, tail, phase
-        self._size = rows_a_message(tail.latent)
+        self._size = rows_per_message(tail.latent)
         self._latents = party.answering(phase, LATENTS, **sizes_of(tail.latent))
 
     def count(self, splits: Sequence[str]) -> int:
@@ -88,7 +88,7 @@ class Sender:
     def __init__(self, party: Party, phase: str) -> None:
         self._party, self._phase = party, phase
         latent = latent_of(party)
-        self._size = rows_a_message(latent)
+        self._size = rows_per_message(latent)
         self._latents = party.asking(phase, LATENTS, **sizes_of(latent))
 
     def count(self, splits: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.probe.cut import features_of, latents_of
-from vfl_party.methods.probe.exchanges import TRAINING, parts_of, rows_a_message
+from vfl_party.methods.probe.exchanges import TRAINING, parts_of, rows_per_message
 from vfl_party.methods.probe.latents import Collector, Sender
 from vfl_party.models.halves import Tail
 from vfl_party.phases.context import Party
@@ -43,7 +43,7 @@ class ProbeScorer:
             (len(rows), party.recipe.task.outputs), torch.nan, device=party.device
         )
         if self._collector is None:
-            for at in parts_of(np.arange(len(rows), dtype=np.int64), rows_a_message(tail.latent)):
+            for at in parts_of(np.arange(len(rows), dtype=np.int64), rows_per_message(tail.latent)):
                 features = features_of(party, tail, latents_of(party, rows[at]))
                 outputs_NO[torch.from_numpy(at)] = outputs_of(party, features)
             return Scored(outputs_NO, {}, 0)

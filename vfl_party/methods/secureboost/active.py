@@ -55,7 +55,7 @@ from vfl_party.methods.secureboost.tree.positions import (
     rows_of_nodes,
     to_sum,
 )
-from vfl_party.methods.secureboost.tree.sampling import by_gradient, sample, secret
+from vfl_party.methods.secureboost.tree.sampling import by_gradient, derive_secret_seed, sample
 from vfl_party.models.metrics import loss_fn
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import measured
@@ -157,7 +157,7 @@ class ActiveSecureBoost(Phase):
             return rows, np.ones(len(rows))
         y_N, classes = self._y_N[:count], range(recipe.task.outputs)
         g_KN = np.stack([derivatives(recipe.task, scores_NK[:count], y_N, k)[0] for k in classes])
-        seed = derive_seed(secret(self._party.own_seed, self.name, y_N), round_)
+        seed = derive_seed(derive_secret_seed(self._party.own_seed, self.name, y_N), round_)
         rows, weights_R = by_gradient(settings.goss, np.abs(g_KN).sum(axis=0), seed)
         if self._swaps.sample is not None and with_others:
             step, chosen = self._step(round_), np.zeros(count, bool)

@@ -95,8 +95,8 @@ def learn(party: Party, bins: int, rows: Rows) -> list[Column]:
 
 
 def cuts(values: npt.NDArray[np.float64], bins: int) -> list[float]:
-    """Returns at most ``bins`` - 1 cuts between values, halfway, at quantiles if there are more
-    values than bins.
+    """Returns at most ``bins`` - 1 cuts halfway between ``values`` [N], at quantiles if there are
+    more different values than bins.
     """
     ordered = np.sort(values)
     distinct, first = np.unique(ordered, return_index=True)

@@ -158,7 +158,7 @@ class Descent:
         """Returns the nodes of rows at splits of a passive party, ``SETTLED`` elsewhere, [B, T]."""
         return np.where(self.here(party), self._at_BT, SETTLED).astype(np.uint8)
 
-    def give_up(self, rows_B: Bools) -> None:
+    def stop(self, rows_B: Bools) -> None:
         """Stops rows where they are; no party is asked about them any more."""
         self._settled_BT[rows_B] = True
         self._owner_BT[rows_B] = _NO_SPLIT

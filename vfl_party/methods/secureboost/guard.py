@@ -18,7 +18,7 @@ from vfl_common.config.models import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes
-from vfl_party.methods.secureboost.tree.sampling import parts
+from vfl_party.methods.secureboost.tree.sampling import count_parts
 from vfl_party.phases.context import Party
 
 # A file in the party's folder of the run.
@@ -46,7 +46,7 @@ def _max_h(task: TaskSettings, settings: SecureBoostSettings, train: int) -> flo
     """Returns the largest possible h of a row; a row that GOSS draws counts several times."""
     max_h = _MAX_H[task.kind]
     if settings.goss is not None:
-        top, rest = parts(train, settings.goss)
+        top, rest = count_parts(train, settings.goss)
         max_h *= (train - top) / rest
     return max_h
 
@@ -98,7 +98,7 @@ def check_asked(party: Party, phase: str, settings: SecureBoostSettings) -> None
         )
 
 
-def wrong_children(
+def find_wrong_children(
     before: Nodes,
     moved: Nodes,
     in_sample: Bools,
@@ -106,12 +106,15 @@ def wrong_children(
     fewest: int,
     fewest_open: int,
 ) -> str:
-    """Returns what is wrong with the places of the rows at the next level, as the end of a
-    sentence; '' if nothing.
+    """Returns what is wrong with the positions of the rows at the next level, as the end of a
+    sentence; '' if they are possible.
 
-    ``before``, ``moved``: each row's node at both levels. ``own``: {node that this party has split:
-    whether each of its rows goes left}. ``fewest``: rows of the sample in a child; ``fewest_open``:
-    in one that may be split again.
+    Args:
+        before, moved: the node of each row at both levels, [N].
+        in_sample: whether the tree learns from each row, [N].
+        own: {node that this party has split: whether each of its rows goes left}.
+        fewest: the minimum number of rows of the sample in a child.
+        fewest_open: the same for a child that may be split again.
     """
     if not ((moved == SETTLED) | ((before != SETTLED) & (moved // 2 == before))).all():
         return "a row is not in a child of its node"

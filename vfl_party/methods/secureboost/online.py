@@ -55,7 +55,7 @@ class OnlineWalk:
                     there_N = known[party] = np.zeros(n, bool)
                 lost_N = descent.here(party).any(axis=1) & ~there_N
                 lost[party] |= lost_N
-                descent.give_up(lost_N)
+                descent.stop(lost_N)
             descent.move(
                 {
                     party: unpack_bits(np.frombuffer(reply.answered, np.uint8), n, of.flat.trees)

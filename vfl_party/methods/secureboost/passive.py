@@ -30,7 +30,12 @@ from vfl_party.methods.secureboost.common import (
     open_exchanges,
 )
 from vfl_party.methods.secureboost.exchanges import BEST, STOP
-from vfl_party.methods.secureboost.guard import LOST_FOLDER, AnswerLog, min_rows, wrong_children
+from vfl_party.methods.secureboost.guard import (
+    LOST_FOLDER,
+    AnswerLog,
+    find_wrong_children,
+    min_rows,
+)
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
 from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
@@ -203,7 +208,7 @@ class PassiveSecureBoost(Phase):
             if last:
                 return
             moved_N = moved["nodes"].cpu().numpy()
-            wrong = wrong_children(
+            wrong = find_wrong_children(
                 nodes_N, moved_N, in_sample, left, self._fewest, self._fewest_open
             )
             if wrong:

@@ -190,7 +190,7 @@ class ActiveSplitNN(Phase):
             step = self._validate(step, metrics)
             report = replace(report, drift=self._drift.moved())
         if self._absent is not None:
-            note = self._absent.words(step.round, steps)
+            note = self._absent.describe_round(step.round, steps)
             return replace(report, note=note, absences=self._absent.absences)
         if self._judge is not None and validates:
             return self._judge.judge(report, step, self.rounds)

@@ -26,10 +26,10 @@ from vfl_party.phases.context import Party
 
 
 class WeightCopies:
-    """Copies of an encoder's parameters, one for each batch under way: an update changes the
+    """Copies of an encoder's parameters, one for each batch in flight, because updates change the
     parameters in place.
 
-    ``last_update``: what the last update has added to each parameter, if copies are moved ahead.
+    ``last_update``: what the last update has added to each parameter, if weights are predicted.
     """
 
     def __init__(self, encoder: nn.Module, count: int, *, predicts: bool) -> None:
@@ -53,11 +53,11 @@ class WeightCopies:
         )
 
     def take(self, ahead: int) -> list[Tensor]:
-        """Returns a copy of the parameters as they are now; it is overwritten when ``count`` others
-        were taken.
+        """Returns a copy of the present parameters, which is overwritten after ``count`` more
+        calls.
 
-        ``ahead``: how many updates come before the one that uses it; so many of the last one are
-        added if wanted.
+        ``ahead``: the number of updates before the one that uses the copy. If weights are
+        predicted, the last update is added this many times.
         """
         copy = self._free[0]
         self._free.rotate(-1)
@@ -111,8 +111,8 @@ class WeightCopies:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A batch under way: its embeddings, a tensor a part, and the weights that computed them, if
-    they are copies.
+    """A batch in flight: its embeddings, one tensor per part, and the weights that computed them,
+    if they are copies.
     """
 
     batch: Batch

@@ -41,7 +41,7 @@ class AbsentParties:
         )
         self._names = [passive.name for passive in party.recipe.passives]
         self._widths, self._stand_ins = party.widths, learnt_stand_ins(party.models)
-        # An active party without features cannot learn from nobody.
+        # An active party without features needs at least one passive party.
         self._allowed = Lenience(
             settings.deadline_s or 0.0, at_least=0 if party.features is not None else 1
         )
@@ -93,7 +93,7 @@ class AbsentParties:
         if self._shows.passes(name, time.monotonic()) is not None:
             self._party.show(event, party=name, at=_place(step))
 
-    def words(self, round_: int, steps: int) -> str:
+    def describe_round(self, round_: int, steps: int) -> str:
         """Returns a sentence about the absent parties of the round that has ended; '' if there were
         none, or the same ones as in the round before.
         """

@@ -140,7 +140,7 @@ class ActiveStudent(Phase):
         for who, outputs in names.items():
             predictions |= {f"{s} {who}": result for s, result in outputs.items() if len(result[0])}
         metrics |= measured(self._party, predictions)
-        note = self._words(epochs, metrics)
+        note = self._make_note(epochs, metrics)
         return RoundReport(
             steps, metrics, done=True, note=note, predictions=predictions, judged=self._judged
         )
@@ -161,7 +161,9 @@ class ActiveStudent(Phase):
         }
         return measured(self._party, predictions)
 
-    def _words(self, epochs: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]) -> str:
+    def _make_note(
+        self, epochs: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]
+    ) -> str:
         """Returns a note on the weights of the models, and on the gap that the student closes."""
         early = [f"{who} {count}" for who, count in epochs.items()]
         note = f"{self.name} keeps the weights after epochs: {', '.join(early)}"

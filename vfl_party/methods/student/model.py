@@ -29,7 +29,9 @@ class Student(nn.Module):
         return outputs
 
     def parts(self, precision: Precision, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the outputs, and the embedding as ``match`` maps it, both in ``precision``."""
+        """Returns the outputs [B, O] and the mapped embedding [B, D] or None, both in
+        ``precision``.
+        """
         z_BD = forward(self.encoder, *inputs, precision=precision)
         mapped = None if self.match is None else forward(self.match, z_BD, precision=precision)
         return forward(self.top, z_BD, precision=precision), mapped

@@ -34,7 +34,7 @@ class ImageAugment:
         x_BCHW, *rest = inputs
         if self._settings.crop_scale != (1.0, 1.0):
             return self._view(x_BCHW, generator), *rest
-        # A crop would also have to have a ratio within bounds, and an image has its own.
+        # A crop also needs a ratio within bounds, which the whole image may not have.
         mirrored_B = happens(self._settings.flip, len(x_BCHW), 1, 1, 1, generator=generator)
         view = torch.where(mirrored_B.to(x_BCHW.device), x_BCHW.flip(3), x_BCHW)
         return self._change_colours(view, generator), *rest

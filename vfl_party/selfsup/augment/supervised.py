@@ -22,7 +22,7 @@ class BatchViews:
 
     The random numbers of a batch follow from the party's own seed, the phase and the batch's place
     in it. So there is no state to keep, and a run that is resumed sees the same views. Raises
-    InputError if ``settings`` would change nothing of this party's rows.
+    InputError if ``settings`` do not change this party's rows.
     """
 
     def __init__(self, party: Party, phase: str, settings: SupervisedAugment) -> None:

@@ -22,7 +22,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Assembled, assemble, expected_rows, open_party
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.methods.fedcvt.active import ActiveFedCVT
-from vfl_party.methods.fedcvt.batches import FedCVTBatches, Step, own_rows
+from vfl_party.methods.fedcvt.batches import CrossViewStep, FedCVTBatches, own_rows
 from vfl_party.methods.fedcvt.losses import (
     Representations,
     attend,
@@ -158,7 +158,7 @@ def test_one_logit_names_a_class_as_two_would(p: list[float], threshold: float) 
 # ----------------------------------------------------------------------
 
 
-def steps_of(name: str, **settings: Any) -> tuple[Party, list[list[Step]]]:
+def steps_of(name: str, **settings: Any) -> tuple[Party, list[list[CrossViewStep]]]:
     given_ = tables(**settings)
     made = party(given_, name).party
     own = FedCVTSettings.model_validate(

@@ -28,7 +28,7 @@ RFC_7748 = (
 
 @pytest.fixture
 def eight() -> lanes.Lanes:
-    found = lanes.lanes()
+    found = lanes.load_lanes()
     if found is None:
         pytest.skip("ipp-crypto is not installed, or this processor has no AVX-512 IFMA")
     return found
@@ -166,11 +166,11 @@ def test_a_package_that_is_not_whole_is_not_used(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "files", lambda _: listed(case, tmp_path))
-    lanes.lanes.cache_clear()
+    lanes.load_lanes.cache_clear()
     try:
-        assert lanes.lanes() is None
+        assert lanes.load_lanes() is None
     finally:
-        lanes.lanes.cache_clear()
+        lanes.load_lanes.cache_clear()
     lanes.main()
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("one point after the other, by OpenSSL: ")
@@ -189,6 +189,8 @@ def test_the_module_says_what_this_machine_uses() -> None:
     said = subprocess.run(
         [sys.executable, "-m", lanes.__name__], capture_output=True, text=True, check=True
     ).stdout
-    begins = "eight points at a time" if lanes.lanes() is not None else "one point after the other"
+    begins = (
+        "eight points at a time" if lanes.load_lanes() is not None else "one point after the other"
+    )
     assert said.startswith(begins)
     assert said.count("\n") == 1

@@ -20,11 +20,11 @@ from vfl_party.methods.secureboost.tree.objective import Doubles
 def count_drawn(count: int, settings: SecureBoostSettings) -> int:
     """Returns how many of ``count`` training rows a round's trees learn from; at least two."""
     if settings.goss is not None:
-        return sum(parts(count, settings.goss))
+        return sum(count_parts(count, settings.goss))
     return count if settings.row_sample == 1.0 else max(2, round(settings.row_sample * count))
 
 
-def parts(count: int, goss: GossSettings) -> tuple[int, int]:
+def count_parts(count: int, goss: GossSettings) -> tuple[int, int]:
     """Returns how many rows are kept for their gradients, and how many of the others are drawn: two
     or more in all.
     """
@@ -42,7 +42,7 @@ def sample(seed: int, phase: str, round_: int, count: int, settings: SecureBoost
     return np.sort(order[: count_drawn(count, settings)])
 
 
-def secret(seed: int, phase: str, y_N: Doubles) -> int:
+def derive_secret_seed(seed: int, phase: str, y_N: Doubles) -> int:
     """Returns a seed that only the active party knows, the same in each run with the same labels.
 
     Passive parties that can repeat the draw learn which sampled rows have large gradients.
@@ -57,7 +57,7 @@ def by_gradient(goss: GossSettings, sizes_N: Doubles, seed: int) -> tuple[Rows, 
     rounding does not matter; ties are broken at random.
     """
     count = len(sizes_N)
-    top, rest = parts(count, goss)
+    top, rest = count_parts(count, goss)
     order = permutation(derive_seed(seed, "ties"), count)
     largest = order[np.argsort(-sizes_N.astype(np.float32)[order], kind="stable")]
     others = np.sort(largest[top:])
