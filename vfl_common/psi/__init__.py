@@ -38,12 +38,11 @@ def too_few(minimum: int | float, common: int, *, partial: bool = False) -> Peer
     """Returns the error (ROWS_DIFFER) for fewer common rows than ``rows.at_least``. Peers do not
     learn the number of ``common`` rows. ``partial``: the recipe's ``rows.partial``.
     """
-    unit = "rows" if isinstance(minimum, int) else "(a share)"
     error = PeerError(
         Code.ROWS_DIFFER,
-        f"rows.at_least: {'two parties' if partial else 'the parties'} must have at least "
-        f"{minimum} {unit} in common. Spell the ids alike at all parties (rows.id_rules, and the "
-        "order of the columns in data.id).",
+        f"{'two parties' if partial else 'the parties'} have too few rows in common (rows.at_least "
+        f"= {minimum}). Spell the ids in the same way at all parties (rows.id_rules, and the order "
+        "of the columns in data.id).",
     )
     return error.privately(f"{error} Rows in common: {common:,}.")
 

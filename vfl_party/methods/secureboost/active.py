@@ -437,7 +437,7 @@ class ActiveSecureBoost(Phase):
                 of.leaf(level, node)
         return lefts
 
-    # -- helpers
+    # -- helper functions of a round
     # ------------------------------------------------------------
 
     def _step(self, round_: int, again: int = 0) -> StepKey:
