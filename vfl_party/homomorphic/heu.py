@@ -128,7 +128,7 @@ class HeuKeys:
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """See ``Keys``."""
-        sums_, bits = list[int](), BITS * -(-count // max(1, len(wire)))
+        packed, bits = list[int](), BITS * -(-count // max(1, len(wire)))
         for piece in self._decrypting.pieces(len(wire)):
             sums = from_wire(self._library, wire[piece], self._modulus, TAILS[self._scheme])
             try:
@@ -137,8 +137,8 @@ class HeuKeys:
                 raise CipherError(
                     "it decrypts to a number out of range, like a ciphertext of another key"
                 ) from None
-            sums_ += map(int, plain)
-        return unpack(apart(sums_, count))
+            packed += map(int, plain)
+        return unpack(apart(packed, count))
 
 
 class HeuAdder:

@@ -149,7 +149,7 @@ class SummingInShards:
     def sums(self, members: Sequence[Integers]) -> list[Held]:
         """See ``Summing``."""
         rows = self._shards.board.put(np.concatenate(list(members)), self._codes)
-        ends = np.cumsum([len(rows_) for rows_ in members]).astype(np.int64)
+        ends = np.cumsum([len(places) for places in members]).astype(np.int64)
         places = (array.to_bytes() for array in (self._ciphers, self._codes, rows))
         plain = b"1" if isinstance(self._adder, PlainAdder) else b"0"
         about = plain, self._tree, *places, ends.tobytes()

@@ -111,10 +111,10 @@ class LocalSelfSup:
         if round_ == 0 and self._target is not None:
             self._target.load_state_dict(target_of(self.tower).state_dict())
         done = [self._epoch(round_ * epochs + epoch, tick) for epoch in range(epochs)]
-        steps = sum(epochs_.steps for epochs_ in done)
+        steps = sum(result.steps for result in done)
         loss, variance = (
-            sum(epochs_.loss for epochs_ in done) / epochs,
-            sum(epochs_.variance_kept for epochs_ in done) / epochs,
+            sum(result.loss for result in done) / epochs,
+            sum(result.variance_kept for result in done) / epochs,
         )
         return check_finite(Epochs(steps, loss, variance), self._party, self._phase, "local")
 

@@ -137,8 +137,8 @@ class Subsets:
             one = only([chunks[0].first()], there)
             return scorer.scored(one).outputs.expand(sum(chunk.rows for chunk in chunks), -1)
 
-        def only(chunks_: Sequence[Chunk], there: Players) -> list[Chunk]:
-            parts = replaced(chunks_, me, there, stand_in)
+        def only(whole: Sequence[Chunk], there: Players) -> list[Chunk]:
+            parts = replaced(whole, me, there, stand_in)
             # A model that was trained to do without passive parties does so.
             return (
                 [part.of(there) for part in parts] if copes and (there or parts[0].own) else parts
@@ -148,7 +148,7 @@ class Subsets:
 
     def _quality(self, of: Players, measured: _Measured) -> SetQuality:
         names = [player for player in self._players if player in of]
-        values = {split: _or_none(values_[of]) for split, values_ in measured.of.items()}
+        values = {split: _or_none(by_set[of]) for split, by_set in measured.of.items()}
         return SetQuality(parties=names, **values)
 
     def _shapley(

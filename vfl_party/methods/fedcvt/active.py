@@ -59,33 +59,37 @@ class ActiveFedCVT(Phase):
             torch.zeros(len(TERMS), device=party.device),
         )
         taken = torch.zeros((), dtype=torch.int64, device=party.device)
-        for batch, rows_ in enumerate(steps):
+        for batch, current in enumerate(steps):
             step = StepKey(self.name, round_, batch)
             training.zero_grad()
-            y_L = party.take(targets, rows_.labelled)
-            r_BD = party.encode(*features.inputs(rows_.rows))
-            ((passive, received),) = self._representations.collect(step, rows=rows_.aligned).items()
+            y_L = party.take(targets, current.labelled)
+            r_BD = party.encode(*features.inputs(current.rows))
+            ((passive, received),) = self._representations.collect(
+                step, rows=current.aligned
+            ).items()
             for tensor in received.values():
                 tensor.requires_grad_()
-            ours = Representations(r_BD[: rows_.aligned], r_BD[rows_.aligned :])
+            ours = Representations(r_BD[: current.aligned], r_BD[current.aligned :])
             theirs = Representations(received["aligned"], received.get("own", r_BD[:0]))
-            result = self._objective(ours, theirs, y_L, pseudo=rows_.pseudo)
+            result = self._objective(ours, theirs, y_L, pseudo=current.pseudo)
             result.loss.backward()  # type: ignore[no-untyped-call]
             gradients = {f"d_{name}": _gradient(tensor) for name, tensor in received.items()}
             check_sums(party, step, result.loss, gradients.values(), {passive: received})
             # The passive party proceeds while these models are updated: gradients are of the
             # weights before the update.
             self._representations.reply(
-                step, {passive: gradients}, about=rows_.rows[: rows_.aligned]
+                step, {passive: gradients}, about=current.rows[: current.aligned]
             )
-            training.step(last=rows_.last)
+            training.step(last=current.last)
             loss, terms, taken = (
                 loss + result.loss.detach(),
                 terms + result.terms,
                 taken + result.taken,
             )
             tick()
-        offered = sum(len(rows_.unlabelled) + len(rows_.own) + self._theirs for rows_ in steps)
+        offered = sum(
+            len(current.unlabelled) + len(current.own) + self._theirs for current in steps
+        )
         means = (terms / len(steps)).tolist()
         metrics: dict[str, dict[str, float]] = {
             "train": {"loss": loss.item() / len(steps)},

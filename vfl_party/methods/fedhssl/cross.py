@@ -76,8 +76,8 @@ class CrossStep:
                 batch += 1
                 tick()
             self._trained.end_epoch()
-        epochs_ = Epochs(batch, total.item() / batch, variance.item() / batch)
-        return check_finite(epochs_, party, self._phase, CROSS)
+        result = Epochs(batch, total.item() / batch, variance.item() / batch)
+        return check_finite(result, party, self._phase, CROSS)
 
     def _batches(self, epoch: int) -> list[Rows]:
         return full_batches(

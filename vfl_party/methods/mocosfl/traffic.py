@@ -55,12 +55,12 @@ def _averages(
     """Yields the average that ends a round, for the parties that send their bottom models and for
     those that receive the mean.
     """
-    both = tuple(party_ for party_ in drawn if party_ in takers)
+    both = tuple(holder for holder in drawn if holder in takers)
     if both:
         yield replace(swap, party=both)
-    only_give = tuple(party_ for party_ in drawn if party_ not in takers)
+    only_give = tuple(holder for holder in drawn if holder not in takers)
     if only_give:
         yield replace(swap, party=only_give, empty="down")
-    only_take = tuple(party_ for party_ in takers if party_ not in drawn)
+    only_take = tuple(holder for holder in takers if holder not in drawn)
     if only_take:
         yield replace(swap, party=only_take, empty="up")

@@ -132,7 +132,7 @@ class ActiveProbe(Phase):
         settings, task = self._settings, self._party.recipe.task
         bank_ME = functional.normalize(bank_ME, dim=1)
         classes = y_M.long().reshape(-1)
-        logits_ = []
+        outputs = []
         for part in torch.split(features_NE, _VOTERS):
             near = (functional.normalize(part, dim=1) @ bank_ME.T).topk(
                 min(settings.neighbours, len(bank_ME)), dim=1
@@ -143,8 +143,8 @@ class ActiveProbe(Phase):
             votes.scatter_add_(1, classes[near.indices], weights)
             shares = (votes / votes.sum(dim=1, keepdim=True)).clamp_min(_MIN_SHARE)
             logits = shares.log()
-            logits_.append(logits if task.kind == "multiclass" else logits[:, 1:] - logits[:, :1])
-        return torch.cat(logits_)
+            outputs.append(logits if task.kind == "multiclass" else logits[:, 1:] - logits[:, :1])
+        return torch.cat(outputs)
 
 
 def _note_repeated(known: Mapping[str, KnownRows]) -> str:

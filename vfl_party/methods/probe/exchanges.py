@@ -42,9 +42,11 @@ def digests(recipe: Recipe, ids: Sequence[str]) -> Tensor:
     guessed id.
     """
     key = recipe.digest().encode()
-    digests_ = [hmac.digest(key, id_.encode(), hashlib.sha256)[:DIGEST_BYTES] for id_ in ids]
+    rows = [
+        hmac.digest(key, identifier.encode(), hashlib.sha256)[:DIGEST_BYTES] for identifier in ids
+    ]
     return torch.from_numpy(
-        np.frombuffer(b"".join(digests_), np.uint8).reshape(-1, DIGEST_BYTES).copy()
+        np.frombuffer(b"".join(rows), np.uint8).reshape(-1, DIGEST_BYTES).copy()
     )
 
 

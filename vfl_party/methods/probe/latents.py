@@ -57,7 +57,7 @@ class Collector:
         number_of = {
             bytes(digest): row for row, digest in enumerate(digests(party.recipe, ids).numpy())
         }
-        seen = {party_: np.zeros(len(ids), bool) for party_ in holdings}
+        seen = {holder: np.zeros(len(ids), bool) for holder in holdings}
         for split, step, part in steps(self._phase, splits, holdings, self._size):
             senders = senders_of(holdings, split, part, self._size)
             received = self._latents.collect(

@@ -50,7 +50,7 @@ class ProbeScorer:
         steps = 0
         outputs: dict[str, torch.Tensor] = {}
         # In the recipe's order.
-        by = {party_: np.zeros(len(rows), bool) for party_ in party.data.holdings}
+        by = {holder: np.zeros(len(rows), bool) for holder in party.data.holdings}
         unlisted = dict.fromkeys(by, 0)
         for collected in self._collector.collect([TRAINING]):
             steps += 1
@@ -62,7 +62,7 @@ class ProbeScorer:
                 by[name][part.rows] = True
                 unlisted[name] += collected.unknown[name]
         # Written in reverse order, so that the first party in the recipe wins.
-        for name in reversed([party_ for party_ in by if party_ in outputs]):
+        for name in reversed([holder for holder in by if holder in outputs]):
             of = torch.from_numpy(by[name])
             outputs_NO[of] = outputs[name][of]
         return Scored(outputs_NO, {}, steps, by=by, unlisted=unlisted)

@@ -214,8 +214,8 @@ class ActiveSecureBoost(Phase):
         if self._swaps.verdict is not None and self._passives:
             step = self._step(round_)
             self._swaps.verdict.collect(step)
-            verdict_ = torch.tensor([verdict], dtype=torch.uint8)
-            self._swaps.verdict.reply_all(step, self._passives, {"verdict": verdict_})
+            bits = torch.tensor([verdict], dtype=torch.uint8)
+            self._swaps.verdict.reply_all(step, self._passives, {"verdict": bits})
         return metrics, done
 
     def _open(self, round_: int) -> None:
@@ -406,12 +406,12 @@ class ActiveSecureBoost(Phase):
             for party in (self._party.name, *of.sizes)
         }
         lefts: dict[int, Bools] = {}
-        for node, (party, split_) in best.items():
-            of.tree.owners[level, node], of.tree.gains[level, node] = party, split_.gain
+        for node, (party, choice) in best.items():
+            of.tree.owners[level, node], of.tree.gains[level, node] = party, choice.gain
             if party == self._party.name:
                 here = of.nodes == node
                 split = make_split(
-                    self._columns, of.layout, split_.flags, self._codes_NF[here & of.in_sample]
+                    self._columns, of.layout, choice.flags, self._codes_NF[here & of.in_sample]
                 )
                 of.tree.splits[level, node] = split
                 lefts[node] = split.goes_left(self._codes_NF[here])

@@ -157,7 +157,7 @@ class Walk:
             rows = 0 if level == self._depth else count
             if parties:
                 nodes = {party: torch.from_numpy(descent.nodes(party)[:rows]) for party in parties}
-                replies = {party: {"nodes": nodes_} for party, nodes_ in nodes.items()}
+                replies = {party: {"nodes": positions} for party, positions in nodes.items()}
                 self._answering.reply(step, replies, about=chunk)
             step = StepKey(step.phase, step.round, step.batch + 1)
         return descent.scores(), step

@@ -200,8 +200,8 @@ class ActiveSplitNN(Phase):
         """Adds the metrics of the validation rows, if there are any; returns the next step."""
         party, rows = self._party, self._party.rows("validation")
         lenience = self._absent.lenience if self._absent is not None else None
-        chunks_ = self._drift.chunks(self._scorer.embeddings(rows, first, lenience))
-        scored = self._scorer.scored(chunks_)
+        embedded = self._drift.chunks(self._scorer.embeddings(rows, first, lenience))
+        scored = self._scorer.scored(embedded)
         if len(rows):
             metrics.update(measured(party, {"validation": (rows, scored.outputs)}))
         return StepKey(first.phase, first.round, first.batch + scored.steps)

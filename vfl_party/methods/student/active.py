@@ -171,7 +171,7 @@ class ActiveStudent(Phase):
         if not all(of):
             return note
         name = next((metric for metric in ("auc", "accuracy", "rmse") if metric in of[0]), "loss")
-        alone, student, together = (metrics_[name] for metrics_ in of)
+        alone, student, together = (model_metrics[name] for model_metrics in of)
         task = self._party.recipe.task
         gap = (alone - together) if lower_is_better(task, name) else (together - alone)
         gained = (alone - student) if lower_is_better(task, name) else (student - alone)

@@ -68,7 +68,7 @@ class Layout:
     @property
     def entries(self) -> list[SplitEntry]:
         """Returns all entries in order."""
-        return [*self.numbers, *(entry for set_ in self.sets for entry in set_)]
+        return [*self.numbers, *(entry for entries in self.sets for entry in entries)]
 
     def choose_left(
         self, columns: list[Column], flags: npt.NDArray[np.bool_]
@@ -86,11 +86,11 @@ class Layout:
                 code < entry.below or (entry.missing and code > len(cuts)) for code in range(size)
             ]
         at = numbers
-        for set_ in self.sets:
-            own = flags[at : at + len(set_)]
+        for entries in self.sets:
+            own = flags[at : at + len(entries)]
             if own.any():
-                return set_[0].column, own.tolist()
-            at += len(set_)
+                return entries[0].column, own.tolist()
+            at += len(entries)
         raise ValueError("no entry is chosen")
 
 
@@ -106,7 +106,7 @@ def plan_of(columns: list[Column], layout: Layout) -> Plan:
         for entry in layout.numbers
     ] + [
         (entry.column, SINGLE, entry.below, columns[entry.column].size - 1)
-        for set_ in layout.sets
-        for entry in set_
+        for entries in layout.sets
+        for entry in entries
     ]
     return Plan.of(np.array(rows, np.int32).reshape(-1, 4))
