@@ -22,7 +22,7 @@ from vfl_common.summary import Summary
 from vfl_party.base.seeds import split_rows
 from vfl_party.homomorphic import cipher_bytes, together
 from vfl_party.methods.secureboost.joint_walk import rows_at_once
-from vfl_party.methods.secureboost.tree.positions import packed_bytes
+from vfl_party.methods.secureboost.tree.positions import bytes_for_bits
 
 Tables = dict[str, Any]
 TREES, COMM, ENCRYPTED, L0 = "SecureBoost", "SecureBoost-Comm", "SecureBoost-Comm-OU", "FedOnce-L0"
@@ -143,7 +143,7 @@ def walked(rows: int, trees: int, depth: int) -> int:
     """
     most = rows_at_once(trees)
     chunks = [min(most, rows - start) for start in range(0, rows, most)]
-    return depth * sum(count * trees + packed_bytes(count * trees) for count in chunks)
+    return depth * sum(count * trees + bytes_for_bits(count * trees) for count in chunks)
 
 
 def print_trees(done: Done, rows: int, upload_bytes: int) -> None:

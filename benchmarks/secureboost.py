@@ -247,7 +247,7 @@ def unit_costs(encryption: Any, count: int = 400) -> dict[str, float]:
         return result
 
     wire = of("encrypt", count, lambda: made.encrypt(g, h))
-    held = adds.held(wire)
+    held = adds.load(wire)
     places = draw.integers(0, count, 20 * count)
     of("sums", len(places), lambda: adds.sums(held, places, np.arange(100, len(places) + 1, 100)))
     one, many = adds.take(held, [0]), adds.take(held, list(range(300)))

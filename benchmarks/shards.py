@@ -27,7 +27,7 @@ from rich.table import Table
 from vfl_party.homomorphic import Adder, adder, make_keys
 from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.homomorphic.paillier import PaillierAdder
-from vfl_party.homomorphic.shards import Shards, shared_adder, shared_keys, summing
+from vfl_party.homomorphic.shards import Shards, share_adder, share_keys, summing
 from vfl_party.homomorphic.sums import BELOW, Plan
 
 BITS, CODES = 2048, 32
@@ -107,7 +107,7 @@ class Task:
     def run(self, workers: int) -> dict[str, Any]:
         """Grows the tree. Returns what each stage took, and the memory of each process."""
         watch, active, passive = Stopwatch(), Shards(workers), Shards(workers)
-        keys, own = shared_keys(self.keys, active), shared_adder(self.adder, passive)
+        keys, own = share_keys(self.keys, active), share_adder(self.adder, passive)
         try:
             with watch.stage("start"):
                 few = keys.encrypt(self.g[:8], self.h[:8])

@@ -49,7 +49,7 @@ class KeptTags:
 
     def __init__(self, folder: Path, word: bytes, sizes: Mapping[str, int]) -> None:
         self._folder, self._sizes = folder, sizes
-        remedy = f"remove {folder}, and start the server again: the parties send their tags again"
+        remedy = f"Remove {folder}, and start the server again; the parties send their tags again."
         self._remedy = remedy
         self._spills = {
             party: Spill(folder / f"{number}.tags", TAG_BYTES, psi.TAG_BATCH, remedy)
@@ -139,7 +139,7 @@ class _PartFile:
         """Returns what was added, and removes the file."""
         data = self.path.read_bytes() if self.counts else b""
         if zlib.crc32(data) != self.total:
-            raise InputError(Code.FILE_INVALID, f"{self.path}: is damaged; {remedy}")
+            raise InputError(Code.FILE_INVALID, f"{self.path}: is damaged. {remedy}")
         self.path.unlink(missing_ok=True)
         counts = [self.counts.get(party, 0) for party in parties]
         found = np.split(np.frombuffer(data, _PLACED), np.cumsum(counts)[:-1])

@@ -50,7 +50,7 @@ def test_heartbeats_arrive_while_a_party_encrypts_and_adds(monkeypatch: pytest.M
     adds = adder("paillier", BITS, public)
     g = np.arange(ROWS)
     codes = np.random.default_rng(0).integers(0, 8, size=(ROWS, COLUMNS)).astype(np.int8)
-    held = adds.held(keys.encrypt(g, g))
+    held = adds.load(keys.encrypt(g, g))
     works: dict[str, Callable[[], object]] = {
         "encrypt": lambda: keys.encrypt(g, g),
         "add": lambda: bucket_sums(adds, held, g, codes, 8),

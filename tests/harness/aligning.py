@@ -72,7 +72,7 @@ class Direct:
         pass
 
     def own(self, ids: Sequence[str]) -> Future[bytes]:
-        return self._done(lambda: curve.hashed([each.encode() for each in ids], self._salt))
+        return self._done(lambda: curve.hash_ids([each.encode() for each in ids], self._salt))
 
     def others(self, points: bytes, party: str) -> Future[bytes]:
         def checked() -> bytes:

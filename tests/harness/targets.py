@@ -119,7 +119,7 @@ def keys(data: bytes) -> None:
     try:
         sums = adder(scheme, _KEY_BITS, message)
         width = _KEY_BITS // 4 if scheme == "paillier" else _KEY_BITS // 8 + 2
-        sums.held(np.frombuffer(rest.ljust(width, b"\0")[:width], np.uint8).reshape(1, width))
+        sums.load(np.frombuffer(rest.ljust(width, b"\0")[:width], np.uint8).reshape(1, width))
     except CipherError:
         pass
 

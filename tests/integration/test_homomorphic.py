@@ -76,9 +76,9 @@ def test_buckets_and_sums_are_those_of_the_numbers(
     wire = keys.encrypt(g, h)
     assert wire.shape == (60, cipher_bytes(scheme, BITS))
     # Code 5 is empty.
-    buckets = bucket_sums(adds, adds.held(wire), rows, codes, 6)
+    buckets = bucket_sums(adds, adds.load(wire), rows, codes, 6)
     more = adds.add(adds.take(buckets, [0, 7]), adds.take(buckets, [12, 5]))
-    sums = adds.wire(adds.joined([buckets, more]))
+    sums = adds.wire(adds.concatenate([buckets, more]))
     assert len(sums) == ciphers_for(20, together(scheme, BITS))
     # Torch warns of others.
     assert sums.flags.writeable
@@ -109,7 +109,7 @@ def test_buckets_are_the_same_one_column_or_two_at_a_time(
         np.add.at(
             want, column * size + codes[rows, column].astype(int), np.stack([g, h], axis=1)[rows]
         )
-    held = adds.held(keys.encrypt(g, h))
+    held = adds.load(keys.encrypt(g, h))
     for at_once in (1, 1 << 21):
         monkeypatch.setattr("vfl_party.homomorphic.buckets._AT_ONCE", at_once)
         got = keys.decrypt(adds.wire(bucket_sums(adds, held, rows, codes, size)), columns * size)
@@ -122,7 +122,7 @@ def test_an_encryption_is_never_the_same_twice(pair: tuple[Encryption, Keys, byt
     first, second = keys.encrypt(g, h), keys.encrypt(g, h)
     assert (first == second).all() == (scheme == "none")
     # Masked by a zero.
-    assert (adds.wire(adds.held(first[:1])) == first[:1]).all() == (scheme == "none")
+    assert (adds.wire(adds.load(first[:1])) == first[:1]).all() == (scheme == "none")
 
 
 @pytest.mark.parametrize("fill", [0, 255])
@@ -135,7 +135,7 @@ def test_a_ciphertext_out_of_range_is_refused(
     if scheme == "none" and fill == 0:
         # A pair of zeros is a pair.
         return
-    for reads in (adds.held, lambda wire: keys.decrypt(wire, 3)):
+    for reads in (adds.load, lambda wire: keys.decrypt(wire, 3)):
         with raises(CipherError):
             reads(wire)
 
@@ -145,7 +145,7 @@ def test_a_sum_of_another_key_is_refused(pair: tuple[Encryption, Keys, bytes, Ad
     if scheme == "none":
         return
     other, _ = make_keys(scheme, BITS, with_heu=public[:1] == b"H")
-    wire = adds.wire(adds.held(pair[1].encrypt(*numbers(3)))).copy()
+    wire = adds.wire(adds.load(pair[1].encrypt(*numbers(3)))).copy()
     # Below both moduli.
     wire[:, -3:] = 0
     with raises(CipherError):
@@ -276,7 +276,7 @@ def test_other_threads_run_between_the_pieces_of_long_work(
     keys, public = make_keys(scheme, BITS, with_heu=True)
     adds, count, codes = adder(scheme, BITS, public), 200, np.zeros((200, 3), np.int8)
     g, h = numbers(count)
-    whole = bucket_sums(adds, adds.held(keys.encrypt(g, h)), np.arange(count), codes, 1)
+    whole = bucket_sums(adds, adds.load(keys.encrypt(g, h)), np.arange(count), codes, 1)
     # Each piece is as small as can be.
     monkeypatch.setattr(pieces, "SECONDS", 1e-6)
     monkeypatch.setattr("vfl_party.homomorphic.heu.FAST", 16)
@@ -292,7 +292,7 @@ def test_other_threads_run_between_the_pieces_of_long_work(
     thread.start()
     try:
         seen = {}
-        held = adds.held(keys.encrypt(g, h))
+        held = adds.load(keys.encrypt(g, h))
         works: dict[str, Any] = {
             "encrypt": lambda: keys.encrypt(g[:100], h[:100]),
             "buckets": lambda: bucket_sums(adds, held, np.arange(count), codes, 1),
@@ -329,7 +329,7 @@ def test_a_pace_takes_as_much_as_fits_into_its_time(monkeypatch: pytest.MonkeyPa
 
 def test_no_rows_have_sums_of_zero(pair: tuple[Encryption, Keys, bytes, Adder]) -> None:
     _, keys, _, adds = pair
-    held = adds.held(keys.encrypt(*numbers(3)))
+    held = adds.load(keys.encrypt(*numbers(3)))
     none = bucket_sums(adds, held, np.empty(0, np.int64), np.zeros((3, 2), np.int8), 4)
     assert [each.tolist() for each in keys.decrypt(adds.wire(none), 8)] == [[0] * 8] * 2
 
@@ -348,7 +348,7 @@ def test_a_key_that_heu_cannot_compute_with_is_one_sentence() -> None:
     pytest.importorskip("heu")
     keys, public = make_keys("ou", BITS, with_heu=True)
     adds = adder("ou", BITS, public)
-    held = adds.held(keys.encrypt(*numbers(3)))
+    held = adds.load(keys.encrypt(*numbers(3)))
     evaluator = Mock()
     for name in ("add", "mul", "batch_select_sum"):
         getattr(evaluator, name).side_effect = RuntimeError("mp_invmod")

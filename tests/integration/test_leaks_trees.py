@@ -14,7 +14,7 @@ from tests.harness import cases
 from tests.harness.errors import assert_names
 from vfl.leak_meter.rehearsal import Rehearsal, rehearse
 from vfl.leak_meter.scene.trees import places, sides, told
-from vfl_party.methods.secureboost.columns import coded
+from vfl_party.methods.secureboost.columns import encode_rows
 from vfl_party.methods.secureboost.joint_walk import forest_of
 
 ATTACKS = ["nodes", "sides", "sums"]
@@ -43,7 +43,7 @@ def test_what_is_overheard_is_what_the_trees_are(tmp_path: Path) -> None:
     active, owner = (rehearsal.parties[name].party for name in ("p0", "p1"))
     rows = np.concatenate([active.rows("train"), active.rows("validation")])
     forest = forest_of(owner)
-    codes_NF = coded(owner, forest.columns)[rows]
+    codes_NF = encode_rows(owner, forest.columns)[rows]
     trees = [tree for tree in told(rehearsal.scene("p0", 1)) if tree.passive == "p1"]
     assert len(trees) == 4
     compared = 0

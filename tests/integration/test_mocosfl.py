@@ -135,7 +135,7 @@ def test_who_is_not_drawn_does_nothing_in_a_round(tmp_path: Path) -> None:
     assert course.draw.number == 2
     per = course.steps_per_epoch
     for name in course.parties:
-        turns = [round_ for round_ in range(8) if name in course.drawn(round_)]
+        turns = [round_ for round_ in range(8) if name in course.participants(round_)]
         takes = [round_ for round_ in range(8) if name in course.takers(round_)]
         idle = course.idle(name)
         assert not set(idle) & {0, *turns, *takes}
@@ -169,13 +169,13 @@ def settings_of(made: Recipe) -> MocoSFLSettings:
 def test_auto_adjust_is_that_of_the_released_code(
     parties: int, batch: int, averages: int, drawn: int
 ) -> None:
-    found = MocoSFLSettings(auto_adjust=True).adjusted(parties)
+    found = MocoSFLSettings(auto_adjust=True).adjust(parties)
     assert (found.batch_size, found.averages_per_epoch) == (batch, averages)
     assert round(found.sample * parties) == drawn
     written = MocoSFLSettings(auto_adjust=True, averages_per_epoch=2, sample=0.5)
-    assert written.adjusted(parties).averages_per_epoch == 2
-    assert written.adjusted(parties).sample == 0.5
-    assert MocoSFLSettings().adjusted(parties) == MocoSFLSettings()
+    assert written.adjust(parties).averages_per_epoch == 2
+    assert written.adjust(parties).sample == 0.5
+    assert MocoSFLSettings().adjust(parties) == MocoSFLSettings()
 
 
 def test_auto_adjust_trains_as_if_its_numbers_were_written(tmp_path: Path) -> None:
@@ -475,8 +475,8 @@ def test_an_epoch_that_is_far_longer_than_a_party_s_rows_is_worth_a_word() -> No
     settings = MocoSFLSettings(batch_size=8)
     held = {"p1": {"local": 10}, "p2": {"local": 1009}}
     course = StepPlan("mocosfl", settings, held, False, True)
-    assert_names(course.longer("p1"), "p1", "p2")
-    assert course.longer("p2") == ""
+    assert_names(course.warn_of_long_epoch("p1"), "p1", "p2")
+    assert course.warn_of_long_epoch("p2") == ""
 
 
 def test_images_are_scaled_alike_at_all_parties(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import split_rows
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.forecast.result import against
-from vfl_party.methods.head.upload import without
+from vfl_party.methods.head.upload import zero_late_weights
 from vfl_party.phases.course import Course
 
 STEPS = {
@@ -174,7 +174,7 @@ def test_a_late_party_of_its_own_width_has_no_weights_in_the_top_model() -> None
     first = nn.Linear(3 + 8 + 5, 2)
     nn.init.ones_(first.weight)
     top = nn.Sequential(first)
-    without(top, recipe, ["p1"])
+    zero_late_weights(top, recipe, ["p1"])
     assert first.weight.tolist() == [[1.0] * 3 + [0.0] * 8 + [1.0] * 5] * 2
 
 

@@ -33,7 +33,7 @@ from vfl_party.base.seeds import split_rows
 from vfl_party.data.rows import prepare
 from vfl_party.data.table import Categories, Table
 from vfl_party.homomorphic.none import PlainAdder, PlainKeys
-from vfl_party.homomorphic.sums import SummingHere, summed
+from vfl_party.homomorphic.sums import SummingHere, sum_entries
 from vfl_party.methods.secureboost import active, common, descent, guard, passive
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Column, cuts
 from vfl_party.methods.secureboost.joint_walk import Walk
@@ -45,7 +45,7 @@ from vfl_party.methods.secureboost.tree.gains import BestSplit
 from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
 from vfl_party.methods.secureboost.tree.objective import Fixed
 from vfl_party.methods.secureboost.tree.positions import SETTLED, to_sum
-from vfl_party.methods.secureboost.tree.sampling import by_gradient, parts
+from vfl_party.methods.secureboost.tree.sampling import by_gradient, count_parts
 from vfl_party.outbound.exchange import Answering, Asking
 from vfl_party.outbound.policies.encrypted import Encrypted
 from vfl_party.phases.course import Course
@@ -292,7 +292,7 @@ def test_chosen_rows_are_as_many_as_both_sides_expect(count: int) -> None:
         GossSettings(top=0.01, rest=0.01),
     ):
         rows, weights = by_gradient(goss, np.ones(count), seed=1)
-        assert 2 <= len(rows) == sum(parts(count, goss)) <= count
+        assert 2 <= len(rows) == sum(count_parts(count, goss)) <= count
         assert np.isfinite(weights).all()
 
 
@@ -300,7 +300,7 @@ def test_columns_that_offer_too_many_splits_are_refused_at_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path)
-    monkeypatch.setattr(common, "MOST_ENTRIES", 5)
+    monkeypatch.setattr(common, "MAX_ENTRIES", 5)
     refused(tmp_path, recipe(bins=7), "p1")
 
 
@@ -319,12 +319,12 @@ def peer_fails(folder: Path, made: Recipe) -> str:
 
 
 def test_sizes_that_cannot_be_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Wrong(passive.Shuffled):
+    class Wrong(passive.ShuffledEntries):
         def __init__(self, layout: Layout, columns: list[Column]) -> None:
             super().__init__(layout, columns)
             self.sizes = [1 << 40, *self.sizes[1:]]
 
-    monkeypatch.setattr(passive, "Shuffled", Wrong)
+    monkeypatch.setattr(passive, "ShuffledEntries", Wrong)
     peer_fails(tmp_path, recipe())
 
 
@@ -483,20 +483,20 @@ REGISTRY = [SETTLED] * 8
     [
         ([0] * 4 + [1] * 4 + [2] * 4 + [3] * 4, ""),
         (REGISTRY + [SETTLED] * 3 + [3] * 5, ""),
-        ([0] * 4 + [1] * 4 + [2] * 4 + [1] * 4, "a row is in no child of its node"),
-        ([0] * 3 + [1] * 5 + [2] * 4 + [3] * 4, "a row is not where its split has sent it"),
-        ([*REGISTRY, *[3] * 8], "the rows of a node go to one child, or to three"),
+        ([0] * 4 + [1] * 4 + [2] * 4 + [1] * 4, "a row is not in a child of its node"),
+        ([0] * 3 + [1] * 5 + [2] * 4 + [3] * 4, "a row is not where its split sent it"),
+        ([*REGISTRY, *[3] * 8], "the rows of a node do not go to two children"),
         (
             REGISTRY + [2] * 3 + [3] * 3 + [SETTLED] * 2,
-            "the rows of a node go to one child, or to three",
+            "the rows of a node do not go to two children",
         ),
         (
             REGISTRY + [2] + [3] * 7,
-            "a node has 1 rows that the tree learns from, and no honest one has fewer than 3",
+            "a node has too few rows that the tree learns from (got 1, an honest one has at least 3)",
         ),
         (
             REGISTRY + [SETTLED] + [3] * 7,
-            "a node has 1 rows that the tree learns from, and no honest one has fewer than 2",
+            "a node has too few rows that the tree learns from (got 1, an honest one has at least 2)",
         ),
     ],
 )
@@ -507,7 +507,8 @@ def test_rows_that_no_honest_tree_divides_so_are_refused(moved: list[int], words
     own = {0: np.arange(8) < 4}
     rows = np.array([*moved, *[SETTLED] * 4], np.uint8)
     assert (
-        guard.wrong_children(NODES, rows, np.ones(20, bool), own, fewest=2, fewest_open=3) == words
+        guard.find_wrong_children(NODES, rows, np.ones(20, bool), own, fewest=2, fewest_open=3)
+        == words
     )
 
 
@@ -545,28 +546,28 @@ def test_the_fewest_rows_of_a_side_follow_from_the_recipe(
 ) -> None:
     settings = SecureBoostSettings.model_validate(phase)
     of = TaskSettings(kind=task, classes=3 if task == "multiclass" else None)
-    assert guard.fewest_rows(of, settings, 100, sides) == rows
+    assert guard.min_rows(of, settings, 100, sides) == rows
 
 
 def test_an_interruption_is_no_new_question(tmp_path: Path) -> None:
     """What was answered is known after a restart, even if the last line is torn; the same question
     is free.
     """
-    first = guard.Answered()
+    first = guard.AnswerLog()
     first.keep(tmp_path)
     assert first.same("secureboost/tree-0/0", b"rows", b"bits")
     assert first.same("secureboost/tree-0/1", b"rows", b"bits")
     file = tmp_path / guard.FILE
     assert file.stat().st_mode & 0o777 == 0o600
     file.write_text(file.read_text()[:-9])
-    again = guard.Answered()
+    again = guard.AnswerLog()
     again.keep(tmp_path)
     assert again.same("secureboost/tree-0/0", b"rows", b"bits")
     assert not again.same("secureboost/tree-0/0", b"rows", b"others")
     assert not again.same("secureboost/tree-0/0", b"rowsb", b"its")
     # That line was torn: nobody knows it any more.
     assert again.same("secureboost/tree-0/1", b"rows", b"others")
-    once_more = guard.Answered()
+    once_more = guard.AnswerLog()
     once_more.keep(tmp_path)
     assert not once_more.same("secureboost/tree-0/1", b"rows", b"bits")
 
@@ -581,13 +582,13 @@ def test_an_interruption_is_no_new_question(tmp_path: Path) -> None:
 def test_other_splits_after_an_interruption_are_refused(
     slot: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = guard.Answered.keep
+    real = guard.AnswerLog.keep
 
     def returned(self: Any, folder: Path) -> None:
         (folder / guard.FILE).write_text(f"secureboost/{slot} {'0' * 64}\n")
         real(self, folder)
 
-    monkeypatch.setattr(guard.Answered, "keep", returned)
+    monkeypatch.setattr(guard.AnswerLog, "keep", returned)
     peer_fails(tmp_path, recipe())
 
 
@@ -655,13 +656,13 @@ def test_more_splits_than_declared_are_refused(
     from the winners.
     """
 
-    class Inventive(passive.Shuffled):
+    class Inventive(passive.ShuffledEntries):
         def __init__(self, layout: Layout, columns: list[Column]) -> None:
             super().__init__(layout, columns)
             self.order += self.order
             self.sizes = [len(self.order), *self.sizes[1:]]
 
-    monkeypatch.setattr(passive, "Shuffled", Inventive)
+    monkeypatch.setattr(passive, "ShuffledEntries", Inventive)
     peer_fails(tmp_path, recipe())
 
 
@@ -704,7 +705,7 @@ def test_a_recipe_that_gives_less_than_a_party_file_asks_for_is_refused(tmp_path
     text = asked(tmp_path, "p1", recipe(trees=10), most_bits=29)
     assert_names(text, "trees.most_bits", "p1")
     assert not asked(tmp_path, "p1", recipe(trees=10), most_bits=30)
-    assert "60 bits" in asked(tmp_path, "p1", recipe(trees=10, splits=["train"]), most_bits=59)
+    assert "got 60" in asked(tmp_path, "p1", recipe(trees=10, splits=["train"]), most_bits=59)
     # It answers nothing.
     assert not asked(tmp_path, "p0", recipe(), least_rows=20, most_bits=1)
 
@@ -819,10 +820,10 @@ def test_entries_sum_prefixes_with_and_without_missing_and_single_categories() -
     assert layout.sizes == (5, 2)
     codes = np.array([[0, 0], [1, 1], [2, 0], [3, 1]], np.int8)
     pairs = np.array([[1, 1], [10, 1], [100, 1], [1000, 1]])
-    got = summed(PlainAdder(), pairs, np.arange(4), codes, plan_of(columns, layout))
+    got = sum_entries(PlainAdder(), pairs, np.arange(4), codes, plan_of(columns, layout))
     assert got[:, 0].tolist() == [1, 11, 1001, 1011, 111, 101, 1010]
     flags = np.array([False, False, True, True, False, False, False])
-    assert layout.left(columns, flags) == (0, [True, False, False, True])
+    assert layout.choose_left(columns, flags) == (0, [True, False, False, True])
 
 
 def test_of_two_brothers_the_one_with_fewer_rows_is_summed() -> None:

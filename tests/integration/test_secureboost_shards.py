@@ -32,8 +32,8 @@ from vfl_party.homomorphic.paillier import PaillierAdder
 from vfl_party.homomorphic.shards import (
     Shards,
     SummingInShards,
-    shared_adder,
-    shared_keys,
+    share_adder,
+    share_keys,
     summing,
 )
 from vfl_party.homomorphic.sums import BELOW, BELOW_AND_LAST, SINGLE, Plan, SummingHere
@@ -94,11 +94,11 @@ def test_sums_are_those_of_one_process_bit_for_bit(
     members = [np.arange(0, ROWS, 2), np.array([7]), np.arange(1, 200, 2)]
     own, others = Shards(workers), Shards(workers)
     try:
-        many = shared_adder(alone, others)
+        many = share_adder(alone, others)
         for _ in range(2):
             # A second tree takes the place of the first.
-            wire = shared_keys(keys, own).encrypt(g, h)
-            assert [each.tolist() for each in keys.decrypt(alone.wire(alone.held(wire)), ROWS)] == [
+            wire = share_keys(keys, own).encrypt(g, h)
+            assert [each.tolist() for each in keys.decrypt(alone.wire(alone.load(wire)), ROWS)] == [
                 g.tolist(),
                 h.tolist(),
             ]
@@ -110,14 +110,14 @@ def test_sums_are_those_of_one_process_bit_for_bit(
                 for a, b in zip(found, there.sums(members), strict=True):
                     assert (alone.raw(a) == many.raw(b)).all()
             # As many ciphertexts on the wire, with the same in them.
-            held_ = alone.joined(found)
+            held_ = alone.concatenate(found)
             one, several = alone.wire(held_), many.wire(held_)
             assert one.shape == several.shape
             assert several.flags.writeable
             count = len(alone.raw(held_))
             for a, b in zip(
                 keys.decrypt(one, count),
-                shared_keys(keys, own).decrypt(several, count),
+                share_keys(keys, own).decrypt(several, count),
                 strict=True,
             ):
                 assert (a == b).all()
@@ -130,9 +130,9 @@ def test_sums_are_those_of_one_process_bit_for_bit(
 @pytest.mark.parametrize("count", [1, 14, 15, 16, 31, 100, 307])
 def test_any_number_of_sums_is_packed_as_by_one_process(count: int, shards: Shards) -> None:
     keys, public = make_keys("paillier", BITS, with_heu=False)
-    many = shared_adder(adder("paillier", BITS, public), shards)
+    many = share_adder(adder("paillier", BITS, public), shards)
     g, h = np.arange(count) - 5, np.arange(count)
-    held_ = many.held(keys.encrypt(g, h))
+    held_ = many.load(keys.encrypt(g, h))
     found = keys.decrypt(many.wire(held_), count)
     assert [each.tolist() for each in found] == [g.tolist(), h.tolist()]
 
@@ -145,26 +145,26 @@ def test_small_tables_and_one_core_start_no_process(shards: Shards) -> None:
     before = children(os.getpid())
     keys, public = make_keys("paillier", BITS, with_heu=False)
     one = Shards(1)
-    assert shared_keys(keys, one) is keys
-    assert type(shared_adder(adder("paillier", BITS, public), one)) is PaillierAdder
+    assert share_keys(keys, one) is keys
+    assert type(share_adder(adder("paillier", BITS, public), one)) is PaillierAdder
     assert children(os.getpid()) == before
 
 
 @pytest.mark.parametrize("fill", [0, 255])
 def test_a_ciphertext_out_of_range_is_refused(fill: int, shards: Shards) -> None:
     keys, public = make_keys("paillier", BITS, with_heu=False)
-    many = shared_adder(adder("paillier", BITS, public), shards)
+    many = share_adder(adder("paillier", BITS, public), shards)
     wire = keys.encrypt(*gradients()[:2])
     wire[1] = fill
     with raises(CipherError):
         summing(shards, many, wire, gradients()[2], plan())
     with raises(CipherError):
-        shared_keys(keys, shards).decrypt(wire[:2], 2)
+        share_keys(keys, shards).decrypt(wire[:2], 2)
 
 
 def test_a_worker_that_is_killed_within_a_tree_is_replaced(shards: Shards) -> None:
     keys, public = make_keys("paillier", BITS, with_heu=False)
-    many, before = shared_adder(adder("paillier", BITS, public), shards), children(os.getpid())
+    many, before = share_adder(adder("paillier", BITS, public), shards), children(os.getpid())
     g, h, codes = gradients()
     of, rows = summing(shards, many, keys.encrypt(g, h), codes, plan()), np.arange(ROWS)
     (want,) = of.sums([rows])
@@ -191,7 +191,7 @@ def first_of(start: Any, error: OSError) -> Any:
 def test_a_machine_without_room_for_workers_is_one_sentence(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = shared_keys(make_keys("paillier", BITS, with_heu=False)[0], shards)
+    keys = share_keys(make_keys("paillier", BITS, with_heu=False)[0], shards)
     before, ones = children(os.getpid()), np.ones(4, np.int64)
     start, full = subprocess.Popen, BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
     of_ours = "vfl_common.process.workers.subprocess.Popen"
@@ -245,7 +245,7 @@ def test_a_board_gives_what_was_put() -> None:
             places.append(last := board.put(each, last))
         reader = Board(os.dup(board.number))
         for each, place in zip(arrays, places, strict=True):
-            assert (reader.get(type(place).read(place.written()), np.int64) == each).all()
+            assert (reader.get(type(place).read(place.to_bytes()), np.int64) == each).all()
         reader.close()
         arrays = [each + 1 for each in arrays]
     board.close()

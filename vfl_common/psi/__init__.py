@@ -1,4 +1,4 @@
-"""What parties and server agree on for private alignment; the protocol is in
+"""Constants and checks of private entity alignment, for parties and server; the protocol is in
 ``vfl_party.align.psi``.
 """
 
@@ -9,43 +9,46 @@ from collections.abc import Iterable
 
 from vfl_common.errors import Code, PeerError
 
-# In step keys, progress and ledger lines.
+# The name of alignment in step keys, progress and ledger lines.
 PHASE = "align"
 # The exchange in which the parties mask each other's rows.
 MASKED_IDS = "masked ids"
-# Of a masked row, for the server; see ``vfl_party.psi.curve.tags``.
+# The length of a masked row's tag, which the server compares; see ``vfl_party.psi.curve.tags``.
 TAG_BYTES = 12
-# Of what names an attempt to the server.
+# The length of the random word that identifies an attempt to the server.
 WORD_BYTES = 32
-# Rows whose tags go to the server at once.
+# The number of rows whose tags go to the server in one batch.
 TAG_BATCH = 1 << 20
-# Of a party, if nobody says less: what its row numbers can be.
+# The most rows of a party without a lower limit: row numbers are 64-bit integers.
 MOST_ROWS = (1 << 63) - 1
 
 
-def least_common(at_least: int | float, own: int) -> int:
-    """Returns how many rows must be common. ``at_least``: of the recipe; ``own``: the rows of the
-    party that asks.
+def least_common(minimum: int | float, own: int) -> int:
+    """Returns how many rows must be common.
+
+    Args:
+        at_least: the recipe's ``rows.at_least``: a number of rows, or a share of a party's rows.
+        own: the number of rows of the party that asks.
     """
-    # 0.07 of 100 are 7.
-    return at_least if isinstance(at_least, int) else math.ceil(round(at_least * own, 6))
+    # Rounding first, because 0.07 * 100 is slightly more than 7 in floating point.
+    return minimum if isinstance(minimum, int) else math.ceil(round(minimum * own, 6))
 
 
-def too_few(at_least: int | float, found: int, *, partial: bool = False) -> PeerError:
-    """Returns the error (ROWS_DIFFER) for fewer common rows than ``rows.at_least``; peers do not
-    learn how many. ``partial``: as in the recipe.
+def too_few(minimum: int | float, common: int, *, partial: bool = False) -> PeerError:
+    """Returns the error (ROWS_DIFFER) for fewer common rows than ``rows.at_least``. Peers do not
+    learn the number of ``common`` rows. ``partial``: the recipe's ``rows.partial``.
     """
-    share = "" if isinstance(at_least, int) else " of each party's"
-    by = "a party and the active party" if partial else "all parties"
-    text = f"fewer rows are held by {by} than rows.at_least = {at_least}{share}"
-    text = (
-        f"{text}; are ids spelt alike everywhere (rows.id_rules, and the order of the columns "
-        "in data.id)?"
+    error = PeerError(
+        Code.ROWS_DIFFER,
+        f"{'two parties' if partial else 'the parties'} have too few rows in common (rows.at_least "
+        f"= {minimum}). Spell the ids in the same way at all parties (rows.id_rules, and the order "
+        "of the columns in data.id).",
     )
-    held = "in common" if partial else "held by all"
-    return PeerError(Code.ROWS_DIFFER, text).privately(f"{text} ({found:,} rows are {held})")
+    return error.privately(f"{error} Rows in common: {common:,}.")
 
 
 def tag_batches(rows: Iterable[int]) -> int:
-    """Returns in how many batches tags go to the server. ``rows``: of each party."""
+    """Returns in how many batches the tags go to the server. ``rows``: the numbers of rows of the
+    parties.
+    """
     return -(-max(rows) // TAG_BATCH)

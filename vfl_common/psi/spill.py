@@ -1,8 +1,8 @@
-"""Rows of one size in a file that grows by batches, so that they need no memory. Only its owner may
-read the file.
+"""Stores rows of one size in a file that grows by batches, so that they need no memory. Only its
+owner may read the file.
 
-Behind each batch stands its checksum. So a batch that a killed process has half written, or that
-the disk has damaged, is not taken for rows.
+A checksum follows each batch, so that a batch which a killed process has half written, or which the
+disk has damaged, is not read as rows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SUM_BYTES = 4
 
 @dataclass(frozen=True)
 class Spill:
-    """One such file, which need not exist.
+    """A file of batches, which may not exist yet.
 
     Args:
         path: the file, in a folder that exists.
-        row_bytes: of each row.
-        batch: rows of each batch; the last one may have fewer.
-        remedy: what a person does about a damaged file.
+        row_bytes: the bytes of a row.
+        batch: the rows of a batch; the last batch may have fewer.
+        remedy: what to do about a damaged file, as a sentence.
     """
 
     path: Path
@@ -35,7 +35,7 @@ class Spill:
     remedy: str
 
     def stored(self) -> int:
-        """Returns how many rows are there, with those of a half-written batch."""
+        """Returns the number of stored rows, including those of a half-written batch."""
         try:
             whole, rest = divmod(self.path.stat().st_size, self._stride)
         except OSError:
@@ -43,16 +43,16 @@ class Spill:
         return whole * self.batch + max(0, rest - _SUM_BYTES) // self.row_bytes
 
     def cut(self, rows: int) -> None:
-        """Removes what is beyond whole batches of ``rows`` rows in all. Raises InputError."""
-        found = self.stored()
+        """Removes all after the whole batches of the first ``rows`` rows. Raises InputError."""
+        stored = self.stored()
         try:
-            if found != rows and self.path.exists():
-                os.truncate(self.path, min(found, rows) // self.batch * self._stride)
+            if stored != rows and self.path.exists():
+                os.truncate(self.path, min(stored, rows) // self.batch * self._stride)
         except OSError as error:
             raise unwritable(self.path, error) from None
 
     def write(self, number: int, rows: bytes | memoryview) -> None:
-        """Writes a batch at its place; those before it are there. Raises InputError."""
+        """Writes a batch at its place; earlier batches must be there. Raises InputError."""
         left = memoryview(b"".join((rows, zlib.crc32(rows).to_bytes(_SUM_BYTES, "little"))))
         place = number * self._stride
         try:
@@ -67,21 +67,21 @@ class Spill:
             raise unwritable(self.path, error) from None
 
     def read(self, number: int, rows: int) -> bytes:
-        """Returns a batch, of a file that holds ``rows`` rows. Raises InputError if it is missing
-        or damaged.
+        """Returns the bytes of a batch of a file that holds ``rows`` rows. Raises InputError if the
+        batch is missing or damaged.
         """
         size = min(self.batch, rows - number * self.batch) * self.row_bytes
         try:
             with self.path.open("rb") as file:
                 file.seek(number * self._stride)
-                found = file.read(size + _SUM_BYTES)
+                content = file.read(size + _SUM_BYTES)
         except OSError as error:
-            text = f"{self.path}: cannot be read ({error.strerror}); {self.remedy}"
-            raise InputError(Code.FILE_INVALID, text) from None
-        data, total = found[:size], found[size:]
+            raise InputError(
+                Code.FILE_INVALID, f"{self.path}: cannot be read ({error.strerror}). {self.remedy}"
+            ) from None
+        data, total = content[:size], content[size:]
         if zlib.crc32(data).to_bytes(_SUM_BYTES, "little") != total:
-            text = f"{self.path}: is damaged; {self.remedy}"
-            raise InputError(Code.FILE_INVALID, text)
+            raise InputError(Code.FILE_INVALID, f"{self.path}: is damaged. {self.remedy}")
         return data
 
     @property

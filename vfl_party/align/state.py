@@ -219,7 +219,7 @@ class AlignmentFiles:
     # ----------------------------------------------------------------------
 
     def _points(self, round_: int) -> Spill:
-        remedy = f"remove {self._path}, and all parties begin the alignment again"
+        remedy = f"Remove {self._path}; then all parties begin the alignment again."
         return Spill(self._path / f"{round_}.points", POINT_BYTES, self._batch, remedy)
 
     def count_stored(self, round_: int) -> int:

@@ -1,5 +1,5 @@
-"""Additively homomorphic encryption of pairs of numbers: who has the private key reads sums that
-others have added up.
+"""Additively homomorphic encryption of pairs of numbers: the owner of the private key reads sums
+that others have computed.
 
 A scheme is chosen by name: ``ou`` (Okamoto-Uchiyama) and ``paillier`` encrypt; ``none`` does not,
 for trials. The workers stay small: no torch, no grpc.
@@ -18,13 +18,7 @@ from vfl_party.homomorphic.choice import (
     together,
 )
 from vfl_party.homomorphic.packing import ciphers_for
-from vfl_party.homomorphic.scheme import (
-    Adder,
-    CipherError,
-    Integers,
-    Keys,
-    Wire,
-)
+from vfl_party.homomorphic.scheme import Adder, CipherError, Integers, Keys, Wire
 
 __all__ = [
     "SCHEMES",

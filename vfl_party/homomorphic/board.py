@@ -1,6 +1,6 @@
-"""Arrays that processes of one party share: a file in memory, written by one, mapped by all.
+"""Arrays that processes of one party share: a file in memory, which one writes and all map.
 
-It has no name, so it ends with the last process that has it open, however that ends. Unlike
+It has no name, so it disappears with the last process that has it open. Unlike
 ``/dev/shm``, which containers bound to 64 MiB, it is bounded by the memory that a process may have.
 """
 
@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
-# Arrays begin at its multiples.
+# Arrays begin at multiples of this number of bytes.
 _STEP = 64
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an array lies: from byte ``at`` to ``end``; ``width``: of its rows, 0 if it has one
-    dimension.
+    """The place of an array, from byte ``at`` to ``end``. ``width``: the length of its rows, 0 for
+    one dimension.
     """
 
     at: int
@@ -31,13 +31,13 @@ class Place:
     rows: int
     width: int
 
-    def written(self) -> bytes:
-        """Returns it for a message."""
+    def to_bytes(self) -> bytes:
+        """Returns the place as bytes for a message."""
         return np.array(astuple(self), np.int64).tobytes()
 
     @classmethod
     def read(cls, written: bytes) -> Self:
-        """Returns what ``written`` has made."""
+        """Returns the place that ``to_bytes`` has encoded."""
         return cls(*np.frombuffer(written, np.int64).tolist())
 
     @property
@@ -47,7 +47,7 @@ class Place:
 
 
 class Board:
-    """The file. ``number``: its descriptor, if a parent has made it."""
+    """The file. ``number``: its descriptor, if a parent process has created it."""
 
     def __init__(self, number: int | None = None) -> None:
         self._file: BinaryIO = _memory() if number is None else os.fdopen(number, "rb")
@@ -58,8 +58,8 @@ class Board:
         return self._file.fileno()
 
     def put(self, array: Array, after: Place | None = None) -> Place:
-        """Writes an array of one or two dimensions behind another one, or at the beginning. Returns
-        its place. Nobody may be reading what was there.
+        """Writes an array of one or two dimensions after another one, or at the beginning. Returns
+        its place. No process may be reading the overwritten bytes.
         """
         at = 0 if after is None else -(-after.end // _STEP) * _STEP
         place = Place(at, at + array.nbytes, len(array), array.shape[1] if array.ndim > 1 else 0)
@@ -79,7 +79,7 @@ class Board:
 
 
 def _memory() -> BinaryIO:
-    """Makes the file; where the system has none in memory, one on disk that has no name."""
+    """Creates the file; on systems without files in memory, an unnamed file on disk."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("vfl-board"), "w+b")
     return tempfile.TemporaryFile()

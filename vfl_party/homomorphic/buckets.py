@@ -1,6 +1,6 @@
 """Sums of ciphertexts by code, for many columns, with about half of the additions.
 
-Two columns are added up together: first the rows of each pair of codes, a cell, then the cells of
+Two columns are summed together: first the rows of each pair of codes (a cell), then the cells of
 each code of either column. N rows of two columns with S codes each cost at most N + 2 S² additions
 instead of 2 N.
 """
@@ -15,15 +15,15 @@ import numpy.typing as npt
 
 from vfl_party.homomorphic.scheme import Adder, Held, Integers
 
-# Places in the groups of one call: their numbers fit into memory.
+# The most places in the groups of one call, so that their numbers fit into memory.
 _AT_ONCE = 1 << 21
 Codes = npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Places to add up: group g is ``places`` from ``ends[g - 1]`` to ``ends[g]``, none is empty.
-    ``keys``: [G].
+    """Groups of places to sum: group g is ``places[ends[g - 1]:ends[g]]``; no group is empty.
+    ``keys``: the key of each group, [G].
     """
 
     places: Integers
@@ -32,58 +32,56 @@ class Groups:
 
     @classmethod
     def of(cls, places: Integers, keys_P: npt.NDArray[np.integer], first: int = 0) -> Groups:
-        """Groups ``places`` by their keys, in the order of the keys; ``first`` is added to each
-        group's key.
+        """Groups ``places`` by their keys, in the order of the keys, to which ``first`` is
+        added.
         """
-        # Of 16 bits in linear time.
+        # NumPy sorts 16-bit keys in linear time.
         order = np.argsort(keys_P, kind="stable")
         sorted_P = keys_P[order]
         ends = np.flatnonzero(np.diff(sorted_P, append=-1)) + 1
         return cls(places[order], ends, sorted_P[ends - 1].astype(np.int64) + first)
 
     @classmethod
-    def joined(cls, parts: list[Groups]) -> Groups:
+    def concatenate(cls, parts: list[Groups]) -> Groups:
         """Returns all groups, one after the other."""
-        shifts = np.cumsum([0, *(len(each.places) for each in parts)])
+        shifts = np.cumsum([0, *(len(group.places) for group in parts)])
         return cls(
-            np.concatenate([each.places for each in parts]),
+            np.concatenate([group.places for group in parts]),
             np.concatenate(
-                [each.ends + shift for each, shift in zip(parts, shifts[:-1], strict=True)]
+                [group.ends + shift for group, shift in zip(parts, shifts[:-1], strict=True)]
             ),
-            np.concatenate([each.keys for each in parts]),
+            np.concatenate([group.keys for group in parts]),
         )
 
 
 def bucket_sums(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size: int) -> Held:
-    """Returns the sums over ``rows`` of those with each code, [F * size], by column, then by code.
+    """Returns the sums over the ``rows`` with each code, [F * size], by column, then by code.
 
     ``codes_NF``: from 0 to ``size`` - 1, of all rows.
     """
     columns = codes_NF.shape[1]
-    # -1: the zero, which comes last.
-    parts, found = [], np.full(columns * size, -1)
+    # -1 stands for the zero, which comes last.
+    parts, place = [], np.full(columns * size, -1)
     count = 0
     for keys, sums in _sums(adder, held, rows, codes_NF, size):
-        found[keys] = count + np.arange(len(keys))
+        place[keys] = count + np.arange(len(keys))
         count += len(keys)
         parts.append(sums)
-    found[found < 0] = count
-    return adder.take(adder.joined([*parts, adder.zero()]), found.tolist())
+    place[place < 0] = count
+    return adder.take(adder.concatenate([*parts, adder.zero()]), place.tolist())
 
 
 def _sums(
     adder: Adder, held: Held, rows: Integers, codes_NF: Codes, size: int
 ) -> Iterator[tuple[Integers, Held]]:
-    """Gives the buckets that are not empty, some columns at a time: their places, and their
-    sums.
-    """
+    """Yields the places and sums of the buckets that are not empty, some columns at a time."""
     columns = codes_NF.shape[1]
     if not len(rows):
         return
     paired = 2 * (columns // 2) if 2 * size * size < len(rows) else 0
     step = max(1, _AT_ONCE // len(rows))
     for first in range(0, paired, 2 * step):
-        cells = Groups.joined(
+        cells = Groups.concatenate(
             [
                 Groups.of(rows, _cells(codes_NF, rows, column, size), column * size * size)
                 for column in range(first, min(paired, first + 2 * step), 2)
@@ -91,7 +89,7 @@ def _sums(
         )
         column, numbers = cells.keys // (size * size), np.arange(len(cells.keys))
         a, b = cells.keys // size % size, cells.keys % size
-        buckets = Groups.joined(
+        buckets = Groups.concatenate(
             [Groups.of(numbers, column * size + a), Groups.of(numbers, (column + 1) * size + b)]
         )
         yield (
@@ -100,7 +98,7 @@ def _sums(
         )
     for first in range(paired, columns, step):
         own = range(first, min(columns, first + step))
-        buckets = Groups.joined(
+        buckets = Groups.concatenate(
             [Groups.of(rows, codes_NF[rows, column], column * size) for column in own]
         )
         yield buckets.keys, adder.sums(held, buckets.places, buckets.ends)

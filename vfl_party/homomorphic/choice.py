@@ -25,38 +25,38 @@ SCHEMES: dict[Encryption, str] = {
     "none": "no encryption",
 }
 INSTALL = "pip install sf-heu==0.5.2b0"
-# Of a plaintext, beside its sums.
+# Bits of a plaintext that are kept free in addition to its sums.
 _GUARD_BITS = 8
 _WITH_HEU = b"H"
 _WITH_GMPY2 = b"G"
-# HEU, once its threads have begun.
+# The modules of HEU, once its threads have started.
 _BEGUN: list[Any] = []
 
 
 def heu() -> Any | None:
     """Returns the modules of HEU; None if it is not installed."""
     try:
-        found = SimpleNamespace(
+        modules = SimpleNamespace(
             numpy=importlib.import_module("heu.numpy"), phe=importlib.import_module("heu.phe")
         )
     except (ImportError, OSError):
         return None
-    _begin(found)
-    return found
+    _begin(modules)
+    return modules
 
 
 def _begin(library: Any) -> None:
-    """Lets HEU start its threads, of which it writes a line to standard output: that is for events
-    alone.
+    """Lets HEU start its threads while standard output, which is reserved for events, is
+    redirected.
 
-    HEU has no setting for that line. It becomes information for the log, which a party drops before
-    its run begins.
+    HEU writes a line about its threads and has no setting against that. The line goes to the log,
+    which a party drops before its run begins.
     """
     if _BEGUN:
         return
     sys.stdout.flush()
-    kept, (source, sink) = os.dup(1), os.pipe()
-    # It may say nothing.
+    stdout, (source, sink) = os.dup(1), os.pipe()
+    # HEU may write nothing.
     os.set_blocking(source, False)
     try:
         os.dup2(sink, 1)
@@ -64,8 +64,8 @@ def _begin(library: Any) -> None:
             [1] * 8, library.phe.BigintEncoderParams()
         )
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
         os.close(sink)
         with contextlib.suppress(BlockingIOError):
             log.info(
@@ -78,17 +78,17 @@ def _begin(library: Any) -> None:
 
 
 def check(scheme: Encryption, where: str) -> None:
-    """Raises InputError that names ``where`` and the command that installs it if the scheme's
-    library is missing.
+    """Raises InputError, with ``where`` and the command to install it, if the scheme's library is
+    missing.
 
     It also imports the library, before a party has joined and several threads report events.
     """
     if scheme != "none" and heu() is None and scheme == "ou":
-        text = (
-            f'{where}: encryption = "ou" needs HEU, which cannot be imported here (it has a '
-            "wheel for Python 3.11)"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'{where}: encryption = "ou" needs HEU, which cannot be imported (it has a wheel for '
+            f'Python 3.11 only). Run "{INSTALL}", or set encryption = "paillier".',
         )
-        raise InputError(Code.CONFIG_INVALID, f'{text}; {INSTALL}, or take encryption = "paillier"')
 
 
 def cipher_bytes(scheme: Encryption, bits: int) -> int:
@@ -97,17 +97,13 @@ def cipher_bytes(scheme: Encryption, bits: int) -> int:
 
 
 def together(scheme: Encryption, bits: int) -> int:
-    """Returns how many sums one ciphertext carries on the wire, equal at all parties: as many as
-    have room.
-    """
+    """Returns the number of sums that fit into one ciphertext on the wire, equal at all parties."""
     room = {"ou": bits // 3, "paillier": bits, "none": BITS}[scheme]
     return max(1, (room - _GUARD_BITS) // BITS)
 
 
 def key_room(scheme: Encryption, bits: int) -> int:
-    """Returns the bytes that a public key may have on the wire, with four that say how many it
-    has.
-    """
+    """Returns the maximum bytes of a public key on the wire, including four for its length."""
     return 4 if scheme == "none" else bits // 2 + 64
 
 
@@ -117,9 +113,9 @@ def has_heu() -> bool:
 
 
 def make_keys(scheme: Encryption, bits: int, *, with_heu: bool) -> tuple[Keys, bytes]:
-    """Makes a new private key. Returns it, and the public key for ``adder``.
+    """Makes a new private key. Returns it and the public key for ``adder``.
 
-    ``with_heu``: whether all who will add have HEU; without it, Paillier is computed by gmpy2.
+    ``with_heu``: whether all passive parties have HEU; otherwise gmpy2 computes Paillier.
     """
     if scheme == "none":
         return PlainKeys(), b""
@@ -131,14 +127,12 @@ def make_keys(scheme: Encryption, bits: int, *, with_heu: bool) -> tuple[Keys, b
         return keys, _WITH_HEU + keys.public
     from vfl_party.homomorphic.paillier import PaillierKeys
 
-    made = PaillierKeys.made(bits)
+    made = PaillierKeys.generate(bits)
     return made, _WITH_GMPY2 + made.public
 
 
 def adder(scheme: Encryption, bits: int, public: bytes) -> Adder:
-    """Makes the side that adds, of a public key that has come. Raises CipherError if the key cannot
-    be used.
-    """
+    """Makes the adder for a received public key. Raises CipherError if the key cannot be used."""
     if scheme == "none":
         return PlainAdder()
     by, key, library = public[:1], public[1:], heu()
@@ -152,4 +146,4 @@ def adder(scheme: Encryption, bits: int, public: bytes) -> Adder:
         from vfl_party.homomorphic.paillier import PaillierAdder
 
         return PaillierAdder(key, bits, together(scheme, bits))
-    raise CipherError("its public key is of no scheme that can be used here")
+    raise CipherError("its public key is not of a scheme that is available here")

@@ -23,7 +23,7 @@ from vfl_party.homomorphic.pieces import FAST, SLOW, Pace
 from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
 TAILS = {"ou": bytes([1, 0, 0, 0, 0, 0, 0, 0]), "paillier": bytes([4, 0, 0, 0, 0, 0, 0, 0])}
-# The product of OU's primes may be a little longer than its name says.
+# The product of OU's primes may be a few bits longer than the nominal key size.
 EXTRA_BITS = 8
 
 
@@ -53,30 +53,30 @@ class PublicNumbers:
     @classmethod
     def of_heu(cls, scheme: str, bits: int, written: bytes) -> PublicNumbers:
         """Returns the numbers of a public key that HEU has written here."""
-        found, at = list[int](), 1
+        numbers, at = list[int](), 1
         for _ in cls.widths(scheme, bits):
             length, begin = _string(written, at)
             at = begin + length
-            found.append(int.from_bytes(written[begin:at], "little"))
-        return cls(scheme, bits, found[0], tuple(found[1:]))
+            numbers.append(int.from_bytes(written[begin:at], "little"))
+        return cls(scheme, bits, numbers[0], tuple(numbers[1:]))
 
     @classmethod
     def read(cls, scheme: str, bits: int, wire: bytes) -> PublicNumbers:
-        """Returns the numbers that a peer has sent. Raises CipherError if they are those of no key
+        """Returns the numbers that a peer has sent. Raises CipherError if they are not a valid key
         of this scheme.
         """
         widths = cls.widths(scheme, bits)
         if len(wire) != sum(widths):
-            raise CipherError(f"its public key has {len(wire)} bytes, and {sum(widths)} are wanted")
-        found, at = list[int](), 0
+            raise CipherError(f"its public key must have {sum(widths)} bytes (got {len(wire)})")
+        numbers, at = list[int](), 0
         for width in widths:
-            found.append(int.from_bytes(wire[at : at + width], "little"))
+            numbers.append(int.from_bytes(wire[at : at + width], "little"))
             at += width
-        key = cls(scheme, bits, found[0], tuple(found[1:]))
+        key = cls(scheme, bits, numbers[0], tuple(numbers[1:]))
         check_modulus(key.n, bits, EXTRA_BITS)
         if not all(1 < base < key.modulus and gmpy2.gcd(base, key.n) == 1 for base in key.bases):
             raise CipherError(
-                "its public key has a base out of range, or one that shares a factor with n"
+                "its public key has a base that is out of range or shares a factor with n"
             )
         return key
 
@@ -84,18 +84,18 @@ class PublicNumbers:
         """Returns the numbers for the wire."""
         widths = self.widths(self.scheme, self.bits)
         return b"".join(
-            each.to_bytes(width, "little")
-            for each, width in zip((self.n, *self.bases), widths, strict=True)
+            number.to_bytes(width, "little")
+            for number, width in zip((self.n, *self.bases), widths, strict=True)
         )
 
     def for_heu(self) -> bytes:
         """Returns the key as HEU writes it: an array of the numbers, with OU also the bits of a
         plaintext.
 
-        Those are the bits of a prime that only the key's owner knows; who adds needs no more than a
-        third of the key's.
+        OU's plaintext has the bits of a prime that only the key's owner knows; the adder uses a
+        third of the key's bits.
         """
-        parts = [_written(each) for each in (self.n, *self.bases)]
+        parts = [_to_heu(number) for number in (self.n, *self.bases)]
         if self.scheme == "ou":
             parts.append(b"\xcd" + (self.bits // 3).to_bytes(2, "big"))
         return bytes([0x90 | len(parts)]) + b"".join(parts) + TAILS[self.scheme]
@@ -118,32 +118,32 @@ class HeuKeys:
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """See ``Keys``."""
-        found = np.empty((len(g_N), self._width), np.uint8)
+        wire = np.empty((len(g_N), self._width), np.uint8)
         for piece in self._encrypting.pieces(len(g_N)):
             plain = np.empty(piece.stop - piece.start, object)
             plain[:] = pack(g_N[piece], h_N[piece])
             ciphers = self._kit.encryptor().encrypt(self._kit.array(plain, self._encoder))
-            found[piece] = to_wire(ciphers.serialize(), len(plain), self._width)
-        return found
+            wire[piece] = to_wire(ciphers.serialize(), len(plain), self._width)
+        return wire
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """See ``Keys``."""
-        found, bits = list[int](), BITS * -(-count // max(1, len(wire)))
+        packed, bits = list[int](), BITS * -(-count // max(1, len(wire)))
         for piece in self._decrypting.pieces(len(wire)):
             sums = from_wire(self._library, wire[piece], self._modulus, TAILS[self._scheme])
             try:
                 plain = self._kit.decryptor().decrypt_in_range(sums, bits).to_numpy()
             except RuntimeError:
                 raise CipherError(
-                    "it decrypts to a number out of range, as one of another key does"
+                    "it decrypts to a number out of range, like a ciphertext of another key"
                 ) from None
-            found += map(int, plain)
-        return unpack(apart(found, count))
+            packed += map(int, plain)
+        return unpack(apart(packed, count))
 
 
 class HeuAdder:
-    """HEU with a public key. Long work is cut into pieces. Each piece is divided among threads of
-    HEU's own, on all cores.
+    """HEU with a public key. Long work is cut into pieces, each of which HEU divides among its
+    threads on all cores.
     """
 
     pays_from = None
@@ -156,7 +156,7 @@ class HeuAdder:
         try:
             self._kit = library.numpy.setup(library.phe.PublicKey.load_from(key.for_heu()))
         except (RuntimeError, LookupError, ValueError):
-            raise CipherError("its public key cannot be computed with") from None
+            raise CipherError("its public key cannot be used for computation") from None
         self._modulus = key.modulus
         self._evaluator = self._kit.evaluator()
         self._encoder = library.phe.BigintEncoder(schema(library, scheme))
@@ -171,7 +171,7 @@ class HeuAdder:
         """See ``Adder``."""
         check_range(wire_N, self._modulus)
 
-    def held(self, wire_N: Wire) -> Any:
+    def load(self, wire_N: Wire) -> Any:
         """See ``Adder``."""
         return from_wire(self._library, wire_N, self._modulus, TAILS[self._scheme])
 
@@ -180,24 +180,26 @@ class HeuAdder:
         begins = np.concatenate([[0], ends_G[:-1]])
         room = self._summing.room
         if int((ends_G - begins).max()) <= room:
-            return self._selected(held, places_P, begins, ends_G)
+            return self._sum_groups(held, places_P, begins, ends_G)
         # A group that takes too long by itself is cut, and its parts are added up.
         counts = -(-(ends_G - begins) // room)
         firsts = np.cumsum(counts) - counts
         numbers = np.arange(int(counts.sum())) - np.repeat(firsts, counts)
         cut_begins = np.repeat(begins, counts) + room * numbers
         cut_ends = np.minimum(cut_begins + room, np.repeat(ends_G, counts))
-        parts = self._selected(held, places_P, cut_begins, cut_ends)
-        return self._selected(parts, np.arange(len(cut_ends)), firsts, firsts + counts)
+        parts = self._sum_groups(held, places_P, cut_begins, cut_ends)
+        return self._sum_groups(parts, np.arange(len(cut_ends)), firsts, firsts + counts)
 
-    def _selected(self, held: Any, places_P: Integers, begins_G: Integers, ends_G: Integers) -> Any:
+    def _sum_groups(
+        self, held: Any, places_P: Integers, begins_G: Integers, ends_G: Integers
+    ) -> Any:
         """Returns the sums of groups, as many in a call as take little time."""
         parts, first = list[Any](), 0
         while first < len(ends_G):
             fit = int(np.searchsorted(ends_G, begins_G[first] + self._summing.room, side="right"))
             last = min(len(ends_G), max(first + 1, fit))
             begin, end = int(begins_G[first]), int(ends_G[last - 1])
-            # HEU takes lists of Python's integers alone.
+            # HEU accepts only lists of Python integers.
             places = places_P[begin:end].tolist()
             groups = [
                 places[a - begin : b - begin]
@@ -206,7 +208,7 @@ class HeuAdder:
             with _usable(), self._summing.taking(end - begin):
                 parts.append(self._evaluator.batch_select_sum(held, groups))
             first = last
-        return self.joined(parts)
+        return self.concatenate(parts)
 
     def zero(self) -> Any:
         """See ``Adder``."""
@@ -216,7 +218,7 @@ class HeuAdder:
 
     def take(self, held: Any, places: Sequence[int]) -> Any:
         """See ``Adder``."""
-        return held[[int(each) for each in places]]
+        return held[[int(place) for place in places]]
 
     def add(self, a_M: Any, b_M: Any) -> Any:
         """See ``Adder``."""
@@ -224,13 +226,13 @@ class HeuAdder:
         for piece in self._adding.pieces(a_M.shape[0]):
             with _usable():
                 parts.append(self._evaluator.add(a_M[piece], b_M[piece]))
-        return self.joined(parts)
+        return self.concatenate(parts)
 
-    def joined(self, parts: Sequence[Any]) -> Any:
+    def concatenate(self, parts: Sequence[Any]) -> Any:
         """See ``Adder``."""
         if len(parts) == 1:
             return parts[0]
-        ends = np.cumsum([each.shape[0] for each in parts]).tolist()
+        ends = np.cumsum([part.shape[0] for part in parts]).tolist()
         whole = parts[0][[0] * ends[-1]]
         for part, end in zip(parts, ends, strict=True):
             whole[end - part.shape[0] : end] = part
@@ -242,30 +244,30 @@ class HeuAdder:
 
     def wire(self, held: Any) -> Wire:
         """See ``Adder``."""
-        packed = self._packed(held)
-        found = np.empty((packed.shape[0], self._width), np.uint8)
-        for piece in self._masking.pieces(len(found)):
+        packed = self._pack(held)
+        wire = np.empty((packed.shape[0], self._width), np.uint8)
+        for piece in self._masking.pieces(len(wire)):
             count = piece.stop - piece.start
             zeros = self._kit.array(np.full(count, 0, object), self._encoder)
             with _usable():
                 masked = self._evaluator.add(packed[piece], self._kit.encryptor().encrypt(zeros))
-            found[piece] = to_wire(masked.serialize(), count, self._width)
-        return found
+            wire[piece] = to_wire(masked.serialize(), count, self._width)
+        return wire
 
-    def _packed(self, held: Any) -> Any:
+    def _pack(self, held: Any) -> Any:
         """Packs as many sums as fit into each ciphertext."""
         count = held.shape[0]
         width = ciphers_for(count, self._together)
         packed = held[slice(width * ((count - 1) // width), count)]
         missing = width - packed.shape[0]
         if missing:
-            packed = self.joined([packed, self.zero()[[0] * missing]])
+            packed = self.concatenate([packed, self.zero()[[0] * missing]])
         for end in range(width * ((count - 1) // width), 0, -width):
-            packed = self.add(self._shifted(packed), held[slice(end - width, end)])
+            packed = self.add(self._shift(packed), held[slice(end - width, end)])
         return packed
 
-    def _shifted(self, held: Any) -> Any:
-        """Returns ciphertexts of numbers that are 2^128 times as large."""
+    def _shift(self, held: Any) -> Any:
+        """Returns ciphertexts of the numbers times 2^128."""
         parts = []
         for piece in self._shifting.pieces(held.shape[0]):
             shift = self._kit.array(
@@ -273,18 +275,18 @@ class HeuAdder:
             )
             with _usable():
                 parts.append(self._evaluator.mul(held[piece], shift))
-        return self.joined(parts)
+        return self.concatenate(parts)
 
 
 @contextmanager
 def _usable() -> Iterator[None]:
-    """Raises CipherError if HEU cannot compute with a key that looked well, or with what it has
-    encrypted.
+    """Raises CipherError if HEU cannot compute with a key that passed the checks, or with its
+    ciphertexts.
     """
     try:
         yield
     except RuntimeError:
-        raise CipherError("its public key or a ciphertext cannot be computed with") from None
+        raise CipherError("its public key or a ciphertext cannot be used for computation") from None
 
 
 def _bounds(begins_G: Integers, ends_G: Integers) -> Iterator[tuple[int, int]]:
@@ -292,15 +294,15 @@ def _bounds(begins_G: Integers, ends_G: Integers) -> Iterator[tuple[int, int]]:
 
 
 def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
-    """Returns HEU's array of ciphertexts. Raises CipherError if one is zero, or not below
-    ``modulus``.
+    """Returns HEU's array for ciphertexts [N, bytes]. Raises CipherError if one is zero or not
+    below ``modulus``.
     """
     n, width = wire_N.shape
     if not n:
-        # HEU crashes on an array of nothing.
-        raise CipherError("there is none")
+        # HEU crashes on an empty array.
+        raise CipherError("it contains no ciphertext")
     check_range(wire_N, modulus)
-    # The sign.
+    # A zero byte for the sign precedes the tail.
     tail = b"\0" + tail
     head = bytes(
         [
@@ -320,8 +322,8 @@ def from_wire(library: Any, wire_N: Wire, modulus: int, tail: bytes) -> Any:
 
 
 def to_wire(written: bytes, count: int, width: int) -> Wire:
-    """Returns the numbers of an array that HEU has written."""
-    found = np.zeros((count, width), np.uint8)
+    """Returns the ciphertexts [count, width] of an array that HEU has serialized."""
+    wire = np.zeros((count, width), np.uint8)
     at = 1
     # Rows, columns, dimensions.
     for _ in range(3):
@@ -332,9 +334,9 @@ def to_wire(written: bytes, count: int, width: int) -> Wire:
         length, number = _string(written, begin + 1)
         # A byte of zeros may follow, as a sign.
         length = min(length, width)
-        found[row, :length] = np.frombuffer(written, np.uint8, length, number)
+        wire[row, :length] = np.frombuffer(written, np.uint8, length, number)
         at = begin + size
-    return found
+    return wire
 
 
 def _string(written: bytes, at: int) -> tuple[int, int]:
@@ -347,7 +349,7 @@ def _string(written: bytes, at: int) -> tuple[int, int]:
     return int.from_bytes(written[at + 1 : at + 3], "big"), at + 3
 
 
-def _written(number: int) -> bytes:
+def _to_heu(number: int) -> bytes:
     """Returns a positive number as HEU writes it: a string, the lowest byte first, with room for
     the sign.
     """

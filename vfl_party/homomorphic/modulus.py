@@ -1,4 +1,4 @@
-"""What can be seen of a public key's n, and of ciphertexts, without its factors."""
+"""Checks a public key's n and ciphertexts as far as possible without the factors of n."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from vfl_party.homomorphic.scheme import CipherError, Wire
 
-# N has no prime factor below it: those of a true key are far larger.
+# n must not have a prime factor below this bound: those of a real key are far larger.
 SMALL = 1 << 16
 
 
@@ -23,9 +23,9 @@ def check_modulus(n: int, bits: int, extra: int = 0) -> None:
     """
     if abs(n.bit_length() - bits) > extra or n % 2 == 0:
         about = "about " if extra else ""
-        raise CipherError(f"its public key is no odd number of {about}{bits} bits")
+        raise CipherError(f"its public key must be an odd number of {about}{bits} bits")
     if gmpy2.is_power(n) or gmpy2.gcd(n, _small()) != 1:
-        raise CipherError("its public key is a power, or has a small factor")
+        raise CipherError("its public key is a power or has a small factor")
 
 
 @cache
@@ -38,5 +38,5 @@ def check_range(wire_N: Wire, modulus: int) -> None:
     """Raises CipherError if a ciphertext is zero, or not below ``modulus``."""
     limit = modulus.to_bytes(wire_N.shape[1], "big")
     big_endian = np.ascontiguousarray(wire_N[:, ::-1])
-    if any(not each.tobytes() < limit for each in big_endian) or not wire_N.any(axis=1).all():
+    if any(not cipher.tobytes() < limit for cipher in big_endian) or not wire_N.any(axis=1).all():
         raise CipherError("it is not a number between zero and the key's modulus")

@@ -1,5 +1,5 @@
-"""No encryption, in the form of a scheme: for trials, in which the passive parties may read
-every gradient.
+"""No encryption, in the form of a scheme: for trials in which the passive parties may read all
+gradients.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PlainAdder:
         """See ``Adder``."""
         _pairs(wire_N)
 
-    def held(self, wire_N: Wire) -> Integers:
+    def load(self, wire_N: Wire) -> Integers:
         """See ``Adder``."""
         return _pairs(wire_N)
 
@@ -63,7 +63,7 @@ class PlainAdder:
         """See ``Adder``."""
         return a_M + b_M
 
-    def joined(self, parts: Sequence[Integers]) -> Integers:
+    def concatenate(self, parts: Sequence[Integers]) -> Integers:
         """See ``Adder``."""
         return np.concatenate(list(parts))
 

@@ -1,8 +1,8 @@
 """Packs a pair of integers into one: g · 2^64 + h. Sums of packed pairs are packed pairs of sums.
 
 g may be negative, h may not; both sums stay below 2^62, so that neither reaches into the other: two
-guard bits each. Sums that have been added up are packed once more, several into one plaintext: the
-sum of s_t · 2^(128 t).
+guard bits each. The final sums are packed once more, several into one plaintext: the sum of
+s_t · 2^(128 t).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from vfl_party.homomorphic.scheme import CipherError, Integers
 
-# Of a packed pair, with its sign.
+# The bits of a packed pair, including its sign.
 BITS = 128
 LIMIT = 1 << 62
 _RANGE = "it decrypts to a number out of range, as one of another key does"
@@ -31,25 +31,27 @@ def ciphers_for(count: int, together: int) -> int:
 
 
 def apart(packed: Iterable[int], count: int) -> list[int]:
-    """Returns ``count`` sums of plaintexts that hold several: first the lowest of each plaintext,
-    in order.
+    """Unpacks ``count`` sums from plaintexts with several sums each: first the lowest of each
+    plaintext, in order.
 
     Raises CipherError if a plaintext holds more.
     """
-    found, rest = list[int](), list(packed)
+    sums, rest = list[int](), list(packed)
     for _ in range(ciphers_for(count, max(1, len(rest)))):
         for at, value in enumerate(rest):
-            # Of a number with a sign.
+            # The lowest digit is a signed number.
             lowest = ((value + _HALF) & _DIGIT) - _HALF
-            found.append(lowest)
+            sums.append(lowest)
             rest[at] = (value - lowest) >> BITS
     if any(rest):
         raise CipherError(_RANGE)
-    return found[:count]
+    return sums[:count]
 
 
 def unpack(packed: Iterable[int]) -> tuple[Integers, Integers]:
-    """Returns the pairs of packed sums. Raises CipherError if one is no such sum."""
+    """Returns the sums g and h of packed pairs, int64 [N] each. Raises CipherError if a number is
+    not a packed pair.
+    """
     g, h = [], []
     for value in packed:
         high, low = divmod(value, 1 << 64)

@@ -1,9 +1,9 @@
 """Paillier's scheme over gmpy2, for machines that have no wheel of HEU.
 
-Randomness is that of Damgård, Jurik and Nielsen (2010): powers of one base, from tables. Each side
-draws a base of its own: who adds would mask nothing with one that the key's owner has chosen badly.
-Who has the private key computes modulo p² and q² and joins the two (CRT). Encryption: (1 + m n) ·
-b^r mod n², with r of half the key's bits.
+Randomness follows Damgård, Jurik and Nielsen (2010): powers of one base, from tables. Each side
+draws its own base, because a base that the key's owner has chosen badly masks nothing. The owner of
+the private key computes modulo p² and q² and combines the results (CRT). Encryption: (1 + m n) ·
+b^r mod n², where r has half the key's bits.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from vfl_party.homomorphic.modulus import check_modulus, check_range
 from vfl_party.homomorphic.packing import BITS, apart, ciphers_for, pack, unpack
 from vfl_party.homomorphic.scheme import CipherError, Integers, Wire
 
-# Bits of an exponent that one look into a table covers.
+# Bits of an exponent that one table lookup covers.
 WINDOW = 8
-# Of mpz.
+# An array of gmpy2's ``mpz`` numbers.
 Numbers = npt.NDArray[np.object_]
 
 
@@ -42,13 +42,13 @@ class Powers:
 
     def of(self, exponent: int) -> gmpy2.mpz:
         """Returns the base to the power of ``exponent``."""
-        found, modulus = gmpy2.mpz(1), self._modulus
+        power, modulus = gmpy2.mpz(1), self._modulus
         for digit, table in zip(
             exponent.to_bytes(len(self._tables), "little"), self._tables, strict=True
         ):
             if digit:
-                found = found * table[digit] % modulus
-        return found
+                power = power * table[digit] % modulus
+        return power
 
 
 class PaillierKeys:
@@ -70,7 +70,7 @@ class PaillierKeys:
         self._h_q = gmpy2.invert((gmpy2.powmod(n + 1, q - 1, self._q2) - 1) // q, q)
 
     @classmethod
-    def made(cls, bits: int) -> PaillierKeys:
+    def generate(cls, bits: int) -> PaillierKeys:
         """Makes a new key of ``bits`` bits."""
         p, q = _prime(bits // 2), _prime(bits // 2)
         while p == q:
@@ -84,10 +84,10 @@ class PaillierKeys:
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """See ``Keys``."""
-        out = b"".join(_bytes(self._encrypted(each), self.width) for each in pack(g_N, h_N))
+        out = b"".join(_bytes(self._encrypt(plain), self.width) for plain in pack(g_N, h_N))
         return np.frombuffer(bytearray(out), np.uint8).reshape(len(g_N), self.width)
 
-    def _encrypted(self, plain: int) -> gmpy2.mpz:
+    def _encrypt(self, plain: int) -> gmpy2.mpz:
         exponent, whole = secrets.randbits(self._bits // 2), 1 + plain * self._n
         a = whole % self._p2 * self._powers[0].of(exponent) % self._p2
         b = whole % self._q2 * self._powers[1].of(exponent) % self._q2
@@ -99,9 +99,9 @@ class PaillierKeys:
 
     def plain(self, wire: Wire) -> list[int]:
         """Returns what each ciphertext holds. Raises CipherError if one is out of range."""
-        return [self._decrypted(each) for each in numbers(wire, self._n * self._n)]
+        return [self._decrypt(number) for number in numbers(wire, self._n * self._n)]
 
-    def _decrypted(self, cipher: gmpy2.mpz) -> int:
+    def _decrypt(self, cipher: gmpy2.mpz) -> int:
         p, q = self._p, self._q
         a = (gmpy2.powmod(cipher % self._p2, p - 1, self._p2) - 1) // p * self._h_p % p
         b = (gmpy2.powmod(cipher % self._q2, q - 1, self._q2) - 1) // q * self._h_q % q
@@ -121,7 +121,7 @@ class PaillierAdder:
     def __init__(self, public: bytes, bits: int, together: int) -> None:
         self.public, self.bits, self.together, self.width = public, bits, together, bits // 4
         if len(public) != bits // 8:
-            raise CipherError(f"its public key has {len(public)} bytes, and {bits // 8} are wanted")
+            raise CipherError(f"its public key must have {bits // 8} bytes (got {len(public)})")
         n = gmpy2.mpz(int.from_bytes(public, "little"))
         check_modulus(n, bits)
         self._n, self._n2 = n, n * n
@@ -134,20 +134,20 @@ class PaillierAdder:
         """See ``Adder``."""
         check_range(wire_N, int(self._n2))
 
-    def held(self, wire_N: Wire) -> Numbers:
+    def load(self, wire_N: Wire) -> Numbers:
         """See ``Adder``."""
         return numbers(wire_N, self._n2)
 
     def sums(self, held: Numbers, places_P: Integers, ends_G: Integers) -> Numbers:
         """See ``Adder``."""
-        modulus, found, begin, ciphers = self._n2, [], 0, held[places_P].tolist()
+        modulus, totals, begin, ciphers = self._n2, [], 0, held[places_P].tolist()
         for end in ends_G.tolist():
             total = ciphers[begin]
             for cipher in ciphers[begin + 1 : end]:
                 total = total * cipher % modulus
-            found.append(total)
+            totals.append(total)
             begin = end
-        return _array(found)
+        return _array(totals)
 
     def zero(self) -> Numbers:
         """See ``Adder``; 1 encrypts zero."""
@@ -161,31 +161,31 @@ class PaillierAdder:
         """See ``Adder``."""
         return _array([a * b % self._n2 for a, b in zip(a_M, b_M, strict=True)])
 
-    def joined(self, parts: Sequence[Numbers]) -> Numbers:
+    def concatenate(self, parts: Sequence[Numbers]) -> Numbers:
         """See ``Adder``."""
         return np.concatenate(list(parts))
 
     def raw(self, held: Numbers) -> Wire:
         """See ``Adder``."""
-        return self._written(held.tolist())
+        return self._to_wire(held.tolist())
 
     def wire(self, held: Numbers) -> Wire:
         """See ``Adder``."""
-        return self.packed(held, ciphers_for(len(held), self.together))
+        return self.pack_sums(held, ciphers_for(len(held), self.together))
 
-    def packed(self, held: Numbers, count: int) -> Wire:
+    def pack_sums(self, held: Numbers, count: int) -> Wire:
         """Returns sums for the wire, as ``wire``, in ``count`` ciphertexts."""
-        found, modulus, shift = list[gmpy2.mpz](), self._n2, gmpy2.mpz(1) << BITS
+        packed, modulus, shift = list[gmpy2.mpz](), self._n2, gmpy2.mpz(1) << BITS
         for first in range(count):
             *rest, total = held[first::count].tolist()
             for cipher in reversed(rest):
                 total = gmpy2.powmod(total, shift, modulus) * cipher % modulus
             mask = self._powers.of(secrets.randbits(self.bits // 2))
-            found.append(total * mask % modulus)
-        return self._written(found)
+            packed.append(total * mask % modulus)
+        return self._to_wire(packed)
 
-    def _written(self, values: Sequence[gmpy2.mpz]) -> Wire:
-        out = b"".join(_bytes(each, self.width) for each in values)
+    def _to_wire(self, values: Sequence[gmpy2.mpz]) -> Wire:
+        out = b"".join(_bytes(value, self.width) for value in values)
         return np.frombuffer(bytearray(out), np.uint8).reshape(len(values), self.width)
 
 
@@ -195,7 +195,7 @@ def numbers(wire_N: Wire, modulus: gmpy2.mpz) -> Numbers:
     """
     check_range(wire_N, int(modulus))
     return _array(
-        [gmpy2.mpz(int.from_bytes(each, "little")) for each in np.ascontiguousarray(wire_N)]
+        [gmpy2.mpz(int.from_bytes(cipher, "little")) for cipher in np.ascontiguousarray(wire_N)]
     )
 
 
@@ -206,9 +206,9 @@ def _base(n: gmpy2.mpz) -> gmpy2.mpz:
 
 
 def _array(values: Sequence[gmpy2.mpz]) -> Numbers:
-    found = np.empty(len(values), object)
-    found[:] = values
-    return found
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
 
 
 def _bytes(value: gmpy2.mpz, width: int) -> bytes:

@@ -1,7 +1,7 @@
 """Cuts long computations into pieces, between which other threads run.
 
-A call of HEU holds Python's lock until it returns. Without the lock no heartbeat leaves the party,
-and the server would count it as lost.
+A call of HEU holds Python's global lock until it returns. Meanwhile the party cannot send
+heartbeats, without which the server considers it lost.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# That a piece should take.
+# The seconds that a piece should take.
 SECONDS = 0.25
 # Seconds between two pieces: enough for all threads that wait for the lock.
 REST = 0.001
-# Items of a first piece: one takes up to hundredths of a second, or of a millisecond.
+# Items of the first piece, for items of some 10 ms (slow) or some 0.01 ms (fast).
 SLOW, FAST = 16, 4096
-# At most, from one piece to the next.
+# The largest factor by which a piece grows from one to the next.
 _GROWTH = 4
 
 
@@ -27,8 +27,8 @@ class Pace:
         self.room = first
 
     def pieces(self, count: int) -> Iterator[slice]:
-        """Gives the places of ``count`` items, piece by piece; what is done with one must be over
-        before the next.
+        """Yields the places of ``count`` items, piece by piece. The work on a piece must end before
+        the next one is taken.
         """
         start = 0
         while start < count:

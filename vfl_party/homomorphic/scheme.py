@@ -1,4 +1,4 @@
-"""The interface of a scheme: the keys of the one side, and the adder of the other."""
+"""The interface of a scheme: the keys on one side, and the adder on the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Held = Any
 
 
 class CipherError(Exception):
-    """What has come cannot be used; the text says why, as the end of a sentence."""
+    """A received message cannot be used; the text says why, as the end of a sentence."""
 
 
 class Keys(Protocol):
@@ -30,11 +30,11 @@ class Keys(Protocol):
         ...
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
-        """Encrypts each pair, with fresh randomness."""
+        """Encrypts pairs, int64 [N] each, with fresh randomness; returns uint8 [N, bytes]."""
         ...
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
-        """Returns the ``count`` pairs of sums that ``Adder.wire`` has packed.
+        """Returns the ``count`` pairs of sums, int64 [count] each, that ``Adder.wire`` has packed.
 
         Raises CipherError if one is out of range.
         """
@@ -46,8 +46,8 @@ class Adder(Protocol):
 
     @property
     def pays_from(self) -> int | None:
-        """Returns how many rows times columns are worth several processes; None if the scheme's
-        library has threads of its own.
+        """The number of rows times columns from which several processes are faster; None if the
+        scheme's library has its own threads.
         """
         ...
 
@@ -55,7 +55,7 @@ class Adder(Protocol):
         """Raises CipherError if a ciphertext is out of range."""
         ...
 
-    def held(self, wire_N: Wire) -> Held:
+    def load(self, wire_N: Wire) -> Held:
         """Returns ciphertexts to compute with. Raises CipherError if one is out of range."""
         ...
 
@@ -77,18 +77,20 @@ class Adder(Protocol):
         """Returns the sums of ``a_M`` and ``b_M``, pair by pair."""
         ...
 
-    def joined(self, parts: Sequence[Held]) -> Held:
+    def concatenate(self, parts: Sequence[Held]) -> Held:
         """Returns the ciphertexts of at least one part, one after the other."""
         ...
 
     def raw(self, held: Held) -> Wire:
-        """Returns ciphertexts for ``held`` in another process of this party: nothing is masked."""
+        """Returns ciphertexts, uint8 [N, bytes], for ``load`` in another process of this party.
+        They are not masked.
+        """
         ...
 
     def wire(self, held: Held) -> Wire:
-        """Returns sums for the wire: as many as fit packed into one ciphertext, each masked by a
-        fresh zero.
+        """Returns sums for the wire, uint8 [W, bytes]: as many as fit into a ciphertext, masked by
+        a fresh zero.
 
-        Of M sums and W ciphertexts, the first has the sums 0, W, 2 W, …: see ``packing.apart``.
+        With W ciphertexts, the first one contains the sums 0, W, 2 W, …: see ``packing.apart``.
         """
         ...

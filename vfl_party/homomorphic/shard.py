@@ -28,7 +28,7 @@ from vfl_party.homomorphic.board import Board, Place
 from vfl_party.homomorphic.none import PlainAdder
 from vfl_party.homomorphic.paillier import PaillierAdder, PaillierKeys
 from vfl_party.homomorphic.scheme import Adder, CipherError, Held, Wire
-from vfl_party.homomorphic.sums import Plan, summed
+from vfl_party.homomorphic.sums import Plan, sum_entries
 
 KEYS, ADD, NONE = b"keys", b"add", b"none"
 ENCRYPT, DECRYPT, PACK, SUM = b"encrypt", b"decrypt", b"pack", b"sum"
@@ -36,7 +36,7 @@ DONE, REFUSED = b"done", b"refused"
 
 
 class Shard:
-    """What one process has: a key, the board, and the gradients of the tree that grows."""
+    """The state of one process: a key, the board, and the gradients of the growing tree."""
 
     def __init__(self, board: Board, first: list[bytes]) -> None:
         self._board, (role, *rest) = board, first
@@ -44,7 +44,9 @@ class Shard:
         self._adder: Adder = PlainAdder()
         self._keys: PaillierKeys | None = None
         if role == KEYS:
-            self._keys = PaillierKeys(*(gmpy2.mpz(int.from_bytes(each, "little")) for each in rest))
+            self._keys = PaillierKeys(
+                *(gmpy2.mpz(int.from_bytes(prime, "little")) for prime in rest)
+            )
         elif role == ADD:
             bits, together, public = rest
             self._adder = PaillierAdder(public, int(bits), int(together))
@@ -67,30 +69,30 @@ class Shard:
         """Returns the plaintexts, each with as many bytes as half a ciphertext."""
         assert self._keys is not None  # noqa: S101 - asked of those that have keys
         width = self._keys.width
-        found = self._keys.plain(_ciphers(wire, width))
-        return b"".join(each.to_bytes(width // 2, "little", signed=True) for each in found)
+        plaintexts = self._keys.plain(_ciphers(wire, width))
+        return b"".join(plain.to_bytes(width // 2, "little", signed=True) for plain in plaintexts)
 
     def pack(self, count: bytes, raw: bytes) -> bytes:
         """Returns sums for the wire, in ``count`` ciphertexts."""
         own = self._adder
         assert isinstance(own, PaillierAdder)  # noqa: S101 - asked of those alone
-        return own.packed(own.held(_ciphers(raw, own.width)), int(count)).tobytes()
+        return own.pack_sums(own.load(_ciphers(raw, own.width)), int(count)).tobytes()
 
     def sum(self, plain: bytes, tree: bytes, *rest: bytes) -> bytes:
         """Returns the sums of each node's entries, one node after the other."""
-        ciphers, codes, rows = (Place.read(each) for each in rest[:3])
+        ciphers, codes, rows = (Place.read(place) for place in rest[:3])
         ends, plan = np.frombuffer(rest[3], np.int64).tolist(), _plan(rest[4])
         own: Adder = PlainAdder() if plain == b"1" else self._adder
         if tree != self._tree:
-            # The last tree's make room first.
+            # Frees the ciphertexts of the last tree first.
             self._held = None
-            self._held, self._tree = own.held(self._board.get(ciphers, np.uint8)), tree
+            self._held, self._tree = own.load(self._board.get(ciphers, np.uint8)), tree
         codes_RF, all_rows = self._board.get(codes, np.int8).T, self._board.get(rows, np.int64)
         parts: list[Held] = [
-            summed(own, self._held, all_rows[begin:end], codes_RF, plan)
+            sum_entries(own, self._held, all_rows[begin:end], codes_RF, plan)
             for begin, end in pairwise([0, *ends])
         ]
-        return own.raw(own.joined(parts)).tobytes()
+        return own.raw(own.concatenate(parts)).tobytes()
 
 
 _DO: dict[bytes, Any] = {
@@ -111,6 +113,7 @@ def _ciphers(written: bytes, width: int) -> Wire:
 
 
 def main() -> None:
+    """Answers requests on standard input until it ends."""
     board = Board(int(sys.argv[1]))
     work(lambda first: Shard(board, first).answer)
 

@@ -1,9 +1,8 @@
 """Divides a party's work with ciphertexts among worker processes: see ``shard``.
 
-Columns are divided, because each process then adds up its own. All of them map the codes and the
-ciphertexts of a tree, see ``board``; each reads the ciphertexts once a tree into numbers. The
-results are those of one process bit for bit: sums are exact in any order, and masks are random in
-either case.
+Columns are divided among the processes. All of them map the codes and the ciphertexts of a tree,
+see ``board``, and each converts the ciphertexts to numbers once per tree. The results are bit for
+bit those of one process, except for the random masks: sums are exact in any order.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from vfl_party.homomorphic.paillier import Numbers, PaillierAdder, PaillierKeys
 from vfl_party.homomorphic.scheme import Adder, CipherError, Held, Integers, Keys, Wire
 from vfl_party.homomorphic.sums import Plan, Summing, SummingHere
 
-# Pieces of work for each process: the last one to end keeps the others waiting for less. Items of a
-# piece at most: a message counts the bytes of each part in 32 bits.
-_PIECES, _MOST = 2, 1 << 19
+# Pieces of work for each process, so that the others wait less for the last one, and the most items
+# of a piece: a message counts the bytes of each part in 32 bits.
+_PIECES, _MAX_PIECE = 2, 1 << 19
 
 
 class Shards:
-    """Worker processes, which start with the first work, and ``close``.
+    """Worker processes, which start with the first request and end with ``close``.
 
-    ``first``: what they are told first, see ``shard``. Futures raise CipherError, and InternalError
-    if a process has ended.
+    ``first``: their first message, see ``shard``. Futures raise CipherError, and InternalError if a
+    process has ended.
     """
 
     def __init__(self, workers: int) -> None:
@@ -50,7 +49,7 @@ class Shards:
         return self._board
 
     def submit(self, *request: bytes) -> Future[bytes]:
-        """Has the next process that is idle answer a request."""
+        """Sends a request to the next idle process."""
         if self._started is None:
             task = "computed with the gradients of trees"
             workers = Workers(
@@ -60,13 +59,13 @@ class Shards:
         return self._started.submit(_read, *request)
 
     def next_tree(self) -> bytes:
-        """Returns a number that no tree before had."""
+        """Returns the number of the next tree."""
         self._trees += 1
         return str(self._trees).encode()
 
     def pieces(self, count: int) -> list[slice]:
         """Divides ``count`` items into pieces for the processes; none is empty."""
-        parts = max(1, min(count, _PIECES * self.workers), -(-count // _MOST))
+        parts = max(1, min(count, _PIECES * self.workers), -(-count // _MAX_PIECE))
         ends = [count * part // parts for part in range(parts + 1)]
         return [slice(begin, end) for begin, end in pairwise(ends)]
 
@@ -84,7 +83,7 @@ class SharedKeys:
 
     def __init__(self, keys: PaillierKeys, shards: Shards) -> None:
         self._keys, self._shards, self.public = keys, shards, keys.public
-        shards.first = [shard.KEYS, *(_number(each, keys.width) for each in keys.primes)]
+        shards.first = [shard.KEYS, *(_number(prime, keys.width) for prime in keys.primes)]
 
     def encrypt(self, g_N: Integers, h_N: Integers) -> Wire:
         """See ``Keys``."""
@@ -92,7 +91,7 @@ class SharedKeys:
             self._shards.submit(shard.ENCRYPT, g_N[piece].tobytes(), h_N[piece].tobytes())
             for piece in self._shards.pieces(len(g_N))
         ]
-        return _joined(parts, self._keys.width)
+        return _join(parts, self._keys.width)
 
     def decrypt(self, wire: Wire, count: int) -> tuple[Integers, Integers]:
         """See ``Keys``."""
@@ -100,9 +99,9 @@ class SharedKeys:
             self._shards.submit(shard.DECRYPT, wire[piece].tobytes())
             for piece in self._shards.pieces(len(wire))
         ]
-        plain = _joined(parts, self._keys.width // 2)
-        found = (int.from_bytes(each.tobytes(), "little", signed=True) for each in plain)
-        return unpack(apart(found, count))
+        plain = _join(parts, self._keys.width // 2)
+        numbers = (int.from_bytes(number.tobytes(), "little", signed=True) for number in plain)
+        return unpack(apart(numbers, count))
 
 
 class SharedAdder(PaillierAdder):
@@ -111,7 +110,7 @@ class SharedAdder(PaillierAdder):
     def __init__(self, of: PaillierAdder, shards: Shards) -> None:
         super().__init__(of.public, of.bits, of.together)
         self._shards = shards
-        numbers = (str(each).encode() for each in (of.bits, of.together))
+        numbers = (str(number).encode() for number in (of.bits, of.together))
         shards.first = [shard.ADD, *numbers, of.public]
 
     def wire(self, held: Numbers) -> Wire:
@@ -125,11 +124,11 @@ class SharedAdder(PaillierAdder):
             raw = self.raw(held[places[places < len(held)]])
             wanted = str(piece.stop - piece.start).encode()
             parts.append(self._shards.submit(shard.PACK, wanted, raw.tobytes()))
-        return _joined(parts, self.width)
+        return _join(parts, self.width)
 
 
 class SummingInShards:
-    """Sums of which each process has the entries of some columns."""
+    """Sums for which each process computes the entries of some columns."""
 
     def __init__(
         self, shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: Plan
@@ -150,38 +149,38 @@ class SummingInShards:
     def sums(self, members: Sequence[Integers]) -> list[Held]:
         """See ``Summing``."""
         rows = self._shards.board.put(np.concatenate(list(members)), self._codes)
-        ends = np.cumsum([len(each) for each in members]).astype(np.int64)
-        places = (each.written() for each in (self._ciphers, self._codes, rows))
+        ends = np.cumsum([len(places) for places in members]).astype(np.int64)
+        places = (array.to_bytes() for array in (self._ciphers, self._codes, rows))
         plain = b"1" if isinstance(self._adder, PlainAdder) else b"0"
         about = plain, self._tree, *places, ends.tobytes()
         parts = [
             self._shards.submit(shard.SUM, *about, self._entries[part].tobytes())
             for part in self._parts
         ]
-        found = np.empty((len(members), len(self._entries), self._width), np.uint8)
+        sums = np.empty((len(members), len(self._entries), self._width), np.uint8)
         for part, future in zip(self._parts, parts, strict=True):
             shape = len(members), len(part), self._width
-            found[:, part] = np.frombuffer(future.result(), np.uint8).reshape(shape)
-        return [self._adder.held(each) for each in found]
+            sums[:, part] = np.frombuffer(future.result(), np.uint8).reshape(shape)
+        return [self._adder.load(part) for part in sums]
 
 
-def shared_keys(keys: Keys, shards: Shards) -> Keys:
-    """Lets all processes work with a private key, if there are several and its scheme has no
-    threads of its own.
+def share_keys(keys: Keys, shards: Shards) -> Keys:
+    """Lets all processes work with a private key, if there are several and its scheme does not have
+    its own threads.
     """
     several = shards.workers > 1
     return SharedKeys(keys, shards) if several and isinstance(keys, PaillierKeys) else keys
 
 
-def shared_adder(adder: Adder, shards: Shards) -> Adder:
-    """Lets all processes work with a public key, as ``shared_keys``."""
+def share_adder(adder: Adder, shards: Shards) -> Adder:
+    """Lets all processes work with a public key, as ``share_keys``."""
     several = shards.workers > 1
     return SharedAdder(adder, shards) if several and isinstance(adder, PaillierAdder) else adder
 
 
 def summing(shards: Shards, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: Plan) -> Summing:
-    """Takes the gradients of a tree and the codes of their rows, of all columns: to processes if
-    there are several, and it pays. Raises CipherError if a ciphertext is out of range.
+    """Prepares the sums of a tree from its gradients and the codes of their rows, in several
+    processes if that is faster. Raises CipherError if a ciphertext is out of range.
     """
     pays = adder.pays_from is not None and codes_RF.size >= adder.pays_from
     if shards.workers > 1 and pays and plan.used:
@@ -196,9 +195,9 @@ def _read(answer: list[bytes]) -> bytes:
     return content
 
 
-def _joined(parts: Sequence[Future[bytes]], width: int) -> Wire:
-    found = bytearray().join(each.result() for each in parts)
-    return np.frombuffer(found, np.uint8).reshape(-1, width)
+def _join(parts: Sequence[Future[bytes]], width: int) -> Wire:
+    content = bytearray().join(part.result() for part in parts)
+    return np.frombuffer(content, np.uint8).reshape(-1, width)
 
 
 def _number(value: int, width: int) -> bytes:

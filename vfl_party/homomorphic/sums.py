@@ -23,9 +23,9 @@ Entries = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Plan:
-    """How sums of buckets become sums of entries: places, as ``Adder.take`` wants them.
+    """How sums of buckets become sums of entries, as places for ``Adder.take``.
 
-    ``entries``: what is wanted, in order. ``used``: the columns that have entries, with ``size``
+    ``entries``: the entries, in order. ``used``: the columns that have entries, with ``size``
     buckets each. ``firsts``: for each code that a prefix reaches, the buckets of all columns.
     ``plain``, ``with_last``: places among the running sums; ``ends``: the buckets of last codes.
     ``single``: the buckets of single codes. ``order``: the places of the entries among all these.
@@ -66,10 +66,10 @@ class Plan:
         )
 
 
-def summed(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: Plan) -> Held:
-    """Returns the sums over ``rows`` of each entry, in order; there is at least one.
+def sum_entries(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: Plan) -> Held:
+    """Returns the sums over ``rows`` of each entry, in order; there is at least one entry.
 
-    ``codes_NF``: of the rows that ``held`` has, all columns.
+    ``codes_NF``: the codes of all columns for the rows of ``held``.
     """
     used_NF = codes_NF if len(plan.used) == codes_NF.shape[1] else codes_NF[:, list(plan.used)]
     # By column, then by code.
@@ -79,7 +79,7 @@ def summed(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: Plan
         prefixes = [adder.take(buckets, plan.firsts[0])]
         for of_code in plan.firsts[1:]:
             prefixes.append(adder.add(prefixes[-1], adder.take(buckets, of_code)))
-        running = adder.joined(prefixes)
+        running = adder.concatenate(prefixes)
         parts.append(adder.take(running, plan.plain))
         if plan.with_last:
             parts.append(
@@ -87,15 +87,15 @@ def summed(adder: Adder, held: Held, rows: Integers, codes_NF: Codes, plan: Plan
             )
     if plan.single:
         parts.append(adder.take(buckets, plan.single))
-    return adder.take(adder.joined(parts), plan.order)
+    return adder.take(adder.concatenate(parts), plan.order)
 
 
 class Summing(Protocol):
     """The gradients of a tree, and the codes of their rows."""
 
     def sums(self, members: Sequence[Integers]) -> list[Held]:
-        """Returns for the rows of each node the sums of the plan's entries, of which there is at
-        least one.
+        """Returns the sums of the plan's entries, at least one, over the rows of each node in
+        ``members``.
         """
         ...
 
@@ -105,11 +105,12 @@ class SummingHere:
 
     def __init__(self, adder: Adder, wire_R: Wire, codes_RF: Codes, plan: Plan) -> None:
         """Raises CipherError if a ciphertext is out of range."""
-        self._adder, self._held = adder, adder.held(wire_R)
+        self._adder, self._held = adder, adder.load(wire_R)
         self._codes_RF, self._plan = codes_RF, plan
 
     def sums(self, members: Sequence[Integers]) -> list[Held]:
         """See ``Summing``."""
         return [
-            summed(self._adder, self._held, rows, self._codes_RF, self._plan) for rows in members
+            sum_entries(self._adder, self._held, rows, self._codes_RF, self._plan)
+            for rows in members
         ]

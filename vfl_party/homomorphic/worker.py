@@ -1,7 +1,7 @@
 """A process that makes a private key of HEU: ``python -m
 vfl_party.homomorphic.worker SCHEME BITS``.
 
-To make one takes seconds in which HEU holds Python's lock, so the party's own process cannot do it
+This takes seconds in which HEU holds Python's global lock, so the party's own process cannot do it
 between heartbeats. The keys go to the standard output: the length of the public key in 4 bytes,
 little-endian, that key, then the private.
 """
@@ -15,30 +15,33 @@ import sys
 
 from vfl_common.errors import InternalError
 
-# HEU's.
+# HEU's names of the schemes.
 _NAMES = {"ou": "ou", "paillier": "z-paillier"}
 
 
 def keys(scheme: str, bits: int) -> tuple[bytes, bytes]:
-    """Makes keys in a process of its own. Returns the public and the private one, as HEU writes
+    """Makes keys in a separate process. Returns the public and the private key, as HEU writes
     them.
     """
     made = subprocess.run(
         [sys.executable, "-P", "-m", __name__, scheme, str(bits)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        # Ctrl-C at the terminal is for this process to decide about.
+        # This process, and not the child, handles Ctrl-C at the terminal.
         start_new_session=True,
         check=False,
     )
     size, rest = int.from_bytes(made.stdout[:4], "little"), made.stdout[4:]
     if made.returncode or not 0 < size < len(rest):
-        what = "the process that makes the key has ended"
-        raise InternalError(f"{what}; the lines above say why, unless it was killed")
+        raise InternalError(
+            "the process that makes the key has ended; the log lines above say why, unless it was "
+            "killed"
+        )
     return rest[:size], rest[size:]
 
 
 def main() -> None:
+    """Makes the keys and writes them to the standard output."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     scheme, bits = sys.argv[1:]

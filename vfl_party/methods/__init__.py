@@ -1,3 +1,3 @@
-"""Methods, the phases that a recipe can name: one folder a kind, with both sides. A method imports
-no other. ``vfl_party.phases.course`` finds them by name.
+"""The methods, that is, the kinds of phases that a recipe can name: one package for each, with both
+sides. Methods do not import each other; ``vfl_party.phases.course`` finds them by name.
 """

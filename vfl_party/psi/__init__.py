@@ -1,3 +1,3 @@
-"""What private set intersection computes, without a network. Its workers stay small: no torch, no
-grpc, no numpy.
+"""The computations of private set intersection, without a network. Its worker processes do not
+import torch, grpc or numpy.
 """

@@ -6,9 +6,9 @@ without anything between them. Sources: RFC 7748 (the curve, X25519), draft-wang
 (private set intersection with it), and RFC 9380, appendix A (try-and-increment).
 
 Half of all numbers below p are the u of a point of the curve; the others belong to its twist.
-X25519 takes both, and never leaves the class that it began in. So a hash that is taken straight as
-u would show one bit of each id through all masks. ``hashed`` gives points of the curve alone, and
-``check`` refuses what is none.
+X25519 accepts both and never leaves the class of its input, so a hash that is used as u without a
+check discloses one bit of each id through all masks. ``hash_ids`` gives only points of the curve,
+and ``check`` refuses all others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vfl_common.psi import TAG_BYTES
 POINT_BYTES = 32
 _DOMAIN = b"vfl psi v1"
 _P = 2**255 - 19
-# Numbers of gmpy2, converted once.
+# Constants as gmpy2 numbers, converted once.
 _FIELD, _A = gmpy2.mpz(_P), gmpy2.mpz(486662)
 _BELOW_2_255 = 2**255 - 1
 # The u of all points of order 1, 2, 4 and 8 on the curve; X25519 makes zero of each.
@@ -39,17 +39,17 @@ _SMALL_ORDER = frozenset(
 )
 
 
-def hashed(ids: Sequence[bytes], salt: bytes) -> bytes:
+def hash_ids(ids: Sequence[bytes], salt: bytes) -> bytes:
     """Hashes each id to a point of the curve, by try-and-increment.
 
     A try is SHA-512 over a domain, the salt, the number of the try and the id, cut to 255 bits. The
-    first one that is the u of a point is taken: two tries on average. How long an id takes depends
-    on the id. That stays on this machine: nobody else sees when a single id is hashed.
+    first one that is the u of a point is taken: two tries on average. The time depends on the id,
+    but other machines cannot observe it for a single id.
     """
     opening = _DOMAIN + len(salt).to_bytes(4, "little") + salt
-    # None of the 256 fits: 1 id in 2^256.
+    # All 256 tries fail for 1 id in 2^256.
     openings = [opening + bytes([number]) for number in range(256)]
-    return b"".join(_point(each, openings) for each in ids)
+    return b"".join(_point(identifier, openings) for identifier in ids)
 
 
 def _point(identifier: bytes, openings: list[bytes]) -> bytes:
@@ -76,37 +76,37 @@ def masked(points: bytes, secret: bytes) -> bytes:
     clears the cofactor.
 
     Args:
-        points: points that ``hashed`` gave or that passed ``check``.
+        points: points that ``hash_ids`` gave or that passed ``check``.
         secret: 32 random bytes.
     """
     key = X25519PrivateKey.from_private_bytes(secret)
     multiply, load = key.exchange, X25519PublicKey.from_public_bytes
-    return b"".join([multiply(load(each)) for each in _each(points)])
+    return b"".join([multiply(load(point)) for point in _each(points)])
 
 
 def check(points: bytes, party: str) -> None:
     """Raises PeerError (MALFORMED_MESSAGE) unless ``points`` can be what the peer ``party`` has
     masked.
 
-    All must be canonical u-coordinates of points on the curve, none of small order, none twice. The
-    caller looks for points that are twice in different calls.
+    All must be canonical u-coordinates of points on the curve, none of small order, and different.
+    The caller checks for points that repeat in different calls.
     """
     if len(points) % POINT_BYTES:
-        raise _refused(
-            party, f"{len(points)} bytes of points, which is no multiple of {POINT_BYTES}"
+        raise _refuse(
+            party, f"{len(points)} bytes of points, which is not a multiple of {POINT_BYTES}"
         )
     distinct = set()
-    for each in _each(points):
-        u = int.from_bytes(each, "little")
+    for point in _each(points):
+        u = int.from_bytes(point, "little")
         if u >= _P:
-            raise _refused(party, "a point that is no canonical number below 2^255 - 19")
+            raise _refuse(party, "a point that is not a canonical number below 2^255 - 19")
         if u in _SMALL_ORDER:
-            raise _refused(party, "a point that is zero or of small order, which no secret masks")
+            raise _refuse(party, "a point that is zero or of small order, which cannot be masked")
         if not _is_on_curve(u):
-            raise _refused(party, "a point that is not on the curve")
-        distinct.add(each)
+            raise _refuse(party, "a point that is not on the curve")
+        distinct.add(point)
     if len(distinct) * POINT_BYTES != len(points):
-        raise _refused(party, "a point twice")
+        raise _refuse(party, "the same point twice")
 
 
 def tags(points: bytes) -> bytes:
@@ -124,6 +124,9 @@ def _each(points: bytes) -> Iterator[bytes]:
     return (points[start : start + POINT_BYTES] for start in range(0, len(points), POINT_BYTES))
 
 
-def _refused(party: str, what: str) -> PeerError:
-    text = f"{party} sent {what}; run the same version of this program at all parties"
-    return PeerError(Code.MALFORMED_MESSAGE, text, party=party)
+def _refuse(party: str, what: str) -> PeerError:
+    return PeerError(
+        Code.MALFORMED_MESSAGE,
+        (f"{party}: sent {what}. Install the same version of this program at all parties."),
+        party=party,
+    )

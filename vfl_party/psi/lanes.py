@@ -20,11 +20,11 @@ import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
 
-from vfl_party.psi.curve import POINT_BYTES, hashed, masked
+from vfl_party.psi.curve import POINT_BYTES, hash_ids, masked
 
 LANES = 8
 _PACKAGE, _LIBRARY = "ipp-crypto", "libcrypto_mb.so"
-# In this order.
+# The libraries must be loaded in this order.
 _RUNTIME, _NEEDED = "intel-cmplr-lib-rt", ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so")
 
 
@@ -32,7 +32,7 @@ def own(ids: Sequence[bytes], salt: bytes, secret: bytes) -> bytes:
     """Hashes and masks ids of this party: ``masked(hashed(ids, salt), secret)``, sooner if the
     library works here.
     """
-    points, eight = hashed(ids, salt), lanes()
+    points, eight = hash_ids(ids, salt), load_lanes()
     return masked(points, secret) if eight is None else eight.multiply(points, secret)
 
 
@@ -50,7 +50,7 @@ class Lanes:
             )
         self._multiply = library.mbx_x25519_mb8
         self._multiply.argtypes = [ctypes.c_void_p] * 3
-        # Four bits a lane, 0 if all went well.
+        # The status has four bits per lane, all 0 on success.
         self._multiply.restype = ctypes.c_uint32
         self._try()
 
@@ -62,29 +62,27 @@ class Lanes:
         """
         count, rest = divmod(len(points), POINT_BYTES)
         if rest or len(secret) != POINT_BYTES:
-            raise ValueError(
-                f"points of {POINT_BYTES} bytes and a secret of {POINT_BYTES} bytes are wanted"
-            )
+            raise ValueError(f"points and the secret must have {POINT_BYTES} bytes each")
         if not count:
             return b""
-        # Lanes that would be empty multiply the last point again.
+        # Spare lanes multiply the last point again.
         spare = -count % LANES
-        given = ctypes.create_string_buffer(
+        source = ctypes.create_string_buffer(
             points + points[-POINT_BYTES:] * spare, POINT_BYTES * (count + spare)
         )
-        found = ctypes.create_string_buffer(POINT_BYTES * (count + spare))
+        product = ctypes.create_string_buffer(POINT_BYTES * (count + spare))
         key = ctypes.create_string_buffer(secret, POINT_BYTES)
         keys = (ctypes.c_void_p * LANES)(*[ctypes.addressof(key)] * LANES)
-        from_, to = _addresses(given), _addresses(found)
+        from_, to = _addresses(source), _addresses(product)
         for place in range(0, ctypes.sizeof(from_), ctypes.sizeof(keys)):
             if status := self._multiply(ctypes.byref(to, place), keys, ctypes.byref(from_, place)):
                 raise ValueError(f"crypto_mb cannot multiply a point: status {status:#x}")
-        return found.raw[: len(points)]
+        return product.raw[: len(points)]
 
     def _try(self) -> None:
         """Raises OSError unless the library multiplies as OpenSSL does."""
         points, secret = (
-            bytes(each % 251 for each in range(9, 9 + POINT_BYTES * LANES)),
+            bytes(number % 251 for number in range(9, 9 + POINT_BYTES * LANES)),
             bytes(range(POINT_BYTES)),
         )
         try:
@@ -92,11 +90,11 @@ class Lanes:
         except ValueError as error:
             raise OSError(str(error)) from None
         if not same:
-            raise OSError("crypto_mb multiplies otherwise than OpenSSL")
+            raise OSError("crypto_mb gives another product than OpenSSL")
 
 
 @functools.cache
-def lanes() -> Lanes | None:
+def load_lanes() -> Lanes | None:
     """Returns the library; None if it is not installed, or cannot work on this machine."""
     try:
         return _load()
@@ -106,7 +104,7 @@ def lanes() -> Lanes | None:
 
 def _load() -> Lanes:
     """Raises an exception that says why the library cannot be used."""
-    # The library's own search does not look where pip puts them.
+    # The dynamic loader does not search where pip installs these libraries.
     for name in _NEEDED:
         ctypes.CDLL(_file(_RUNTIME, name), ctypes.RTLD_GLOBAL)
     return Lanes(ctypes.CDLL(_file(_PACKAGE, _LIBRARY)))
@@ -117,15 +115,15 @@ def _file(package: str, name: str) -> str:
     was cut short.
     """
     try:
-        found = next(each for each in importlib.metadata.files(package) or () if each.name == name)
+        listed = next(file for file in importlib.metadata.files(package) or () if file.name == name)
     except importlib.metadata.PackageNotFoundError:
         raise ImportError(f"{package} is not installed") from None
     except StopIteration:
-        raise ImportError(f"{package} says of no file {name}: install it again") from None
-    path = Path(str(found.locate()))
-    # To load such a file ends the process by a signal.
-    if path.stat().st_size != found.size:
-        raise ImportError(f"{path} has another size than {package} says: install it again")
+        raise ImportError(f"{package} lists no file {name}. Install it again.") from None
+    path = Path(str(listed.locate()))
+    # Loading a truncated file ends the process with a signal.
+    if path.stat().st_size != listed.size:
+        raise ImportError(f"{path} does not have the size that {package} lists. Install it again.")
     return str(path)
 
 
@@ -136,6 +134,7 @@ def _addresses(points: ctypes.Array[ctypes.c_char]) -> ctypes.Array[ctypes.c_voi
 
 
 def main() -> None:
+    """Prints which implementation this machine uses."""
     try:
         _load()
     except Exception as error:  # noqa: BLE001 - as in lanes()

@@ -20,8 +20,8 @@ class Masking:
 
     Args:
         secret: 32 random bytes.
-        salt: what all parties hash their ids with.
-        workers: how many processes.
+        salt: the salt with which all parties hash their ids.
+        workers: the number of processes.
     """
 
     def __init__(self, secret: bytes, salt: bytes, workers: int) -> None:
@@ -39,7 +39,9 @@ class Masking:
 
     def own(self, ids: Sequence[str]) -> Future[bytes]:
         """Hashes and masks ids of this party; gives their points in the same order."""
-        return self._workers.submit(_points, worker.OWN, *[each.encode() for each in ids])
+        return self._workers.submit(
+            _points, worker.OWN, *[identifier.encode() for identifier in ids]
+        )
 
     def others(self, points: bytes, party: str) -> Future[bytes]:
         """Checks points that the peer ``party`` has sent, and masks them; gives points in the same
@@ -51,9 +53,9 @@ class Masking:
 
 
 def _points(answer: list[bytes]) -> bytes:
-    """Returns the points of an answer. Raises the PeerError that it stands for."""
+    """Returns the points of an answer. Raises the PeerError that it contains."""
     kind, *rest = answer
     if kind == worker.REFUSED:
-        code, text, party = (each.decode() for each in rest)
+        code, text, party = (part.decode() for part in rest)
         raise PeerError(Code(int(code)), text, party=party)
     return rest[0]

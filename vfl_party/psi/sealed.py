@@ -1,4 +1,4 @@
-"""What one passive party sends another through the active party, sealed so that the active party
+"""Seals what one passive party sends another through the active party, so that the active party
 cannot read it.
 
 Each party makes a ``KeyPair``, a key pair of X25519 for one run, and introduces it: it signs the
@@ -26,11 +26,11 @@ from vfl_party.psi import curve
 
 PUBLIC_BYTES = 32
 _NONCE_BYTES, _TAG_BYTES = 12, 16
-# Of a sealed message, beside what it says.
+# The bytes that sealing adds to a message.
 OVERHEAD = _NONCE_BYTES + _TAG_BYTES
-# The spaces are those of TLS 1.3 (RFC 8446, section 4.4.3): no version of TLS signs anything that
-# begins like this and goes on with our words, so a signature of a handshake is no introduction, nor
-# the reverse.
+# The spaces are those of TLS 1.3 (RFC 8446, section 4.4.3). No version of TLS signs a text that
+# continues with our words, so a handshake's signature never passes as an introduction, nor the
+# reverse.
 _INTRODUCTION = b" " * 64 + b"vfl psi v1 introduction\0"
 _SEALED = b"vfl psi v1 sealed"
 
@@ -43,6 +43,7 @@ class KeyPair:
 
     @classmethod
     def new(cls) -> Self:
+        """Makes a key pair from 32 random bytes."""
         return cls(os.urandom(32))
 
     @property
@@ -59,7 +60,7 @@ class KeyPair:
         ``context``: what the introduction is good for, such as the run.
         Raises InputError (CERTIFICATE_INVALID) if the certificate's key is neither ECDSA nor RSA.
         """
-        signature = sign(credentials, _said(context, self.public))
+        signature = sign(credentials, _message(context, self.public))
         return (
             self.public + len(signature).to_bytes(2, "little") + signature + chain_pem(credentials)
         )
@@ -96,11 +97,12 @@ class KeyPair:
                 nonce, encrypted, context
             )
         except InvalidTag:
-            text = (
-                f"what {party} has sealed does not open: it was changed on its way, or was for "
-                "another party or step"
-            )
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{party}: its sealed message cannot be opened: it was changed on its way, or was "
+                "for another party or step.",
+                party=party,
+            ) from None
 
     @property
     def _key(self) -> X25519PrivateKey:
@@ -131,15 +133,16 @@ def verified(introduction: bytes, credentials: Credentials, party: str, context:
     end = 2 + int.from_bytes(rest[:2], "little")
     signature = rest[2:end]
     certificate = shown(rest[end:], credentials, party, "the introduction")
-    if not has_signed(certificate, _said(context, public), signature):
-        text = (
-            f"the introduction of {party} is not signed for this run with the key of its "
-            "certificate"
+    if not has_signed(certificate, _message(context, public), signature):
+        raise PeerError(
+            Code.IDENTITY_MISMATCH,
+            f"{party}: its introduction is not signed for this run with the key of its "
+            "certificate.",
+            party=party,
         )
-        raise PeerError(Code.IDENTITY_MISMATCH, text, party=party)
     curve.check(public, party)
     return public
 
 
-def _said(context: bytes, public: bytes) -> bytes:
+def _message(context: bytes, public: bytes) -> bytes:
     return _INTRODUCTION + context + public

@@ -30,6 +30,7 @@ def _answer(request: list[bytes], secret: bytes, salt: bytes) -> list[bytes]:
 
 
 def main() -> None:
+    """Answers requests on standard input until it ends."""
     work(lambda first: lambda request: _answer(request, *first))
 
 

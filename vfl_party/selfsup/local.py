@@ -21,7 +21,14 @@ from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.augment.check import check_keys
 from vfl_party.selfsup.losses import KeyQueue, nt_xent, variance_kept
 from vfl_party.selfsup.plan import SelfSupPlan
-from vfl_party.selfsup.tower import Tower, Trained, follow, loss_against, make_queue, target_of
+from vfl_party.selfsup.tower import (
+    Tower,
+    TrainedTower,
+    loss_against,
+    make_queue,
+    target_of,
+    update_target,
+)
 
 
 @dataclass(frozen=True)
@@ -35,15 +42,28 @@ class Epochs:
     variance_kept: float
 
 
+@dataclass(frozen=True)
+class Guide:
+    """The cross-party tower that guides the local one, frozen.
+
+    Args:
+        tower: the tower.
+        gamma: the weight of its two terms in the loss (Eq. 6).
+        drifts: whether its BatchNorm updates its statistics here, as in FedHSSL's released code.
+    """
+
+    tower: Tower
+    gamma: float
+    drifts: bool
+
+
 class LocalSelfSup:
     """One party's local tower and the objects that its training needs.
 
     Args:
         tower: the tower to train.
-        guide: the cross-party tower, frozen here; ``gamma``: the weight of its two terms (Eq. 6).
+        guide: the guide of the local tower, if there is one.
         epochs: the epochs of the whole phase, for the schedule.
-        guide_drifts: the guide's BatchNorm updates its statistics here too, as in FedHSSL's
-            released code.
         split: the rows to train on; default: all of the party's training rows.
     """
 
@@ -55,16 +75,14 @@ class LocalSelfSup:
         tower: Tower,
         *,
         epochs: int,
-        guide: Tower | None = None,
-        gamma: float = 0.0,
-        guide_drifts: bool = False,
+        guide: Guide | None = None,
         split: str = "local",
     ) -> None:
         self._party, self._phase, self._plan = party, phase, plan
         self._rows = require_rows(party, phase, split, plan.batch_size)
         self.tower = tower
-        self._guide, self._gamma, self._guide_drifts = guide, gamma, guide_drifts
-        self._trained = Trained(tower, plan, epochs)
+        self._guide = guide
+        self._trained = TrainedTower(tower, plan, epochs)
         self._target = target_of(tower) if plan.has_target else None
         queued = plan.ssl == "moco"
         sizes = {"rows": len(self._rows), "width": tower.width}
@@ -93,12 +111,12 @@ class LocalSelfSup:
         if round_ == 0 and self._target is not None:
             self._target.load_state_dict(target_of(self.tower).state_dict())
         done = [self._epoch(round_ * epochs + epoch, tick) for epoch in range(epochs)]
-        steps = sum(each.steps for each in done)
-        loss, kept = (
-            sum(each.loss for each in done) / epochs,
-            sum(each.variance_kept for each in done) / epochs,
+        steps = sum(result.steps for result in done)
+        loss, variance = (
+            sum(result.loss for result in done) / epochs,
+            sum(result.variance_kept for result in done) / epochs,
         )
-        return finite(Epochs(steps, loss, kept), self._party, self._phase, "local")
+        return check_finite(Epochs(steps, loss, variance), self._party, self._phase, "local")
 
     def _epoch(self, epoch: int, tick: Callable[[], None]) -> Epochs:
         """Trains one pass over the rows; ``epoch`` is numbered through the phase."""
@@ -107,31 +125,31 @@ class LocalSelfSup:
         random = generator(derive_seed(party.own_seed, "augment", self._phase, party.name, epoch))
         self.tower.train()
         if self._guide is not None:
-            self._guide.train(self._guide_drifts)
-        total, kept = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
+            self._guide.tower.train(self._guide.drifts)
+        total, variance = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
         batches = self._batches(epoch)
         for rows in features.expecting(batches):
             # Alg. 1, line 19.
             v1, v2 = self._augment.two_views(features.inputs(rows), random)
             loss, z_BP, fresh = self._loss(v1, v2)
-            # Line 25.
+            # Alg. 1, line 25: the update.
             self._trained.step(loss)
             if self._target is not None:
-                follow(self._target, self.tower, self._plan.momentum)
+                update_target(self._target, self.tower, self._plan.momentum)
             # After the step: the gradient needs the old keys.
             for queue, keys_BP in fresh:
                 queue.push(keys_BP)
             total += loss.detach()
-            kept += variance_kept(z_BP)
+            variance += variance_kept(z_BP)
             tick()
         self._trained.end_epoch()
-        return Epochs(len(batches), total.item() / len(batches), kept.item() / len(batches))
+        return Epochs(len(batches), total.item() / len(batches), variance.item() / len(batches))
 
     def _loss(
         self, v1: tuple[Tensor, ...], v2: tuple[Tensor, ...]
     ) -> tuple[Tensor, Tensor, list[tuple[KeyQueue, Tensor]]]:
-        """Computes Eq. 6, the first view's projections without gradient, and each queue's new
-        keys.
+        """Returns the loss (Eq. 6), the first view's projections without gradient, and each
+        queue's new keys.
         """
         fresh: list[tuple[KeyQueue, Tensor]] = []
         plan, tower = self._plan, self.tower
@@ -154,12 +172,12 @@ class LocalSelfSup:
             ) / 2
             if self._keys is not None:
                 fresh += [(self._keys, t1_BP), (self._keys, t2_BP)]
-        if self._guide is not None and self._gamma:
-            # Line 23.
+        if self._guide is not None and self._guide.gamma:
+            # Alg. 1, line 23: the guide's projections.
             with torch.no_grad():
-                g1_BP, g2_BP = self._guide.project(self._party, v1, v2)
+                g1_BP, g2_BP = self._guide.tower.project(self._party, v1, v2)
             keys = self._guide_keys
-            loss = loss + self._gamma * (
+            loss = loss + self._guide.gamma * (
                 loss_against(plan, p1_BP, g1_BP, keys) + loss_against(plan, p2_BP, g2_BP, keys)
             )
             if keys is not None:
@@ -167,6 +185,7 @@ class LocalSelfSup:
         return loss, z1_BP.detach(), fresh
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {
             "trained": self._trained.state(),
             "target": None if self._target is None else dict(self._target.state_dict()),
@@ -175,6 +194,7 @@ class LocalSelfSup:
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._trained.load_state(tree["trained"])
         if self._target is not None:
             self._target.load_state_dict(tree["target"])
@@ -183,16 +203,16 @@ class LocalSelfSup:
                 queue.load_state(tree[name])
 
 
-def finite(epochs: Epochs, party: Party, phase: str, step: str) -> Epochs:
+def check_finite(epochs: Epochs, party: Party, phase: str, step: str) -> Epochs:
     """Returns ``epochs`` unchanged. Raises InputError if its loss is NaN or infinite: no other
     party could notice.
     """
     if not math.isfinite(epochs.loss):
-        text = (
-            f"phase {phase}: the {step} loss of {party.name} is {epochs.loss}: its training "
-            "diverged"
+        raise InputError(
+            Code.NON_FINITE,
+            f"phase {phase}: the {step} loss of {party.name} is {epochs.loss}, because its "
+            "training diverged. Lower the learning rate.",
         )
-        raise InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
     return epochs
 
 
@@ -203,15 +223,15 @@ def require_rows(party: Party, phase: str, split: str, batch_size: int) -> Rows:
     rows = party.rows(split)
     what = {"local": "training", "aligned": "aligned training", "train": "labelled training"}[split]
     if len(rows) == 0:
-        text = (
-            f"recipe: phases: {phase}: {party.name} has no {what} rows to learn from; give it "
-            "rows, or other splits"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: {party.name} has no {what} rows to learn from. Add rows, "
+            "or change the splits.",
         )
-        raise InputError(Code.CONFIG_INVALID, text)
     if batch_size > len(rows):
-        text = (
-            f"recipe: phases: {phase}: batch_size = {batch_size} is more than the {len(rows)} "
-            f"{what} rows of"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: batch_size must be at most {len(rows)}, the number of "
+            f"{what} rows of {party.name} (got {batch_size}). Set a smaller batch_size.",
         )
-        raise InputError(Code.CONFIG_INVALID, f"{text} {party.name}; take at most {len(rows)}")
     return np.asarray(rows)

@@ -97,12 +97,12 @@ def make_plan(
         momentum=momentum,
         negatives="batch" if released or settings.ssl == "simclr" else "queue",
         optimizer=optimizer,
-        augment=_released(settings.augment) if released else settings.augment,
+        augment=_fill_released(settings.augment) if released else settings.augment,
         anneals_predictor=not released if anneals is None else anneals,
     )
 
 
-def _released(augment: AugmentSettings) -> AugmentSettings:
+def _fill_released(augment: AugmentSettings) -> AugmentSettings:
     """Returns the views of the released code; the keys that are written stay the same."""
     written = augment.model_fields_set
     changed = {key: value for key, value in _VIEWS.items() if key not in written}

@@ -1,4 +1,4 @@
-"""Reports a round of self-supervision to people."""
+"""Reports a round of self-supervision."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from vfl_party.base.phase import RoundReport
 from vfl_party.selfsup.local import Epochs
 
-# Share of the variance of the projections' directions; trained encoders keep 0.5 and more.
+# The share of variance below which projections have collapsed; trained encoders keep 0.5 and more.
 COLLAPSED = 0.02
 
 
@@ -19,10 +19,10 @@ def report(party: str, done: Mapping[str, Epochs], warned: set[str] | None = Non
     """
     warned = set() if warned is None else warned
     notes = [
-        f"{party}: projections of the {step} step keep {each.variance_kept:.0%} of their "
+        f"{party}: projections of the {step} step keep {epochs.variance_kept:.0%} of their "
         "variance: they are collapsing"
-        for step, each in done.items()
-        if each.variance_kept < COLLAPSED and step not in warned
+        for step, epochs in done.items()
+        if epochs.variance_kept < COLLAPSED and step not in warned
     ]
     warned |= {step for step, epochs in done.items() if epochs.variance_kept < COLLAPSED}
     return RoundReport(

@@ -20,9 +20,8 @@ from vfl_party.selfsup.plan import SelfSupPlan
 
 
 class Tower(nn.Module):
-    """encoder -> projector (z) -> predictor (p); without a predictor in the plan, p = z.
-
-    ``width``: of z.
+    """An encoder with its heads: encoder -> projector (z) -> predictor (p). Without a predictor in
+    the plan, p = z. ``width``: the width of z.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class Tower(nn.Module):
         self.encoder, self.projector, self.predictor = encoder, projector, predictor
 
     def project(self, party: Party, *batches: tuple[Tensor, ...]) -> list[Tensor]:
-        """Returns z [B, P] of each batch of an encoder's inputs. ``party``: whose encoder it is."""
+        """Returns z [B, P] of each batch of an encoder's inputs. ``party``: the encoder's party."""
         return [self.projector(h_BE) for h_BE in party.through(self.encoder, *batches)]
 
     def predict(self, z_BP: Tensor) -> Tensor:
@@ -67,14 +66,14 @@ def encoder_width(encoder: nn.Module, party: Party) -> int:
     return width
 
 
-class Trained:
+class TrainedTower:
     """A tower with its optimizer, checkpointed together; the job keeps the encoder's weights."""
 
     def __init__(self, tower: Tower, plan: SelfSupPlan, epochs: int) -> None:
         self.tower, self._plan = tower, plan
         self._params = list(tower.parameters())
         self._optimizer = build_optimizer(plan.optimizer, self._params)
-        # With the predictor's own rate: a group of parameters, and a schedule, for each.
+        # A predictor with its own rate has its own parameter group and schedule.
         constant = list(tower.predictor.parameters()) if not plan.anneals_predictor else []
         keep_rate(self._optimizer, constant)
         self._schedule = build_schedule(plan.optimizer, self._optimizer, epochs)
@@ -88,9 +87,11 @@ class Trained:
         self._optimizer.step()
 
     def end_epoch(self) -> None:
+        """Steps the schedule."""
         self._schedule.step()
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {
             "tower": dict(self.tower.state_dict()),
             "optimizer": self._optimizer.state_dict(),
@@ -98,6 +99,7 @@ class Trained:
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self.tower.load_state_dict(tree["tower"])
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])
@@ -105,14 +107,14 @@ class Trained:
 
 def target_of(tower: Tower) -> Tower:
     """Makes the initial target encoder: a copy of encoder and projector, without gradient."""
-    # Of batch normalisation over several processes, whose group cannot be copied.
-    groups = [getattr(each, "process_group", None) for each in tower.modules()]
-    target = deepcopy(tower, {id(each): each for each in groups if each is not None})
+    # Batch normalization over several processes has a process group, which cannot be copied.
+    groups = [getattr(module, "process_group", None) for module in tower.modules()]
+    target = deepcopy(tower, {id(group): group for group in groups if group is not None})
     target.predictor = nn.Identity()
     return target.requires_grad_(False)
 
 
-def follow(target: Tower, online: Tower, momentum: float) -> None:
+def update_target(target: Tower, online: Tower, momentum: float) -> None:
     """Moves the target encoder: the moving average of the online encoder's parameters (FedHSSL,
     Table II).
     """
@@ -125,17 +127,15 @@ def make_queue(
 ) -> KeyQueue:
     """Makes a queue of ``plan.queue`` MoCo keys of ``width``, at first random directions.
 
-    Raises InputError unless it is smaller than ``rows``: otherwise it would hold every row's own
+    Raises InputError unless it is smaller than ``rows``: otherwise it contains every row's own
     key, as a negative.
     """
     if plan.queue >= rows:
-        text = (
-            f"recipe: phases: {phase}: a queue of {plan.queue} keys and {rows} rows at "
-            f"{party.name}: a row's own keys"
-        )
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text} would be among its negatives; set queue to {rows - 1} or less",
+            f"recipe: phases: {phase}: queue must be less than the {rows} rows of {party.name}, "
+            f"or a row's own keys become negatives (got {plan.queue}). Set queue to {rows - 1} or "
+            "less.",
         )
     seed = derive_seed(party.own_seed, "queue", phase, party.name, label)
     return KeyQueue(plan.queue, width, seed, party.device)

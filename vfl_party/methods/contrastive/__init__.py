@@ -1,5 +1,5 @@
-"""Local contrastive pretraining, the first phase of SS-VFL (Castiglia et al. 2022): nothing crosses
-a wire.
+"""Local contrastive pretraining, the first phase of SS-VFL (Castiglia et al. 2022), without any
+exchange.
 
 SS-VFL-I continues with one upload of the frozen representations (``head``), SS-VFL-C with split
 training (``splitnn``).
@@ -43,7 +43,7 @@ class ContrastiveSettings(SelfSupSettings):
 
 
 class Contrastive(Phase):
-    """Runs either side: LocalCL of Alg. 4. A party without features has nothing to do."""
+    """Either side: LocalCL of Alg. 4. A party without features does nothing."""
 
     alone_from = 0
 
@@ -72,7 +72,7 @@ class Contrastive(Phase):
 
 
 class ContrastiveLearning(Method[ContrastiveSettings]):
-    """Every party works on its own. The preset decides the augmentations."""
+    """Every party trains alone. The preset decides the augmentations."""
 
     def follows(self, settings: ContrastiveSettings) -> frozenset[str] | None:
         _ = settings

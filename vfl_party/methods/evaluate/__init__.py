@@ -1,5 +1,5 @@
 """Evaluates the trained model jointly on held-out rows: the passive parties embed, the active party
-scores, and finds what each party is worth.
+scores and computes the contribution of each party.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vfl_party.phases.method import Method
 
 
 class Evaluate(Method[EvaluateSettings]):
-    """Nothing is trained: every party encodes the rows of each split, and the active one scores."""
+    """Every party encodes the rows of each split, and the active party scores them."""
 
     def follows(self, settings: EvaluateSettings) -> frozenset[str] | None:
         _ = settings
@@ -25,8 +25,7 @@ class Evaluate(Method[EvaluateSettings]):
         return True
 
     def no_partial(self, settings: EvaluateSettings) -> str:
-        what = "importance permutes columns of rows that all parties hold"
-        return what if settings.importance else ""
+        return "importance needs rows that all parties hold" if settings.importance else ""
 
     def traffic(self, party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
         return traffic(party, phase, settings)

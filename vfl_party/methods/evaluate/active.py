@@ -1,4 +1,4 @@
-"""The active side: collects the embeddings of all rows, and scores them."""
+"""The active side: collects the embeddings of all rows and scores them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.evaluate import importance
 from vfl_party.methods.evaluate.exchanges import embeddings
-from vfl_party.methods.evaluate.holders import by_holders, held_by_all, with_counts
-from vfl_party.methods.evaluate.quality import Judge, metric_of
+from vfl_party.methods.evaluate.holders import by_holders, select_common, with_counts
+from vfl_party.methods.evaluate.quality import MetricJudge, metric_of
 from vfl_party.methods.evaluate.settings import EvaluateSettings
 from vfl_party.methods.evaluate.subsets import Subsets
-from vfl_party.methods.evaluate.telling import Telling, telling_steps
+from vfl_party.methods.evaluate.telling import MetricsSender, count_metrics_steps
 from vfl_party.phases import stand_in
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import measured
@@ -23,8 +23,8 @@ from vfl_party.phases.scoring import Chunk, SplitScorer
 
 
 class ActiveEvaluate(Phase):
-    """Evaluates all splits, one after the other, in one round; also without each party that may
-    have been away, and for each set of parties if the recipe asks for it.
+    """Evaluates all splits, one after the other, in one round: also without each party that may be
+    absent, and for each set of parties if the recipe sets ``subsets``.
     """
 
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
@@ -32,11 +32,11 @@ class ActiveEvaluate(Phase):
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party, settings))
         self._folder: Path | None = None
-        self._telling = Telling(party, name, settings.splits)
+        self._sender = MetricsSender(party, name, settings.splits)
         self._subsets: Subsets | None = None
         if settings.subsets:
             self._subsets = Subsets(party, name, settings, self._scorer)
-        self._kept = importance.Kept(party, name, settings)
+        self._writer = importance.ImportanceWriter(party, name, settings)
         self._importance = (
             importance.ActiveImportance(party, name, settings, self._scorer.answering)
             if settings.importance
@@ -44,7 +44,7 @@ class ActiveEvaluate(Phase):
         )
 
     def keep(self, folder: Path) -> None:
-        self._kept.folder = folder
+        self._writer.folder = folder
         self._folder = folder
 
     def run_round(self, round_: int) -> RoundReport:
@@ -52,15 +52,15 @@ class ActiveEvaluate(Phase):
         embedded: dict[str, tuple[Rows, list[Chunk]]] = {}
         for split in self._settings.splits:
             rows = party.rows(split)
-            found = [*self._scorer.embeddings(rows, StepKey(self.name, round_, batch))]
-            batch += len(found)
+            chunks = [*self._scorer.embeddings(rows, StepKey(self.name, round_, batch))]
+            batch += len(chunks)
             if len(rows):
-                embedded[split] = rows, found
+                embedded[split] = rows, chunks
         predictions = self._predictions(embedded)
-        # First, because a rule of the recipe may choose the threshold by it.
+        # First, because a rule of the recipe may choose the threshold by these metrics.
         metrics = with_counts(party, measured(party, predictions), predictions)
-        self._telling.tell(StepKey(self.name, round_, batch), metrics)
-        batch += telling_steps(party)
+        self._sender.send(StepKey(self.name, round_, batch), metrics)
+        batch += count_metrics_steps(party)
         absent: dict[str, Tensor] = {}
         if self._subsets is not None:
             step, kind = StepKey(self.name, round_, batch), self._settings.absent
@@ -71,50 +71,52 @@ class ActiveEvaluate(Phase):
         if self._importance is not None:
             first = StepKey(self.name, round_, batch)
             self._measure_columns(self._importance, first, *embedded["validation"])
-        # Last, because it takes longest, and needs nobody.
+        # Last, because this takes longest and does not need the other parties.
         worth, note = None, ""
         if self._subsets is not None:
-            whole = {split: held_by_all(*found) for split, found in embedded.items()}
+            whole = {split: select_common(*held) for split, held in embedded.items()}
             if all(len(whole[split][0]) for split in self._subsets.splits):
-                worth = self._subsets.measured(whole, absent)
+                worth = self._subsets.measure(whole, absent)
             else:
-                note = f"{self.name}: no row to evaluate is held by all parties, so sets of parties"
-                note = f"{note} are not measured"
+                note = (
+                    f"{self.name}: sets of parties are not measured, because the parties have no "
+                    "evaluation row in common"
+                )
         return RoundReport(0, metrics, predictions=predictions, worth=worth, note=note)
 
     def _measure_columns(
-        self, of: importance.ActiveImportance, first: StepKey, rows: Rows, found: list[Chunk]
+        self, of: importance.ActiveImportance, first: StepKey, rows: Rows, chunks: list[Chunk]
     ) -> None:
         party, settings = self._party, self._settings
         metric = metric_of(party.recipe.task, self.name, settings.metric)
-        judge = Judge(party, metric, rows)
-        whole = judge.of(self._scorer.scored(found).outputs)
+        judge = MetricJudge(party, metric, rows)
+        whole = judge.of(self._scorer.scored(chunks).outputs)
         own = of.run(
-            first, found, lambda other: whole - judge.of(self._scorer.scored(other).outputs)
+            first, chunks, lambda other: whole - judge.of(self._scorer.scored(other).outputs)
         )
         if own is not None:
-            self._kept(own)
+            self._writer(own)
 
     def _predictions(
         self, embedded: dict[str, tuple[Rows, list[Chunk]]]
     ) -> dict[str, tuple[Rows, Tensor]]:
         party = self._party
-        # If training may go on without a party, or prepares for it, people want to know what the
-        # model is worth without it.
+        # If training may continue without a party, the report shows the quality without it.
         some = party.features is not None or len(party.recipe.passives) > 1
-        # Of a row that one passive party holds, nobody would be left without it.
+        # With partial rows, a row may have a single party, without which nothing remains.
         some = some and (party.features is not None or party.data.held is None)
         away = (
-            [each.name for each in party.recipe.passives]
+            [passive.name for passive in party.recipe.passives]
             if party.course.without != "wait" and some
             else []
         )
         predictions: dict[str, tuple[Rows, Tensor]] = {}
-        for split, (rows, found) in embedded.items():
-            of = {split: found} | {
-                f"{split} without {name}": [each.without(name) for each in found] for name in away
+        for split, (rows, chunks) in embedded.items():
+            of = {split: chunks} | {
+                f"{split} without {name}": [chunk.without(name) for chunk in chunks]
+                for name in away
             }
-            for name, each in of.items():
-                predictions[name] = rows, self._scorer.scored(each).outputs
+            for name, variant in of.items():
+                predictions[name] = rows, self._scorer.scored(variant).outputs
             predictions |= by_holders(party, split, *predictions[split])
         return predictions

@@ -1,4 +1,4 @@
-"""What an evaluation exchanges."""
+"""The exchanges of an evaluation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from vfl_common.bundle import StepKey
 from vfl_party.methods.evaluate import importance
 from vfl_party.methods.evaluate.settings import EvaluateSettings
-from vfl_party.methods.evaluate.telling import telling_steps, telling_traffic
+from vfl_party.methods.evaluate.telling import count_metrics_steps, metrics_traffic
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases import stand_in
 from vfl_party.phases.context import Party
@@ -15,8 +15,8 @@ from vfl_party.phases.scoring import chunks, scoring, scoring_traffic
 
 
 def embeddings(party: Party, settings: EvaluateSettings) -> Exchange:
-    """Declares the exchange of the rows of each split, with the noise of the phases before, and of
-    the mean that stands in for a party.
+    """Declares the exchange of embeddings: of the rows of each split, with the noise of the earlier
+    phases, of the mean that stands in for a party, and of permuted columns.
     """
     course = party.course
     made = scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
@@ -30,20 +30,20 @@ def embeddings(party: Party, settings: EvaluateSettings) -> Exchange:
 
 def traffic(party: Party, phase: str, settings: EvaluateSettings) -> Traffic:
     """See ``Method.traffic``."""
-    found: list[Occurrence] = []
+    occurrences: list[Occurrence] = []
     exchange, batch = embeddings(party, settings), 0
     for split in settings.splits:
         rows = party.joint_rows(split)
-        found += scoring_traffic(party, phase, exchange, 0, batch, rows)
+        occurrences += scoring_traffic(party, phase, exchange, 0, batch, rows)
         batch += len(chunks(rows))
-    found += telling_traffic(party, StepKey(phase, 0, batch), settings.splits)
-    batch += telling_steps(party)
+    occurrences += metrics_traffic(party, StepKey(phase, 0, batch), settings.splits)
+    batch += count_metrics_steps(party)
     if settings.subsets:
         means = stand_in.traffic(party, exchange, settings.absent, StepKey(phase, 0, batch))
-        found += means
+        occurrences += means
         batch += stand_in.steps(settings.absent)
     if not settings.importance:
-        return Traffic(found, bound=party.bound)
+        return Traffic(occurrences, bound=party.bound)
     permuted, lacking = importance.traffic(party, exchange, settings, StepKey(phase, 0, batch))
-    text = f"the permuted columns of {', '.join(lacking)} are not counted: they are not here"
-    return Traffic([*found, *permuted], bound=text if lacking else "")
+    bound = f"the permuted columns of {', '.join(lacking)} are not counted: they are not here"
+    return Traffic([*occurrences, *permuted], bound=bound if lacking else "")

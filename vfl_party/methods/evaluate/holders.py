@@ -1,5 +1,5 @@
-"""The rows of a split by who holds them (``rows.partial``): a part of the split for each set of
-parties.
+"""Divides the rows of a split by the parties that hold them (``rows.partial``): one part for each
+set of parties.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from vfl_party.base.seeds import Rows
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk
 
-# Of a part: how many rows it has.
+# The name of the metric with a part's number of rows.
 ROWS = "rows"
 
 
 def by_holders(
     party: Party, split: str, rows: Rows, outputs: Tensor
 ) -> dict[str, tuple[Rows, Tensor]]:
-    """Returns {name of a part: (its rows, their outputs)}; empty if all parties hold all rows.
+    """Returns {name of a part: (its rows, their outputs [N, O])}; empty if all parties hold all
+    rows.
 
     Parts are named by the parties that have features.
     """
@@ -35,29 +36,29 @@ def by_holders(
     }
 
 
-def held_by_all(rows: Rows, found: Sequence[Chunk]) -> tuple[Rows, list[Chunk]]:
+def select_common(rows: Rows, chunks: Sequence[Chunk]) -> tuple[Rows, list[Chunk]]:
     """Returns the rows that all parties hold, and their embeddings.
 
     ``found``: the embeddings of ``rows``, in order.
     """
-    kept, whole, first = [], list[Chunk](), 0
-    for chunk in found:
+    common, whole, first = [], list[Chunk](), 0
+    for chunk in chunks:
         for part, at in chunk.alike():
             if all(z is not None for z in part.others.values()):
-                kept.append(rows[first + at])
+                common.append(rows[first + at])
                 whole.append(part)
         first += chunk.rows
-    return np.concatenate(kept) if kept else rows[:0], whole
+    return np.concatenate(common) if common else rows[:0], whole
 
 
 def with_counts(
     party: Party,
     metrics: dict[str, dict[str, float]],
-    found: Mapping[str, tuple[Rows, Tensor]],
+    predictions: Mapping[str, tuple[Rows, Tensor]],
 ) -> dict[str, dict[str, float]]:
     """Adds the number of rows to the metrics of each split and part, if not all parties hold all
     rows.
     """
     if party.data.held is None:
         return metrics
-    return {name: {**of, ROWS: float(len(found[name][0]))} for name, of in metrics.items()}
+    return {name: {**of, ROWS: float(len(predictions[name][0]))} for name, of in metrics.items()}

@@ -1,12 +1,12 @@
 """Permutation importance of each party's own columns (Breiman 2001), computed together.
 
-A party gives a column, in the validation rows, the values of other rows, and sends the embeddings
-of these rows; the active party answers, once and to this party alone, with what that costs. Names
-and values stay at the party that has them. The active party learns how many columns there are.
+A party replaces the values of a column in the validation rows by those of other rows and sends the
+embeddings; the active party answers once, and only this party, with the loss of quality. Names and
+values stay at the party that owns them. The active party learns the number of columns.
 
-A metric tells of labels, and a party that lies sends what embeddings it likes: answers of full
-precision could tell all labels (Aggarwal et al. 2021). So each column has two numbers, of three
-digits.
+A metric depends on the labels, and a malicious party can send arbitrary embeddings: answers of full
+precision could disclose all labels (Aggarwal et al. 2021). Each answer therefore has two numbers of
+three digits for each column.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from vfl_party.phases.scoring import Chunk, chunks
 log = logging.getLogger(__name__)
 
 FILE = "importance.json"
-# Columns in the log.
-_SHOWN = 10
-# Columns of one party; more are probably a mistake.
-_MOST = 10_000
-# Of an answer: significant ones.
+# The number of columns that the log names.
+_LOGGED = 10
+# The most columns of one party; more are probably a mistake.
+_MAX_COLUMNS = 10_000
+# Significant digits of an answer.
 _DIGITS = 3
-# The name of what has no columns.
+# The name under which an image, which has no columns, is listed.
 _IMAGE = "image"
 COUNT = Exchange("columns", Sent(Kind.ROWS, {"columns": i64(1)}), when="once")
 CHANGES = Exchange(
@@ -58,12 +58,12 @@ CHANGES = Exchange(
 
 
 def names_of(party: Party) -> list[str]:
-    """Returns the names of a party's columns; of images a single one."""
+    """Returns the names of a party's columns; images have a single name."""
     return list(party.need_features().columns) or [_IMAGE]
 
 
 @torch.no_grad()
-def permuted(
+def permute_columns(
     party: Party, phase: str, settings: EvaluateSettings
 ) -> Iterator[tuple[str, Iterator[Tensor]]]:
     """Yields, for each column and repeat, its name and a party's own embeddings of the validation
@@ -74,7 +74,7 @@ def permuted(
     for place, name in enumerate(names_of(party)):
         column = name if features.columns else None
         for repeat in range(settings.repeats):
-            # Of the party's own seed: nobody else need know which row got which value.
+            # The party's own seed hides from the others which row got which value.
             seed = derive_seed(party.own_seed, "importance", phase, place, repeat)
             others = rows[permutation(seed, len(rows))]
             pairs = zip(chunks(rows), chunks(others), strict=True)
@@ -88,7 +88,7 @@ def permuted(
 
 
 class PassiveImportance:
-    """A passive party's side; ``asking``: its side of the exchange of embeddings."""
+    """A passive party's side. ``asking``: its side of the exchange of embeddings."""
 
     def __init__(
         self, party: Party, phase: str, settings: EvaluateSettings, asking: Asking
@@ -99,18 +99,18 @@ class PassiveImportance:
         self._changes = party.asking(phase, CHANGES)
 
     def run(self, first: StepKey) -> dict[str, Any]:
-        """Exchanges from the step ``first`` on; returns what ``kept`` keeps. Raises as
-        ``Asking.swap``.
+        """Runs the exchanges from the step ``first`` on. Returns the importance of this party's
+        columns for ``ImportanceWriter``. Raises as ``Asking.swap``.
         """
         names, batch = names_of(self._party), first.batch
         self._count.swap(first, {"columns": torch.tensor([len(names)])})
-        for _, found in permuted(self._party, self._phase, self._settings):
-            for z_BD in found:
+        for _, embeddings in permute_columns(self._party, self._phase, self._settings):
+            for z_BD in embeddings:
                 batch += 1
                 at = first._replace(batch=batch)
                 self._embeddings.swap(at, {"z": z_BD}, self._party.rows("validation"))
         answer = self._changes.take(first._replace(batch=batch + 1), columns=len(names))
-        return listed(names, answer["changes"].cpu().view(torch.float64))
+        return rank_columns(names, answer["changes"].cpu().view(torch.float64))
 
 
 class ActiveImportance:
@@ -130,57 +130,67 @@ class ActiveImportance:
         self._count = party.answering(phase, COUNT)
         self._changes = party.answering(phase, CHANGES)
         if not len(party.rows("validation")):
-            text = f"recipe: phases: {phase}: importance needs validation rows, and there are none"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; set rows.validation")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: importance needs validation rows (got none). Set "
+                "rows.validation.",
+            )
 
     def run(
-        self, first: StepKey, found: list[Chunk], change: Callable[[list[Chunk]], float]
+        self, first: StepKey, chunks: list[Chunk], change: Callable[[list[Chunk]], float]
     ) -> dict[str, Any] | None:
-        """Exchanges from the step ``first`` on; returns what ``kept`` keeps of this party's own
-        columns. None: it has none.
+        """Runs the exchanges from the step ``first`` on. Returns the importance of this party's own
+        columns for ``ImportanceWriter``; None if it has no columns.
 
-        ``found``: all parties' embeddings of the validation rows. ``change``: what is lost with
-        other embeddings in their place. Raises as ``Answering.collect``.
+        Args:
+            first: the first step.
+            chunks: the embeddings of all parties for the validation rows.
+            change: computes the loss of quality with other embeddings in their place.
+
+        Raises as ``Answering.collect``.
         """
         party, repeats = self._party, self._settings.repeats
-        passives = [each.name for each in party.recipe.passives]
+        passives = [passive.name for passive in party.recipe.passives]
         if passives:
-            columns = self._counted(first)
-            self._answer(first, columns, found, change)
+            columns = self._collect_counts(first)
+            self._answer(first, columns, chunks, change)
         if party.features is None:
             return None
         lost = [
-            change([Chunk([z], of.others, of.rows) for z, of in zip(own, found, strict=True)])
-            for _, own in permuted(party, self._phase, self._settings)
+            change([Chunk([z], of.others, of.rows) for z, of in zip(own, chunks, strict=True)])
+            for _, own in permute_columns(party, self._phase, self._settings)
         ]
-        return listed(names_of(party), _figures(lost, repeats))
+        return rank_columns(names_of(party), _figures(lost, repeats))
 
-    def _counted(self, step: StepKey) -> dict[str, int]:
-        """Returns {passive party: how many columns it has}."""
+    def _collect_counts(self, step: StepKey) -> dict[str, int]:
+        """Returns {passive party: its number of columns}."""
         received = self._count.collect(step)
         self._count.acknowledge(step, received)
         columns = {name: int(tensors["columns"]) for name, tensors in received.items()}
         for name, count in columns.items():
-            if not 1 <= count <= _MOST:
-                text = f"{name} says that it has {count} columns, and 1 to {_MOST:,} are possible"
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=name)
+            if not 1 <= count <= _MAX_COLUMNS:
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{name}: must have from 1 to {_MAX_COLUMNS:,} columns (got {count}).",
+                    party=name,
+                )
         return columns
 
     def _answer(
         self,
         first: StepKey,
         columns: dict[str, int],
-        found: list[Chunk],
+        chunks: list[Chunk],
         change: Callable[[list[Chunk]], float],
     ) -> None:
-        """Collects embeddings from those parties that have columns left, and answers the others."""
-        repeats, parts = self._settings.repeats, len(found)
+        """Collects embeddings from the parties that have columns left, and answers the others."""
+        repeats, parts = self._settings.repeats, len(chunks)
         sends = {name: count * repeats * parts for name, count in columns.items()}
         mixed: dict[str, list[Chunk]] = {name: [] for name in sends}
         lost: dict[str, list[float]] = {name: [] for name in sends}
         for done in range(max(sends.values()) + 1):
-            step, part = first._replace(batch=first.batch + 1 + done), found[done % parts]
-            senders = {name: {"rows": part.rows} for name, most in sends.items() if done < most}
+            step, part = first._replace(batch=first.batch + 1 + done), chunks[done % parts]
+            senders = {name: {"rows": part.rows} for name, total in sends.items() if done < total}
             received = self._embeddings.collect(step, each=senders) if senders else {}
             if senders:
                 self._embeddings.acknowledge(step, received)
@@ -190,13 +200,16 @@ class ActiveImportance:
                 if len(mixed[name]) == parts:
                     lost[name].append(change(mixed[name]))
                     mixed[name] = []
-            ready = [name for name, most in sends.items() if done == most]
+            ready = [name for name, total in sends.items() if done == total]
             if ready:
                 self._changes.collect(step, each={name: {} for name in ready})
                 found_of = {name: _figures(lost[name], repeats) for name in ready}
                 self._changes.reply(
                     step,
-                    {name: {"changes": each.view(torch.int64)} for name, each in found_of.items()},
+                    {
+                        name: {"changes": figures.view(torch.int64)}
+                        for name, figures in found_of.items()
+                    },
                 )
 
 
@@ -207,44 +220,44 @@ def _figures(lost: list[float], repeats: int) -> Tensor:
     lost_CR = torch.tensor(lost, dtype=torch.float64).view(-1, repeats)
     found_C2 = torch.stack([lost_CR.mean(dim=1), lost_CR.std(dim=1) / repeats**0.5], dim=1)
     return torch.tensor(
-        [[float(f"{each:.{_DIGITS}g}") for each in row] for row in found_C2.tolist()],
+        [[float(f"{value:.{_DIGITS}g}") for value in row] for row in found_C2.tolist()],
         dtype=torch.float64,
     )
 
 
-def listed(names: list[str], figures_C2: Tensor) -> dict[str, Any]:
-    """Returns {"columns": each column's name, value and standard error}, the greatest value first;
+def rank_columns(names: list[str], figures_C2: Tensor) -> dict[str, Any]:
+    """Returns {"columns": name, value and standard error of each column}, the largest value first.
     ``figures_C2``: the values and errors.
     """
     rows = [
         {"name": name, "value": value, "error": error}
         for name, (value, error) in zip(names, figures_C2.tolist(), strict=True)
     ]
-    return {"columns": sorted(rows, key=lambda each: -abs(each["value"]))}
+    return {"columns": sorted(rows, key=lambda row: -abs(row["value"]))}
 
 
-class Kept:
-    """Writes the importance of a party's columns into its folder of the run, once it is known; only
-    its owner may read the file.
+class ImportanceWriter:
+    """Writes the importance of a party's columns into a file in its folder of the run, which only
+    its owner may read.
     """
 
     def __init__(self, party: Party, phase: str, settings: EvaluateSettings) -> None:
         self.folder: Path | None = None
         self._party, self._phase, self._settings = party, phase, settings
 
-    def __call__(self, found: dict[str, Any]) -> None:
-        """Writes what ``listed`` has returned. Raises InputError."""
+    def __call__(self, ranking: dict[str, Any]) -> None:
+        """Writes what ``rank_columns`` has returned. Raises InputError."""
         if self.folder is None:
             return
         task = self._party.recipe.task
         metric = metric_of(task, self._phase, self._settings.metric)
         facts = {"metric": metric, "split": "validation"}
         with private_file(self.folder / FILE) as file:
-            file.write(to_json(facts | found).encode())
-        parts = [f"{each['name']} {each['value']:g}" for each in found["columns"][:_SHOWN]]
-        more = len(found["columns"]) - len(parts)
+            file.write(to_json(facts | ranking).encode())
+        parts = [f"{column['name']} {column['value']:g}" for column in ranking["columns"][:_LOGGED]]
+        more = len(ranking["columns"]) - len(parts)
         log.info(
-            "phase %s: validation %s that is lost by permuting a column of %s: %s%s",
+            "phase %s: loss of validation %s by permuting a column of %s: %s%s",
             self._phase,
             metric,
             self._party.name,
@@ -257,25 +270,25 @@ class Kept:
 def traffic(
     party: Party, exchange: Exchange, settings: EvaluateSettings, first: StepKey
 ) -> tuple[list[Occurrence], list[str]]:
-    """Returns what is exchanged from the step ``first`` on, and the parties whose columns are not
-    here, so that theirs is missing. ``exchange``: of the embeddings.
+    """Returns the occurrences from the step ``first`` on, and the parties whose columns are not
+    here, so that their occurrences are missing. ``exchange``: that of the embeddings.
     """
     known = {
-        each.name: len(names_of(each))
-        for each in (party, *party.others.values())
-        if each.role == "passive" and each.features is not None
+        known_party.name: len(names_of(known_party))
+        for known_party in (party, *party.others.values())
+        if known_party.role == "passive" and known_party.features is not None
     }
     parts, repeats = chunks(party.rows("validation")), settings.repeats
     sends = {name: count * repeats * len(parts) for name, count in known.items()}
-    passives = [each.name for each in party.recipe.passives]
-    found = [Occurrence.of(COUNT, first)] if passives else []
+    passives = [passive.name for passive in party.recipe.passives]
+    occurrences = [Occurrence.of(COUNT, first)] if passives else []
     for done in range(max(sends.values(), default=-1) + 1):
         step, rows = first._replace(batch=first.batch + 1 + done), len(parts[done % len(parts)])
         make = partial(Occurrence.of, exchange, step, rows=rows)
-        for name, most in sends.items():
-            if done < most:
-                found.append(replace(make(width=party.widths[name]), party=name))
-            elif done == most:
+        for name, total in sends.items():
+            if done < total:
+                occurrences.append(replace(make(width=party.widths[name]), party=name))
+            elif done == total:
                 answer = Occurrence.of(CHANGES, step, columns=known[name])
-                found.append(replace(answer, party=name))
-    return found, [name for name in passives if name not in known]
+                occurrences.append(replace(answer, party=name))
+    return occurrences, [name for name in passives if name not in known]

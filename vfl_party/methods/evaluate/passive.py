@@ -9,24 +9,24 @@ from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.methods.evaluate import importance
 from vfl_party.methods.evaluate.exchanges import embeddings
 from vfl_party.methods.evaluate.settings import EvaluateSettings
-from vfl_party.methods.evaluate.telling import Told, telling_steps
+from vfl_party.methods.evaluate.telling import MetricsReceiver, count_metrics_steps
 from vfl_party.phases import stand_in
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import SplitScorer
 
 
 class PassiveEvaluate(Phase):
-    """Embeds the rows of all splits, one after the other, in one round. Then, as far as the recipe
-    asks for it, hears metrics, and sends what stands in for this party, and the rows with each of
-    its columns permuted.
+    """Embeds the rows of all splits, one after the other, in one round. Then, if the recipe says
+    so, it receives metrics, sends the embedding that stands in for this party, and sends the rows
+    with each of its columns permuted.
     """
 
     def __init__(self, party: Party, name: str, settings: EvaluateSettings) -> None:
         self.name, self.rounds = name, 1
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party, settings))
-        self._told = Told(party, name, settings.splits)
-        self._kept = importance.Kept(party, name, settings)
+        self._receiver = MetricsReceiver(party, name, settings.splits)
+        self._writer = importance.ImportanceWriter(party, name, settings)
         self._importance = (
             importance.PassiveImportance(party, name, settings, self._scorer.asking)
             if settings.importance
@@ -34,21 +34,21 @@ class PassiveEvaluate(Phase):
         )
 
     def keep(self, folder: Path) -> None:
-        self._kept.folder = folder
-        self._told.keep(folder)
+        self._writer.folder = folder
+        self._receiver.keep(folder)
 
     def run_round(self, round_: int) -> RoundReport:
         party, settings, batch = self._party, self._settings, 0
         for split in settings.splits:
             first = StepKey(self.name, round_, batch)
             batch += self._scorer.answer(party.joint_rows(split), first)
-        self._told.hear(StepKey(self.name, round_, batch))
-        batch += telling_steps(party)
+        self._receiver.receive(StepKey(self.name, round_, batch))
+        batch += count_metrics_steps(party)
         if settings.subsets:
             step = StepKey(self.name, round_, batch)
             stand_in.give(self._scorer.asking, party, settings.absent, step)
             batch += stand_in.steps(settings.absent)
         if self._importance is not None:
-            found = self._importance.run(StepKey(self.name, round_, batch))
-            self._kept(found)
+            ranking = self._importance.run(StepKey(self.name, round_, batch))
+            self._writer(ranking)
         return RoundReport(0)

@@ -1,4 +1,4 @@
-"""One metric of scored rows, and of the same rows drawn anew: a bootstrap (Efron 1979)."""
+"""One metric of scored rows, and its bootstrap (Efron 1979)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,24 @@ from vfl_party.phases.measure import decides
 
 
 def metric_of(task: TaskSettings, phase: str, named: str | None) -> str:
-    """Returns the metric by which a phase judges parties; ``named``: by the recipe. Raises
-    InputError if the task has no such metric.
+    """Returns the metric by which a phase judges parties. ``named``: the metric in the recipe.
+    Raises InputError if the task has no such metric.
     """
     name = named or first_metric(task)
     if name not in task.all_metrics:
-        text = f"recipe: phases: {phase}: metric: a {task.kind} task has no {name}"
-        text = f"{text} (it has {', '.join(task.all_metrics)}; task.metrics adds others)"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: metric: not a metric of a {task.kind} task (got {name!r}). "
+            f"Choose one of {', '.join(task.all_metrics)}, or add others in task.metrics.",
+        )
     return name
 
 
-class Judge:
+class MetricJudge:
     """Measures outputs for the rows of a split, at the active party.
 
-    ``seed``: of the rows that are drawn. All outputs are judged by the same draws. The queries of a
-    ranking are drawn, not its rows: NDCG is a mean over queries.
+    All outputs are judged by the same bootstrap samples, which ``seed`` determines. A ranking draws
+    queries instead of rows, because NDCG is a mean over queries.
     """
 
     def __init__(
@@ -44,23 +46,23 @@ class Judge:
         weights = party.row_weights(party.rows("train"))
         self._weights = None if weights is None else party.take(weights, rows).cpu()
         random = np.random.Generator(np.random.Philox(key=seed))
-        self._draws = [self._drawn(random) for _ in range(draws)]
+        self._draws = [self._draw(random) for _ in range(draws)]
 
     def of(self, outputs_NO: Tensor) -> float:
         """Returns the metric; NaN if it is undefined for the rows."""
-        return self._measured(outputs_NO.cpu(), self._targets, self._weights)
+        return self._measure(outputs_NO.cpu(), self._targets, self._weights)
 
-    def resampled(self, outputs_NO: Tensor) -> npt.NDArray[np.float64]:
-        """Returns the metric for each draw; NaN if it is undefined for its rows."""
+    def resample(self, outputs_NO: Tensor) -> npt.NDArray[np.float64]:
+        """Returns the metric of each sample, [draws]; NaN if it is undefined."""
         outputs_NO = outputs_NO.cpu()
-        found = []
+        values = []
         for at, targets in self._draws:
             weights = None if self._weights is None else self._weights[at]
-            found.append(self._measured(outputs_NO[at], targets, weights))
-        return np.array(found)
+            values.append(self._measure(outputs_NO[at], targets, weights))
+        return np.array(values)
 
-    def _measured(self, outputs_NO: Tensor, targets: Tensor, weights: Tensor | None) -> float:
-        found = evaluate(
+    def _measure(self, outputs_NO: Tensor, targets: Tensor, weights: Tensor | None) -> float:
+        metrics = evaluate(
             self._task,
             self._labels.known(outputs_NO),
             targets,
@@ -68,10 +70,10 @@ class Judge:
             weights_N=weights,
             threshold=self._threshold,
         )
-        return found.get(self._metric, float("nan"))
+        return metrics.get(self._metric, float("nan"))
 
-    def _drawn(self, random: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Draws as many rows as there are, with replacement; returns their places and targets."""
+    def _draw(self, random: np.random.Generator) -> tuple[Tensor, Tensor]:
+        """Draws a bootstrap sample of the rows; returns their places [N] and targets."""
         n = len(self._targets)
         if self._task.kind != "ranking":
             at = torch.from_numpy(random.integers(0, n, n))

@@ -9,7 +9,7 @@ from pydantic import Field
 from vfl_common.config.base import KindName, Section
 from vfl_party.phases.stand_in import StandIn
 
-# Each with the key that makes it mean something.
+# {key: the key without which it has no effect}.
 _PART_OF = {
     "absent": "subsets",
     "permutations": "subsets",
@@ -50,16 +50,17 @@ class EvaluateSettings(Section):
         for key, of in _PART_OF.items():
             if key in self.model_fields_set and not getattr(self, of):
                 raise ValueError(
-                    f"{key} means nothing without {of} = true; add it, or remove {key}"
+                    f"{key} has no effect without {of} = true. Add it, or remove {key}."
                 )
         if self.metric is not None and not (self.subsets or self.importance):
             raise ValueError(
-                "metric means nothing without subsets = true or importance = true; add one, or "
-                "remove metric"
+                "metric has no effect without subsets = true or importance = true. Add one of "
+                "them, or remove metric."
             )
         if self.subsets and not {"validation", "test"} & set(self.splits):
             raise ValueError(
-                "subsets needs validation or test rows, and splits has neither; add one of them"
+                "subsets needs validation or test rows, but splits contains neither. Add one of "
+                "them to splits."
             )
         if self.importance and "validation" not in self.splits:
-            raise ValueError("importance needs validation rows; add validation to splits")
+            raise ValueError('importance needs validation rows. Add "validation" to splits.')

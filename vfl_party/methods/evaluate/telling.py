@@ -1,8 +1,8 @@
-"""Tells the passive parties the metrics that the recipe names, at the end of an evaluation: both
+"""Sends the passive parties the metrics that the recipe names, at the end of an evaluation: both
 sides.
 
-Metrics cross as the bytes of float64, which no codec rounds and no transform changes; one that the
-rows do not define is NaN.
+Metrics are sent as the bytes of float64, which codecs and transforms leave unchanged; an undefined
+metric is NaN.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from vfl_common.text import to_json
 from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Sent, u8
 from vfl_party.phases.context import Party
 
-# In a passive party's folder of the run: {split: {metric: value}}.
+# A file in a passive party's folder of the run: {split: {metric: value}}.
 FILE = "told.json"
 _NUMBER = np.dtype("<f8")
 
 
-def telling(party: Party) -> Exchange | None:
-    """Declares the metrics that the active party tells the passive ones; None if it tells
-    nothing.
+def metrics_exchange(party: Party) -> Exchange | None:
+    """Declares the metrics that the active party sends to the passive parties; None if it sends
+    none.
     """
     names = party.recipe.report.tell_passives
     if not names or not party.recipe.passives:
@@ -36,14 +36,14 @@ def telling(party: Party) -> Exchange | None:
     return Exchange("told", NOTHING, down, when="once")
 
 
-def telling_steps(party: Party) -> int:
-    """Returns how many steps telling takes."""
-    return int(telling(party) is not None)
+def count_metrics_steps(party: Party) -> int:
+    """Returns the number of steps in which metrics are sent."""
+    return int(metrics_exchange(party) is not None)
 
 
-def telling_traffic(party: Party, step: StepKey, splits: Sequence[str]) -> list[Occurrence]:
-    """Returns the exchange at the step after the last embeddings; none if nothing is told."""
-    exchange = telling(party)
+def metrics_traffic(party: Party, step: StepKey, splits: Sequence[str]) -> list[Occurrence]:
+    """Returns the exchange at the step after the last embeddings, if metrics are sent."""
+    exchange = metrics_exchange(party)
     return [] if exchange is None else [Occurrence.of(exchange, step, **_sizes(party, splits))]
 
 
@@ -51,51 +51,51 @@ def _sizes(party: Party, splits: Sequence[str]) -> dict[str, int]:
     return {"splits": len(splits), "metrics": len(party.recipe.report.tell_passives)}
 
 
-class Telling:
+class MetricsSender:
     """The active side."""
 
     def __init__(self, party: Party, phase: str, splits: Sequence[str]) -> None:
         self._splits, self._names = splits, party.recipe.report.tell_passives
-        exchange = telling(party)
+        exchange = metrics_exchange(party)
         self._side = None
         if exchange is not None:
             self._side = party.answering(phase, exchange, **_sizes(party, splits))
 
-    def tell(self, step: StepKey, metrics: Mapping[str, Mapping[str, float]]) -> None:
-        """Tells all passive parties, if the recipe says so."""
+    def send(self, step: StepKey, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        """Sends the metrics to all passive parties, if the recipe says so."""
         if self._side is None:
             return
-        found = [
+        values = [
             [metrics.get(split, {}).get(name, np.nan) for name in self._names]
             for split in self._splits
         ]
-        content = np.array(found, _NUMBER)[..., None].view(np.uint8)
+        content = np.array(values, _NUMBER)[..., None].view(np.uint8)
         parties = self._side.collect(step)
         self._side.reply_all(step, parties, {"metrics": torch.from_numpy(content.copy())})
 
 
-class Told:
-    """The passive side, which writes what it hears into its folder."""
+class MetricsReceiver:
+    """The passive side, which writes the received metrics into its folder."""
 
     def __init__(self, party: Party, phase: str, splits: Sequence[str]) -> None:
         self._splits, self._names = splits, party.recipe.report.tell_passives
         self._folder: Path | None = None
-        exchange = telling(party)
+        exchange = metrics_exchange(party)
         self._side = None
         if exchange is not None:
             self._side = party.asking(phase, exchange, **_sizes(party, splits))
 
     def keep(self, folder: Path) -> None:
-        """Names the party's folder of the run."""
+        """Sets the party's folder of the run."""
         self._folder = folder
 
-    def hear(self, step: StepKey) -> None:
-        """Asks for the metrics, if the recipe says that they are told."""
+    def receive(self, step: StepKey) -> None:
+        """Receives the metrics, if the recipe says that they are sent."""
         if self._side is None:
             return
         content = self._side.swap(step, {})["metrics"].cpu().numpy()
         values = np.ascontiguousarray(content).view(_NUMBER)[..., 0].tolist()
-        found = {
+        metrics = {
             split: {
                 name: value for name, value in zip(self._names, row, strict=True) if value == value
             }
@@ -104,7 +104,5 @@ class Told:
         if self._folder is not None:
             with private_file(self._folder / FILE) as file:
                 file.write(
-                    (
-                        to_json({split: each for split, each in found.items() if each}) + "\n"
-                    ).encode()
+                    (to_json({split: row for split, row in metrics.items() if row}) + "\n").encode()
                 )

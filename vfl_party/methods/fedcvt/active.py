@@ -1,4 +1,4 @@
-"""The active side: representations in, the whole loss, their gradients out."""
+"""The active side: receives representations, computes the loss, and returns gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vfl_party.phases.scoring import SplitScorer
 class ActiveFedCVT(Phase):
     """One round is ``validate_every`` epochs over the labelled rows.
 
-    The joint classifier is the party's top model. Those of one view end with the phase.
+    The joint classifier is the party's top model. The classifiers of one view end with the phase.
     """
 
     def __init__(self, party: Party, name: str, settings: FedCVTSettings) -> None:
@@ -59,31 +59,37 @@ class ActiveFedCVT(Phase):
             torch.zeros(len(TERMS), device=party.device),
         )
         taken = torch.zeros((), dtype=torch.int64, device=party.device)
-        for batch, each in enumerate(steps):
+        for batch, current in enumerate(steps):
             step = StepKey(self.name, round_, batch)
             training.zero_grad()
-            y_L = party.take(targets, each.labelled)
-            r_BD = party.encode(*features.inputs(each.rows))
-            ((passive, received),) = self._representations.collect(step, rows=each.aligned).items()
+            y_L = party.take(targets, current.labelled)
+            r_BD = party.encode(*features.inputs(current.rows))
+            ((passive, received),) = self._representations.collect(
+                step, rows=current.aligned
+            ).items()
             for tensor in received.values():
                 tensor.requires_grad_()
-            ours = Representations(r_BD[: each.aligned], r_BD[each.aligned :])
+            ours = Representations(r_BD[: current.aligned], r_BD[current.aligned :])
             theirs = Representations(received["aligned"], received.get("own", r_BD[:0]))
-            found = self._objective(ours, theirs, y_L, pseudo=each.pseudo)
-            found.loss.backward()  # type: ignore[no-untyped-call]
+            result = self._objective(ours, theirs, y_L, pseudo=current.pseudo)
+            result.loss.backward()  # type: ignore[no-untyped-call]
             gradients = {f"d_{name}": _gradient(tensor) for name, tensor in received.items()}
-            check_sums(party, step, found.loss, gradients.values(), {passive: received})
+            check_sums(party, step, result.loss, gradients.values(), {passive: received})
             # The passive party proceeds while these models are updated: gradients are of the
             # weights before the update.
-            self._representations.reply(step, {passive: gradients}, about=each.rows[: each.aligned])
-            training.step(last=each.last)
+            self._representations.reply(
+                step, {passive: gradients}, about=current.rows[: current.aligned]
+            )
+            training.step(last=current.last)
             loss, terms, taken = (
-                loss + found.loss.detach(),
-                terms + found.terms,
-                taken + found.taken,
+                loss + result.loss.detach(),
+                terms + result.terms,
+                taken + result.taken,
             )
             tick()
-        offered = sum(len(each.unlabelled) + len(each.own) + self._theirs for each in steps)
+        offered = sum(
+            len(current.unlabelled) + len(current.own) + self._theirs for current in steps
+        )
         means = (terms / len(steps)).tolist()
         metrics: dict[str, dict[str, float]] = {
             "train": {"loss": loss.item() / len(steps)},

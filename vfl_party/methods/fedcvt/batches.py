@@ -1,5 +1,5 @@
-"""The batches of a phase of FedCVT: the aligned ones are the same at both parties, and known before
-it begins.
+"""The batches of a phase of FedCVT. Batches of aligned rows are the same at both parties and known
+before the phase begins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vfl_party.phases.context import Party
 
 
 @dataclass(frozen=True)
-class Step:
+class CrossViewStep:
     """The rows of one step at one party.
 
     ``last``: whether it is its epoch's last; ``pseudo``: whether rows may get pseudo-labels.
@@ -34,14 +34,12 @@ class Step:
 
     @property
     def rows(self) -> Rows:
-        """All of them, in the order of their representations."""
+        """All rows, in the order of their representations."""
         return np.concatenate([self.labelled, self.unlabelled, self.own])
 
 
-class Cycle:
-    """Full batches of some rows, step after step; the rows are shuffled anew whenever they are used
-    up.
-    """
+class BatchCycle:
+    """Full batches of some rows, step after step; the rows are reshuffled when they are used up."""
 
     def __init__(self, seed: int, label: str, rows: Rows, size: int) -> None:
         self._seed, self._label, self._rows, self.size = seed, label, rows, size
@@ -49,6 +47,7 @@ class Cycle:
 
     @property
     def count(self) -> int:
+        """The number of rows."""
         return len(self._rows)
 
     @property
@@ -76,21 +75,22 @@ class FedCVTBatches:
         self._labelled = party.rows("train")
         if len(self._labelled) == 0:
             raise InputError(
-                Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: there are no labelled training rows. Add rows with "
+                "labels to the training split.",
             )
         unlabelled, size = (
             np.setdiff1d(party.rows("aligned"), self._labelled),
             settings.unlabelled_batch_size,
         )
         if size > len(unlabelled):
-            text = (
-                f"recipe: phases: {phase}: unlabelled_batch_size = {size} is more than the "
-                f"{len(unlabelled)} aligned"
-            )
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} training rows without labels; take at most so many"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: unlabelled_batch_size must be at most the number of "
+                f"aligned training rows without labels, {len(unlabelled)} (got {size}). Set a "
+                "smaller unlabelled_batch_size.",
             )
-        self._unlabelled = Cycle(self._seed, f"{phase} unlabelled", unlabelled, size)
+        self._unlabelled = BatchCycle(self._seed, f"{phase} unlabelled", unlabelled, size)
         self.epochs = settings.epochs_over(len(self._labelled))
         self.rounds = -(-self.epochs // settings.validate_every)
         self._warmup = int(self.epochs * settings.warmup)
@@ -98,7 +98,7 @@ class FedCVTBatches:
         self._sizes = [len(rows) for rows in self._epoch(0)]
 
     @property
-    def least(self) -> int:
+    def min_step_rows(self) -> int:
         """The number of aligned rows of the smallest step."""
         return min(self._sizes) + self._settings.unlabelled_batch_size
 
@@ -115,42 +115,43 @@ class FedCVTBatches:
             for size in self._sizes
         ]
 
-    def of(self, round_: int, own: Cycle) -> list[Step]:
+    def of(self, round_: int, own: BatchCycle) -> list[CrossViewStep]:
         """Returns the steps of a round, in order. ``own``: this party's own rows."""
-        found = []
+        steps = []
         for epoch in self.epochs_of(round_):
             for batch, rows in enumerate(self._epoch(epoch)):
                 step, last = epoch * len(self._sizes) + batch, batch + 1 == len(self._sizes)
-                found.append(
-                    Step(rows, self._unlabelled.at(step), own.at(step), last, epoch >= self._warmup)
+                steps.append(
+                    CrossViewStep(
+                        rows, self._unlabelled.at(step), own.at(step), last, epoch >= self._warmup
+                    )
                 )
-        return found
+        return steps
 
     def _epoch(self, epoch: int) -> list[Rows]:
         return batches(self._seed, self._phase, epoch, self._labelled, self._settings.batch_size)
 
 
-def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> Cycle:
-    """Returns the batches of training rows that only this party has, in an order of its own.
+def own_rows(party: Party, phase: str, settings: FedCVTSettings) -> BatchCycle:
+    """Returns the batches of training rows that only this party has, in its own order.
 
-    Raises InputError if they are fewer than a batch. With ``rows.align = "psi"`` nobody knows them
-    before the parties have joined: then ``too_few`` is for the first round.
+    Raises InputError if there are fewer rows than a batch. With ``rows.align = "psi"`` these rows
+    are unknown until the parties have joined, so the first round raises ``too_few_error``.
     """
     rows = np.setdiff1d(party.rows("local"), party.rows("aligned"))
     seed, size = derive_seed(party.own_seed, party.name), settings.own_batch(party.role)
-    found = Cycle(seed, f"{phase} own", rows, size)
-    if found.short and party.recipe.rows.align != "psi":
-        raise too_few(party, phase, found)
-    return found
+    cycle = BatchCycle(seed, f"{phase} own", rows, size)
+    if cycle.short and party.recipe.rows.align != "psi":
+        raise too_few_error(party, phase, cycle)
+    return cycle
 
 
-def too_few(party: Party, phase: str, own: Cycle) -> InputError:
-    """Returns the error that this party has fewer rows of its own than a step takes."""
-    text = (
-        f"recipe: phases: {phase}: own_batch_size = {own.size} is more than the {own.count} "
-        "training rows that only"
-    )
+def too_few_error(party: Party, phase: str, own: BatchCycle) -> InputError:
+    """Returns the error for a party that has fewer own rows than a step uses."""
     other = "passive" if party.role == "active" else "active"
-    most = f"at most {own.count}" if own.count else "0 (none take part)"
-    text = f'{text} {party.name} has; take {most}, or own_rows = "{other}" if that party has more'
-    return InputError(Code.CONFIG_INVALID, text)
+    return InputError(
+        Code.CONFIG_INVALID,
+        f"recipe: phases: {phase}: own_batch_size must be at most {own.count}, the number of "
+        f"training rows that only {party.name} has (got {own.size}). Set a smaller own_batch_size "
+        f'(0 uses none), or set own_rows = "{other}" if that party has more.',
+    )

@@ -35,7 +35,9 @@ def two_networks(_settings: FedCVTSettings, make: MakeEncoder) -> nn.Module:
     """
     width = make.width
     if width % 2:
-        text = "fedcvt gives each of a party's two networks half of the embedding"
-        text = f"recipe: phases: {text}; model.embedding_size = {width} is odd, so take an even one"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "recipe: phases: fedcvt gives each of a party's two networks half of the embedding, "
+            f"so model.embedding_size must be even (got {width}). Set an even number.",
+        )
     return TwoNetworks(make(UNIQUE, width=width // 2), make(SHARED, width=width // 2))

@@ -21,7 +21,7 @@ from vfl_party.models.metrics import scores
 
 
 def halves(r_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the unique and the shared half."""
+    """Returns the unique and the shared half of representations [N, D], [N, D/2] each."""
     unique_NH, shared_NH = r_ND.chunk(2, dim=1)
     return unique_NH, shared_NH
 
@@ -45,6 +45,7 @@ class Representations:
 
     @property
     def all(self) -> Tensor:
+        """All representations, those of the aligned rows first: [M + N, D]."""
         return torch.cat([self.aligned, self.own])
 
 
@@ -84,7 +85,7 @@ def overlap(r_ND: Tensor, preset: Preset) -> Tensor:
 
 
 @torch.no_grad()
-def agreed(
+def make_pseudo_labels(
     task: TaskSettings, outputs: Sequence[Tensor], threshold: float
 ) -> tuple[Tensor, Tensor]:
     """Returns pseudo-labels: whether a row gets one, bool [N], and the classes, as the task encodes
@@ -103,6 +104,6 @@ def agreed(
         )
     class_N = best[0].indices
     taken_N = torch.stack(
-        [(each.values > threshold) & (each.indices == class_N) for each in best]
+        [(scored.values > threshold) & (scored.indices == class_N) for scored in best]
     ).all(dim=0)
     return taken_N, class_N.unsqueeze(1).to(real()) if task.kind == "binary" else class_N

@@ -13,10 +13,10 @@ from torch import Tensor
 from vfl_common.config.models import TaskSettings
 from vfl_party.methods.fedcvt.losses import (
     Representations,
-    agreed,
     distance,
     estimate,
     halves,
+    make_pseudo_labels,
     overlap,
 )
 from vfl_party.methods.fedcvt.settings import FedCVTSettings, Preset
@@ -103,7 +103,7 @@ class Objective:
             self.active(r_active),
             self.passive(r_passive),
         ]
-        taken_N, labels_N = agreed(
+        taken_N, labels_N = make_pseudo_labels(
             self.task, [out[len(y_L) :] for out in outputs], self.settings.threshold
         )
         if not pseudo:

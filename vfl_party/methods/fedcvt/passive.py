@@ -1,5 +1,5 @@
-"""The passive side: representations out, their gradients back. All of the loss is computed at the
-active party.
+"""The passive side: sends representations and receives their gradients. The active party computes
+the whole loss.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class PassiveFedCVT(Phase):
         training.train_mode()
         steps = training.steps(round_)
         tick = party.ticker(self.name, round_, self.rounds, len(steps))
-        for batch, each in enumerate(steps):
+        for batch, current in enumerate(steps):
             step = StepKey(self.name, round_, batch)
-            r_BD = party.encode(*features.inputs(each.rows))
+            r_BD = party.encode(*features.inputs(current.rows))
             check_own(party, step, {"representations": r_BD.detach()})
-            sent = {"aligned": r_BD[: each.aligned], "own": r_BD[each.aligned :]}
+            sent = {"aligned": r_BD[: current.aligned], "own": r_BD[current.aligned :]}
             named = self._representations.exchange.up.tensors
-            self._representations.send(step, {name: sent[name] for name in named}, each.rows)
+            self._representations.send(step, {name: sent[name] for name in named}, current.rows)
             training.zero_grad()
-            reply = self._representations.receive(step, rows=each.aligned)
+            reply = self._representations.receive(step, rows=current.aligned)
             dr_BD = torch.cat([reply[f"d_{name}"] for name in named])
             backward(r_BD, dr_BD)
-            training.step(last=each.last)
+            training.step(last=current.last)
             tick()
         training.check(StepKey(self.name, round_, len(steps)))
         self._validation.answer(party.rows("validation"), StepKey(self.name, round_, len(steps)))

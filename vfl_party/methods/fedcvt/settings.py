@@ -38,9 +38,9 @@ class Lambdas(Section):
 
     def of(self, term: str, preset: Preset) -> float:
         """Returns the weight of a term."""
-        given: float | None = getattr(self, term)
-        if given is not None:
-            return given
+        weight: float | None = getattr(self, term)
+        if weight is not None:
+            return weight
         return 0.1 if preset == "released" else 0.001
 
 

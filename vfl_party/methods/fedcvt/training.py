@@ -1,5 +1,5 @@
-"""The part that both sides of FedCVT share: what a recipe must be like, and the optimizer over a
-party's own models.
+"""The part that both sides of FedCVT share: the check of a recipe, and the optimizer of a party's
+models.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from vfl_common.bundle import StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.methods.fedcvt.batches import FedCVTBatches, Step, own_rows, too_few
+from vfl_party.methods.fedcvt.batches import CrossViewStep, FedCVTBatches, own_rows, too_few_error
 from vfl_party.methods.fedcvt.encoders import TwoNetworks
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
@@ -23,29 +23,31 @@ from vfl_party.phases.diverged import check_own
 
 
 def check_recipe(recipe: Recipe, phase: str) -> None:
-    """Raises InputError if FedCVT means nothing for the recipe's parties, task or rule of
-    combination.
-    """
-    text, active = "", recipe.active
+    """Raises InputError if FedCVT does not support the recipe's parties, task or combination."""
     if len(recipe.passives) != 1:
-        text = (
-            "fedcvt is for one active and one passive party, and the recipe has "
-            f"{len(recipe.passives)} passive ones"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: fedcvt needs exactly one passive party (got "
+            f"{len(recipe.passives)}). Correct the parties, or choose another method.",
         )
-    elif not active.features:
-        text = (
-            f"{active.name} has no features, and fedcvt compares both parties' views; give it "
-            "features"
+    if not recipe.active.features:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: fedcvt compares the views of both parties, but "
+            f"{recipe.active.name} has no features. Give it features.",
         )
-    elif recipe.task.kind not in ("binary", "multiclass"):
-        text = f"a {recipe.task.kind} has no classes for fedcvt's pseudo-labels; take splitnn"
-    elif recipe.model.combine != "concat":
-        text = (
-            "fedcvt gives its joint classifier both views side by side: set model.combine = "
-            '"concat"'
+    if recipe.task.kind not in ("binary", "multiclass"):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: fedcvt needs a binary or multiclass task (got "
+            f"{recipe.task.kind}). Use splitnn instead.",
         )
-    if text:
-        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}")
+    if recipe.model.combine != "concat":
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'recipe: phases: {phase}: fedcvt needs model.combine = "concat" (got '
+            f'"{recipe.model.combine}"). Set model.combine = "concat".',
+        )
 
 
 class FedCVTTraining:
@@ -64,12 +66,10 @@ class FedCVTTraining:
     ) -> None:
         check_recipe(party.recipe, phase)
         if not isinstance(party.models["encoder"], TwoNetworks):
-            text = (
-                f"recipe: phases: {phase}: an earlier phase, or the run to start from, hands "
-                "on an encoder that is"
-            )
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} not fedcvt's two networks; let fedcvt come first"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: an earlier phase, or the run to start from, hands on "
+                "an encoder that does not consist of fedcvt's two networks. Put fedcvt first.",
             )
         self._party, self._phase = party, phase
         self.batches = FedCVTBatches(party, phase, settings)
@@ -77,11 +77,11 @@ class FedCVTTraining:
         self._heads = nn.ModuleDict(heads or {})
         self._models = nn.ModuleDict({**party.models, **self._heads})
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
-        if norms and self.batches.least + self._own.size < 2:
-            text = f"party {party.name}: batch normalisation needs batches of at least two rows"
+        if norms and self.batches.min_step_rows + self._own.size < 2:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text}; give more rows, a larger batch_size, or another encoder",
+                f"party {party.name}: batch normalization needs batches of at least 2 rows. Add "
+                "rows, increase batch_size, or choose another encoder.",
             )
         self._params = list(self._models.parameters())
         own = own_optimizer(party.recipe, phase, party.name, settings.optimizers)
@@ -89,23 +89,23 @@ class FedCVTTraining:
         self._optimizer = build_optimizer(self._settings, self._params)
         self._schedule = build_schedule(self._settings, self._optimizer, self.batches.epochs)
 
-    def steps(self, round_: int) -> list[Step]:
-        """Returns the steps of a round. Raises InputError if this party turns out to have too few
-        rows of its own.
-        """
+    def steps(self, round_: int) -> list[CrossViewStep]:
+        """Returns the steps of a round. Raises InputError if this party has too few own rows."""
         if self._own.short:
-            raise too_few(self._party, self._phase, self._own)
+            raise too_few_error(self._party, self._phase, self._own)
         return self.batches.of(round_, self._own)
 
     def train_mode(self) -> None:
+        """Puts the models into training mode."""
         self._models.train()
 
     def zero_grad(self) -> None:
+        """Clears the gradients."""
         self._optimizer.zero_grad()
 
     def step(self, *, last: bool) -> None:
-        """Clips this party's own gradient if the recipe says so, and updates. ``last``: an epoch
-        ends.
+        """Clips this party's gradient if the recipe says so, and updates the models. ``last``:
+        whether an epoch ends.
         """
         clip(self._settings, self._params)
         self._optimizer.step()
@@ -119,6 +119,7 @@ class FedCVTTraining:
         check_own(self._party, step, dict(self._models.state_dict()))
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         heads: dict[str, Tensor] = dict(self._heads.state_dict())
         return {
             "optimizer": self._optimizer.state_dict(),
@@ -127,6 +128,7 @@ class FedCVTTraining:
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])
         self._heads.load_state_dict(tree["heads"])

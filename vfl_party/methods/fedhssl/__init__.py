@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from vfl_party.methods.fedhssl.encoders import kept_encoder, part_of
+from vfl_party.methods.fedhssl.encoders import make_kept_encoder, part_of
 from vfl_party.methods.fedhssl.phase import ActiveFedHSSL, PassiveFedHSSL
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.methods.fedhssl.traffic import traffic
@@ -19,14 +19,14 @@ from vfl_party.phases.method import Method
 
 
 class FedHSSLMethod(Method[FedHSSLSettings]):
-    """Each party has two encoders, across parties and its own, of which it may keep one."""
+    """Each party has a cross-party and a local encoder, and may keep one or both."""
 
     def follows(self, settings: FedHSSLSettings) -> frozenset[str] | None:
         _ = settings
         return None
 
     def encoder(self, settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
-        return kept_encoder(settings, make)
+        return make_kept_encoder(settings, make)
 
     def part(self, encoder: nn.Module, name: str) -> nn.Module:
         return part_of(encoder, name)

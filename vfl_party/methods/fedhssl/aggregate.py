@@ -14,17 +14,17 @@ from vfl_party.phases.context import Party
 from vfl_party.selfsup.tower import Tower
 
 
-def shared_state(tower: Tower) -> dict[str, Tensor]:
-    """Returns f_lt ∘ h_l: parameters and float buffers of top encoder, projector and predictor, not
-    copied.
+def get_shared_state(tower: Tower) -> dict[str, Tensor]:
+    """Returns {name: tensor} of f_lt ∘ h_l: the parameters and float buffers of top encoder,
+    projector and predictor, not copied.
     """
-    found = {f"encoder.{name}": tensor for name, tensor in top_state(tower.encoder).items()}
+    state = {f"encoder.{name}": tensor for name, tensor in top_state(tower.encoder).items()}
     for part in ("projector", "predictor"):
         for name, tensor in getattr(tower, part).state_dict(keep_vars=True).items():
-            # Not BatchNorm's num_batches_tracked.
+            # This skips BatchNorm's integer num_batches_tracked.
             if tensor.is_floating_point():
-                found[f"{part}.{name}"] = tensor
-    return found
+                state[f"{part}.{name}"] = tensor
+    return state
 
 
 class AggregationStep:
@@ -32,20 +32,21 @@ class AggregationStep:
 
     def __init__(self, party: Party, phase: str, tower: Tower, settings: FedHSSLSettings) -> None:
         self._party, self._phase, self._tower = party, phase, tower
-        self._weights = party.asking(phase, weights(settings, shared_state(tower)))
+        self._weights = party.asking(phase, weights(settings, get_shared_state(tower)))
 
     @torch.no_grad()
     def run(self, round_: int) -> None:
-        """Sends this party's top, and continues with the mean of all parties'."""
-        own = shared_state(self._tower)
+        """Sends the weights of this party's top, and loads the mean of all parties."""
+        own = get_shared_state(self._tower)
         step = StepKey(self._phase, round_, 0)
         mean = self._weights.swap(step, {name: tensor.detach() for name, tensor in own.items()})
         for name, tensor in own.items():
-            # Impossible unless a party lies.
+            # This is impossible for honest parties.
             if name.endswith(".running_var") and bool((mean[name] < 0).any()):
-                text = (
-                    f"{step}: the averaged {name} is negative: a party sent weights that no "
-                    "training gives"
+                raise PeerError(
+                    Code.NON_FINITE,
+                    f"{step}: the averaged {name} is negative, so a party sent weights that "
+                    "training cannot produce.",
+                    party=self._party.recipe.server,
                 )
-                raise PeerError(Code.NON_FINITE, text, party=self._party.recipe.server)
             tensor.copy_(mean[name])

@@ -17,10 +17,10 @@ from vfl_party.methods.fedhssl.exchanges import projection
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.context import Party
-from vfl_party.selfsup.local import Epochs, finite, require_rows
+from vfl_party.selfsup.local import Epochs, check_finite, require_rows
 from vfl_party.selfsup.losses import KeyQueue, variance_kept
 from vfl_party.selfsup.plan import SelfSupPlan
-from vfl_party.selfsup.tower import Trained, build_tower, loss_against, make_queue
+from vfl_party.selfsup.tower import TrainedTower, build_tower, loss_against, make_queue
 
 Inputs = tuple[Tensor, ...]
 
@@ -45,9 +45,9 @@ class CrossStep:
         self._party, self._phase, self._settings, self._plan = party, phase, settings, plan
         self._rows = require_rows(party, phase, "aligned", plan.batch_size)
         self.tower = build_tower(party, phase, CROSS, encoder, plan, shared=False)
-        self._trained = Trained(self.tower, plan, settings.rounds * settings.cross_epochs)
+        self._trained = TrainedTower(self.tower, plan, settings.rounds * settings.cross_epochs)
         self._keys: dict[str, KeyQueue] = {}
-        # Of received projections, so it adds no traffic.
+        # The queues hold received projections, so they add no traffic.
         if plan.ssl == "moco" and plan.negatives == "queue":
             sizes = {"rows": len(self._rows), "width": self.tower.width}
             self._keys = {
@@ -65,19 +65,19 @@ class CrossStep:
         party, epochs = self._party, self._settings.cross_epochs
         features = party.need_features()
         self.tower.train()
-        total, kept = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
+        total, variance = torch.zeros((), device=party.device), torch.zeros((), device=party.device)
         batch = 0
         for epoch in range(epochs):
             for rows in features.expecting(self._batches(round_ * epochs + epoch)):
                 step = StepKey(self._phase, round_, batch)
                 loss, z_BP = self._step(step, features.inputs(rows), rows)
                 total += loss
-                kept += variance_kept(z_BP)
+                variance += variance_kept(z_BP)
                 batch += 1
                 tick()
             self._trained.end_epoch()
-        found = Epochs(batch, total.item() / batch, kept.item() / batch)
-        return finite(found, party, self._phase, CROSS)
+        result = Epochs(batch, total.item() / batch, variance.item() / batch)
+        return check_finite(result, party, self._phase, CROSS)
 
     def _batches(self, epoch: int) -> list[Rows]:
         return full_batches(
@@ -92,11 +92,13 @@ class CrossStep:
         raise NotImplementedError
 
     def _update(self, inputs: Inputs, z_BP: Tensor, received: Mapping[str, Tensor]) -> Tensor:
-        """Runs lines 12 and 13 ``local_updates`` times on the projections received once; returns
+        """Runs lines 12 and 13 ``local_updates`` times on the same received projections; returns
         the first loss.
 
-        ``z_BP``: our projections, with the graph of the weights before the update. ``received``:
-        {peer: [B, P]}.
+        Args:
+            inputs: the encoder's inputs of the batch.
+            z_BP: this party's projections, with the graph of the weights before the update.
+            received: {peer: its projections [B, P]}.
         """
         first: Tensor | None = None
         for _ in range(self._settings.local_updates):
@@ -117,30 +119,30 @@ class CrossStep:
         return first
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {
             "trained": self._trained.state(),
             "keys": {peer: queue.state() for peer, queue in self._keys.items()},
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._trained.load_state(tree["trained"])
         for peer, queue in self._keys.items():
             queue.load_state(tree["keys"][peer])
 
 
 class ActiveCross(CrossStep):
-    """The active party collects and answers: every passive party's z comes in, its own is sent to
-    all.
-    """
+    """The active party: receives the projections of all passive parties and sends its own."""
 
     def _open(self, exchange: Exchange, **sizes: int) -> None:
         self._projection = self._party.answering(self._phase, exchange, **sizes)
 
     def _step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
-        # Line 6.
+        # Alg. 1, line 6: own projections.
         (z_BP,) = self.tower.project(self._party, inputs)
         received = self._projection.collect(step)
-        # Line 8.
+        # Alg. 1, line 8: own projections to all passive parties.
         self._projection.reply_all(step, received, {"z": z_BP}, rows)
         loss = self._update(
             inputs, z_BP, {peer: tensors["z"] for peer, tensors in received.items()}
@@ -149,15 +151,15 @@ class ActiveCross(CrossStep):
 
 
 class PassiveCross(CrossStep):
-    """A passive party sees only the active party's z."""
+    """A passive party: receives only the projections of the active party."""
 
     def _open(self, exchange: Exchange, **sizes: int) -> None:
         self._projection = self._party.asking(self._phase, exchange, **sizes)
 
     def _step(self, step: StepKey, inputs: Inputs, rows: Rows) -> tuple[Tensor, Tensor]:
-        # Line 6.
+        # Alg. 1, line 6: own projections.
         (z_BP,) = self.tower.project(self._party, inputs)
-        # Line 10.
+        # Alg. 1, line 10: own projections to the active party.
         self._projection.send(step, {"z": z_BP}, rows)
         reply = self._projection.receive(step)
         loss = self._update(inputs, z_BP, {self._projection.peer: reply["z"]})

@@ -1,4 +1,4 @@
-"""The two encoders of a party, and the choice which of them fine-tuning gets."""
+"""The two encoders of a party, and which of them fine-tuning gets."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from vfl_party.phases.context import MakeEncoder, Party
 CROSS, LOCAL = "cross", "local"
 
 
-def kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
+def make_kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
     """Makes the encoder that later phases get, with its initial weights: see ``Method.encoder``."""
-    match settings.kept:
+    match settings.keep_rule:
         case "cross":
             return make(CROSS)
         case "local":
@@ -30,45 +30,49 @@ def kept_encoder(settings: FedHSSLSettings, make: MakeEncoder) -> nn.Module:
 
 
 def part_of(encoder: nn.Module, tower: str) -> nn.Module:
-    """Returns one of the two encoders of ``kept_encoder``: see ``Method.part``."""
+    """Returns one of the two encoders of ``make_kept_encoder``: see ``Method.part``."""
     if not isinstance(encoder, TwoTowers):
-        text = "the phases of that run do not hand on two encoders"
-        raise ValueError(f"{text}; remove it, or give start.phases as that run has them")
+        raise ValueError(
+            "the phases of that run do not hand on two encoders. Remove it, or set start.phases "
+            "as in that run."
+        )
     if encoder.rule == "concat":
-        text = "with keep = 'concat' an encoder gives half of the embedding"
-        raise ValueError(f"{text}; remove it, or pretrain with keep = 'mean'")
+        raise ValueError(
+            "with keep = 'concat' an encoder gives half of the embedding. Remove it, or pretrain "
+            "with keep = 'mean'."
+        )
     return encoder.cross if tower == CROSS else encoder.local
 
 
 def two_encoders(party: Party, settings: FedHSSLSettings) -> dict[str, nn.Module]:
-    """Returns {"cross": …, "local": …}, as far as trained, on the party's device; the kept ones are
-    among them.
+    """Returns {"cross": …, "local": …}: the kept encoders and those that are trained, on the
+    party's device.
     """
-    make, kept = party.make_encoder, party.models["encoder"]
+    make, encoder = party.make_encoder, party.models["encoder"]
     assert make is not None  # noqa: S101 - a party with features has it
-    if isinstance(kept, TwoTowers):
-        return {CROSS: kept.cross, LOCAL: kept.local}
-    if settings.kept not in (CROSS, LOCAL):
-        text = "recipe: phases: an earlier phase hands on one encoder, this one wants two"
+    if isinstance(encoder, TwoTowers):
+        return {CROSS: encoder.cross, LOCAL: encoder.local}
+    if settings.keep_rule not in (CROSS, LOCAL):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text} (keep = {settings.kept!r}); give both phases the same keep",
+            "recipe: phases: an earlier phase hands on one encoder, but keep = "
+            f"{settings.keep_rule!r} needs two. Give both phases the same keep.",
         )
-    found: dict[str, nn.Module] = {settings.kept: kept}
+    encoders: dict[str, nn.Module] = {settings.keep_rule: encoder}
     # FedGSSL* and FedHSSL*: later phases do not get the guide.
-    if settings.cross and CROSS not in found:
-        found[CROSS] = make(CROSS).to(party.device)
-    if settings.local and LOCAL not in found:
-        found[LOCAL] = make(LOCAL, shared=settings.aggregate).to(party.device)
-    return found
+    if settings.cross and CROSS not in encoders:
+        encoders[CROSS] = make(CROSS).to(party.device)
+    if settings.local and LOCAL not in encoders:
+        encoders[LOCAL] = make(LOCAL, shared=settings.aggregate).to(party.device)
+    return encoders
 
 
 def _half(settings: FedHSSLSettings, make: MakeEncoder) -> int:
     width = make.width
     if width % 2:
-        text = (
-            f"keep = {settings.keep!r} gives each encoder half of the embedding; "
-            f"model.embedding_size = {width} is odd"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: keep = {settings.keep!r} gives each encoder half of the embedding, "
+            f"so model.embedding_size must be even (got {width}). Set an even number.",
         )
-        raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {text}")
     return width // 2

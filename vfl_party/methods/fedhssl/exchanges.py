@@ -15,8 +15,8 @@ from vfl_party.outbound.declared import Exchange, Sent, f32, noise
 
 
 def projection(settings: FedHSSLSettings) -> Exchange:
-    """Declares each passive party's projections up, the active party's down, the same to all. No
-    gradient crosses.
+    """Declares the projections of each passive party up, and those of the active party, the same
+    for all, down. No gradients are sent.
     """
     up = Sent(Kind.EMBEDDING, {"z": f32("rows", "width")})
     down = Sent(
@@ -35,8 +35,10 @@ def weights(settings: FedHSSLSettings, shared: Mapping[str, Tensor]) -> Exchange
     ``shared``: {name: tensor}; the active party adds noise to parameters, but sends BatchNorm's
     statistics unchanged.
     """
-    tensors = {name: (each.dtype, tuple(each.shape)) for name, each in shared.items()}
-    statistics = [name for name, each in shared.items() if not isinstance(each, torch.nn.Parameter)]
+    tensors = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in shared.items()}
+    statistics = [
+        name for name, tensor in shared.items() if not isinstance(tensor, torch.nn.Parameter)
+    ]
     noisy = noise("iso", role="active", leave=statistics, amplifier=settings.iso_weights)
     up, down = Sent(Kind.WEIGHTS, tensors, noisy, label_free=True), Sent(Kind.WEIGHTS, tensors)
     return Exchange("weights", up, down, asks="server", when="every round")

@@ -12,15 +12,15 @@ from vfl_party.methods.fedhssl.encoders import CROSS, LOCAL, two_encoders
 from vfl_party.methods.fedhssl.settings import FedHSSLSettings
 from vfl_party.models.training import own_optimizer
 from vfl_party.phases.context import Party
-from vfl_party.selfsup.local import Epochs, LocalSelfSup
+from vfl_party.selfsup.local import Epochs, Guide, LocalSelfSup
 from vfl_party.selfsup.plan import make_plan
 from vfl_party.selfsup.report import report
 from vfl_party.selfsup.tower import build_tower
 
 
 class FedHSSL(Phase):
-    """One round is one global iteration. The encoders are the party's models; heads and targets end
-    with the phase.
+    """One round is one global iteration. The encoders are the party's models; heads and target
+    encoders end with the phase.
     """
 
     side: type[CrossStep]
@@ -30,18 +30,16 @@ class FedHSSL(Phase):
         self._party, self._settings = party, settings
         self._warned: set[str] = set()
         if party.features is None:
-            text = (
-                f"recipe: phases: {name}: {party.name} has no features, and every party's "
-                "encoder takes part"
-            )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; give it features")
-        if (settings.cross or settings.aggregate) and not party.recipe.passives:
-            text = (
-                f"recipe: phases: {name}: {party.name} is alone, and cross and aggregate are "
-                "steps of several"
-            )
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}; set both to false, or add a passive party"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {name}: {party.name} has no features, but the encoder of every "
+                f"party takes part. Give {party.name} features.",
+            )
+        if (settings.cross or settings.aggregate) and not party.recipe.passives:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {name}: cross and aggregate need several parties, but "
+                f"{party.name} is alone. Set both to false, or add a passive party.",
             )
         preset = party.recipe.preset
         gamma = settings.guidance(preset)
@@ -55,15 +53,15 @@ class FedHSSL(Phase):
                 peers = [passive.name for passive in party.recipe.passives]
             self._cross = self.side(party, name, settings, plan, encoders[CROSS], peers)
         if settings.local:
+            drifts = preset == "released"
+            guide = Guide(self._cross.tower, gamma, drifts) if self._cross is not None else None
             self._local = LocalSelfSup(
                 party,
                 name,
                 plan,
                 build_tower(party, name, LOCAL, encoders[LOCAL], plan, shared=settings.aggregate),
                 epochs=settings.rounds * settings.local_epochs,
-                guide=self._cross.tower if self._cross is not None else None,
-                gamma=gamma,
-                guide_drifts=preset == "released",
+                guide=guide,
                 split="aligned" if settings.local_rows == "aligned" else "local",
             )
             if settings.aggregate:
@@ -73,13 +71,13 @@ class FedHSSL(Phase):
         done: dict[str, Epochs] = {}
         epochs = self._settings.local_epochs
         tick = self._ticker(round_, epochs)
-        # Step 1.
+        # Step 1: self-supervision across parties.
         if self._cross is not None:
             done["cross"] = self._cross.run(round_, tick)
-        # Step 2.
+        # Step 2: local self-supervision.
         if self._local is not None:
             done["local"] = self._local.run(round_, epochs, tick)
-        # Step 3.
+        # Step 3: aggregation of the encoders' tops.
         if self._aggregation is not None:
             self._aggregation.run(round_)
         elif self._local is not None:
@@ -87,7 +85,7 @@ class FedHSSL(Phase):
         return report(self._party.name, done, self._warned)
 
     def _ticker(self, round_: int, local_epochs: int) -> Callable[[], None]:
-        """Returns a function that counts the steps of both through the round, for people."""
+        """Returns a function that counts the steps of the round for the progress display."""
         steps = self._cross.steps if self._cross is not None else 0
         steps += self._local.steps(local_epochs) if self._local is not None else 0
         return self._party.ticker(self.name, round_, self.rounds, steps)
@@ -103,8 +101,12 @@ class FedHSSL(Phase):
 
 
 class ActiveFedHSSL(FedHSSL):
+    """The active side."""
+
     side = ActiveCross
 
 
 class PassiveFedHSSL(FedHSSL):
+    """The passive side."""
+
     side = PassiveCross

@@ -13,7 +13,7 @@ Keep = Literal["mean", "concat", "cross", "local"]
 
 
 class FedHSSLSettings(SelfSupSettings):
-    """One round: the cross-party step, the local step, aggregation, each if it is switched on.
+    """One round consists of the cross-party step, the local step and aggregation, as switched on.
 
     FedLocalSSL: ``cross = false, aggregate = false``; FedCSSL (and VFed-SSD's pretraining): ``local
     = false, aggregate = false``; FedGSSL: ``aggregate = false``; FedHSSL: all three. With ``keep =
@@ -50,32 +50,45 @@ class FedHSSLSettings(SelfSupSettings):
 
     def model_post_init(self, _context: Any) -> None:
         if not (self.cross or self.local):
-            raise ValueError("cross and local are both off: nothing is trained")
+            raise ValueError(
+                "cross and local are both false, so nothing is trained. Set one of them to true."
+            )
         if self.aggregate and not self.local:
             raise ValueError(
-                "aggregate = true shares the local encoders' top: it needs local = true"
+                "aggregate = true shares the tops of the local encoders and needs local = true. "
+                "Set local = true, or aggregate = false."
             )
         if self.local_rows == "aligned" and not self.local:
-            raise ValueError('local_rows = "aligned" is for the local step: it needs local = true')
+            raise ValueError(
+                'local_rows = "aligned" applies to the local step and needs local = true. Set '
+                "local = true, or remove local_rows."
+            )
         if self.gamma is not None and not (self.cross and self.local):
             raise ValueError(
-                "gamma weighs the cross-party encoder's guidance of the local one: it needs both"
+                "gamma weights the guidance of the local encoder by the cross-party encoder and "
+                "needs both. Set cross and local to true, or remove gamma."
             )
         if self.iso_weights and not self.aggregate:
             raise ValueError(
-                "iso_weights is noise on what is aggregated: it needs aggregate = true"
+                "iso_weights adds noise to aggregated weights and needs aggregate = true. Set "
+                "aggregate = true, or remove iso_weights."
             )
         if self.iso_embedding and not self.cross:
             raise ValueError(
-                "iso_embedding is noise on what the cross-party step sends: it needs cross = true"
+                "iso_embedding adds noise to what the cross-party step sends and needs cross = "
+                "true. Set cross = true, or remove iso_embedding."
             )
         if self.keep in ("mean", "concat", "cross") and not self.cross:
-            raise ValueError(f"keep = {self.keep!r} needs cross = true")
+            raise ValueError(
+                f"keep = {self.keep!r} needs cross = true. Set cross = true, or change keep."
+            )
         if self.keep in ("mean", "concat", "local") and not self.local:
-            raise ValueError(f"keep = {self.keep!r} needs local = true")
+            raise ValueError(
+                f"keep = {self.keep!r} needs local = true. Set local = true, or change keep."
+            )
 
     @property
-    def kept(self) -> Keep:
+    def keep_rule(self) -> Keep:
         """The encoders that fine-tuning gets."""
         if self.keep is not None:
             return self.keep

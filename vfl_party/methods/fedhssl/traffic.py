@@ -32,7 +32,7 @@ def _occurrences(
 ) -> Iterator[Occurrence]:
     plan, z, steps = make_plan(settings, party.recipe.preset), projection(settings), 0
     # With keep = "concat" each of the two encoders gives half of the embedding.
-    width = plan.width(party.embedding_size // (2 if settings.kept == "concat" else 1))
+    width = plan.width(party.embedding_size // (2 if settings.keep_rule == "concat" else 1))
     if settings.cross:
         steps = settings.cross_epochs * (
             len(require_rows(party, name, "aligned", plan.batch_size)) // plan.batch_size

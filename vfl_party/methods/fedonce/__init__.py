@@ -1,7 +1,7 @@
 """FedOnce (Wu et al. 2022), the local half: learns encoders without labels, so that one upload is
 enough.
 
-Alg. 1, lines 2 to 15: every passive party learns alone, nothing crosses a wire. The upload (line
+Alg. 1, lines 2 to 15: every passive party trains alone, without any exchange. The upload (line
 16) and the active party's training (lines 18 to 30) are ``head`` with ``own_encoder = "trained"``;
 ``splitnn`` after it is multi-round FedOnce.
 """
@@ -24,15 +24,15 @@ from vfl_party.privacy.plan import PrivatePhase
 
 
 class FedOnceMethod(Method[FedOnceSettings]):
-    """Every party works on its own."""
+    """Every party trains alone."""
 
     def follows(self, settings: FedOnceSettings) -> frozenset[str] | None:
         _ = settings
         return None
 
     def idle(self, settings: FedOnceSettings, recipe: Recipe) -> frozenset[str]:
-        found = super().idle(settings, recipe)
-        return found if settings.active else found | {recipe.active.name}
+        parties = super().idle(settings, recipe)
+        return parties if settings.active else parties | {recipe.active.name}
 
     def own_sizes(self, settings: FedOnceSettings) -> bool:
         _ = settings
@@ -42,7 +42,7 @@ class FedOnceMethod(Method[FedOnceSettings]):
         return learnt_encoder(settings, make)
 
     def one_process(self, settings: FedOnceSettings) -> str:
-        return "" if settings.dp is None else "with dp clips the gradient of each row by itself"
+        return "" if settings.dp is None else "with dp clips the gradient of each row separately"
 
     def traffic(self, party: Party, phase: str, settings: FedOnceSettings) -> Traffic:
         _ = party, phase, settings
@@ -64,7 +64,7 @@ class FedOnceMethod(Method[FedOnceSettings]):
         return ""
 
     def follows_preset(self, written: Mapping[str, Any]) -> bool:
-        # The augmentations of views, which only one objective draws.
+        # Only the contrastive objective draws views, whose augmentations depend on the preset.
         return written.get("objective") == "contrastive"
 
 

@@ -25,7 +25,7 @@ class WithOutput(nn.Module):
         self.body, self.output = body, output
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """inputs: as an encoder's; returns [B, D]."""
+        """Embeds an encoder's ``inputs`` as [B, D]."""
         z_BD: Tensor = self.body(*inputs)
         return z_BD.tanh() if self.output == "tanh" else F.normalize(z_BD)
 
@@ -45,15 +45,14 @@ def learnt_encoder(settings: FedOnceSettings, make: MakeEncoder) -> nn.Module:
 
 
 def _linear(make: MakeEncoder) -> nn.Module:
-    """Makes a flattening and one linear layer, which PCA fills; split training after it trains it
-    like any other.
+    """Makes an encoder that flattens its input and has one linear layer, which PCA fills and later
+    split training updates.
     """
     if make.spec.cardinalities:
-        text = (
-            f"recipe: phases: objective = 'pca' needs numbers, and the encoder of {make.party} "
-            "embeds categories"
-        )
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}; give it kind = 'mlp', which makes columns of them"
+            Code.CONFIG_INVALID,
+            "recipe: phases: objective = 'pca' needs numeric inputs, but the encoder of "
+            f"{make.party} embeds categories. Set its encoder to kind = 'mlp', which makes "
+            "columns of them.",
         )
     return replace(make, settings=MlpSettings(hidden=()))("encoder")

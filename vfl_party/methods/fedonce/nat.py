@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812 - as everywhere
 
 from vfl_party.base.phase import RoundReport
 from vfl_party.base.seeds import Rows, derive_seed
-from vfl_party.methods.fedonce.rows import diverged, rows_to_learn
+from vfl_party.methods.fedonce.rows import divergence_error, rows_to_learn
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.methods.fedonce.training import LocalTraining
 from vfl_party.models import generator
@@ -20,18 +20,18 @@ from vfl_party.phases.context import Party
 
 
 def on_sphere(n: int, d: int, seed: int) -> Tensor:
-    """Targets C [n, d]: rows of N(0, 1), each scaled to norm 1."""
+    """Returns targets C [n, d]: rows of N(0, 1), each scaled to norm 1."""
     return F.normalize(torch.randn(n, d, generator=generator(seed)))
 
 
 def match(z_BD: Tensor, c_BD: Tensor) -> npt.NDArray[np.int64]:
-    """Returns the permutation P of line 5, [B]: ``c_BD[P]`` has the least sum of squared distances
-    from ``z_BD``.
+    """Returns the permutation P of line 5, [B], for which ``c_BD[P]`` has the smallest sum of
+    squared distances from ``z_BD``.
 
     The Hungarian algorithm takes about B³: 3 ms for B = 100 and d = 3 on one core, 40 times that
     for B = 512. Raises ValueError if a distance is not finite.
     """
-    # Here, so that other parties and methods need not import it.
+    # Imported here, so that other parties and methods do not need SciPy.
     from scipy.optimize import linear_sum_assignment
     from scipy.spatial.distance import cdist
 
@@ -51,9 +51,8 @@ class Nat:
     """Trains one party's encoder towards its targets.
 
     ``targets``: C_j permuted as matched so far, [n, D]; row i belongs to the i-th of the rows that
-    are learnt from. With ``matching`` a batch's targets are dealt out anew among its rows and stay
-    so: they migrate, and a row's target depends on other rows. Without it every row keeps its first
-    target.
+    are learnt from. With ``matching`` a batch's targets are reassigned among its rows, so that a
+    row's target depends on other rows. Without it every row keeps its first target.
     """
 
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
@@ -62,7 +61,7 @@ class Nat:
         self._encoder = party.models["encoder"]
         self._training = LocalTraining(party, phase, settings, self._encoder, len(self._rows))
         seed = derive_seed(party.own_seed, phase, party.name, "targets")
-        # Line 3.
+        # Alg. 1, line 3: random targets.
         self.targets = on_sphere(len(self._rows), party.embedding_size, seed).to(party.device)
 
     def run_round(self, epoch: int) -> RoundReport:
@@ -78,12 +77,12 @@ class Nat:
             (z_BD,) = party.through(self._encoder, features.inputs(self._rows[batch]))
             c_BD = party.take(self.targets, batch)
             if matching:
-                # Line 5.
+                # Alg. 1, line 5: matching.
                 order = self._match(z_BD, c_BD)
                 moved += int((order != np.arange(len(order))).sum())
                 c_BD = party.take(c_BD, order)
                 self.targets[torch.from_numpy(batch).to(party.device)] = c_BD
-            # Line 6.
+            # Alg. 1, line 6: the loss.
             return nat_loss(z_BD, c_BD)
 
         report = self._training.run_epoch(epoch, loss)
@@ -92,18 +91,21 @@ class Nat:
         return report
 
     def close(self) -> None:
+        """Ends the private training, if there is any."""
         self._training.close()
 
     def _match(self, z_BD: Tensor, c_BD: Tensor) -> npt.NDArray[np.int64]:
         try:
             return match(z_BD, c_BD)
         except ValueError:
-            # Raised before the loss is checked.
-            raise diverged(self._party, self._phase) from None
+            # SciPy finds NaN before the loss is checked.
+            raise divergence_error(self._party, self._phase) from None
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {"targets": self.targets, **self._training.state()}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self.targets = tree["targets"].to(self._party.device)
         self._training.load_state(tree)

@@ -21,7 +21,7 @@ def principal_components(x_NF: Tensor, d: int) -> tuple[Tensor, Tensor, float]:
     """Returns the mean [F], the d directions of largest variance [d, F], and the share of the
     variance that they hold.
 
-    Computes in float64. Of a direction's two signs, it takes the one whose largest loading is
+    Computes in float64. The sign of a direction is chosen so that its largest loading is
     positive.
     """
     x_NF = x_NF.double()
@@ -40,7 +40,7 @@ def principal_components(x_NF: Tensor, d: int) -> tuple[Tensor, Tensor, float]:
 class Pca:
     """Fits the party's encoder, one linear layer, in one round: z = axes (x - mean).
 
-    The active party sets ``embedding_size`` and does not know how many columns the others have, so
+    The active party sets ``embedding_size`` without knowing how many columns the others have, so
     numbers of z beyond the party's components are 0.
     """
 
@@ -52,37 +52,48 @@ class Pca:
             not isinstance(linear, nn.Linear)
             or len(list(party.models["encoder"].parameters())) != 2
         ):
-            text = (
-                f"recipe: phases: {phase}: objective = 'pca' makes one linear layer of the "
-                "encoder, and an earlier phase wants another; leave out one of the two"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: objective = 'pca' turns the encoder into one linear "
+                "layer, but an earlier phase needs another encoder. Remove one of the two phases.",
             )
-            raise InputError(Code.CONFIG_INVALID, text)
-        most = min(linear.in_features, len(self._rows) - 1)
-        if d > most:
+        max_components = min(linear.in_features, len(self._rows) - 1)
+        if d > max_components:
             # A report would tell the server how many columns the party has.
             log.warning(
-                "phase %s: %s has %d columns and %d rows, so %d principal components: the other %d "
-                "of its embedding_size = %d numbers are 0",
-                *(phase, party.name, linear.in_features, len(self._rows), most, d - most, d),
+                "phase %s: %s has %d columns and %d rows, which give %d principal components: the "
+                "other %d of the embedding_size = %d numbers are 0",
+                *(
+                    phase,
+                    party.name,
+                    linear.in_features,
+                    len(self._rows),
+                    max_components,
+                    d - max_components,
+                    d,
+                ),
                 extra={"event": "advice"},
             )
-        self._most = most
+        self._most = max_components
         self._linear = linear
 
     @torch.no_grad()
     def run_round(self, _round: int) -> RoundReport:
+        """Fits the components and reports the share of the variance that they hold."""
         (x,) = self._party.need_features().inputs(self._rows)
         d = min(self._linear.out_features, self._most)
-        mean_F, axes_DF, kept = principal_components(x.flatten(1), d)
+        mean_F, axes_DF, share = principal_components(x.flatten(1), d)
         self._linear.weight.zero_()[:d] = axes_DF
         self._linear.bias.zero_()[:d] = -axes_DF @ mean_F
-        return RoundReport(0, {"local": {"variance": kept}})
+        return RoundReport(0, {"local": {"variance": share}})
 
     def close(self) -> None:
-        return
+        """Does nothing."""
 
     def state(self) -> dict[str, Any]:
+        """Returns an empty state."""
         return {}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Does nothing."""
         _ = tree

@@ -1,4 +1,4 @@
-"""FedOnce's local phase, the same on either side: the party learns alone, in one of four ways."""
+"""FedOnce's local phase, the same on both sides: the party trains alone, in one of four ways."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vfl_party.selfsup.settings import SelfSupSettings
 from vfl_party.selfsup.tower import build_tower
 
 
-class Learner(Protocol):
+class EncoderLearner(Protocol):
     """One way of learning an encoder without labels. The job keeps the encoder's weights."""
 
     def run_round(self, round_: int) -> RoundReport: ...
@@ -34,7 +34,7 @@ class ContrastiveLearner:
     def __init__(self, party: Party, phase: str, settings: FedOnceSettings) -> None:
         self._party, self._phase, self._rounds = party, phase, settings.epochs
         self._warned: set[str] = set()
-        given = SelfSupSettings(
+        selfsup = SelfSupSettings(
             ssl="simclr",
             rounds=settings.epochs,
             batch_size=settings.batch_size,
@@ -44,27 +44,30 @@ class ContrastiveLearner:
             or settings.optimizer,
             augment=settings.augment,
         )
-        plan = make_plan(given, party.recipe.preset)
+        plan = make_plan(selfsup, party.recipe.preset)
         tower = build_tower(party, phase, "local", party.models["encoder"], plan, shared=False)
         self._local = LocalSelfSup(
             party, phase, plan, tower, epochs=settings.epochs, split=settings.rows
         )
 
     def run_round(self, round_: int) -> RoundReport:
+        """Trains for one round."""
         tick = self._party.ticker(self._phase, round_, self._rounds, self._local.steps(1))
         return report(self._party.name, {"local": self._local.run(round_, 1, tick)}, self._warned)
 
     def close(self) -> None:
-        return
+        """Does nothing."""
 
     def state(self) -> Tree:
+        """Returns the state for a checkpoint."""
         return self._local.state()
 
     def load_state(self, tree: Tree) -> None:
+        """Restores a state that ``state`` returned."""
         self._local.load_state(tree)
 
 
-_LEARNERS: dict[str, Callable[[Party, str, FedOnceSettings], Learner]] = {
+_LEARNERS: dict[str, Callable[[Party, str, FedOnceSettings], EncoderLearner]] = {
     "nat": Nat,
     "pca": Pca,
     "reconstruction": Reconstruction,
@@ -73,8 +76,8 @@ _LEARNERS: dict[str, Callable[[Party, str, FedOnceSettings], Learner]] = {
 
 
 class FedOnce(Phase):
-    """Runs Alg. 1, lines 2 to 15. The active party, and a party without features, have nothing to
-    do.
+    """Runs Alg. 1, lines 2 to 15. A party without features does nothing, nor does the active party
+    unless ``active`` is set.
     """
 
     alone_from = 0
@@ -83,7 +86,7 @@ class FedOnce(Phase):
         self.name = name
         self.rounds = self.epochs = 1 if settings.objective == "pca" else settings.epochs
         learns = party.name != party.recipe.active.name or settings.active
-        self._learner: Learner | None = None
+        self._learner: EncoderLearner | None = None
         if learns and party.features is not None:
             self._learner = _LEARNERS[settings.objective](party, name, settings)
 

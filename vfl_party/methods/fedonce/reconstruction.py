@@ -1,6 +1,4 @@
-"""Trains an autoencoder instead of random targets: the encoder's output must be enough to restore
-the row.
-"""
+"""Trains an autoencoder instead of random targets: a decoder restores rows from embeddings."""
 
 from __future__ import annotations
 
@@ -28,14 +26,14 @@ class Reconstruction:
         self._rows = rows_to_learn(party, phase, settings.rows)
         self._encoder = party.models["encoder"]
         self._cardinalities = party.need_features().spec.cardinalities
-        width = self._given(party.need_features().inputs(self._rows[:1])).shape[1]
+        width = self._target_values(party.need_features().inputs(self._rows[:1])).shape[1]
         with seeded(derive_seed(party.own_seed, "init", phase, party.name, "decoder")):
             decoder = build_top(TopSettings(hidden=settings.decoder), party.embedding_size, width)
         self._decoder = decoder.to(party.device)
         both = nn.ModuleDict({"encoder": self._encoder, "decoder": self._decoder})
         self._training = LocalTraining(party, phase, settings, both, len(self._rows))
 
-    def _given(self, inputs: tuple[Tensor, ...]) -> Tensor:
+    def _target_values(self, inputs: tuple[Tensor, ...]) -> Tensor:
         """Returns the values to restore, [B, F]: the numbers, and the categories one-hot."""
         parts = [inputs[0].flatten(1)]
         for column, values in enumerate(self._cardinalities):
@@ -49,16 +47,19 @@ class Reconstruction:
         def loss(batch: Rows) -> Tensor:
             inputs = features.inputs(self._rows[batch])
             (z_BD,) = self._party.through(self._encoder, inputs)
-            return F.mse_loss(self._decoder(z_BD), self._given(inputs))
+            return F.mse_loss(self._decoder(z_BD), self._target_values(inputs))
 
         return self._training.run_epoch(epoch, loss)
 
     def close(self) -> None:
+        """Ends the private training, if there is any."""
         self._training.close()
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {"decoder": dict(self._decoder.state_dict()), **self._training.state()}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._decoder.load_state_dict(tree["decoder"])
         self._training.load_state(tree)

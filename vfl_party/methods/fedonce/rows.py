@@ -15,36 +15,35 @@ def rows_to_learn(party: Party, phase: str, split: str) -> Rows:
     """Returns the rows of a split. Raises InputError if there are fewer than two."""
     rows = party.rows(split)
     if len(rows) < 2:
-        text = (
-            f"recipe: phases: {phase}: {party.name} has {len(rows)} rows to learn from; give "
-            "it more"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: {party.name} needs at least 2 rows to learn from (got "
+            f"{len(rows)}). Add rows, or make the other splits smaller.",
         )
-        raise InputError(Code.CONFIG_INVALID, f"{text}, or make the other splits smaller")
     return rows
 
 
-def diverged(party: Party, phase: str) -> InputError:
-    """Returns the error of a diverged training, which no peer can notice: nothing is sent in this
-    phase.
+def divergence_error(party: Party, phase: str) -> InputError:
+    """Returns the error for a diverged training, which no peer can notice because nothing is
+    sent.
     """
-    text = (
-        f"phase {phase}: the encoder of {party.name} gives NaN or infinity: its training diverged"
+    return InputError(
+        Code.NON_FINITE,
+        f"phase {phase}: the encoder of {party.name} gives NaN or infinity, because its training "
+        "diverged. Lower the learning rate.",
     )
-    return InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
 
 
-def finite(loss: float, party: Party, phase: str) -> float:
+def check_finite(loss: float, party: Party, phase: str) -> float:
     """Returns the value unchanged. Raises InputError if it is NaN or infinite (no other party could
     notice).
     """
     if not math.isfinite(loss):
-        raise diverged(party, phase)
+        raise divergence_error(party, phase)
     return loss
 
 
 def own_batches(party: Party, phase: str, epoch: int, n: int, size: int) -> list[Rows]:
-    """Returns the batches of an epoch over positions 0 to n - 1, in an order of this party's
-    own.
-    """
+    """Returns the batches of an epoch over positions 0 to n - 1, in this party's own order."""
     seed = derive_seed(party.own_seed, party.name)
     return batches(seed, phase, epoch, np.arange(n, dtype=np.int64), size)

@@ -16,7 +16,7 @@ from vfl_party.selfsup.augment.settings import AugmentSettings
 
 Output = Literal["tanh", "linear", "sphere"]
 
-# Table 5, passive parties.
+# The optimizer of passive parties in Table 5.
 ADAM = OptimizerSettings(kind="adam", lr=1e-4, weight_decay=1e-5)
 
 _ALL = {"objective", "rows", "active"}
@@ -73,43 +73,49 @@ class FedOnceSettings(OwnOptimizers):
 
     def model_post_init(self, _context: Any) -> None:
         if self.dp is not None and "dp" not in _KEYS[self.objective]:
-            text = "dp is for objective = 'nat' or 'reconstruction'"
             raise ValueError(
-                f"{text}: {self.objective} is not made private here; take one of them, or remove dp"
+                f"dp works with objective = 'nat' or 'reconstruction' (got {self.objective!r}). "
+                "Change objective, or remove dp."
             )
         for key in sorted(self.model_fields_set - _KEYS[self.objective]):
-            raise ValueError(f"{key} means nothing with objective = {self.objective!r}; remove it")
+            raise ValueError(
+                f"{key} has no effect with objective = {self.objective!r}. Remove {key}."
+            )
         if not self.matching and "match_every" in self.model_fields_set:
-            raise ValueError("match_every is for matching = true")
+            raise ValueError(
+                "match_every has no effect with matching = false. Remove match_every, or set "
+                "matching = true."
+            )
         if self.dp is not None:
             self._check_private(self.dp)
 
     def _check_private(self, dp: DpSettings) -> None:
         if self.rows != "train":
             raise ValueError(
-                "rows = 'local' is not for dp: nobody knows how many rows of its own "
-                "another party has"
+                "rows = 'local' does not work with dp, because the number of rows that only one "
+                "party has is unknown. Set rows = 'train'."
             )
         chosen = [self.optimizer, *self.optimizers.values()]
-        if any(each is not None and each.clip_norm is not None for each in chosen):
+        if any(optimizer is not None and optimizer.clip_norm is not None for optimizer in chosen):
             raise ValueError(
-                "optimizer.clip_norm is not for dp, which clips the gradient of each row: "
-                "max_grad_norm"
+                "optimizer.clip_norm does not work with dp, which clips the gradient of each row. "
+                "Remove clip_norm, and set dp.max_grad_norm."
             )
         if dp.mode == "matched":
             if self.objective != "nat" or not self.matching:
                 raise ValueError(
-                    "dp.mode = 'matched' is for objective = 'nat' with matching; remove it"
+                    "dp.mode = 'matched' needs objective = 'nat' with matching. Remove dp.mode."
                 )
             return
         for key in sorted({"matching", "match_every"} & self.model_fields_set):
             if key == "match_every" or self.matching:
-                text = "is not for dp, because it makes a row's target depend on other rows"
                 raise ValueError(
-                    f"{key} {text}; remove it, or set dp.mode = 'matched', which guarantees nothing"
+                    f"{key} does not work with dp, because it makes a row's target depend on "
+                    f"other rows. Remove {key}, or set dp.mode = 'matched', which guarantees "
+                    "nothing."
                 )
 
     @property
     def matches(self) -> bool:
-        """Whether targets are dealt out anew."""
+        """Whether targets are reassigned."""
         return self.matching and (self.dp is None or self.dp.mode == "matched")

@@ -1,4 +1,4 @@
-"""Runs an epoch of a learner that has its own loss: plainly, or with differential privacy."""
+"""Runs an epoch of a learner with its own loss, with or without differential privacy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vfl_party.base.phase import RoundReport
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.fedonce.rows import finite, own_batches
+from vfl_party.methods.fedonce.rows import check_finite, own_batches
 from vfl_party.methods.fedonce.settings import ADAM, FedOnceSettings
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.models.training import own_optimizer
@@ -22,7 +22,7 @@ from vfl_party.privacy.steps import PrivateSteps
 class LocalTraining:
     """The optimizer over a module, its schedule and, with ``dp``, its private steps.
 
-    n: the number of rows to learn from; batches hold positions 0 to n - 1.
+    ``n``: the number of rows to learn from; batches contain positions 0 to n - 1.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LocalTraining:
         """Runs an epoch. Reports the mean loss and, with ``dp``, the joint ε."""
         party, settings, private = self._party, self._settings, self._private
         if private is not None and private.note:
-            # The budget ended in an earlier epoch.
+            # An earlier epoch used up the privacy budget.
             return RoundReport(0)
         batches: Iterable[Rows]
         if private is not None:
@@ -74,12 +74,14 @@ class LocalTraining:
             party.tick(self._phase, epoch, settings.epochs, steps, count)
         if steps:
             self._schedule.step()
-        found = {"loss": finite(total.item() / counted, party, self._phase)} if counted else {}
+        metrics = (
+            {"loss": check_finite(total.item() / counted, party, self._phase)} if counted else {}
+        )
         if private is not None:
             return RoundReport(
-                steps, {"local": {**found, "epsilon": private.epsilon}}, note=private.note
+                steps, {"local": {**metrics, "epsilon": private.epsilon}}, note=private.note
             )
-        return RoundReport(steps, {"local": found})
+        return RoundReport(steps, {"local": metrics})
 
     def _step(self, batch: Rows, loss: Callable[[Rows], Tensor]) -> Tensor:
         value = loss(batch)
@@ -91,10 +93,12 @@ class LocalTraining:
         return value.detach()
 
     def close(self) -> None:
+        """Ends the private training, if there is any."""
         if self._private is not None:
             self._private.close()
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         steps = (
             {"private": self._private.state()}
             if self._private
@@ -103,6 +107,7 @@ class LocalTraining:
         return {**steps, "schedule": self._schedule.state_dict()}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         if self._private is not None:
             self._private.load_state(tree["private"])
         else:

@@ -31,15 +31,22 @@ class ActiveGbdt(Phase):
         self._lightgbm = lightgbm(where)
         if party.features is None:
             raise InputError(
-                Code.CONFIG_INVALID, f"{where}: {party.name} has no features to grow trees on"
+                Code.CONFIG_INVALID,
+                f"{where}: {party.name} has no features to grow trees on. Give it features, or "
+                "remove the phase.",
             )
         if len(party.rows("train")) == 0:
-            raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
-        if settings.early_stopping is not None and len(party.rows("validation")) == 0:
-            text = (
-                f"{where}: early_stopping needs validation rows; set rows.validation, or data.split"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: there are no labelled training rows. Add rows with labels to the "
+                "training split.",
             )
-            raise InputError(Code.CONFIG_INVALID, text)
+        if settings.early_stopping is not None and len(party.rows("validation")) == 0:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: early_stopping needs validation rows (got none). Set rows.validation "
+                "or data.split.",
+            )
 
     def run_round(self, _round: int) -> RoundReport:
         party, settings, lgb = self._party, self._settings, self._lightgbm
@@ -66,12 +73,12 @@ class ActiveGbdt(Phase):
             rows = party.rows(split)
             if len(rows):
                 predictions[split] = rows, self._outputs(trees, x_NF[rows])
-        kept = (
+        rounds = (
             trees.best_iteration
             if settings.early_stopping is not None
             else trees.current_iteration()
         )
-        note = f"{self.name}: {kept} of at most {settings.trees} rounds of boosting"
+        note = f"{self.name}: {rounds} of at most {settings.trees} rounds of boosting"
         return RoundReport(0, measured(party, predictions), note=note, predictions=predictions)
 
     def _parameters(self) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 SS-VFL-I (Castiglia et al. 2022, Alg. 1, lines 4 to 10) trains only the top model. FedOnce (Wu et
 al. 2022, Alg. 1, lines 16 to 30) also trains the active party's own encoder. The passive encoders
-are used as the phase before left them, in eval mode, on unchanged rows; each party sends one
-bundle, for its training rows, and no gradient comes back. With ``model.top.kind = "gbdt"`` the
+are used as the earlier phase left them, in eval mode, on unchanged rows; each party sends one
+upload for its training rows and receives no gradients. With ``model.top.kind = "gbdt"`` the
 active party grows boosted trees on its own columns and the representations.
 """
 
@@ -25,8 +25,8 @@ from vfl_party.phases.sets import Learnt
 from vfl_party.privacy.plan import PrivatePhase
 
 
-class Head(Method[HeadSettings]):
-    """One upload, and training at the active party."""
+class HeadMethod(Method[HeadSettings]):
+    """One upload, and then training at the active party."""
 
     def follows(self, settings: HeadSettings) -> frozenset[str]:
         _ = settings
@@ -36,25 +36,35 @@ class Head(Method[HeadSettings]):
         where, task, top = f"recipe: phases: {phase}", recipe.task, recipe.model.top
         if not isinstance(top, GbdtTop):
             if settings.epochs is None and settings.steps is None:
-                raise InputError(Code.CONFIG_INVALID, f"{where}: give either epochs or steps")
+                raise InputError(
+                    Code.CONFIG_INVALID, f"{where}: epochs and steps are missing. Set one of them."
+                )
             return
-        of_trees = f'{where}: with model.top.kind = "gbdt"'
         for key in sorted(settings.model_fields_set - OF_TREES):
-            text = f"{of_trees}, {key} has no effect. Remove it."
-            raise InputError(Code.CONFIG_INVALID, text)
-        if settings.own_encoder == "trained":
-            text = f"{of_trees}, no encoder can be trained (got own_encoder = 'trained'). Remove it"
-            raise InputError(Code.CONFIG_INVALID, f"{text}, or take another top model.")
-        if recipe.model.combine != "concat":
-            text = f"{of_trees}, embeddings stand side by side (got model.combine ="
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} '{recipe.model.combine}'). Use 'concat'."
+                Code.CONFIG_INVALID,
+                f'{where}: {key} has no effect with model.top.kind = "gbdt". Remove {key}.',
+            )
+        if settings.own_encoder == "trained":
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f'{where}: with model.top.kind = "gbdt" no encoder can be trained (got '
+                "own_encoder = 'trained'). Remove own_encoder, or choose another top model.",
+            )
+        if recipe.model.combine != "concat":
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f'{where}: model.top.kind = "gbdt" needs model.combine = "concat" (got '
+                f'"{recipe.model.combine}"). Set model.combine = "concat".',
             )
         if task.kind not in ("binary", "multiclass", "regression") or task.label_smoothing:
             got = f'"{task.kind}"' if not task.label_smoothing else "label_smoothing"
-            text = f"{of_trees}, the task is of kind binary, multiclass or regression, without"
-            text = f"{text} label_smoothing (got {got}). Use a top model of kind 'mlp'"
-            raise InputError(Code.CONFIG_INVALID, f"{text}, or a phase of kind 'splitnn'.")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f'{where}: model.top.kind = "gbdt" needs a binary, multiclass or regression task '
+                f'without label_smoothing (got {got}). Use a top model of kind "mlp", or a phase '
+                'of kind "splitnn".',
+            )
 
     def own_sizes(self, settings: HeadSettings) -> bool:
         _ = settings
@@ -65,8 +75,8 @@ class Head(Method[HeadSettings]):
 
     def no_partial(self, settings: HeadSettings) -> str:
         if settings.deadline_s is not None:
-            return "deadline_s is for parties that hold all rows and are late"
-        return "dp bounds what a row does that all parties hold" if settings.dp is not None else ""
+            return "deadline_s needs parties that hold all rows"
+        return "dp needs rows that all parties hold" if settings.dp is not None else ""
 
     def noise(self, settings: HeadSettings) -> float:
         return settings.noise
@@ -91,4 +101,4 @@ def _active(party: Party, phase: str, settings: HeadSettings) -> Phase:
     return ActiveHead(party, phase, settings)
 
 
-METHOD = Head(HeadSettings, _active, PassiveHead)
+METHOD = HeadMethod(HeadSettings, _active, PassiveHead)

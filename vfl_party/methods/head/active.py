@@ -1,5 +1,5 @@
-"""The active side: collects representations once, then trains the top model and, if asked, its own
-encoder on them.
+"""The active side: collects representations once, then trains the top model and, if the recipe says
+so, its own encoder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vfl_party.base.held import HeldRows
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows, batches
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
-from vfl_party.methods.head.upload import Uploads, without
+from vfl_party.methods.head.upload import Uploads, zero_late_weights
 from vfl_party.models import combine
 from vfl_party.models.metrics import loss_fn
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
@@ -44,38 +44,48 @@ class ActiveHead(Phase):
         self._weights = party.row_weights(self._rows) if len(self._rows) else None
         where = f"recipe: phases: {name}"
         if len(self._rows) == 0:
-            raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
-        if settings.deadline_s is not None and party.recipe.model.combine != "concat":
-            text = (
-                f"{where}: deadline_s needs model.combine = 'concat': zeros for a late party "
-                "would change the"
-            )
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} {party.recipe.model.combine} of all the others"
+                Code.CONFIG_INVALID,
+                f"{where}: there are no labelled training rows. Add rows with labels to the "
+                "training split.",
+            )
+        if settings.deadline_s is not None and party.recipe.model.combine != "concat":
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: deadline_s needs model.combine = 'concat', because zeros for a late "
+                f"party change the {party.recipe.model.combine} of the others. Set model.combine "
+                "= 'concat', or remove deadline_s.",
             )
         if settings.deadline_s is not None and not isinstance(party.recipe.model.top, TopSettings):
-            text = f"{where}: deadline_s needs a top model of kind 'mlp': of another nobody knows"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} which weights read a late party's representations"
+                Code.CONFIG_INVALID,
+                f"{where}: deadline_s needs a top model of kind 'mlp', whose weights for a late "
+                "party's representations are known. Set model.top.kind = 'mlp', or remove "
+                "deadline_s.",
             )
         self._trains_encoder = settings.own_encoder == "trained"
         if self._trains_encoder and party.features is None:
-            text = f"{where}: own_encoder = 'trained', but {party.name} has no features"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}; give it features, or remove the setting"
+                Code.CONFIG_INVALID,
+                f"{where}: own_encoder = 'trained' needs features, but {party.name} has none. "
+                "Give it features, or remove own_encoder.",
             )
         augment = settings.augment
         self._views = BatchViews(party, name, augment) if augment is not None else None
         self._models = nn.ModuleDict({key: party.models[key] for key in self._trained})
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and min(settings.batch_size, len(self._rows)) < 2:
-            text = f"{where}: batch normalisation needs batches of at least two rows"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; give more rows, or a larger batch_size")
-        if norms and party.recipe.rows.partial:
-            text = f"{where}: batch normalisation needs batches of at least two rows, and with"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text} rows.partial fewer may be combined alike; take models without it",
+                f"{where}: batch normalization needs batches of at least 2 rows. Add rows, or "
+                "increase batch_size.",
+            )
+        if norms and party.recipe.rows.partial:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}: batch normalization needs batches of at least 2 rows, but with "
+                "rows.partial a group of rows may be smaller. Choose models without batch "
+                "normalization.",
             )
         self._params = list(self._models.parameters())
         self._optimizer = build_optimizer(settings.optimizer, self._params)
@@ -86,15 +96,16 @@ class ActiveHead(Phase):
         if settings.dp is not None:
             if party.recipe.task.compares:
                 kind = party.recipe.task.kind
-                text = f"{where}: dp bounds what each row does, and the loss of a {kind} task"
-                raise InputError(
-                    Code.CONFIG_INVALID, f"{text} compares rows with each other; remove dp"
-                )
-            if self._weights is not None:
-                text = f"{where}: dp: task.class_weight and data.weight depend on all rows"
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{text}, which the epsilon does not cover; remove one of them",
+                    f"{where}: dp limits the influence of each row, but the loss of a {kind} task "
+                    "compares rows. Remove dp.",
+                )
+            if self._weights is not None:
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{where}: task.class_weight and data.weight depend on all rows, which the "
+                    "epsilon of dp does not cover. Remove dp, or the weights.",
                 )
             size, norm = settings.batch_size, settings.dp.max_grad_norm
             trained = self._models, self._optimizer, self._positions
@@ -117,14 +128,10 @@ class ActiveHead(Phase):
     def _train(self, round_: int) -> RoundReport:
         """Trains: SS-VFL's Alg. 1, lines 6 to 10; FedOnce's, lines 20 to 30."""
         self._uploads.acknowledge()
-        party, rule, top = (
-            self._party,
-            self._party.recipe.model.combine,
-            self._models["top"],
-        )
+        party, rule, top = (self._party, self._party.recipe.model.combine, self._models["top"])
         _, targets = party.need_labels()
         y_N = party.take(targets, self._rows)
-        r_ND = {each.name: self._uploads.of[each.name] for each in party.recipe.passives}
+        r_ND = {passive.name: self._uploads.of[passive.name] for passive in party.recipe.passives}
         w_N = None if self._weights is None else party.take(self._weights, self._rows)
         own_ND = self._frozen()
         epochs, held = self._epochs, party.data.held
@@ -134,13 +141,13 @@ class ActiveHead(Phase):
             y_B = party.take(y_N, batch)
             weights_B = None if w_N is None else party.take(w_N, batch)
             if held is not None:
-                parts = passes(rule, self._sets, self._held_batch(held, batch, own_BD, steps))
-                outputs = [top(combine(rule, each.embeddings)) for each in parts]
+                parts = passes(rule, self._sets, self._make_held_batch(held, batch, own_BD, steps))
+                outputs = [top(combine(rule, part.embeddings)) for part in parts]
                 return summed(losses_of(self._loss, outputs, y_B, weights_B, parts), parts)
-            r_BD = {name: party.take(each, batch) for name, each in r_ND.items()}
+            r_BD = {name: party.take(rows_ND, batch) for name, rows_ND in r_ND.items()}
             sets = self._sets.drawn(r_BD, steps)
             combined = self._sets.embeddings(sets, own_BD, r_BD) or [[*own_BD, *r_BD.values()]]
-            outputs = [top(combine(rule, each)) for each in combined]
+            outputs = [top(combine(rule, embeddings)) for embeddings in combined]
             return summed(losses_of(self._loss, outputs, y_B, weights_B, None), sets)
 
         steps, mean_loss = 0, 0.0
@@ -158,32 +165,32 @@ class ActiveHead(Phase):
                 if value is not None:
                     total += value
                     counted += 1
-            # The budget has ended.
+            # The privacy budget is used up.
             if steps == before:
                 break
             mean_loss = total.item() / counted if counted else mean_loss
             self._schedule.step()
             party.tick(self.name, round_, self.rounds, epoch + 1, epochs)
-        without(self._models["top"], party.recipe, self._uploads.late)
-        found = {"loss": mean_loss}
+        zero_late_weights(self._models["top"], party.recipe, self._uploads.late)
+        metrics = {"loss": mean_loss}
         if self._private is not None:
             return RoundReport(
                 steps,
-                {"train": {**found, "epsilon": self._private.epsilon}},
+                {"train": {**metrics, "epsilon": self._private.epsilon}},
                 note=self._private.note,
             )
-        return RoundReport(steps, {"train": found})
+        return RoundReport(steps, {"train": metrics})
 
-    def _held_batch(
+    def _make_held_batch(
         self, held: HeldRows, batch: Rows, own_BD: list[Tensor], step: int
     ) -> HeldBatch:
-        """Returns a batch of positions with the representations that were received of its rows."""
+        """Returns a batch of positions with the received representations of its rows."""
         party, rows = self._party, self._rows[batch]
         sent = self._uploads.of
-        at = {name: found for name in sent if len(found := held.of(name, rows))}
+        at = {name: own for name in sent if len(own := held.of(name, rows))}
         r_RD = {}
         for name, places in at.items():
-            # As the party counts its training rows, which it has sent in the order of all.
+            # Row numbers in the party's own training rows, which it has sent in the common order.
             mine = np.searchsorted(held.of(name, self._rows), batch[places])
             r_RD[name] = party.take(sent[name], mine)
         return HeldBatch(len(rows), own_BD, r_RD, at, (step,), party.widths)
@@ -206,8 +213,8 @@ class ActiveHead(Phase):
         return value.detach()
 
     def _frozen(self) -> list[Tensor]:
-        """Returns this party's own representations of the training rows, [N, D], if any and
-        unchanging.
+        """Returns this party's own representations of the training rows, [N, D]; none if it has no
+        features or trains its encoder.
         """
         if self._party.features is None or self._trains_encoder:
             return []
@@ -218,7 +225,7 @@ class ActiveHead(Phase):
         no features. ``step``: the batch's number in the phase.
         """
         if not self._trains_encoder:
-            return [self._party.take(each, batch) for each in frozen_ND]
+            return [self._party.take(rows_ND, batch) for rows_ND in frozen_ND]
         rows, views = self._rows[batch], self._views
         features = self._party.need_features()
         inputs = features.inputs(rows) if views is None else views.inputs(rows, step)

@@ -1,4 +1,4 @@
-"""The passive side: one upload, then nothing; if no phase follows, this party may leave."""
+"""The passive side: one upload. If no phase follows, this party may then leave."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from vfl_party.phases.sets import check as check_sets
 
 
 class PassiveHead(Phase):
-    """Runs two rounds: the upload, and the active party's training, in which this party has nothing
-    to do.
-    """
+    """Runs two rounds: the upload, and the active party's training, in which this party is idle."""
 
     alone_from = TRAIN
-    # The active party has it in a checkpoint, or will ask for it.
+    # The active party has the upload in a checkpoint, or asks for it again.
     skippable = (UPLOAD,)
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
@@ -36,10 +34,6 @@ class PassiveHead(Phase):
         party = self._party
         rows = np.concatenate([party.rows(split) for split in uploaded(party.recipe)])
         reply = self._upload.swap(StepKey(self.name, round_, 0), {"z": embed(party, rows)}, rows)
-        used = all(bool(each) for each in reply.values())
-        note = (
-            ""
-            if used
-            else "our representations came after deadline_s: the model is trained without them"
-        )
+        used = all(bool(flag) for flag in reply.values())
+        note = "" if used else "our upload came after deadline_s: the model is trained without it"
         return RoundReport(0, note=note, checkpoint=True)

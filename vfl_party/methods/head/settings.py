@@ -12,9 +12,9 @@ from vfl_party.phases.sets import SetSettings
 from vfl_party.privacy.settings import DpSettings
 from vfl_party.selfsup.augment.settings import SupervisedAugment
 
-# What means something for a top model of trees.
+# The settings that apply to a top model of trees.
 OF_TREES = frozenset({"own_encoder", "noise", "party_dropout"})
-# Rounds: a checkpoint lies between them, so that a failure in training does not repeat the upload.
+# The two rounds. A checkpoint between them saves the upload if training fails.
 UPLOAD, TRAIN = 0, 1
 
 
@@ -50,28 +50,32 @@ class HeadSettings(TrainingSettings, SetSettings):
     """
 
     def model_post_init(self, context: Any) -> None:
-        # Trees need neither: ``Head.check_top`` knows.
+        # Trees need neither; ``HeadMethod.check_top`` checks this.
         if self.epochs is not None or self.steps is not None:
             super().model_post_init(context)
         self.check_sets()
         if self.learns and self.deadline_s is not None:
-            text = "deadline_s ends what the model has learnt of a late party, and"
-            raise ValueError(f"{text} {self.learns} teaches it to do without; remove one of them")
+            raise ValueError(
+                "deadline_s removes what the model has learned from a late party, but "
+                f"{self.learns} trains the model to work without parties. Remove one of them."
+            )
         if self.learns and self.dp is not None:
-            text = f"dp bounds what a row does to one output, and {self.learns} has other ways"
-            raise ValueError(f"{text} to combine a row; remove one of them")
+            raise ValueError(
+                f"dp limits the influence of a row on one output, but {self.learns} combines each "
+                "row in several ways. Remove one of them."
+            )
         if self.dp is not None and self.optimizer.clip_norm is not None:
             raise ValueError(
-                "optimizer.clip_norm is not for dp, which clips the gradient of each row: "
-                "max_grad_norm"
+                "optimizer.clip_norm does not work with dp, which clips the gradient of each row. "
+                "Remove clip_norm, and set dp.max_grad_norm."
             )
         if self.augment is not None and self.own_encoder == "frozen":
             raise ValueError(
-                'augment is for own_encoder = "trained": a frozen encoder embeds each row once'
+                'augment needs own_encoder = "trained", because a frozen encoder embeds each row '
+                'only once. Set own_encoder = "trained", or remove augment.'
             )
         if self.augment is not None and self.augment.corruption and self.dp is not None:
-            text = (
-                "augment.corruption puts numbers of other rows into a row, and dp bounds what one"
+            raise ValueError(
+                "augment.corruption copies numbers of other rows into a row, but dp limits what "
+                "one row can change. Remove one of them."
             )
-            text = f"{text} row can change"
-            raise ValueError(f"{text}; remove one of them")

@@ -1,5 +1,5 @@
-"""The active side of a head of trees: collects representations once, then grows the trees on its
-own columns and them.
+"""The active side of a head of trees: collects representations once, then grows the trees on them
+and on its own columns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vfl_party.phases.sets import check as check_sets
 
 log = logging.getLogger(__name__)
 
-# Own columns in the log.
+# The number of own columns that the log names.
 _SHOWN = 10
 
 
@@ -46,11 +46,16 @@ class TreesHead(Phase):
         if top.library == "lightgbm":
             lightgbm("recipe: model.top")
         if not len(party.rows("train")):
-            raise InputError(Code.CONFIG_INVALID, f"{where}: there are no labelled training rows")
-        if top.early_stopping is not None and not len(party.rows("validation")):
-            text = "recipe: model.top: early_stopping needs validation rows"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} (got none). Set rows.validation, or data.split."
+                Code.CONFIG_INVALID,
+                f"{where}: there are no labelled training rows. Add rows with labels to the "
+                "training split.",
+            )
+        if top.early_stopping is not None and not len(party.rows("validation")):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "recipe: model.top: early_stopping needs validation rows (got none). Set "
+                "rows.validation or data.split.",
             )
         self._uploads = Uploads(party, name, settings)
 
@@ -66,7 +71,7 @@ class TreesHead(Phase):
         train, validation = matrices["train"], matrices.get("validation")
         grown = grow(party.recipe.task, self._top, train, validation, seed)
         top.take(grown)
-        # The log alone has it: a report would tell the server of labels before the evaluation.
+        # Only the log has it: a report would disclose labels to the server before the evaluation.
         log.info(
             "phase %s: %d of at most %d boosting rounds, training loss %.4g; share of the gain: %s",
             self.name,
@@ -82,22 +87,22 @@ class TreesHead(Phase):
         """Returns the share of each party's columns in the gain of all splits, then the largest
         shares of this party's own columns.
         """
-        party, start, found = self._party, 0, {}
+        party, start, shares = self._party, 0, {}
         sizes = self._columns()
         gain_F = grown.gains(sum(sizes.values()))
         gain_F /= gain_F.sum() or 1.0
         for name, count in sizes.items():
-            found[name] = float(gain_F[start : start + count].sum())
+            shares[name] = float(gain_F[start : start + count].sum())
             start += count
         make = party.make_encoder
         if make is None or not isinstance(make.settings, RawSettings):
-            return found
+            return shares
         own = {
             f"{party.name}.{name}": float(gain_F[place.numbers].sum())
             for name, place in party.need_features().columns.items()
         }
-        largest = sorted(own.items(), key=lambda each: -each[1])[:_SHOWN]
-        return found | {name: share for name, share in largest if share}
+        largest = sorted(own.items(), key=lambda item: -item[1])[:_SHOWN]
+        return shares | {name: share for name, share in largest if share}
 
     def _columns(self) -> dict[str, int]:
         """Returns {party: its number of columns in the matrix}, in their order."""
@@ -111,7 +116,7 @@ class TreesHead(Phase):
         """
         party, rows = self._party, self._party.rows(split)
         own = [embed(party, rows)] if party.features is not None else []
-        others = [self._received(each.name, split) for each in party.recipe.passives]
+        others = [self._get_received(passive.name, split) for passive in party.recipe.passives]
         _, targets = party.need_labels()
         weights = party.row_weights(party.rows("train"))
         return Matrix(
@@ -120,26 +125,26 @@ class TreesHead(Phase):
             None if weights is None else party.take(weights, rows).double().cpu().numpy(),
         )
 
-    def _received(self, name: str, split: str) -> Tensor:
+    def _get_received(self, name: str, split: str) -> Tensor:
         """Returns a party's representations of the rows of a split, [N, D]."""
         party, held, start = self._party, self._party.data.held, 0
-        for each in uploaded(party.recipe):
-            rows = party.rows(each)
+        for uploaded_split in uploaded(party.recipe):
+            rows = party.rows(uploaded_split)
             at = np.arange(len(rows)) if held is None else held.of(name, rows)
-            if each == split:
+            if uploaded_split == split:
                 break
             start += len(at)
         r_RD = self._uploads.of[name][start : start + len(at)]
         whole_ND = r_RD.new_full((len(rows), r_RD.shape[1]), torch.nan)
         whole_ND[torch.from_numpy(at).to(r_RD.device)] = r_RD
         if split == "train":
-            whole_ND[self._left_out(name, rows)] = torch.nan
+            whole_ND[self._draw_left_out(name, rows)] = torch.nan
         return whole_ND
 
-    def _left_out(self, name: str, rows: Rows) -> Tensor:
+    def _draw_left_out(self, name: str, rows: Rows) -> Tensor:
         """Returns in which training rows ``party_dropout`` leaves a party out, bool [N]."""
         seed = derive_seed(self._party.recipe.seed, self.name, "party_dropout", name)
-        # 64 bits are a number from 0 to 1.
+        # Converts 64 random bits into a number from 0 to 1.
         drawn_N = np.random.Philox(key=seed).random_raw(len(rows)) / 2.0**64
         is_out_N = torch.from_numpy(drawn_N < self._settings.party_dropout)
         return is_out_N.to(self._party.device)

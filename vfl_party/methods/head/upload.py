@@ -22,10 +22,8 @@ from vfl_party.phases.context import Party
 
 
 def upload(settings: HeadSettings, how: str) -> Exchange:
-    """Declares a party's representations of the ``uploaded`` rows up; with a deadline the answer
-    says if they are used.
-
-    ``how``: see ``Sent``.
+    """Declares a party's representations of the ``uploaded`` rows up, and with a deadline the
+    answer whether they are used down. ``how``: see ``Sent``.
     """
     up = Sent(
         Kind.EMBEDDING,
@@ -40,8 +38,8 @@ def upload(settings: HeadSettings, how: str) -> Exchange:
 
 
 def uploaded(recipe: Recipe) -> tuple[str, ...]:
-    """Returns the splits whose representations are uploaded, in their order: also the validation
-    rows, if trees are to stop early by them.
+    """Returns the splits whose representations are uploaded, in order: the training rows, and the
+    validation rows if they decide when trees stop early.
     """
     top = recipe.model.top
     stops = isinstance(top, GbdtTop) and top.early_stopping is not None
@@ -56,9 +54,9 @@ def traffic(party: Party, name: str, settings: HeadSettings) -> Traffic:
 
 
 @torch.no_grad()
-def without(top: nn.Module, recipe: Recipe, late: Sequence[str]) -> None:
-    """Zeroes the weights by which a top model on concatenated representations reads those of the
-    ``late``.
+def zero_late_weights(top: nn.Module, recipe: Recipe, late: Sequence[str]) -> None:
+    """Zeroes the weights with which a top model reads the representations of the ``late`` parties
+    in the concatenation.
     """
     if not late:
         return
@@ -68,7 +66,7 @@ def without(top: nn.Module, recipe: Recipe, late: Sequence[str]) -> None:
         *(party.name for party in recipe.passives),
     ]
     for name in late:
-        at = sum(recipe.embedding_size(each) for each in order[: order.index(name)])
+        at = sum(recipe.embedding_size(party) for party in order[: order.index(name)])
         first.weight[:, at : at + recipe.embedding_size(name)] = 0.0
 
 
@@ -82,8 +80,7 @@ class Uploads:
     """The active party's side of the upload.
 
     ``of``: {passive party: its representations of the rows that it holds of the ``uploaded``
-    splits, [N, D]}. ``late``: the parties whose upload came after the deadline; zeros stand for
-    theirs.
+    splits, [N, D]}. ``late``: the parties whose upload came after the deadline; zeros replace it.
     """
 
     def __init__(self, party: Party, name: str, settings: HeadSettings) -> None:
@@ -99,7 +96,7 @@ class Uploads:
         self._owed = False
 
     def collect(self) -> RoundReport:
-        """Collects one bundle from each passive party: FedOnce's Alg. 1, line 19."""
+        """Collects one upload from each passive party: FedOnce's Alg. 1, line 19."""
         party, deadline_s = self._party, self._deadline_s
         rows = np.concatenate([party.rows(split) for split in uploaded(party.recipe)])
         received = self._side.collect(
@@ -108,35 +105,39 @@ class Uploads:
             each=party.sizes_of(rows),
             deadline_s=math.inf if deadline_s is None else deadline_s,
         )
-        self.late = [each.name for each in party.recipe.passives if each.name not in received]
+        self.late = [
+            passive.name for passive in party.recipe.passives if passive.name not in received
+        ]
         self.of = {name: tensors["z"] for name, tensors in received.items()}
         self.of |= zeros(self.late, len(rows), party)
         self._owed = True
         late = (
-            f"trained without {', '.join(self.late)}, who did not come within {deadline_s} s"
+            f"trained without {', '.join(self.late)}, which did not answer within {deadline_s} s"
             if self.late
             else ""
         )
         return RoundReport(0, note=late, checkpoint=True, without=tuple(self.late))
 
     def acknowledge(self) -> None:
-        """Answers the upload, once a checkpoint holds the representations: a party with this answer
-        may leave. It does nothing in a generation that began after the upload.
+        """Answers the upload once a checkpoint contains the representations, after which a party
+        may leave. Does nothing in a generation that began after the upload.
         """
         if not self._owed:
             return
         self._owed, step = False, StepKey(self._phase, UPLOAD, 0)
-        names = [each.name for each in self._party.recipe.passives]
+        names = [passive.name for passive in self._party.recipe.passives]
         if self._deadline_s is None:
             self._side.acknowledge(step, names)
             return
         used = {name: torch.tensor([name not in self.late], dtype=torch.uint8) for name in names}
-        self._side.reply(step, {name: {"used": each} for name, each in used.items()})
+        self._side.reply(step, {name: {"used": flag} for name, flag in used.items()})
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {"representations": self.of, "late": self.late}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         device = self._party.device
         self.of = {name: r_ND.to(device) for name, r_ND in tree["representations"].items()}
         self.late = list(tree["late"])

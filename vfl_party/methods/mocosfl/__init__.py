@@ -1,9 +1,9 @@
 """MocoSFL (Li et al. 2023): momentum contrast over rows that different parties hold, by split
 federated learning.
 
-The parties hold different rows of the same columns. Each has a bottom; the active party has the
-tail, the memory of keys, and labels for a probe; the aggregation server averages the bottoms:
-SplitFed's two servers.
+The parties hold different rows of the same columns. Each has a bottom model; the active party has
+the tail, the memory of keys, and labels for a probe; the aggregation server averages the bottom
+models. These are SplitFed's two servers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import nn
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.phase import Phase
 from vfl_party.methods.mocosfl.active import ActiveMocoSFL
-from vfl_party.methods.mocosfl.check import other_encoder
+from vfl_party.methods.mocosfl.check import other_encoder_error
 from vfl_party.methods.mocosfl.passive import PassiveMocoSFL
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.single_party import AloneMocoSFL
@@ -31,15 +31,15 @@ def _active(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
     parties = len(party.recipe.passives)
     if not parties:
         return AloneMocoSFL(party, name, settings)
-    return ActiveMocoSFL(party, name, settings.adjusted(parties))
+    return ActiveMocoSFL(party, name, settings.adjust(parties))
 
 
 def _passive(party: Party, name: str, settings: MocoSFLSettings) -> Phase:
-    return PassiveMocoSFL(party, name, settings.adjusted(len(party.recipe.passives)))
+    return PassiveMocoSFL(party, name, settings.adjust(len(party.recipe.passives)))
 
 
 class MocoSFL(Method[MocoSFLSettings]):
-    """The encoder is the bottom of a network whose tail the active party has."""
+    """The encoder is the bottom model of a network whose tail the active party has."""
 
     def follows(self, settings: MocoSFLSettings) -> frozenset[str] | None:
         _ = settings
@@ -47,15 +47,15 @@ class MocoSFL(Method[MocoSFLSettings]):
 
     def encoder(self, settings: MocoSFLSettings, make: MakeEncoder) -> nn.Module:
         if make.settings != make.recipe.model.encoder:
-            raise other_encoder(f"party {make.party}: encoder")
+            raise other_encoder_error(f"party {make.party}: encoder")
         return build_bottom(make.recipe, settings)
 
     def upper(self, settings: MocoSFLSettings, recipe: Recipe, seed: int) -> dict[str, nn.Module]:
-        found: dict[str, nn.Module] = {"tail": build_tail(recipe, settings, seed)}
-        return found | ({"bottom": build_bottom(recipe, settings)} if hands_out(recipe) else {})
+        models: dict[str, nn.Module] = {"tail": build_tail(recipe, settings, seed)}
+        return models | ({"bottom": build_bottom(recipe, settings)} if hands_out(recipe) else {})
 
     def traffic(self, party: Party, phase: str, settings: MocoSFLSettings) -> Traffic:
-        return traffic(party, phase, settings.adjusted(len(party.recipe.passives)))
+        return traffic(party, phase, settings.adjust(len(party.recipe.passives)))
 
     def follows_preset(self, written: Mapping[str, Any]) -> bool:
         _ = written

@@ -14,7 +14,12 @@ from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.memory import TrainedTail, zero
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.steps import StepPlan, averaged, build_bottom, halves_of
+from vfl_party.methods.mocosfl.steps import (
+    StepPlan,
+    build_bottom,
+    get_averaged_parameters,
+    halves_of,
+)
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_sums
 
@@ -37,10 +42,12 @@ class ActiveMocoSFL(Phase):
             if self._course.hands_out
             else None
         )
-        # The server compares what all parties plan.
+        # Declared here, too, because the server compares the plans of all parties.
         if not settings.frozen:
             bottom = build_bottom(party.recipe, settings)
-            shared = averaged(bottom, None if party.recipe.preset == "released" else bottom)
+            shared = get_averaged_parameters(
+                bottom, None if party.recipe.preset == "released" else bottom
+            )
             party.asking(name, bottoms(shared, self._course.draw))
 
     def run_round(self, round_: int) -> RoundReport:
@@ -53,7 +60,7 @@ class ActiveMocoSFL(Phase):
                     step, self._handout.collect(step), dict(party.models["bottom"].state_dict())
                 )
         total = zero(party)
-        drawn = self._course.drawn(round_) if self._course.draw is not None else None
+        drawn = self._course.participants(round_) if self._course.draw is not None else None
         for done, (step, _) in enumerate(self._course.steps(round_), 1):
             total += self._step(step, drawn)
             party.tick(self.name, round_, self.rounds, done, steps)
@@ -63,12 +70,12 @@ class ActiveMocoSFL(Phase):
         return RoundReport(steps, {"train": {"loss": self._tail.mean(total, steps)}}, note=note)
 
     def _step(self, step: StepKey, drawn: Sequence[str] | None = None) -> Tensor:
-        """Runs one step; ``drawn``: the parties that take part in it, if these are not all."""
+        """Runs one step. ``drawn``: the parties that take part, None for all."""
         settings = self._settings
-        each: dict[str, dict[str, int]] | None = None
+        senders: dict[str, dict[str, int]] | None = None
         if drawn is not None:
-            each = {name: {} for name in drawn}
-        received = self._latents.collect(step, each=each)
+            senders = {name: {} for name in drawn}
+        received = self._latents.collect(step, each=senders)
         q, k = (torch.cat([tensors[name] for tensors in received.values()]) for name in ("q", "k"))
         q.requires_grad_(not settings.frozen)
         loss = self._tail.loss(q, k, [*received])

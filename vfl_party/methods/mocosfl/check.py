@@ -1,4 +1,4 @@
-"""What a recipe must be like for a phase, of all parties: it is refused before anything runs."""
+"""Checks the recipe for a phase of MocoSFL before anything runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 
 KIND = "mocosfl"
-# Settings of the network, which all phases share.
+# Settings of the network that all phases must share.
 _SAME = ("image", "cut", "bottleneck", "width")
 
 
@@ -19,40 +19,39 @@ def first_phase(recipe: Recipe) -> str | None:
 
 
 def check_phase(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> None:
-    """Raises InputError if a phase asks for a network that the recipe's other phases, or a party,
-    do not have.
-    """
+    """Raises InputError if the network of a phase differs from that of other phases or parties."""
     for party in recipe.parties:
         if party.encoder is not None and party.encoder != recipe.model.encoder:
-            raise other_encoder(f"recipe: parties.{party.name}.encoder")
+            raise other_encoder_error(f"recipe: parties.{party.name}.encoder")
     for where, theirs in _others(recipe, phase):
         for key in _SAME:
             was, now = getattr(theirs, key), getattr(settings, key)
             if was != now:
-                told = [
-                    f"{key} = {each}" if each is not None else f"no {key}" for each in (was, now)
-                ]
-                text = f"recipe: phases: {phase}: {where} has {told[0]}, and this phase {told[1]}"
                 raise InputError(
-                    Code.CONFIG_INVALID, f"{text}; make them equal: both train the same network"
+                    Code.CONFIG_INVALID,
+                    f"recipe: phases: {phase}: {key} must be the same in all phases of mocosfl, "
+                    f"which train one network (got {now}, and {was} in {where}). Make them equal.",
                 )
 
 
-def other_encoder(where: str) -> InputError:
-    """Returns the error that a party asks for an encoder of its own."""
-    text = f"{where}: mocosfl averages the bottoms, so all parties have the same network"
-    return InputError(Code.CONFIG_INVALID, f"{text}; remove it, and set model.encoder")
+def other_encoder_error(where: str) -> InputError:
+    """Returns the error for a party that has its own encoder."""
+    return InputError(
+        Code.CONFIG_INVALID,
+        f"{where}: mocosfl averages the bottom models, so all parties need the same network. "
+        "Remove it, and set model.encoder.",
+    )
 
 
 def _others(recipe: Recipe, phase: str) -> Iterator[tuple[str, MocoSFLSettings]]:
-    """Yields where each phase of MocoSFL before ``phase`` stands, and its settings; those of the
+    """Yields the place and the settings of each phase of MocoSFL before ``phase``; those of the
     earlier run first.
     """
-    for each in recipe.start.phases if recipe.start is not None else ():
-        if each.kind == KIND:
-            yield "start.phases", MocoSFLSettings.model_validate(each.settings)
-    for each in recipe.phases:
-        if each.name == phase:
+    for other in recipe.start.phases if recipe.start is not None else ():
+        if other.kind == KIND:
+            yield "start.phases", MocoSFLSettings.model_validate(other.settings)
+    for other in recipe.phases:
+        if other.name == phase:
             return
-        if each.kind == KIND:
-            yield f"phase {each.name}", MocoSFLSettings.model_validate(each.settings)
+        if other.kind == KIND:
+            yield f"phase {other.name}", MocoSFLSettings.model_validate(other.settings)

@@ -24,7 +24,7 @@ def contrast(
 ) -> tuple[Tensor, Tensor]:
     """Returns the symmetric loss, a scalar, and the 2B new keys [2B, P], those of ``q`` first.
 
-    The two latents change places in the second term, in which no gradient flows into ``q``.
+    The second term swaps the two latents, and no gradient flows into its ``q``.
 
     Args:
         online, momentum: the tail and its moving average.
@@ -46,4 +46,4 @@ def _mean(q: Tensor, k: Tensor, memories: Sequence[Tensor], temperature: float) 
     if len(memories) == 1:
         return moco(q, k, memories[0], temperature)
     parts = zip(q.chunk(len(memories)), k.chunk(len(memories)), memories, strict=True)
-    return torch.stack([moco(*each, temperature) for each in parts]).mean()
+    return torch.stack([moco(*part, temperature) for part in parts]).mean()

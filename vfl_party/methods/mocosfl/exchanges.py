@@ -20,27 +20,27 @@ def latents(settings: MocoSFLSettings) -> Exchange:
     """
     shape = ("rows", "channels", "height", "width")
     up = Sent(Kind.EMBEDDING, {"q": f32(*shape), "k": f32(*shape)})
-    # Of the rows of the party that sent q.
+    # The gradient belongs to the rows of the party that sent q.
     down = Sent(Kind.GRADIENT, {"dq": f32(*shape)}, label_free=True, rows_of="receiver")
     return Exchange("latents", up, NOTHING if settings.frozen else down)
 
 
 def handout(bottom: nn.Module) -> Exchange:
-    """Declares the bottom that the active party gives to all at the beginning."""
+    """Declares the bottom model that the active party sends to all at the beginning."""
     sent = Sent(
         Kind.WEIGHTS,
-        {name: (each.dtype, tuple(each.shape)) for name, each in bottom.state_dict().items()},
+        {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in bottom.state_dict().items()},
         label_free=True,
     )
     return Exchange("handout", NOTHING, sent, when="once")
 
 
 def bottoms(shared: Mapping[str, Tensor], draw: Draw | None) -> Exchange:
-    """Declares the bottom of each passive party that is drawn up, and the mean down, to those that
-    are drawn next. ``shared``: {name: tensor}.
+    """Declares the bottom models of the drawn passive parties up, and their mean down to the
+    parties that are drawn next. ``shared``: {name: tensor}.
     """
     sent = Sent(
-        Kind.WEIGHTS, {name: (each.dtype, tuple(each.shape)) for name, each in shared.items()}
+        Kind.WEIGHTS, {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in shared.items()}
     )
     return Exchange(
         "bottoms", sent, sent, asks="server", passive=True, draw=draw, when="every round"

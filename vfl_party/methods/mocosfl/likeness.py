@@ -1,5 +1,6 @@
-"""How like their originals reconstructed images are: mean squared error, SSIM and PSNR, for pixels
-from 0 to 1.
+"""Similarity of reconstructed images to their originals: mean squared error, SSIM and PSNR.
+
+Pixels are from 0 to 1.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from vfl_party.models.metrics import functional
 
 # Pixels from the middle of SSIM's window to its edge: 11 x 11 pixels, as Wang et al. (2004) have
 # it.
-_MOST_REACH = 5
-# Of the Gaussian in the window, for each pixel of its reach: 1.5 in one of 11 x 11.
+_MAX_REACH = 5
+# Standard deviation of the window's Gaussian per pixel of its reach: 1.5 for 11 x 11 pixels.
 _SIGMA = 0.3
 
 
 @dataclass(frozen=True)
 class Likeness:
-    """The likeness of images to their originals.
+    """The similarity of images to their originals.
 
     ``mse``: over all pixels of all images. ``ssim``: the mean over the images. ``psnr``: dB, of
     that ``mse``; infinite if the images are equal.
@@ -42,7 +43,7 @@ def window(height: int, width: int) -> int:
     """Returns the height and width of SSIM's window: 11 pixels; below 20 pixels about half of the
     image, at least 3.
 
-    A window of 11 pixels would see an image of 8 x 8 as a whole, and mostly mirrored.
+    A window of 11 pixels covers a whole image of 8 x 8 pixels, most of it mirrored.
     """
     return 2 * _reach(height, width) + 1
 
@@ -50,8 +51,8 @@ def window(height: int, width: int) -> int:
 def ssim(images: Tensor, truth: Tensor) -> Tensor:
     """Returns the mean structural similarity of images [B, C, H, W], a scalar with gradient.
 
-    The window is Gaussian, at every pixel; beyond its edges the image is mirrored. Sides have at
-    least 2 pixels.
+    The window is Gaussian, at every pixel; beyond its edges the image is mirrored. Images have
+    at least 2 x 2 pixels.
     """
     # Torchmetrics makes a window of int(3.5 sigma + 0.5) pixels of reach.
     sigma = _SIGMA * _reach(*images.shape[2:])
@@ -60,9 +61,9 @@ def ssim(images: Tensor, truth: Tensor) -> Tensor:
     _, map_BCHW = structural_similarity(
         images, truth, sigma=sigma, data_range=1.0, return_full_image=True
     )
-    found: Tensor = map_BCHW.mean()
-    return found
+    mean: Tensor = map_BCHW.mean()
+    return mean
 
 
 def _reach(height: int, width: int) -> int:
-    return min(_MOST_REACH, max(1, min(height, width) // 4))
+    return min(_MAX_REACH, max(1, min(height, width) // 4))

@@ -1,4 +1,4 @@
-"""What trains the tail: its moving average, the memory of keys, and the update of both."""
+"""The training of the tail: its moving average, the memory of keys, and the update of both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vfl_party.selfsup.losses import KeyQueue, ema_update
 
 
 class Memory:
-    """Earlier keys, the negatives: of all parties together, or of each by itself."""
+    """Earlier keys, which are the negatives: of all parties together, or of each party."""
 
     def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
         seed, size = derive_seed(party.own_seed, "queue", phase), settings.queue
@@ -29,19 +29,19 @@ class Memory:
         if settings.shared_memory:
             self._whole = KeyQueue(size, settings.width, seed, party.device)
             return
-        names = [each.name for each in party.recipe.passives]
+        names = [passive.name for passive in party.recipe.passives]
         if size < len(names):
-            text = f"queue = {size} leaves no key for some of {len(names):,} parties"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: {phase}: {text}; take more, or shared_memory = true",
+                f"recipe: phases: {phase}: queue must be at least the number of parties, "
+                f"{len(names):,} (got {size}). Set a larger queue, or shared_memory = true.",
             )
         for name in names:
             own = derive_seed(seed, name)
             self._each[name] = KeyQueue(size // len(names), settings.width, own, party.device)
 
     def keys(self, parties: Sequence[str]) -> list[Tensor]:
-        """Returns the keys for rows of ``parties``: one memory, or that of each."""
+        """Returns the keys for rows of ``parties``, [Q, P]: one memory, or one per party."""
         if self._whole is not None:
             return [self._whole.keys]
         return [self._each[name].keys for name in parties]
@@ -56,21 +56,21 @@ class Memory:
             self._each[name].push(torch.cat(own))
 
     def state(self) -> Tree:
+        """Returns the state for a checkpoint."""
         if self._whole is not None:
             return self._whole.state()
-        return {name: each.state() for name, each in self._each.items()}
+        return {name: queue.state() for name, queue in self._each.items()}
 
     def load_state(self, tree: Tree) -> None:
+        """Restores a state that ``state`` returned."""
         if self._whole is not None:
             self._whole.load_state(tree)
-        for name, each in self._each.items():
-            each.load_state(tree[name])
+        for name, queue in self._each.items():
+            queue.load_state(tree[name])
 
 
 class TrainedTail:
-    """The tail of the active party, which is one of its models, with all that its training
-    needs.
-    """
+    """The tail, one of the active party's models, with everything that its training needs."""
 
     def __init__(self, party: Party, phase: str, settings: MocoSFLSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings
@@ -78,18 +78,18 @@ class TrainedTail:
         self._half = TrainedHalf(self._tail, settings.of_tail, settings.epochs)
         self._momentum = momentum_of(self._tail)
         self._memory = Memory(party, phase, settings)
-        # Whose rows the loss was of, and their new keys.
+        # The parties whose rows the last loss used, and the new keys of these rows.
         self._of: Sequence[str] = ()
         self._halved = party.recipe.preset == "paper"
         self._fresh: Tensor | None = None
 
     def begin(self) -> None:
-        """Starts from the tail as another run has trained it."""
+        """Copies the tail of an earlier run into the moving average."""
         self._momentum.load_state_dict(self._tail.state_dict())
 
     def loss(self, q: Tensor, k: Tensor, parties: Sequence[str] = ()) -> Tensor:
-        """Returns the loss on the latents of two views, of which ``parties`` have equal parts;
-        moves the average before.
+        """Updates the moving average and returns the loss on the latents [B, C, H, W] of two
+        views, of which ``parties`` have equal parts.
         """
         ema_update(self._momentum, self._tail, self._settings.momentum)
         self._half.zero_grad()
@@ -101,7 +101,7 @@ class TrainedTail:
         return loss
 
     def step(self) -> None:
-        """Updates the tail by the gradients that are there, and remembers the new keys."""
+        """Updates the tail with its gradients, and stores the new keys."""
         assert self._fresh is not None  # noqa: S101 - loss comes first
         self._half.step()
         self._memory.push(self._fresh, self._of)
@@ -115,14 +115,15 @@ class TrainedTail:
         """Returns the mean loss of a round. Raises InputError if it is NaN or infinite."""
         loss = total.item() / steps
         if not math.isfinite(loss):
-            text = (
-                f"phase {self._phase}: the loss of {self._party.name} is {loss}: its training "
-                "diverged"
+            raise InputError(
+                Code.NON_FINITE,
+                f"phase {self._phase}: the loss of {self._party.name} is {loss}, because its "
+                "training diverged. Lower the learning rate.",
             )
-            raise InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
         return loss
 
     def state(self) -> Tree:
+        """Returns the state for a checkpoint."""
         return {
             "half": self._half.state(),
             "momentum": dict(self._momentum.state_dict()),
@@ -130,11 +131,12 @@ class TrainedTail:
         }
 
     def load_state(self, tree: Tree) -> None:
+        """Restores a state that ``state`` returned."""
         self._half.load_state(tree["half"])
         self._momentum.load_state_dict(tree["momentum"])
         self._memory.load_state(tree["queue"])
 
 
 def zero(party: Party) -> Tensor:
-    """Returns a scalar to sum losses in, on the party's device."""
+    """Returns a zero on the party's device, to sum losses."""
     return torch.zeros((), device=party.device)

@@ -1,5 +1,5 @@
-"""The passive side, the paper's client: latents of two views out, the gradient of one back, the
-bottom averaged.
+"""The passive side, the paper's client: sends the latents of two views, receives the gradient of
+one, and averages its bottom model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.mocosfl.exchanges import bottoms, handout, latents
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
-from vfl_party.methods.mocosfl.steps import StepPlan, averaged, halves_of, momentum_of
+from vfl_party.methods.mocosfl.steps import (
+    StepPlan,
+    get_averaged_parameters,
+    halves_of,
+    momentum_of,
+)
 from vfl_party.methods.mocosfl.training import TrainedHalf
 from vfl_party.methods.mocosfl.views import Views
 from vfl_party.models.backward import backward
@@ -26,7 +31,7 @@ from vfl_party.selfsup.losses import ema_update
 
 
 class PassiveMocoSFL(Phase):
-    """One round is a part of an epoch, up to the next average. The bottom is the party's
+    """One round is the part of an epoch up to the next average. The bottom model is the party's
     encoder.
     """
 
@@ -41,7 +46,7 @@ class PassiveMocoSFL(Phase):
             self._bottom, settings.of_bottoms, settings.epochs, by_batch=released
         )
         self._momentum = momentum_of(self._bottom)
-        self._averaged = averaged(self._bottom, None if released else self._momentum)
+        self._averaged = get_averaged_parameters(self._bottom, None if released else self._momentum)
         channels, height, width = halves_of(party.recipe, settings).latent
         self._sizes = {"channels": channels, "height": height, "width": width}
         self._latents = party.asking(
@@ -58,14 +63,14 @@ class PassiveMocoSFL(Phase):
         self.skippable = self._course.idle(party.name)
 
     def run_round(self, round_: int) -> RoundReport:
-        course, drawn = self._course, self._party.name in self._course.drawn(round_)
+        course, drawn = self._course, self._party.name in self._course.participants(round_)
         report = RoundReport(len(course.numbers(round_)) if drawn else 0)
-        # Start from the bottom as earlier phases, or another run, have trained it.
+        # Start from the bottom model of earlier phases or of another run.
         if round_ == 0:
             if self._handout is not None:
                 self._bottom.load_state_dict(self._handout.swap(StepKey(self.name, 0, 0), {}))
             self._momentum.load_state_dict(self._bottom.state_dict())
-            advise(self._party.show, course.longer(self._party.name))
+            advise(self._party.show, course.warn_of_long_epoch(self._party.name))
         if drawn:
             if not self._settings.frozen:
                 self._half.catch_up(round_ // self._settings.averages_per_epoch)
@@ -100,20 +105,20 @@ class PassiveMocoSFL(Phase):
 
     @torch.no_grad()
     def _average(self, bottoms: Asking, report: RoundReport, round_: int, *, gives: bool) -> None:
-        """Sends the bottom to the server, if it was trained, and continues with the mean, if this
-        party is in the next round. The optimizer's state stays here.
+        """Sends the bottom model to the server if it was trained, and loads the mean if this party
+        takes part in the next round. The optimizer's state stays here.
         """
         step, takes = StepKey(self.name, round_, 0), self._party.name in self._course.takers(round_)
         if gives:
             check_own(self._party, step, self._averaged)
         if gives and not takes:
-            # The others need nothing more of this party, and may be far ahead before it is back.
+            # The others need nothing more from this party and may be far ahead when it returns.
             bottoms.give(step, self._averaged, partial(self._party.settled, report))
         if not takes:
             return
         mean = bottoms.swap(step, self._averaged) if gives else bottoms.take(step)
-        for name, each in self._averaged.items():
-            each.copy_(mean[name])
+        for name, parameter in self._averaged.items():
+            parameter.copy_(mean[name])
 
     def state(self) -> Tree:
         return {"half": self._half.state(), "momentum": dict(self._momentum.state_dict())}

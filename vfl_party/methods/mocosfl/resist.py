@@ -1,4 +1,4 @@
-"""Resistance to model inversion, learnt in pretraining by a single party: TAResSFL (MocoSFL,
+"""Resistance to model inversion, trained by a single party in pretraining: TAResSFL (MocoSFL,
 appendix A.4).
 """
 
@@ -21,7 +21,7 @@ from vfl_party.models.optim import build_optimizer
 
 
 class ResistSettings(Section):
-    """The bottom pays for what a decoder, trained beside it, reconstructs."""
+    """The penalty on the bottom model for what a decoder reconstructs."""
 
     weight: Annotated[float, Field(gt=0.0, le=1e6)] = 2.0
     """The weight of the penalty."""
@@ -32,11 +32,11 @@ class ResistSettings(Section):
 
 
 class Resistance:
-    """The decoder that is trained beside a bottom, and the penalty that it gives.
+    """The decoder that is trained along with a bottom model, and its penalty.
 
     Args:
-        latent, image: C, H and W of what the bottom gives and takes.
-        seed: of the decoder's initial weights.
+        latent, image: C, H and W of the outputs and inputs of the bottom model.
+        seed: the seed of the decoder's initial weights.
         by_ssim: the decoder maximises the similarity, as in the released code; else it minimises
             the squared error, as in the paper.
     """
@@ -60,41 +60,47 @@ class Resistance:
         )
 
     def gradient(self, z: Tensor, images: Tensor) -> tuple[Tensor | None, float]:
-        """Trains the decoder by one step, then asks it. z is left as it is, with its graph.
+        """Trains the decoder for one step, then computes the penalty; leaves z unchanged.
 
         Args:
             z: latents [B, C, H, W], at least two.
-            images: what the bottom saw, [B, C, H, W], from 0 to 1.
+            images: the inputs of the bottom model, [B, C, H, W], from 0 to 1.
 
-        Returns the penalty's gradient by z, None if there is no penalty, and the SSIM of the
-        reconstructions.
+        Returns the gradient of the penalty with respect to z, None without a penalty, and the SSIM
+        of the reconstructions.
         """
         settings = self._settings
         self._step(z.detach(), images)
-        # As an attacker has it: a row's reconstruction depends on no other row.
+        # In eval mode, as an attacker uses it: a reconstruction does not depend on other rows.
         self._decoder.eval()
         leaf = z.detach().requires_grad_()
-        found, similarity = penalty(self._decoder, leaf, images, settings.weight, settings.ssim)
-        if found is None:
+        loss, similarity = penalty(self._decoder, leaf, images, settings.weight, settings.ssim)
+        if loss is None:
             return None, similarity
-        (dz,) = torch.autograd.grad(found, leaf)
+        (dz,) = torch.autograd.grad(loss, leaf)
         return dz, similarity
 
     def _step(self, z: Tensor, images: Tensor) -> None:
         self._decoder.train()
         self._optimizer.zero_grad()
-        found = self._decoder(z)
-        loss = -ssim(found, images) if self._by_ssim else functional.mse_loss(found, images)
+        reconstructed = self._decoder(z)
+        loss = (
+            -ssim(reconstructed, images)
+            if self._by_ssim
+            else functional.mse_loss(reconstructed, images)
+        )
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {
             "decoder": dict(self._decoder.state_dict()),
             "optimizer": self._optimizer.state_dict(),
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._decoder.load_state_dict(tree["decoder"])
         self._optimizer.load_state_dict(tree["optimizer"])
 
@@ -105,7 +111,8 @@ def penalty(
     """Returns weight · (SSIM - threshold) of a decoder's reconstructions, a scalar with gradient,
     and the SSIM.
 
-    The penalty is None if the SSIM is at most the threshold.
+    ``z``: latents [B, C, H, W]. ``images``: the originals. The penalty is None if the SSIM is at
+    most the threshold.
     """
     similarity = ssim(decoder(z), images)
     value = similarity.item()

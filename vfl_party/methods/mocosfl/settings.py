@@ -8,25 +8,20 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveInt
 
 from vfl_common.config.base import Section
-from vfl_common.config.models import (
-    OptimizerSettings,
-    Probability,
-    Temperature,
-    UnjudgedOptimizer,
-)
+from vfl_common.config.models import OptimizerSettings, Probability, Temperature, UnjudgedOptimizer
 from vfl_common.config.models import PositiveInt as Width
 from vfl_party.methods.mocosfl.resist import ResistSettings
 from vfl_party.models.halves import Bottleneck
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
-_MOST_PIXELS = 1 << 26
-# Of keys.
-_MOST_BYTES = 64 << 30
-# Rows of all parties in a step, and averages an epoch, that the released code aims at.
+_MAX_PIXELS = 1 << 26
+# The most bytes of all keys.
+_MAX_BYTES = 64 << 30
+# The released code aims at this many rows of all parties in a step, and between two averages.
 _ROWS_A_STEP, _ROWS_AN_AVERAGE = 100, 1000
-# Of the released code: the smallest crops; of both papers, the share of images that are blurred.
+# The smallest crops in the released code, and the share of blurred images in both papers.
 _SMALLEST, _BLURRED = 0.08, 0.5
-# Of the tail; appendix A.1, and A.4 for a bottom that is not trained.
+# Learning rates of the tail: appendix A.1, and A.4 for a bottom model that is not trained.
 _RATE, _FROZEN_RATE = 0.06, 0.001
 
 
@@ -106,53 +101,55 @@ class MocoSFLSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.frozen and "averages_per_epoch" in self.model_fields_set:
             raise ValueError(
-                "frozen = true leaves the bottoms as they are: remove averages_per_epoch"
+                "frozen = true leaves the bottom models unchanged. Remove averages_per_epoch."
             )
         if self.frozen and (self.sample < 1.0 or self.auto_adjust):
             raise ValueError(
-                "frozen = true leaves the bottoms as they are: remove sample and auto_adjust"
+                "frozen = true leaves the bottom models unchanged. Remove sample and auto_adjust."
             )
         if self.frozen and self.bottom_optimizer is not None:
             raise ValueError(
-                "frozen = true leaves the bottoms as they are: remove bottom_optimizer"
+                "frozen = true leaves the bottom models unchanged. Remove bottom_optimizer."
             )
-        if math.prod(self.image) > _MOST_PIXELS:
-            raise ValueError(f"image has more than {_MOST_PIXELS:,} numbers; correct it")
-        if 4 * self.queue * self.width > _MOST_BYTES:
-            text = (
-                f"queue = {self.queue:,} keys of width = {self.width:,} are more than "
-                f"{_MOST_BYTES >> 30} GiB"
+        if math.prod(self.image) > _MAX_PIXELS:
+            raise ValueError(
+                f"image must have at most {_MAX_PIXELS:,} numbers (got "
+                f"{math.prod(self.image):,}). Correct image."
             )
-            raise ValueError(f"{text}; take fewer, or narrower ones")
+        if 4 * self.queue * self.width > _MAX_BYTES:
+            raise ValueError(
+                f"queue = {self.queue:,} keys of width = {self.width:,} need more than "
+                f"{_MAX_BYTES >> 30} GiB. Lower queue or width."
+            )
         if self.resist is not None and (self.frozen or self.batch_size < 2):
             raise ValueError(
-                "resist trains the bottom, on two rows or more: remove frozen, or enlarge "
-                "batch_size"
+                "resist trains the bottom model on batches of at least 2 rows. Remove frozen, or "
+                "increase batch_size."
             )
 
-    def adjusted(self, parties: int) -> MocoSFLSettings:
+    def adjust(self, parties: int) -> MocoSFLSettings:
         """Returns the settings for this number of passive parties: ``auto_adjust`` of the released
         code, which keeps about 100 rows in a step, and averages after about 1,000.
         """
         if not self.auto_adjust or not parties:
             return self
         batch = max(1, _ROWS_A_STEP // parties)
-        found = {
+        adjusted = {
             "batch_size": batch,
             "averages_per_epoch": max(1, _ROWS_AN_AVERAGE // (batch * parties)),
             "sample": 1 / max(1, parties // _ROWS_A_STEP),
         }
         written = self.model_fields_set
-        return self.model_copy(update={k: v for k, v in found.items() if k not in written})
+        return self.model_copy(update={k: v for k, v in adjusted.items() if k not in written})
 
     def views(self, preset: Literal["paper", "released"]) -> tuple[AugmentSettings, bool]:
         """Returns how a view is made, and whether the bottom sees rows as they are."""
-        found: dict[str, Any] = {"blur": _BLURRED}
+        defaults: dict[str, Any] = {"blur": _BLURRED}
         if preset == "released":
-            found["crop_scale"] = (_SMALLEST, self.augment.crop_scale[1])
+            defaults["crop_scale"] = (_SMALLEST, self.augment.crop_scale[1])
         written = self.augment.model_fields_set
         augment = self.augment.model_copy(
-            update={key: value for key, value in found.items() if key not in written}
+            update={key: value for key, value in defaults.items() if key not in written}
         )
         query = self.query or ("raw" if preset == "paper" else "view")
         return augment, query == "raw"

@@ -1,6 +1,4 @@
-"""MoCo at a party that is alone and has both halves: TAResSFL's pretraining, and what MocoSFL is
-compared with.
-"""
+"""MoCo at a single party that has both halves: TAResSFL's pretraining, and MocoSFL's baseline."""
 
 from __future__ import annotations
 
@@ -19,14 +17,14 @@ from vfl_party.methods.mocosfl.views import Views
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import ema_update
 
-# Rows that are looked at together.
+# Rows that are checked together.
 _AT_ONCE = 1024
-# Of pixels that are scaled.
+# The tolerance for scaled pixels.
 _ROUNDING = 1e-4
 
 
 class AloneMocoSFL(Phase):
-    """One round is an epoch. There is nothing to exchange, and nothing to average."""
+    """One round is an epoch. Nothing is exchanged or averaged."""
 
     alone_from = 0
 
@@ -78,9 +76,10 @@ class AloneMocoSFL(Phase):
             party.tick(self.name, round_, self.rounds, batch + 1, per)
         self._half.end_epoch()
         self._tail.end_epoch()
-        found = {"loss": self._tail.mean(total, per)}
+        metrics = {"loss": self._tail.mean(total, per)}
         return RoundReport(
-            per, {"train": found if self._resistance is None else found | {"ssim": similar / per}}
+            per,
+            {"train": metrics if self._resistance is None else metrics | {"ssim": similar / per}},
         )
 
     def state(self) -> Tree:
@@ -106,24 +105,29 @@ def _check_alone(party: Party, phase: str, settings: MocoSFLSettings) -> None:
     check_phase(party.recipe, phase, settings)
     where = f"recipe: phases: {phase}"
     if settings.frozen:
-        text = f"{where}: frozen = true leaves the bottom as it is, and {party.name} is alone"
-        raise InputError(Code.CONFIG_INVALID, f"{text}: nobody else has trained it; remove frozen")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: frozen = true leaves the bottom model unchanged, but {party.name} is "
+            "alone, so it was never trained. Remove frozen.",
+        )
     for key in ("averages_per_epoch", "sample", "auto_adjust", "shared_memory"):
         if key in settings.model_fields_set:
-            text = f"{where}: {key} is for several parties, and {party.name} is alone"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                (f"{where}: {key} needs several parties, but {party.name} is alone. Remove {key}."),
+            )
     if settings.resist is not None and not _is_unit(party):
-        text = (
-            f"{where}: resist compares reconstructions with pixels from 0 to 1, and those of "
-            f"{party.name} are others"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: resist compares reconstructions with pixels from 0 to 1, but the pixels of "
+            f'{party.name} are outside this range. Set data.scale = "minmax".',
         )
-        raise InputError(Code.CONFIG_INVALID, f'{text}; set data.scale = "minmax"')
 
 
 def _is_unit(party: Party) -> bool:
     """Whether all pixels that the bottom gets are from 0 to 1."""
     rows = party.rows("local")
-    # Others are of data.unaligned, and scaled as these are.
+    # Other rows come from data.unaligned and are scaled in the same way.
     rows = rows[rows < len(party.data.ids)]
     for start in range(0, len(rows), _AT_ONCE):
         low, high = torch.aminmax(party.need_features().inputs(rows[start : start + _AT_ONCE])[0])

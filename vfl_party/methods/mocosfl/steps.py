@@ -1,4 +1,4 @@
-"""The course of a phase, the same at all parties: its steps, and the network with its cut."""
+"""The schedule of a phase, the same at all parties: its steps, and the network with its cut."""
 
 from __future__ import annotations
 
@@ -20,38 +20,40 @@ from vfl_party.models.halves import Halves, Tail
 from vfl_party.models.init import seeded
 from vfl_party.phases.context import Party
 
-# Times: an epoch that is so much longer than a party's own rows is worth a word.
+# An epoch that goes this many times over a party's rows causes a warning.
 _LONGER = 100
 
 
 def halves_of(recipe: Recipe, settings: MocoSFLSettings) -> Halves:
-    """Returns the network of a recipe. Raises InputError if its features are not the recipe's
-    embedding.
+    """Returns the network of a recipe. Raises InputError if it does not match ``embedding_size`` or
+    ``image``.
     """
     halves = Halves(recipe.model.encoder, settings.image, settings.cut, settings.neck)
     if halves.features != recipe.model.embedding_size:
-        text = (
-            f"model.embedding_size = {recipe.model.embedding_size}, but the network gives "
-            f"{halves.features} features"
-        )
-        raise InputError(Code.CONFIG_INVALID, f"recipe: {text}; make them equal")
-    if not halves.fits:
-        text = f"image = {list(settings.image)} is too small for this network"
         raise InputError(
-            Code.CONFIG_INVALID, f"recipe: phases: {text}; correct it, or take more channels"
+            Code.CONFIG_INVALID,
+            "recipe: model.embedding_size must be the number of features of the network, "
+            f"{halves.features} (got {recipe.model.embedding_size}). Set model.embedding_size = "
+            f"{halves.features}.",
+        )
+    if not halves.fits:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: image is too small for this network (got {list(settings.image)}). "
+            "Correct image, or increase the channels.",
         )
     return halves
 
 
 def hands_out(recipe: Recipe) -> bool:
-    """Whether the active party gives the others the bottom that they start with, in the first phase
-    of MocoSFL.
+    """Whether the active party sends the others their initial bottom model in the first phase of
+    MocoSFL.
     """
     return recipe.start is not None and recipe.start.held_by == "active"
 
 
 def build_bottom(recipe: Recipe, settings: MocoSFLSettings) -> nn.Sequential:
-    """Builds the bottom with the same initial weights at all parties."""
+    """Builds the bottom model with the same initial weights at all parties."""
     with seeded(derive_seed(recipe.seed, "init", "bottom")):
         return halves_of(recipe, settings).bottom()
 
@@ -62,14 +64,18 @@ def build_tail(recipe: Recipe, settings: MocoSFLSettings, seed: int) -> Tail:
         return halves_of(recipe, settings).tail(settings.width)
 
 
-def averaged(bottom: nn.Module, momentum: nn.Module | None) -> dict[str, Tensor]:
-    """Returns the parameters that the server averages; ``momentum``: the moving average, if it is
-    averaged too.
+def get_averaged_parameters(bottom: nn.Module, momentum: nn.Module | None) -> dict[str, Tensor]:
+    """Returns {name: parameter} of the parameters that the server averages. ``momentum``: the
+    moving average, if it is averaged too.
     """
-    found: dict[str, Tensor] = {f"online.{name}": each for name, each in bottom.named_parameters()}
+    parameters: dict[str, Tensor] = {
+        f"online.{name}": parameter for name, parameter in bottom.named_parameters()
+    }
     if momentum is not None:
-        found |= {f"momentum.{name}": each for name, each in momentum.named_parameters()}
-    return found
+        parameters |= {
+            f"momentum.{name}": parameter for name, parameter in momentum.named_parameters()
+        }
+    return parameters
 
 
 def momentum_of(module: nn.Module) -> nn.Module:
@@ -78,7 +84,7 @@ def momentum_of(module: nn.Module) -> nn.Module:
 
 
 def _draw(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> Draw | None:
-    """Returns who takes part in which round: others in each epoch, as in the released code."""
+    """Returns the draw of the parties of each epoch, as in the released code; None for all."""
     parties = len(recipe.passives)
     number = max(1, round(settings.sample * parties))
     if number == parties:
@@ -88,11 +94,11 @@ def _draw(recipe: Recipe, phase: str, settings: MocoSFLSettings) -> Draw | None:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What all parties know of a phase.
+    """The plan of a phase, which all parties know.
 
     ``holdings``: {party: {split: rows}} of the passive parties. ``hands_out``: the phase begins
-    with the active party's bottom. ``untrained``: nothing has trained the bottoms before. ``draw``:
-    who takes part in which round; None: all in each.
+    with the active party's bottom model. ``untrained``: whether the bottom models are untrained.
+    ``draw``: the parties of each round; None: all.
     """
 
     phase: str
@@ -104,31 +110,27 @@ class StepPlan:
 
     @classmethod
     def of(cls, party: Party, phase: str, settings: MocoSFLSettings) -> StepPlan:
-        """Returns the course as ``party`` knows it. Raises InputError if a party has less than a
-        batch.
+        """Returns the plan as ``party`` knows it. Raises InputError if a party has fewer rows than
+        a batch.
         """
         if settings.resist is not None:
-            text = (
-                "resist is for a party that trains both halves alone, before the others get "
-                "its bottom"
-            )
             raise InputError(
-                Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; remove it here"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: resist is for a party that trains both halves alone, "
+                "before the others get its bottom model. Remove resist.",
             )
         for name, rows in party.data.holdings.items():
             if rows["local"] < settings.batch_size:
-                text = (
-                    f"batch_size = {settings.batch_size} is more than the {rows['local']} "
-                    f"training rows of {name}"
-                )
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"recipe: phases: {phase}: {text}; take at most {rows['local']}",
+                    f"recipe: phases: {phase}: batch_size must be at most {rows['local']}, the "
+                    f"number of training rows of {name} (got {settings.batch_size}). Set a "
+                    "smaller batch_size.",
                 )
         check_phase(party.recipe, phase, settings)
         first = first_phase(party.recipe) == phase
         begins = first and hands_out(party.recipe)
-        found = cls(
+        plan = cls(
             phase,
             settings,
             party.data.holdings,
@@ -136,42 +138,41 @@ class StepPlan:
             first and party.recipe.start is None,
             _draw(party.recipe, phase, settings),
         )
-        if party.data.holdings and settings.averages_per_epoch > found.steps_per_epoch:
-            text = (
-                f"averages_per_epoch = {settings.averages_per_epoch}, but an epoch has "
-                f"{found.steps_per_epoch} steps"
+        if party.data.holdings and settings.averages_per_epoch > plan.steps_per_epoch:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: averages_per_epoch must be at most "
+                f"{plan.steps_per_epoch}, the number of steps of an epoch (got "
+                f"{settings.averages_per_epoch}). Set a smaller averages_per_epoch.",
             )
-            raise InputError(Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; take fewer")
-        return found
+        return plan
 
     @property
     def note(self) -> str:
-        """Words about what can be run, and is perhaps not meant; '' if there is nothing to say."""
-        rows, found = sum(rows["local"] for rows in self.holdings.values()), []
+        """Notes on settings that work but are perhaps unintended, or ''."""
+        rows, notes = sum(rows["local"] for rows in self.holdings.values()), list[str]()
         if self.settings.queue > rows:
-            found.append(
-                f"queue = {self.settings.queue:,} keys are more than the {rows:,} training "
-                "rows of all parties, so a "
-                "row's own keys are among its negatives"
+            notes.append(
+                f"queue = {self.settings.queue:,} keys are more than the {rows:,} training rows of "
+                "all parties, so a row's own keys are among its negatives"
             )
         if self.settings.frozen and self.untrained:
-            found.append("frozen bottoms that no [start] gives stay as they are before this phase")
-        return "; ".join(found)
+            notes.append("the frozen bottom models are untrained, because [start] is missing")
+        return "; ".join(notes)
 
-    def longer(self, party: str) -> str:
-        """Words that an epoch is far longer than a party's own rows; '' if it is not."""
-        name, most = max(
-            ((name, rows["local"]) for name, rows in self.holdings.items()),
-            key=lambda each: each[1],
-        )
-        times = most // self.holdings[party]["local"]
+    def warn_of_long_epoch(self, party: str) -> str:
+        """Returns a warning that an epoch is far longer than a party's own rows; '' if it is
+        not.
+        """
+        name = max(self.holdings, key=lambda holder: self.holdings[holder]["local"])
+        largest = self.holdings[name]["local"]
+        times = largest // self.holdings[party]["local"]
         if times < _LONGER:
             return ""
-        text = (
-            f"an epoch goes {times:,} times over the rows of {party}, because {name} says that "
-            f"it has {most:,}"
+        return (
+            f"phase {self.phase}: an epoch goes {times:,} times over the rows of {party}, because "
+            f"{name} announces {largest:,} training rows; ask {name} if that is right"
         )
-        return f"phase {self.phase}: {text} for training; ask {name} if that is right"
 
     @cached_property
     def steps_per_epoch(self) -> int:
@@ -183,7 +184,7 @@ class StepPlan:
         """The passive parties."""
         return tuple(self.holdings)
 
-    def drawn(self, round_: int) -> tuple[str, ...]:
+    def participants(self, round_: int) -> tuple[str, ...]:
         """Returns the passive parties that take part in a round."""
         return self.parties if self.draw is None else self.draw.of(round_, self.parties)
 
@@ -191,7 +192,7 @@ class StepPlan:
         """Returns the passive parties that get the average of a round: those of the next one;
         after the last round, all.
         """
-        return self.parties if round_ + 1 == self.settings.rounds else self.drawn(round_ + 1)
+        return self.parties if round_ + 1 == self.settings.rounds else self.participants(round_ + 1)
 
     def idle(self, party: str) -> tuple[int, ...]:
         """Returns the rounds in which a passive party does nothing at all."""
@@ -200,7 +201,7 @@ class StepPlan:
         return tuple(
             round_
             for round_ in range(1, self.settings.rounds)
-            if party not in self.drawn(round_) and party not in self.takers(round_)
+            if party not in self.participants(round_) and party not in self.takers(round_)
         )
 
     def numbers(self, round_: int) -> range:
@@ -210,8 +211,8 @@ class StepPlan:
         return range(epoch * per + per * part // parts, epoch * per + per * (part + 1) // parts)
 
     def steps(self, round_: int) -> Iterator[tuple[StepKey, int]]:
-        """Yields the key and the number of each step of a round. Peers say how many there are: no
-        list is made.
+        """Yields the key and the number of each step of a round; an iterator, because peers decide
+        how many there are.
         """
         # Step 0 of the phase is the hand-out.
         first = 1 if self.hands_out and round_ == 0 else 0

@@ -18,9 +18,9 @@ class TrainedHalf:
     """A half of the network with its optimizer.
 
     Args:
-        epochs: after which the schedule ends.
-        by_batch: steps the schedule after every batch, although it is made for epochs, so that the
-            rate swings between its largest value and zero: the clients of MocoSFL's released code.
+        epochs: the epochs of the schedule.
+        by_batch: steps the schedule of epochs after every batch, so that the rate oscillates
+            between its largest value and zero, like the clients of MocoSFL's released code.
     """
 
     def __init__(
@@ -38,9 +38,12 @@ class TrainedHalf:
         )
         self._optimizer = build_optimizer(optimizer, self._params)
         if by_batch and (optimizer.warmup_epochs or optimizer.schedule == "step"):
-            text = 'recipe: phases: warmup_epochs and schedule = "step" go by epochs, and with'
-            text = f'{text} preset = "released" the schedule of the bottoms goes by batches'
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove them, or give bottom_optimizer")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                'recipe: phases: warmup_epochs and schedule = "step" count epochs, but with '
+                'preset = "released" the schedule of the bottom models counts batches. Remove '
+                "them, or set bottom_optimizer.",
+            )
         if by_batch and optimizer.schedule == "cosine":
             self._schedule = LambdaLR(
                 self._optimizer, lambda step: (1 + math.cos(math.pi * step / epochs)) / 2
@@ -49,12 +52,12 @@ class TrainedHalf:
             self._schedule = build_schedule(optimizer, self._optimizer, epochs)
 
     def zero_grad(self) -> None:
-        """Drops the gradients."""
-        for each in self._params:
-            each.grad = None
+        """Clears the gradients."""
+        for parameter in self._params:
+            parameter.grad = None
 
     def step(self) -> None:
-        """Updates the half by the gradients that are there."""
+        """Updates the half with its gradients."""
         clip(self._settings, self._params)
         self._optimizer.step()
         if self._by_batch:
@@ -68,14 +71,16 @@ class TrainedHalf:
     def catch_up(self, epoch: int) -> None:
         """Moves the schedule on to an epoch, if it goes by epochs."""
         with warnings.catch_warnings():
-            # Of epochs without a step: a party that is not drawn has none.
+            # torch warns of epochs without a step, which a party has while it is not drawn.
             warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step", UserWarning)
             while not self._by_batch and self._schedule.last_epoch < epoch:
                 self._schedule.step()
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {"optimizer": self._optimizer.state_dict(), "schedule": self._schedule.state_dict()}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])

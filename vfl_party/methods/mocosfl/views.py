@@ -1,5 +1,5 @@
-"""The batches of a party that has rows, as two views each: what the bottom sees, and what its
-moving average sees.
+"""The batches of a party that has rows, as two views each: one for the bottom model and one for
+its moving average.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vfl_party.selfsup.local import require_rows
 
 
 class Views:
-    """Gives two views of the batch of each step, in an order of this party only.
+    """Makes two views of the batch of each step, in this party's own order.
 
     Raises InputError if the party's rows are not images of ``settings.image``, or fewer than a
     batch.
@@ -25,12 +25,11 @@ class Views:
         self._party, self._phase, self._size = party, phase, settings.batch_size
         self._features = party.need_features()
         if self._features.spec.shape != settings.image:
-            text = (
-                f"image = {list(settings.image)}, but the rows of {party.name} are "
-                f"{list(self._features.spec.shape)}"
-            )
             raise InputError(
-                Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; correct image, or the rows"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: image must be the shape of the rows of {party.name}, "
+                f"{list(self._features.spec.shape)} (got {list(settings.image)}). Correct image, "
+                "or the rows.",
             )
         self._rows = require_rows(party, phase, "local", settings.batch_size)
         augment, self._raw = settings.views(party.recipe.preset)

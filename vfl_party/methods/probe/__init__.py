@@ -1,5 +1,5 @@
-"""Probes frozen features of rows that different parties hold: a linear model, and a vote of the
-nearest neighbours.
+"""Probes frozen features of rows that different parties hold, with a linear model and with a vote
+of the nearest neighbours.
 """
 
 from vfl_party.methods.probe.active import ActiveProbe
@@ -23,7 +23,7 @@ class Probe(Method[ProbeSettings]):
         return traffic(party, phase, settings)
 
     def scores_own_rows(self, settings: ProbeSettings) -> bool:
-        # A head of the phase's own is not kept.
+        # A head with hidden layers ends with the phase.
         return not settings.hidden
 
     def scores(self, party: Party, phase: str, settings: ProbeSettings) -> ProbeScorer | None:

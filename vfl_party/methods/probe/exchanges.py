@@ -1,5 +1,5 @@
-"""The exchange of the probe: latents of all rows, with digests of their ids, by which the active
-party finds labels.
+"""The exchange of the probe: latents of all rows, with digests of their ids, with which the active
+party finds their labels.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from vfl_party.phases.context import Party
 
 DIGEST_BYTES = 16
 _CHUNK_BYTES = 8 << 20
-_MOST_ROWS = 1024
+_MAX_ROWS = 1024
 TRAINING = "local"
 
 LATENTS = Exchange(
@@ -42,26 +42,26 @@ def digests(recipe: Recipe, ids: Sequence[str]) -> Tensor:
     guessed id.
     """
     key = recipe.digest().encode()
-    found = [hmac.digest(key, each.encode(), hashlib.sha256)[:DIGEST_BYTES] for each in ids]
+    rows = [
+        hmac.digest(key, identifier.encode(), hashlib.sha256)[:DIGEST_BYTES] for identifier in ids
+    ]
     return torch.from_numpy(
-        np.frombuffer(b"".join(found), np.uint8).reshape(-1, DIGEST_BYTES).copy()
+        np.frombuffer(b"".join(rows), np.uint8).reshape(-1, DIGEST_BYTES).copy()
     )
 
 
-def rows_a_message(latent: Sequence[int]) -> int:
-    """Returns how many rows are sent at once."""
-    return int(max(1, min(_MOST_ROWS, _CHUNK_BYTES // (4 * int(np.prod(latent))))))
+def rows_per_message(latent: Sequence[int]) -> int:
+    """Returns the number of rows in a message."""
+    return int(max(1, min(_MAX_ROWS, _CHUNK_BYTES // (4 * int(np.prod(latent))))))
 
 
 def parts_of(rows: Rows, size: int) -> list[Rows]:
-    """Cuts rows into the parts that are sent at once."""
+    """Divides rows into the parts that are sent in one message."""
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
 
 def parts_in(split: str, holdings: Mapping[str, Mapping[str, int]], size: int) -> int:
-    """Returns into how many parts the rows of a split are cut: as many as those of the party with
-    most.
-    """
+    """Returns the number of parts of a split, which is that of the party with the most rows."""
     return max(-(-held[split] // size) for held in holdings.values())
 
 
@@ -70,7 +70,7 @@ def steps(
 ) -> Iterator[tuple[str, StepKey, int]]:
     """Yields, for each step: the split, the key, and the number of the part.
 
-    Peers say how many rows they have: no list is made.
+    It is an iterator, because peers decide how many rows they have.
     """
     batch = 0
     for split in splits:
@@ -82,31 +82,31 @@ def steps(
 def senders_of(
     holdings: Mapping[str, Mapping[str, int]], split: str, part: int, size: int
 ) -> dict[str, int]:
-    """Returns how many rows each sender has in a part."""
+    """Returns {sender: its number of rows in a part}."""
     left = {party: min(size, held[split] - part * size) for party, held in holdings.items()}
-    return {party: each for party, each in left.items() if each > 0}
+    return {party: count for party, count in left.items() if count > 0}
 
 
-def check_begun(recipe: Recipe, phase: str) -> None:
-    """Raises InputError if a probe comes before the phase in which the parties get the bottom to
-    probe.
+def check_bottom(recipe: Recipe, phase: str) -> None:
+    """Raises InputError if a probe comes before the phase that gives the parties their bottom
+    model.
     """
     if recipe.start is None or recipe.start.held_by != "active":
         return
     if "mocosfl" not in [
-        each.kind for each in recipe.phases[: [each.name for each in recipe.phases].index(phase)]
+        earlier.kind
+        for earlier in recipe.phases[: [other.name for other in recipe.phases].index(phase)]
     ]:
-        text = (
-            'start.held_by = "active" hands the bottom out in a phase of kind "mocosfl", and '
-            "none comes before"
-        )
         raise InputError(
-            Code.CONFIG_INVALID, f"recipe: phases: {phase}: {text}; put one there, frozen perhaps"
+            Code.CONFIG_INVALID,
+            f'recipe: phases: {phase}: start.held_by = "active" sends the bottom model to the '
+            'others in a phase of kind "mocosfl", but there is none before this phase. Put one '
+            "there (it may be frozen).",
         )
 
 
 def sizes_of(latent: Sequence[int]) -> dict[str, int]:
-    """Returns the words in the shapes of ``LATENTS`` that are the same at every step."""
+    """Returns the sizes in the shapes of ``LATENTS`` that are the same at every step."""
     return dict(zip(("channels", "height", "width"), latent, strict=True))
 
 
@@ -115,10 +115,10 @@ def traffic(party: Party, name: str, settings: ProbeSettings) -> Traffic:
     if not party.recipe.passives:
         return Traffic()
     latent = latent_of(party)
-    size, sizes, splits = rows_a_message(latent), sizes_of(latent), (TRAINING, *settings.splits)
-    found = [
+    size, sizes, splits = rows_per_message(latent), sizes_of(latent), (TRAINING, *settings.splits)
+    occurrences = [
         replace(Occurrence.of(LATENTS, step, rows=rows, **sizes), party=sender)
         for split, step, part in steps(name, splits, party.data.holdings, size)
         for sender, rows in senders_of(party.data.holdings, split, part, size).items()
     ]
-    return Traffic(found)
+    return Traffic(occurrences)

@@ -1,4 +1,4 @@
-"""The head that is trained on frozen features, and the rows whose labels it learns from."""
+"""The head that is trained on frozen features, and the labelled rows for its training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vfl_party.phases.context import Party
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownRows:
     """The rows of a split whose labels the active party knows: its own row numbers [N], and
     features [N, E].
     """
@@ -28,31 +28,35 @@ class Known:
     features: Tensor
 
 
-def labelled(party: Party, phase: str, known: Known, settings: ProbeSettings) -> Known:
-    """Returns the share of training rows whose labels the head learns from, drawn by the recipe's
-    seed, with each class's share of them.
+def select_labelled(
+    party: Party, phase: str, known: KnownRows, settings: ProbeSettings
+) -> KnownRows:
+    """Returns a stratified sample of the training rows, drawn by the recipe's seed, whose labels
+    the head learns from.
 
-    The rows of a smaller share are among those of a larger one. Raises InputError if none is left
-    to learn from, or one alone for a hidden layer.
+    A larger share contains the rows of a smaller one. Raises InputError if no row is left, or only
+    one for a hidden layer.
     """
-    found, share = known, settings.labelled
+    chosen, share = known, settings.labelled
     if share < 1.0:
         targets = party.need_labels()[1][torch.from_numpy(known.rows)].cpu()
         order = stratified_order(party.recipe.seed, targets.long().reshape(-1).numpy())
         some = np.sort(order[: round(share * len(known.rows))])
-        found = Known(known.rows[some], known.features[torch.from_numpy(some).to(party.device)])
-    least = 2 if settings.hidden else 1
-    if len(found.rows) < least:
-        text = (
-            f"phase {phase}: labelled = {share:g} of {len(known.rows):,} known training rows "
-            f"leaves {len(found.rows)}"
+        chosen = KnownRows(
+            known.rows[some], known.features[torch.from_numpy(some).to(party.device)]
         )
-        raise InputError(Code.DATA_INVALID, f"{text}; take a larger share")
-    return found
+    min_rows = 2 if settings.hidden else 1
+    if len(chosen.rows) < min_rows:
+        raise InputError(
+            Code.DATA_INVALID,
+            f"phase {phase}: labelled = {share:g} of {len(known.rows):,} training rows with "
+            f"labels leaves too few (got {len(chosen.rows)}, need {min_rows}). Increase labelled.",
+        )
+    return chosen
 
 
-class Head:
-    """The top model or, with ``hidden``, a model of the phase's own, which is not kept."""
+class ProbeHead:
+    """The top model or, with ``hidden``, a model that ends with the phase."""
 
     def __init__(self, party: Party, phase: str, settings: ProbeSettings) -> None:
         self._party, self._phase, self._settings = party, phase, settings
@@ -79,7 +83,7 @@ class Head:
         self._model.eval()
         return self._logits(features_NE)
 
-    def train(self, train: Known, y_N: Tensor) -> tuple[int, float]:
+    def train(self, train: KnownRows, y_N: Tensor) -> tuple[int, float]:
         """Trains the head on frozen features; returns the number of steps, and the last epoch's
         loss.
         """

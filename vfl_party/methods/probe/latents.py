@@ -15,81 +15,84 @@ from vfl_party.methods.probe.exchanges import (
     LATENTS,
     digests,
     parts_in,
-    rows_a_message,
+    rows_per_message,
     senders_of,
     sizes_of,
     steps,
 )
-from vfl_party.methods.probe.head import Known
+from vfl_party.methods.probe.head import KnownRows
 from vfl_party.models.halves import Tail
 from vfl_party.phases.context import Party
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What one step has brought. ``parts``: {passive party: those of its rows that the active party
-    knows}; ``unknown``: {passive party: how many others it has sent}.
+    """The result of one step. ``parts``: {passive party: those of its rows that the active party
+    knows}. ``unknown``: {passive party: the number of its other rows}.
     """
 
     split: str
-    parts: Mapping[str, Known]
+    parts: Mapping[str, KnownRows]
     unknown: Mapping[str, int]
 
 
 class Collector:
-    """The active side: features of the rows that it knows, a step at a time. Open one a phase."""
+    """The active side: features of the rows that it knows, step by step. Open one per phase."""
 
     def __init__(self, party: Party, tail: Tail, phase: str) -> None:
         self._party, self._tail, self._phase = party, tail, phase
-        self._size = rows_a_message(tail.latent)
+        self._size = rows_per_message(tail.latent)
         self._latents = party.answering(phase, LATENTS, **sizes_of(tail.latent))
 
     def count(self, splits: Sequence[str]) -> int:
-        """Returns how many steps there are for the rows of ``splits``."""
+        """Returns the number of steps for the rows of ``splits``."""
         return sum(parts_in(split, self._party.data.holdings, self._size) for split in splits)
 
     def collect(self, splits: Sequence[str]) -> Iterator[Collected]:
-        """Yields what each step brings. Raises PeerError if a party sends one id for several
+        """Yields the result of each step. Raises PeerError if a party sends one id for several
         rows.
         """
         party, holdings = self._party, self._party.data.holdings
         ids = party.data.ids
         number_of = {
-            bytes(each): row for row, each in enumerate(digests(party.recipe, ids).numpy())
+            bytes(digest): row for row, digest in enumerate(digests(party.recipe, ids).numpy())
         }
-        seen = {each: np.zeros(len(ids), bool) for each in holdings}
+        seen = {holder: np.zeros(len(ids), bool) for holder in holdings}
         for split, step, part in steps(self._phase, splits, holdings, self._size):
             senders = senders_of(holdings, split, part, self._size)
             received = self._latents.collect(
-                step, each={each: {"rows": rows} for each, rows in senders.items()}
+                step, each={sender: {"rows": rows} for sender, rows in senders.items()}
             )
             self._latents.acknowledge(step, received)
             parts, unknown = {}, {}
             for sender, tensors in received.items():
-                rows = [number_of.get(bytes(each), -1) for each in tensors["ids"].cpu().numpy()]
+                rows = [number_of.get(bytes(digest), -1) for digest in tensors["ids"].cpu().numpy()]
                 own = np.array([row for row in rows if row >= 0], np.int64)
                 if len(np.unique(own)) < len(own) or seen[sender][own].any():
-                    text = f"{sender} sends one id for several rows at {step}"
-                    raise PeerError(Code.MALFORMED_MESSAGE, text, party=sender)
+                    raise PeerError(
+                        Code.MALFORMED_MESSAGE,
+                        f"{sender}: sends one id for several rows at {step}.",
+                        party=sender,
+                    )
                 seen[sender][own] = True
                 z = tensors["z"][torch.tensor([row >= 0 for row in rows])]
                 with torch.no_grad():
-                    parts[sender] = Known(own, features_of(party, self._tail, z))
+                    parts[sender] = KnownRows(own, features_of(party, self._tail, z))
                 unknown[sender] = len(rows) - len(own)
             yield Collected(split, parts, unknown)
 
 
 class Sender:
-    """The passive side: the latents of its rows, with digests of their ids. Open one a phase."""
+    """The passive side: latents of its rows, with digests of their ids. Open one per phase."""
 
     def __init__(self, party: Party, phase: str) -> None:
         self._party, self._phase = party, phase
         latent = latent_of(party)
-        self._size = rows_a_message(latent)
+        self._size = rows_per_message(latent)
         self._latents = party.asking(phase, LATENTS, **sizes_of(latent))
 
     def count(self, splits: Sequence[str]) -> int:
-        """Returns how many steps there are for the rows of ``splits``, also without own rows."""
+        """Returns the number of steps for the rows of ``splits`` of all parties."""
         return sum(parts_in(split, self._party.data.holdings, self._size) for split in splits)
 
     def send(self, splits: Mapping[str, Rows]) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vfl_party.base.phase import Phase, RoundReport
-from vfl_party.methods.probe.exchanges import TRAINING, check_begun
+from vfl_party.methods.probe.exchanges import TRAINING, check_bottom
 from vfl_party.methods.probe.latents import Sender
 from vfl_party.methods.probe.settings import ProbeSettings
 from vfl_party.phases.context import Party
@@ -14,7 +14,7 @@ class PassiveProbe(Phase):
 
     def __init__(self, party: Party, name: str, settings: ProbeSettings) -> None:
         self.name, self.rounds, self._party, self._settings = name, 1, party, settings
-        check_begun(party.recipe, name)
+        check_bottom(party.recipe, name)
         self._latents = Sender(party, name)
 
     def run_round(self, round_: int) -> RoundReport:

@@ -1,4 +1,4 @@
-"""Joint prediction with the head that a probe has trained: the party that holds a row embeds it."""
+"""Joint prediction with the head of a probe: the party that holds a row embeds it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.probe.cut import features_of, latents_of
-from vfl_party.methods.probe.exchanges import TRAINING, parts_of, rows_a_message
+from vfl_party.methods.probe.exchanges import TRAINING, parts_of, rows_per_message
 from vfl_party.methods.probe.latents import Collector, Sender
 from vfl_party.models.halves import Tail
 from vfl_party.phases.context import Party
@@ -17,10 +17,10 @@ from vfl_party.phases.scoring import Scored, outputs_of
 
 
 class ProbeScorer:
-    """See ``vfl_party.phases.scoring.Scorer``; but each party gives the rows that it has, in its
-    own order, and the active party those that it wants scored.
+    """A ``vfl_party.phases.scoring.Scorer`` to which each party gives the rows that it has, in its
+    own order, and the active party those that it wants to score.
 
-    Of a row that several parties send, that of the first in the recipe counts.
+    If several parties send a row, the first of them in the recipe counts.
     """
 
     def __init__(self, party: Party, phase: str) -> None:
@@ -39,31 +39,33 @@ class ProbeScorer:
         party, tail = self._party, _tail(self._party)
         for model in (tail, party.models["top"]):
             model.eval()
-        found = torch.full((len(rows), party.recipe.task.outputs), torch.nan, device=party.device)
+        outputs_NO = torch.full(
+            (len(rows), party.recipe.task.outputs), torch.nan, device=party.device
+        )
         if self._collector is None:
-            for at in parts_of(np.arange(len(rows), dtype=np.int64), rows_a_message(tail.latent)):
+            for at in parts_of(np.arange(len(rows), dtype=np.int64), rows_per_message(tail.latent)):
                 features = features_of(party, tail, latents_of(party, rows[at]))
-                found[torch.from_numpy(at)] = outputs_of(party, features)
-            return Scored(found, {}, 0)
+                outputs_NO[torch.from_numpy(at)] = outputs_of(party, features)
+            return Scored(outputs_NO, {}, 0)
         steps = 0
         outputs: dict[str, torch.Tensor] = {}
         # In the recipe's order.
-        by = {each: np.zeros(len(rows), bool) for each in party.data.holdings}
+        by = {holder: np.zeros(len(rows), bool) for holder in party.data.holdings}
         unlisted = dict.fromkeys(by, 0)
-        for each in self._collector.collect([TRAINING]):
+        for collected in self._collector.collect([TRAINING]):
             steps += 1
-            for name, part in each.parts.items():
-                mine = outputs.setdefault(name, torch.full_like(found, torch.nan))
+            for name, part in collected.parts.items():
+                mine = outputs.setdefault(name, torch.full_like(outputs_NO, torch.nan))
                 if len(part.rows):
                     scores = outputs_of(party, part.features)
                     mine[torch.from_numpy(part.rows)] = scores
                 by[name][part.rows] = True
-                unlisted[name] += each.unknown[name]
-        # The last one that is written here is the first in the recipe.
-        for name in reversed([each for each in by if each in outputs]):
+                unlisted[name] += collected.unknown[name]
+        # Written in reverse order, so that the first party in the recipe wins.
+        for name in reversed([holder for holder in by if holder in outputs]):
             of = torch.from_numpy(by[name])
-            found[of] = outputs[name][of]
-        return Scored(found, {}, steps, by=by, unlisted=unlisted)
+            outputs_NO[of] = outputs[name][of]
+        return Scored(outputs_NO, {}, steps, by=by, unlisted=unlisted)
 
     def answer(self, rows: Rows, first: StepKey) -> int:
         """Sends the latents of all rows of a passive party."""
@@ -75,6 +77,9 @@ class ProbeScorer:
 def _tail(party: Party) -> Tail:
     tail = party.models.get("tail")
     if not isinstance(tail, Tail):
-        text = f"recipe: phases: {party.name} has no features to predict from"
-        raise InputError(Code.CONFIG_INVALID, f'{text}; put a phase of kind "mocosfl" first')
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {party.name} has no features to predict from. Put a phase of kind "
+            '"mocosfl" first.',
+        )
     return tail

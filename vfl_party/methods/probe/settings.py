@@ -47,5 +47,5 @@ class ProbeSettings(Section):
     @classmethod
     def _each_once(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) < len(value):
-            raise ValueError("names a split twice; name each once")
+            raise ValueError(f"contains a split twice (got {value}). Name each split once.")
         return value

@@ -1,5 +1,5 @@
-"""The active side: it encrypts gradients, reads sums, finds each node's best split, and keeps the
-leaves.
+"""The active side: encrypts gradients, decrypts sums, finds the best split of each node, and stores
+the leaves.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from vfl_party.homomorphic import (
     together,
 )
 from vfl_party.homomorphic.none import PlainAdder
-from vfl_party.homomorphic.shards import Shards, shared_keys, summing
+from vfl_party.homomorphic.shards import Shards, share_keys, summing
 from vfl_party.homomorphic.sums import Summing
-from vfl_party.methods.secureboost.columns import Codes, Column, coded, learn, sampled
+from vfl_party.methods.secureboost.columns import Codes, Column, encode_rows, learn, sample_columns
 from vfl_party.methods.secureboost.common import (
     begin,
-    made,
+    get_routed_rows,
+    make_split,
     note_constant,
     note_importance,
-    opened,
-    routed,
+    open_exchanges,
 )
 from vfl_party.methods.secureboost.exchanges import BEST, STOP
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
@@ -50,12 +50,12 @@ from vfl_party.methods.secureboost.tree.growing_tree import GrowingTree
 from vfl_party.methods.secureboost.tree.objective import Doubles, Fixed, base, derivatives
 from vfl_party.methods.secureboost.tree.positions import (
     Bools,
+    bytes_for_bits,
     open_nodes,
-    packed_bytes,
+    rows_of_nodes,
     to_sum,
-    where,
 )
-from vfl_party.methods.secureboost.tree.sampling import by_gradient, sample, secret
+from vfl_party.methods.secureboost.tree.sampling import by_gradient, derive_secret_seed, sample
 from vfl_party.models.metrics import loss_fn
 from vfl_party.phases.context import Party
 from vfl_party.phases.measure import measured
@@ -72,9 +72,12 @@ class ActiveSecureBoost(Phase):
         begin(party, name, settings)
         where_ = f"recipe: phases: {name}"
         if party.data.columns is None and settings.first_tree_own:
-            text = f"{where_}: first_tree_own, but {party.name} has no columns"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it")
-        self._train, self._routed = party.rows("train"), routed(party, settings)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where_}: first_tree_own needs columns, but {party.name} has none. Remove "
+                "first_tree_own.",
+            )
+        self._train, self._routed = party.rows("train"), get_routed_rows(party, settings)
         self._y_N = self._targets()
         self._columns = (
             learn(party, settings.bins, self._train)
@@ -84,10 +87,10 @@ class ActiveSecureBoost(Phase):
         note_constant(party, name, self._columns)
         self._codes_NF: Codes = np.empty((len(self._routed), 0), np.int8)
         if self._columns:
-            self._codes_NF = coded(party, self._columns)[self._routed]
-        self._swaps = opened(party.answering, name, settings)
+            self._codes_NF = encode_rows(party, self._columns)[self._routed]
+        self._swaps = open_exchanges(party.answering, name, settings)
         self._walk = Walk(party, name, settings, "after the last tree")
-        self._passives = [each.name for each in party.recipe.passives]
+        self._passives = [passive.name for passive in party.recipe.passives]
         self._keys: Keys | None = None
         self._shards = Shards(threads())
         self._offers: dict[str, Offer] = {}
@@ -95,8 +98,8 @@ class ActiveSecureBoost(Phase):
         self._best, self._least, self._batch = 0, np.inf, 0
 
     def _targets(self) -> Doubles:
-        """Returns the targets of the routed rows. Raises InputError if the training rows have one
-        class alone.
+        """Returns the targets of the routed rows. Raises InputError if the training rows have only
+        one class.
         """
         party = self._party
         y_N = (
@@ -108,14 +111,14 @@ class ActiveSecureBoost(Phase):
         )
         train = y_N[: len(self._train)]
         if party.recipe.task.kind != "regression" and train.min() == train.max():
-            text = (
-                f"{party.name}: all training rows have labels of one class, and trees would "
-                "learn nothing"
+            raise InputError(
+                Code.DATA_INVALID,
+                f"{party.name}: all training rows have labels of one class, so trees cannot "
+                "learn. Add rows of other classes.",
             )
-            raise InputError(Code.DATA_INVALID, f"{text}; give rows of the others")
         return y_N
 
-    # -- rounds
+    # -- rounds of boosting
     # ------------------------------------------------------------
 
     def run_round(self, round_: int) -> RoundReport:
@@ -129,7 +132,7 @@ class ActiveSecureBoost(Phase):
             self._open(round_)
         with_others = bool(self._passives) and (round_ > 0 or not settings.first_tree_own)
         before_NK = self._scores_NK.copy()
-        rows, weights_R = self._sampled(round_, before_NK, with_others)
+        rows, weights_R = self._sample_rows(round_, before_NK, with_others)
         for k in range(outputs):
             g_R, h_R = derivatives(party.recipe.task, before_NK[rows], self._y_N[rows], k)
             growing = self._begin(round_, rows, g_R * weights_R, h_R * weights_R, with_others)
@@ -142,9 +145,11 @@ class ActiveSecureBoost(Phase):
             return RoundReport(outputs, metrics)
         return self._end(round_, metrics, done)
 
-    def _sampled(self, round_: int, scores_NK: Doubles, with_others: bool) -> tuple[Rows, Doubles]:
-        """Returns the rows of a round and their weights; with GOSS, tells the passive parties the
-        rows.
+    def _sample_rows(
+        self, round_: int, scores_NK: Doubles, with_others: bool
+    ) -> tuple[Rows, Doubles]:
+        """Returns the rows of a round and their weights; with GOSS, sends the rows to the passive
+        parties.
         """
         recipe, settings, count = self._party.recipe, self._settings, len(self._train)
         if settings.goss is None:
@@ -152,7 +157,7 @@ class ActiveSecureBoost(Phase):
             return rows, np.ones(len(rows))
         y_N, classes = self._y_N[:count], range(recipe.task.outputs)
         g_KN = np.stack([derivatives(recipe.task, scores_NK[:count], y_N, k)[0] for k in classes])
-        seed = derive_seed(secret(self._party.own_seed, self.name, y_N), round_)
+        seed = derive_seed(derive_secret_seed(self._party.own_seed, self.name, y_N), round_)
         rows, weights_R = by_gradient(settings.goss, np.abs(g_KN).sum(axis=0), seed)
         if self._swaps.sample is not None and with_others:
             step, chosen = self._step(round_), np.zeros(count, bool)
@@ -167,17 +172,17 @@ class ActiveSecureBoost(Phase):
         return rows, weights_R
 
     def _end(self, round_: int, metrics: dict[str, dict[str, float]], done: bool) -> RoundReport:
-        """Keeps the trees up to the best, and scores the splits."""
+        """Removes the trees after the best one, and scores the splits of the data."""
         party, settings, outputs = self._party, self._settings, self._party.recipe.task.outputs
         if settings.early_stopping is not None:
             del self._forest.trees[self._best * outputs :]
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         for split in settings.splits:
             rows = party.rows(split)
-            found = self._walk.score(rows, StepKey(self.name, round_, self._batch))
-            self._batch += found.steps
+            scored = self._walk.score(rows, StepKey(self.name, round_, self._batch))
+            self._batch += scored.steps
             if len(rows):
-                predictions[split] = rows, found.outputs
+                predictions[split] = rows, scored.outputs
         metrics |= measured(party, predictions)
         note_importance(party, self.name, self._forest.importance(), "gain")
         count = len(self._forest.trees)
@@ -199,41 +204,43 @@ class ActiveSecureBoost(Phase):
         metrics = {"train": {"loss": float(loss(scores[:split], y[:split]))}}
         if self._settings.early_stopping is None:
             return metrics, False
-        found = float(loss(scores[split:], y[split:]))
-        metrics["validation"] = {"loss": found}
+        value = float(loss(scores[split:], y[split:]))
+        metrics["validation"] = {"loss": value}
         verdict = 0
-        if found < self._least:
-            self._best, self._least, verdict = round_ + 1, found, BEST
+        if value < self._least:
+            self._best, self._least, verdict = round_ + 1, value, BEST
         done = round_ + 1 - self._best >= self._settings.early_stopping
         verdict |= STOP * done
         if self._swaps.verdict is not None and self._passives:
             step = self._step(round_)
             self._swaps.verdict.collect(step)
-            told = torch.tensor([verdict], dtype=torch.uint8)
-            self._swaps.verdict.reply_all(step, self._passives, {"verdict": told})
+            bits = torch.tensor([verdict], dtype=torch.uint8)
+            self._swaps.verdict.reply_all(step, self._passives, {"verdict": bits})
         return metrics, done
 
     def _open(self, round_: int) -> None:
-        """Makes the keys of this generation, and sends the public one."""
+        """Makes the keys of this generation, and sends the public key."""
         step, settings = self._step(round_), self._settings
         received = self._swaps.key.collect(step)
         for party, tensors in received.items():
-            self._declared(party, tensors["facts"].tolist()[1:])
+            self._check_offer(party, tensors["facts"].tolist()[1:])
         with_heu = has_heu() and all(int(tensors["facts"][0]) for tensors in received.values())
         keys, public = make_keys(settings.encryption, settings.key_bits, with_heu=with_heu)
-        self._keys = shared_keys(keys, self._shards)
+        self._keys = share_keys(keys, self._shards)
         room = key_room(settings.encryption, settings.key_bits)
         written = len(public).to_bytes(4, "little") + public.ljust(room - 4, b"\0")
         key = torch.frombuffer(bytearray(written), dtype=torch.uint8)
         self._swaps.key.reply_all(step, self._passives, {"key": key})
 
-    def _declared(self, party: str, facts: list[int]) -> None:
-        """Notes what a party's columns offer, before the first gradients leave. Raises
+    def _check_offer(self, party: str, facts: list[int]) -> None:
+        """Stores what a party's columns offer, before the first gradients are sent. Raises
         PeerError.
         """
         offer = Offer.read(facts, self._settings)
         if offer is None:
-            raise self._wrong(party, "declares splits that no columns with so many bins have")
+            raise self._wrong(
+                party, "declares splits that columns with this number of bins cannot have"
+            )
         if self._offers.setdefault(party, offer) != offer:
             raise self._wrong(party, "declares other columns than before the interruption")
         log.info("phase %s: %s offers %s", self.name, party, offer, extra={"event": "offered"})
@@ -249,7 +256,11 @@ class ActiveSecureBoost(Phase):
         fixed = Fixed.of(g_N, h_N)
         g, h = fixed.integers(g_N), fixed.integers(h_N)
         share, width = settings.column_sample, len(self._columns)
-        own = sampled(party.own_seed, self.name, party.name, round_, width, share) if width else []
+        own = (
+            sample_columns(party.own_seed, self.name, party.name, round_, width, share)
+            if width
+            else []
+        )
         layout = Layout.of(self._columns, own)
         in_sample = np.zeros(count, bool)
         in_sample[rows] = True
@@ -269,7 +280,7 @@ class ActiveSecureBoost(Phase):
         )
 
     def _summing(self, g_R: Integers, h_R: Integers, rows: Rows, layout: Layout) -> Summing:
-        """Takes a tree's gradients for the sums of this party's own entries."""
+        """Prepares the sums of this party's own entries from a tree's gradients."""
         own, plan = PlainAdder(), plan_of(self._columns, layout)
         wire_R = own.raw(np.stack([g_R, h_R], axis=1))
         return summing(self._shards, own, wire_R, self._codes_NF[rows], plan)
@@ -281,17 +292,17 @@ class ActiveSecureBoost(Phase):
         ciphers = torch.from_numpy(self._keys.encrypt(g_N, h_N).copy())
         parts = {name: {"parts": 1 + offer.columns} for name, offer in self._offers.items()}
         received = self._swaps.gradients.collect(step, each=parts)
-        found = {party: tensors["sizes"].tolist() for party, tensors in received.items()}
-        for party, sizes in found.items():
+        sizes_by_party = {party: tensors["sizes"].tolist() for party, tensors in received.items()}
+        for party, sizes in sizes_by_party.items():
             if not self._offers[party].allows(np.array(sizes), self._settings):
-                text = (
-                    f"says that it has {sum(sizes):,} splits to offer a tree, which its "
-                    "declared columns have not"
+                raise self._wrong(
+                    party,
+                    f"declares {sum(sizes):,} splits for a tree, which do not match its declared "
+                    "columns",
                 )
-                raise self._wrong(party, text)
         (name,) = self._swaps.gradients.exchange.down.tensors
         self._swaps.gradients.reply_all(step, self._passives, {name: ciphers}, self._routed)
-        return found
+        return sizes_by_party
 
     def _grow(self, of: GrowingTree, round_: int) -> None:
         """Grows one tree, level by level."""
@@ -313,12 +324,12 @@ class ActiveSecureBoost(Phase):
     def _collect(
         self, of: GrowingTree, round_: int, present: list[int]
     ) -> dict[str, dict[int, Sums]]:
-        """Returns {party: {node: the sums of its entries}}, this party first; brothers' by
-        subtraction.
+        """Returns {party: {node: the sums of its entries}}, this party first. The sums of every
+        second sibling follow by subtraction.
         """
-        found = {self._party.name: of.own_sums(present)}
+        sums = {self._party.name: of.own_sums(present)}
         if not of.sizes:
-            return found
+            return sums
         wanted = to_sum(of.nodes, of.in_sample)
         counts = {name: sum(sizes) for name, sizes in of.sizes.items()}
         at_once = together(self._settings.encryption, self._settings.key_bits)
@@ -341,9 +352,9 @@ class ActiveSecureBoost(Phase):
                 node: before[node // 2] - mine[node ^ 1] for node in present if node not in mine
             }
             self._check(of, party, mine)
-            found[party] = mine
-        of.sums = found
-        return found
+            sums[party] = mine
+        of.sums = sums
+        return sums
 
     def _read(self, party: str, wire: Wire, count: int) -> Sums:
         assert self._keys is not None  # noqa: S101 - made by run_round
@@ -354,9 +365,9 @@ class ActiveSecureBoost(Phase):
 
     def _check(self, of: GrowingTree, party: str, sums_: dict[int, Sums]) -> None:
         """Raises PeerError if a sum cannot be that of rows in its node."""
-        if not all(of.fits(node, each) for node, each in sums_.items()):
-            raise self._wrong(party, "sends sums that do not fit the gradients that it was sent")
-        if not all(of.adds_up(party, node, each) for node, each in sums_.items()):
+        if not all(of.fits(node, entry_sums) for node, entry_sums in sums_.items()):
+            raise self._wrong(party, "sends sums that do not match the gradients that it received")
+        if not all(of.adds_up(party, node, entry_sums) for node, entry_sums in sums_.items()):
             raise self._wrong(
                 party, "sends sums of categories that do not add up to those of all rows"
             )
@@ -368,7 +379,7 @@ class ActiveSecureBoost(Phase):
         present: list[int],
         best: dict[int, tuple[str, BestSplit]],
     ) -> None:
-        """Tells each passive party the entries that it has won."""
+        """Sends each passive party the entries that were chosen."""
         replies = {}
         for party, sizes in of.sizes.items():
             chosen = np.zeros((len(present), sum(sizes)), np.uint8)
@@ -387,28 +398,28 @@ class ActiveSecureBoost(Phase):
         best: dict[int, tuple[str, BestSplit]],
         round_: int,
     ) -> dict[int, Bools]:
-        """Returns {node that is split: whether each of its rows goes left}, and notes the splits.
-        Raises PeerError.
+        """Stores the splits and returns {split node: whether each of its rows goes left}. Raises
+        PeerError.
         """
         won = {
             party: [node for node in best if best[node][0] == party]
             for party in (self._party.name, *of.sizes)
         }
         lefts: dict[int, Bools] = {}
-        for node, (party, found) in best.items():
-            of.tree.owners[level, node], of.tree.gains[level, node] = party, found.gain
+        for node, (party, choice) in best.items():
+            of.tree.owners[level, node], of.tree.gains[level, node] = party, choice.gain
             if party == self._party.name:
                 here = of.nodes == node
-                split = made(
-                    self._columns, of.layout, found.flags, self._codes_NF[here & of.in_sample]
+                split = make_split(
+                    self._columns, of.layout, choice.flags, self._codes_NF[here & of.in_sample]
                 )
                 of.tree.splits[level, node] = split
                 lefts[node] = split.goes_left(self._codes_NF[here])
         if of.sizes:
-            counts = {party: len(where(of.nodes, won[party])) for party in of.sizes}
+            counts = {party: len(rows_of_nodes(of.nodes, won[party])) for party in of.sizes}
             received = self._swaps.partition.collect(
                 self._step(round_),
-                each={party: {"packed": packed_bytes(count)} for party, count in counts.items()},
+                each={party: {"packed": bytes_for_bits(count)} for party, count in counts.items()},
             )
             for party, tensors in received.items():
                 bits = np.unpackbits(tensors["left"].cpu().numpy(), count=counts[party]).astype(
@@ -419,18 +430,18 @@ class ActiveSecureBoost(Phase):
                     lefts[node], bits = bits[:here], bits[here:]
                     if not of.agrees(party, node, best[node][1].flags, lefts[node]):
                         raise self._wrong(
-                            party, "divides rows in another way than the sums that it has sent"
+                            party, "divides rows differently from the sums that it sent"
                         )
         for node in present:
             if node not in lefts:
                 of.leaf(level, node)
         return lefts
 
-    # -- small things
+    # -- helper functions of a round
     # ------------------------------------------------------------
 
     def _step(self, round_: int, again: int = 0) -> StepKey:
-        """Returns the next step; ``again`` = -1: the one that was returned last."""
+        """Returns the next step, or with ``again`` = -1 the last one once more."""
         self._batch += 1 + again
         return StepKey(self.name, round_, self._batch - 1)
 
@@ -449,7 +460,7 @@ class ActiveSecureBoost(Phase):
     def load_state(self, tree: State) -> None:
         self._scores_NK = tree["scores"].numpy().copy()
         self._best, self._least = tree["best"], tree["least"]
-        # Releases before had none.
+        # Checkpoints of earlier releases have no offers.
         facts = tree.get("offers", {})
-        found = {name: Offer.read(each, self._settings) for name, each in facts.items()}
-        self._offers = {name: offer for name, offer in found.items() if offer is not None}
+        offers = {name: Offer.read(numbers, self._settings) for name, numbers in facts.items()}
+        self._offers = {name: offer for name, offer in offers.items() if offer is not None}

@@ -1,5 +1,5 @@
-"""A party's own columns as trees see them: each cell a small code, learnt from the party's training
-rows.
+"""A party's own columns as trees see them: a small code for each cell, learned from the party's
+training rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vfl_party.base.seeds import Rows, derive_seed, permutation
 from vfl_party.methods.secureboost.settings import MOST_CODES
 from vfl_party.phases.context import Party
 
-# The code of a cell like none in the training rows: it goes where most rows go.
+# The code of a cell that does not occur in training: it goes where most rows go.
 ELSEWHERE = -1
 Codes = npt.NDArray[np.int8]
 
@@ -24,8 +24,8 @@ Codes = npt.NDArray[np.int8]
 class Column:
     """How a column's cells become codes.
 
-    ``cuts``: a number's code counts the cuts below it; None: the column has categories.
-    ``categories``: the codes of the preprocessing that occur, ascending; a category's place here is
+    ``cuts``: a number's code is the number of cuts below it; None: the column has categories.
+    ``categories``: the codes of the preprocessing that occur, ascending; a category's index here is
     its code. ``missing``: whether a number was missing in training; its code is then the last.
     """
 
@@ -45,10 +45,9 @@ class Column:
             known = np.array(self.categories, np.int64)
             places = np.searchsorted(known, cells_N).clip(max=len(known) - 1)
             return np.where(known[places] == cells_N, places, ELSEWHERE).astype(np.int8)
-        found = np.searchsorted(np.array(self.cuts), cells_N.astype(np.float64), side="left")
-        return np.where(
-            np.isnan(cells_N), self.size - 1 if self.missing else ELSEWHERE, found
-        ).astype(np.int8)
+        bins = np.searchsorted(np.array(self.cuts), cells_N.astype(np.float64), side="left")
+        missing = self.size - 1 if self.missing else ELSEWHERE
+        return np.where(np.isnan(cells_N), missing, bins).astype(np.int8)
 
 
 def cells(party: Party) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], tuple[str, ...]]:
@@ -57,44 +56,47 @@ def cells(party: Party) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64],
     """
     if party.data.columns is None:
         raise InputError(
-            Code.DATA_INVALID, f"{party.name} has no features; its party file needs a [data] table"
+            Code.DATA_INVALID,
+            f"{party.name}: has no features. Add a [data] table to its party file.",
         )
     return party.data.columns()
 
 
 def learn(party: Party, bins: int, rows: Rows) -> list[Column]:
-    """Learns the columns from ``rows``, numbers first.
+    """Learns the codes of the columns from ``rows``, numbers first.
 
     Raises InputError if a column has too many categories, or if no column has two different cells.
     """
     numbers_NF, codes_NK, names = cells(party)
-    width, found = numbers_NF.shape[1], []
+    width, columns = numbers_NF.shape[1], []
     for f in range(width):
         values = numbers_NF[rows, f].astype(np.float64)
         present = values[~np.isnan(values)]
-        found.append(
+        columns.append(
             Column(names[f], tuple(cuts(present, bins)), missing=0 < len(present) < len(values))
         )
     for k in range(codes_NK.shape[1]):
         categories = tuple(np.unique(codes_NK[rows, k]).tolist())
         if len(categories) > MOST_CODES:
-            text = (
-                f"column {names[width + k]!r} has {len(categories)} categories, and trees tell "
-                f"{MOST_CODES} apart"
-            )
             raise InputError(
-                Code.DATA_INVALID, f"{party.name}: {text}; group some, or drop the column"
+                Code.DATA_INVALID,
+                f"{party.name}: column {names[width + k]!r} must have at most {MOST_CODES} "
+                f"categories for trees (got {len(categories)}). Group some of them, or drop the "
+                "column.",
             )
-        found.append(Column(names[width + k], categories=categories))
-    if not any(each.size > 1 for each in found):
-        text = "each of its columns is constant in the training rows, so no tree can use one"
-        raise InputError(Code.DATA_INVALID, f"{party.name}: {text}; give it other columns")
-    return found
+        columns.append(Column(names[width + k], categories=categories))
+    if not any(column.size > 1 for column in columns):
+        raise InputError(
+            Code.DATA_INVALID,
+            f"{party.name}: all columns are constant in the training rows, so trees cannot use "
+            "them. Add other columns.",
+        )
+    return columns
 
 
 def cuts(values: npt.NDArray[np.float64], bins: int) -> list[float]:
-    """Returns at most ``bins`` - 1 cuts between values, halfway, at quantiles if there are more
-    values than bins.
+    """Returns at most ``bins`` - 1 cuts halfway between ``values`` [N], at quantiles if there are
+    more different values than bins.
     """
     ordered = np.sort(values)
     distinct, first = np.unique(ordered, return_index=True)
@@ -108,7 +110,7 @@ def cuts(values: npt.NDArray[np.float64], bins: int) -> list[float]:
     return ((distinct[ends - 1] + distinct[ends]) / 2).tolist() if len(distinct) else []
 
 
-def coded(party: Party, columns: list[Column]) -> Codes:
+def encode_rows(party: Party, columns: list[Column]) -> Codes:
     """Returns the codes of all rows, [N, columns]."""
     numbers_NF, codes_NK, _ = cells(party)
     return codes_of(columns, numbers_NF, codes_NK)
@@ -117,14 +119,16 @@ def coded(party: Party, columns: list[Column]) -> Codes:
 def codes_of(
     columns: list[Column], numbers_NF: npt.NDArray[np.float32], codes_NK: npt.NDArray[np.int64]
 ) -> Codes:
-    """Returns the codes of rows in which the numbers and categories are these, [N, columns]."""
+    """Returns the codes of rows with these numbers and categories, [N, columns]."""
     cells_ = [*numbers_NF.T, *codes_NK.T]
     return np.stack(
-        [column.codes(each) for column, each in zip(columns, cells_, strict=True)], axis=1
+        [column.codes(cells_N) for column, cells_N in zip(columns, cells_, strict=True)], axis=1
     )
 
 
-def sampled(seed: int, phase: str, party: str, round_: int, count: int, share: float) -> list[int]:
+def sample_columns(
+    seed: int, phase: str, party: str, round_: int, count: int, share: float
+) -> list[int]:
     """Returns the columns that a round's trees see, ascending; at least one."""
     if share == 1.0:
         return list(range(count))

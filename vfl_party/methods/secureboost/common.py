@@ -1,5 +1,5 @@
-"""What both sides of the phase do: which rows stand in trees, a split made of entries, what a
-person is told.
+"""Functions that both sides of the phase share: the rows in the trees, checks, exchanges, splits
+and log messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from vfl_party.homomorphic import check, cipher_bytes, key_room
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
 from vfl_party.methods.secureboost.exchanges import (
     KEY,
-    MOST_ENTRIES,
+    MAX_ENTRIES,
     PARTITION,
     SAMPLE,
     VERDICT,
@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def routed(party: Party, settings: SecureBoostSettings) -> Rows:
-    """Returns the rows that stand in the trees while they grow: for training, then those that say
-    when to stop.
+def get_routed_rows(party: Party, settings: SecureBoostSettings) -> Rows:
+    """Returns the rows that pass through the growing trees: the training rows, then the validation
+    rows if early stopping needs them.
     """
     parts = [party.rows("train")]
     if settings.early_stopping is not None:
@@ -46,25 +46,31 @@ def routed(party: Party, settings: SecureBoostSettings) -> Rows:
 
 
 def begin(party: Party, phase: str, settings: SecureBoostSettings) -> None:
-    """Checks what can be checked before joining, and warns of gradients that are not encrypted.
-    Raises InputError.
+    """Checks the recipe and the data before joining, and warns of unencrypted gradients. Raises
+    InputError.
     """
     where = f"recipe: phases: {phase}"
     check(settings.encryption, where)
     if len(party.rows("train")) < 2:
         raise InputError(
-            Code.CONFIG_INVALID, f"{where}: there are fewer than two labelled training rows"
+            Code.CONFIG_INVALID,
+            f"{where}: at least 2 labelled training rows are needed (got "
+            f"{len(party.rows('train'))}). Add rows with labels to the training split.",
         )
     if settings.early_stopping is not None and len(party.rows("validation")) == 0:
-        text = f"{where}: early_stopping needs validation rows; set rows.validation, or data.split"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: early_stopping needs validation rows (got none). Set rows.validation or "
+            "data.split.",
+        )
     check_asked(party, phase, settings)
     if settings.encryption == "none" and party.recipe.passives:
-        text = (
-            '%s: encryption = "none": the passive parties can read every gradient, and so the '
-            "labels"
+        log.warning(
+            '%s: encryption = "none": the passive parties can read every gradient, and therefore '
+            "the labels",
+            where,
+            extra={"event": "advice"},
         )
-        log.warning(text, where, extra={"event": "advice"})
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,9 @@ class OpenExchanges(Generic[T]):
     verdict: T | None
 
 
-def opened(open_: Callable[..., T], phase: str, settings: SecureBoostSettings) -> OpenExchanges[T]:
+def open_exchanges(
+    open_: Callable[..., T], phase: str, settings: SecureBoostSettings
+) -> OpenExchanges[T]:
     """Opens the exchanges with ``party.asking`` or ``party.answering``, in the same order at both
     sides.
     """
@@ -99,32 +107,35 @@ def opened(open_: Callable[..., T], phase: str, settings: SecureBoostSettings) -
 def check_offered(
     party: Party, phase: str, settings: SecureBoostSettings, columns: list[Column]
 ) -> None:
-    """Raises InputError if the columns can offer a tree more splits than may be sent."""
+    """Raises InputError if the columns can offer a tree more splits than allowed."""
     counts = sorted((len(Layout.of([column], [0]).entries) for column in columns), reverse=True)
     offered = sum(counts[: max(1, round(settings.column_sample * len(columns)))])
-    if offered > MOST_ENTRIES:
-        text = (
-            f"the columns of {party.name} can offer a tree {offered:,} splits, and "
-            f"{MOST_ENTRIES:,} are the most"
+    if offered > MAX_ENTRIES:
+        raise InputError(
+            Code.DATA_INVALID,
+            f"recipe: phases: {phase}: the columns of {party.name} must offer a tree at most "
+            f"{MAX_ENTRIES:,} splits (got {offered:,}). Lower bins or column_sample, or drop "
+            "columns.",
         )
-        advice = "lower bins or column_sample, or drop columns"
-        raise InputError(Code.DATA_INVALID, f"recipe: phases: {phase}: {text}; {advice}")
 
 
 def note_constant(party: Party, phase: str, columns: list[Column]) -> None:
-    """Notes, at home, the columns that no tree can use."""
+    """Writes the columns that trees cannot use to this party's log."""
     names = [repr(column.name) for column in columns if column.size < 2]
     if names:
-        text = (
-            "phase %s: columns of %s that are constant in the training rows, so that no tree "
-            "can use them: %s"
+        log.warning(
+            "phase %s: columns of %s that are constant in the training rows and cannot be used by "
+            "trees: %s",
+            phase,
+            party.name,
+            ", ".join(names),
+            extra={"event": "advice"},
         )
-        log.warning(text, phase, party.name, ", ".join(names), extra={"event": "advice"})
 
 
-def note_importance(party: Party, phase: str, found: Mapping[str, float], unit: str) -> None:
-    """Notes, at home, what each own column has done in the trees."""
-    text = ", ".join(f"{name} {value:.6g}" for name, value in found.items()) or "none"
+def note_importance(party: Party, phase: str, importance: Mapping[str, float], unit: str) -> None:
+    """Writes the importance of each own column to this party's log."""
+    text = ", ".join(f"{name} {value:.6g}" for name, value in importance.items()) or "none"
     log.info(
         "phase %s: %s of the columns of %s: %s",
         phase,
@@ -135,14 +146,14 @@ def note_importance(party: Party, phase: str, found: Mapping[str, float], unit: 
     )
 
 
-def made(columns: list[Column], layout: Layout, flags: Bools, codes_NF: Codes) -> Split:
-    """Makes the split that ``flags`` of the entries stand for. ``codes_NF``: of the node's rows in
-    the sample.
+def make_split(columns: list[Column], layout: Layout, flags: Bools, codes_NF: Codes) -> Split:
+    """Makes a split from the ``flags`` of its entries. ``codes_NF``: the codes of the node's rows
+    in the sample.
 
-    Cells like none of these go where most of them go, left if it is a tie. Raises ValueError if no
-    flag is set.
+    Cells with other codes go where most rows go, and left in a tie. Raises ValueError if no flag is
+    set.
     """
-    column, left = layout.left(columns, flags)
+    column, left = layout.choose_left(columns, flags)
     codes_N = codes_NF[:, column]
     known_N = codes_N[codes_N != ELSEWHERE]
     counts = np.bincount(known_N, minlength=len(left))

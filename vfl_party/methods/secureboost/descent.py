@@ -1,5 +1,5 @@
-"""A walk of rows down all trees, a level at a time, as each party has its part of it: the same in
-training, prediction and serving.
+"""The walk of rows down all trees, level by level, of which each party computes its part: the same
+in training, prediction and serving.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from vfl_party.methods.secureboost.tree.positions import SETTLED, Bools, Nodes
 
 Places = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
-# Of a node's number in the whole tree.
+# The type of a node's number in the whole tree.
 PLACE = np.int16
-# Of a node without a split of a party, or without an owner.
-_NONE = -1
+# Marks a node that has no split of this party, or no owner.
+_NO_SPLIT = -1
 
 
 def _place(level: int, node: int) -> int:
@@ -29,10 +29,10 @@ def _place(level: int, node: int) -> int:
 
 
 def _entrance(tree: Tree, level: int, node: int) -> int:
-    """Returns the node to which the party's own answers have sent a row that comes to ``node``, 1
-    without any.
+    """Returns the node to which the party's own answers have sent a row that reaches ``node``; 1
+    without answers.
 
-    It is the child, on the way to ``node``, of the nearest node above it that the party has split.
+    It is the child, on the path to ``node``, of the nearest ancestor that the party has split.
     """
     for above in range(level - 1, -1, -1):
         if (above, node >> (level - above)) in tree.splits:
@@ -40,39 +40,39 @@ def _entrance(tree: Tree, level: int, node: int) -> int:
     return 1
 
 
-class Flat:
-    """A party's own splits of a forest in arrays, so that many rows are moved at once."""
+class FlatForest:
+    """A party's own splits of a forest as arrays, to move many rows at once."""
 
     def __init__(self, forest: Forest, depth: int) -> None:
         self.trees = len(forest.trees)
-        found: list[tuple[int, Node, Split, int]] = [
+        splits: list[tuple[int, Node, Split, int]] = [
             (number, node, split, _entrance(tree, *node))
             for number, tree in enumerate(forest.trees)
             for node, split in tree.splits.items()
         ]
-        codes = max((len(split.left) for _, _, split, _ in found), default=0)
+        codes = max((len(split.left) for _, _, split, _ in splits), default=0)
         # The number of a split, by level, tree and node.
-        self._number = [np.full((self.trees, 1 << level), _NONE) for level in range(depth)]
-        self._column_S = np.array([split.column for _, _, split, _ in found], np.int64)
-        self._entrance_S = np.array([entrance for *_, entrance in found], np.int64)
-        # One more than the code: the first is of cells like none in training.
-        self._left_SC = np.zeros((len(found), 1 + codes), bool)
-        for at, (number, (level, node), split, _) in enumerate(found):
+        self._number = [np.full((self.trees, 1 << level), _NO_SPLIT) for level in range(depth)]
+        self._column_S = np.array([split.column for _, _, split, _ in splits], np.int64)
+        self._entrance_S = np.array([entrance for *_, entrance in splits], np.int64)
+        # The index is the code plus 1: index 0 is for cells that do not occur in training.
+        self._left_SC = np.zeros((len(splits), 1 + codes), bool)
+        for at, (number, (level, node), split, _) in enumerate(splits):
             self._number[level][number, node] = at
             self._left_SC[at, 0] = split.default
             self._left_SC[at, 1 : 1 + len(split.left)] = split.left
 
     def lefts(self, level: int, at_BT: Places, here_BT: Bools, codes_BF: Codes) -> Bools:
-        """Returns where rows go left at this party's splits; false elsewhere.
+        """Returns whether each row goes left at this party's split, [B, T]; false elsewhere.
 
         ``at_BT``: each row's node of the level. ``here_BT``: whether a row stands at a split of
-        this party's.
+        this party.
         """
         rows, trees = np.nonzero(here_BT)
         splits = self._number[level][trees, at_BT[rows, trees]]
-        found = np.zeros(at_BT.shape, bool)
-        found[rows, trees] = self._left(splits, rows, codes_BF)
-        return found
+        lefts_BT = np.zeros(at_BT.shape, bool)
+        lefts_BT[rows, trees] = self._goes_left(splits, rows, codes_BF)
+        return lefts_BT
 
     def answer(
         self, level: int, nodes_BT: Nodes, codes_BF: Codes, path_BT: npt.NDArray[np.int16]
@@ -81,39 +81,39 @@ class Flat:
         elsewhere.
 
         ``path_BT``: the number in the whole tree (see ``_place``) of the node to which this party's
-        last answer has sent each row, 1 before any; it is moved on. Raises ValueError if a row
-        cannot have come to the node in which it is said to stand.
+        last answer has sent each row, 1 before any; it is updated. Raises ValueError if a row
+        cannot have reached its node.
         """
         rows, trees = np.nonzero(nodes_BT != SETTLED)
         nodes = nodes_BT[rows, trees].astype(np.int64)
         inside = nodes < 1 << level
-        splits = np.where(inside, self._number[level][trees, np.where(inside, nodes, 0)], _NONE)
-        if (splits == _NONE).any():
+        splits = np.where(inside, self._number[level][trees, np.where(inside, nodes, 0)], _NO_SPLIT)
+        if (splits == _NO_SPLIT).any():
             raise ValueError("for a split of another party")
         if (path_BT[rows, trees] != self._entrance_S[splits]).any():
-            raise ValueError("for a split to which a row's way does not lead")
-        left = self._left(splits, rows, codes_BF)
+            raise ValueError("for a split that the row cannot have reached")
+        left = self._goes_left(splits, rows, codes_BF)
         path_BT[rows, trees] = 2 * _place(level, 0) + 2 * nodes + ~left
         bits_BT = np.zeros(nodes_BT.shape, bool)
         bits_BT[rows, trees] = left
         return bits_BT
 
-    def _left(self, splits: Places, rows: Places, codes_BF: Codes) -> Bools:
+    def _goes_left(self, splits: Places, rows: Places, codes_BF: Codes) -> Bools:
         codes = codes_BF[rows, self._column_S[splits]].astype(np.int64)
-        found: Bools = self._left_SC[splits, 1 + codes]
-        return found
+        left: Bools = self._left_SC[splits, 1 + codes]
+        return left
 
 
-class Map:
-    """What the active party knows of all trees, in arrays: leaves, and who owns each split."""
+class ForestMap:
+    """What the active party knows of all trees, as arrays: leaves, and the owner of each split."""
 
     def __init__(self, forest: Forest, depth: int, active: str, passives: Sequence[str]) -> None:
-        self.flat, self.base = Flat(forest, depth), forest.base
+        self.flat, self.base = FlatForest(forest, depth), forest.base
         self.depth, self.passives = depth, tuple(passives)
         numbers = {name: number for number, name in enumerate((active, *passives))}
         shapes = [(self.flat.trees, 1 << level) for level in range(depth + 1)]
         self.leaves = [np.full(shape, np.nan) for shape in shapes]
-        self.owners = [np.full(shape, _NONE) for shape in shapes]
+        self.owners = [np.full(shape, _NO_SPLIT) for shape in shapes]
         for number, tree in enumerate(forest.trees):
             for (level, node), value in tree.leaves.items():
                 self.leaves[level][number, node] = value
@@ -124,15 +124,15 @@ class Map:
 class Descent:
     """The active party's side of the walk of B rows.
 
-    ``codes_BF``: its own of these rows.
+    ``codes_BF``: its own codes of these rows.
     """
 
-    def __init__(self, of: Map, codes_BF: Codes, count: int) -> None:
+    def __init__(self, of: ForestMap, codes_BF: Codes, count: int) -> None:
         self._map, self._codes_BF, self.level = of, codes_BF, 0
         shape = (count, of.flat.trees)
         self._at_BT, self._values_BT = np.zeros(shape, np.int64), np.zeros(shape)
         self._settled_BT, self._trees_T = np.zeros(shape, bool), np.arange(of.flat.trees)
-        self._owner_BT = np.full(shape, _NONE)
+        self._owner_BT = np.full(shape, _NO_SPLIT)
         self._arrive()
 
     @property
@@ -141,32 +141,30 @@ class Descent:
         return self.level == self._map.depth
 
     def _arrive(self) -> None:
-        """Notes who owns the splits at which rows stand now, and which stand in leaves."""
+        """Updates the owners of the splits that rows have reached, and the rows in leaves."""
         leaves, owners = self._map.leaves[self.level], self._map.owners[self.level]
         value_BT = leaves[self._trees_T, self._at_BT]
         new_BT = ~self._settled_BT & ~np.isnan(value_BT)
         self._values_BT[new_BT] = value_BT[new_BT]
         self._settled_BT |= new_BT
-        self._owner_BT = np.where(self._settled_BT, _NONE, owners[self._trees_T, self._at_BT])
+        self._owner_BT = np.where(self._settled_BT, _NO_SPLIT, owners[self._trees_T, self._at_BT])
 
     def here(self, party: str) -> Bools:
-        """Whether each row stands at a split of a passive party's, in each tree, [B, T]."""
-        found: Bools = self._owner_BT == 1 + self._map.passives.index(party)
-        return found
+        """Returns whether each row is at a split of a passive party, in each tree, [B, T]."""
+        here_BT: Bools = self._owner_BT == 1 + self._map.passives.index(party)
+        return here_BT
 
     def nodes(self, party: str) -> Nodes:
-        """Returns the nodes at which rows stand at splits of a passive party's, ``SETTLED``
-        elsewhere.
-        """
+        """Returns the nodes of rows at splits of a passive party, ``SETTLED`` elsewhere, [B, T]."""
         return np.where(self.here(party), self._at_BT, SETTLED).astype(np.uint8)
 
-    def give_up(self, rows_B: Bools) -> None:
-        """Has rows move no more, and asks nobody about them."""
+    def stop(self, rows_B: Bools) -> None:
+        """Stops rows where they are; no party is asked about them any more."""
         self._settled_BT[rows_B] = True
-        self._owner_BT[rows_B] = _NONE
+        self._owner_BT[rows_B] = _NO_SPLIT
 
     def move(self, lefts: Mapping[str, Bools]) -> None:
-        """Moves the rows to the next level. ``lefts``: what the passive parties say, [B, T]."""
+        """Moves the rows to the next level. ``lefts``: {passive party: its answers [B, T]}."""
         left_BT = self._map.flat.lefts(self.level, self._at_BT, self._owner_BT == 0, self._codes_BF)
         for party, said_BT in lefts.items():
             left_BT |= said_BT & self.here(party)
@@ -185,6 +183,6 @@ class Descent:
         return scores_BK
 
 
-def unpacked(packed: npt.NDArray[np.uint8], rows: int, trees: int) -> Bools:
+def unpack_bits(packed: npt.NDArray[np.uint8], rows: int, trees: int) -> Bools:
     """Returns the bits of an answer, [rows, trees]."""
     return np.unpackbits(packed, count=rows * trees).astype(bool).reshape(rows, trees)

@@ -1,4 +1,4 @@
-"""What crosses while trees grow and when rows walk through them; all tensors are whole numbers or
+"""The exchanges while trees grow and when rows walk through them; all tensors contain integers or
 ciphertexts.
 """
 
@@ -10,8 +10,8 @@ from vfl_party.outbound.declared import NOTHING, Exchange, Sent, i64, u8
 
 # Bits of the active party's verdict on a round.
 BEST, STOP = 1, 2
-# Of a party, in a tree.
-MOST_ENTRIES = 1 << 17
+# The most entries of a party in a tree.
+MAX_ENTRIES = 1 << 17
 # Columns of numbers, their splits, columns of categories by their number of entries.
 FACTS = 2 + MOST_CODES + 1
 
@@ -32,8 +32,8 @@ VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), w
 
 
 def gradients(settings: SecureBoostSettings) -> Exchange:
-    """Declares the sizes of a party's entries up, and g and h of each row down; the name says if
-    they are encrypted.
+    """Declares the sizes of a party's entries up, and g and h of each row down. The tensor's name
+    says whether they are encrypted.
     """
     name = "unencrypted" if settings.encryption == "none" else "ciphertexts"
     down = Sent(Kind.GRADIENT, {name: u8("rows", "bytes")}, how=settings.protection)

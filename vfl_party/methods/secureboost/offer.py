@@ -1,5 +1,5 @@
-"""What a party's columns can offer to trees: declared before the first gradients leave, and the
-most of each tree.
+"""What a party's columns can offer to trees, declared before the first gradients are sent; it
+limits the entries of each tree.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import numpy as np
 
 from vfl_party.homomorphic import Integers
 from vfl_party.methods.secureboost.columns import Column
-from vfl_party.methods.secureboost.exchanges import FACTS, MOST_ENTRIES
+from vfl_party.methods.secureboost.exchanges import FACTS, MAX_ENTRIES
 from vfl_party.methods.secureboost.settings import MOST_CODES, SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout
 
 
 @dataclass(frozen=True)
 class Offer:
-    """Columns of numbers with the splits of all of them, and how many columns of categories offer
-    0, 1, … entries.
+    """The number of numeric columns and of all their splits, and the numbers of categorical columns
+    with 0, 1, … entries.
 
-    No order is told, and no column's own number of splits.
+    It discloses neither an order nor the number of splits of a single numeric column.
     """
 
     numbers: int
@@ -29,7 +29,7 @@ class Offer:
 
     @classmethod
     def of(cls, columns: list[Column]) -> Offer:
-        """Returns what all columns offer together."""
+        """Returns the offer of all columns together."""
         splits, *sets = Layout.of(columns, list(range(len(columns)))).sizes
         return cls(
             len(columns) - len(sets),
@@ -46,7 +46,7 @@ class Offer:
         """Returns the offer that a peer has declared; None if no columns have it."""
         numbers, splits, *sets = facts
         cannot = (
-            min(facts) < 0 or len(facts) != FACTS or sets[1] or numbers + sum(sets) > MOST_ENTRIES
+            min(facts) < 0 or len(facts) != FACTS or sets[1] or numbers + sum(sets) > MAX_ENTRIES
         )
         if cannot or splits > numbers * (2 * settings.bins - 1) or numbers + sum(sets) < 1:
             return None
@@ -64,21 +64,17 @@ class Offer:
         All columns offer all they have, unless ``column_sample`` draws some.
         """
         sets = sizes[1:]
-        if (
-            min(sizes) < 0
-            or max(sets, default=0) > MOST_CODES
-            or sum(sizes.tolist()) > MOST_ENTRIES
-        ):
+        if min(sizes) < 0 or max(sets, default=0) > MOST_CODES or sum(sizes.tolist()) > MAX_ENTRIES:
             return False
-        found = np.bincount(sets, minlength=MOST_CODES + 1)
+        counts = np.bincount(sets, minlength=MOST_CODES + 1)
         if settings.column_sample == 1.0:
-            return bool(sizes[0] == self.splits and (found == self.sets).all())
+            return bool(sizes[0] == self.splits and (counts == self.sets).all())
         drawn = max(1, round(settings.column_sample * (self.numbers + self.columns)))
         fits = (
             sizes[0] <= min(self.splits, drawn * (2 * settings.bins - 1))
             and (sets > 0).sum() <= drawn
         )
-        return bool(fits and (found[1:] <= np.array(self.sets[1:])).all())
+        return bool(fits and (counts[1:] <= np.array(self.sets[1:])).all())
 
     def __str__(self) -> str:
         sets = f", and {self.columns:,} columns of categories" if self.columns else ""

@@ -1,6 +1,4 @@
-"""The passive side: it adds up ciphertexts for its entries, and says where rows go at its own
-splits.
-"""
+"""The passive side: sums ciphertexts for its entries, and answers where rows go at its splits."""
 
 from __future__ import annotations
 
@@ -18,31 +16,26 @@ from vfl_party.base.devices import threads
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.phase import Tree as State
 from vfl_party.base.seeds import Rows
-from vfl_party.homomorphic import (
-    Adder,
-    CipherError,
-    Wire,
-    adder,
-    cipher_bytes,
-    has_heu,
-)
-from vfl_party.homomorphic.shards import Shards, shared_adder, summing
+from vfl_party.homomorphic import Adder, CipherError, Wire, adder, cipher_bytes, has_heu
+from vfl_party.homomorphic.shards import Shards, share_adder, summing
 from vfl_party.homomorphic.sums import Summing
-from vfl_party.methods.secureboost.columns import Column, coded, learn, sampled
+from vfl_party.methods.secureboost.columns import Column, encode_rows, learn, sample_columns
 from vfl_party.methods.secureboost.common import (
     begin,
     check_offered,
-    made,
+    get_routed_rows,
+    make_split,
     note_constant,
     note_importance,
-    opened,
-    routed,
+    open_exchanges,
 )
-from vfl_party.methods.secureboost.exchanges import (
-    BEST,
-    STOP,
+from vfl_party.methods.secureboost.exchanges import BEST, STOP
+from vfl_party.methods.secureboost.guard import (
+    LOST_FOLDER,
+    AnswerLog,
+    find_wrong_children,
+    min_rows,
 )
-from vfl_party.methods.secureboost.guard import LOST, Answered, fewest_rows, wrong_children
 from vfl_party.methods.secureboost.joint_walk import Walk, forest_of
 from vfl_party.methods.secureboost.offer import Offer
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
@@ -51,19 +44,19 @@ from vfl_party.methods.secureboost.tree.forest import Tree
 from vfl_party.methods.secureboost.tree.positions import (
     Bools,
     Nodes,
+    bytes_for_bits,
     open_nodes,
-    packed_bytes,
     to_sum,
 )
-from vfl_party.methods.secureboost.tree.sampling import drawn, sample
+from vfl_party.methods.secureboost.tree.sampling import count_drawn, sample
 from vfl_party.phases.context import Party
 
 log = logging.getLogger(__name__)
 
 
-class Shuffled:
-    """The entries of one tree in an order that is drawn anew and never told: numbers, then each
-    set, sets shuffled.
+class ShuffledEntries:
+    """The entries of one tree in a fresh secret order: those of numbers, then the shuffled sets,
+    each shuffled in itself.
     """
 
     def __init__(self, layout: Layout, columns: list[Column]) -> None:
@@ -87,24 +80,24 @@ class PassiveSecureBoost(Phase):
         self.name, self.rounds = name, settings.trees
         self._party, self._settings, self._forest = party, settings, forest_of(party)
         begin(party, name, settings)
-        self._train, self._routed = party.rows("train"), routed(party, settings)
+        self._train, self._routed = party.rows("train"), get_routed_rows(party, settings)
         self._columns = learn(party, settings.bins, self._train)
         check_offered(party, name, settings, self._columns)
         note_constant(party, name, self._columns)
-        self._codes_NF = coded(party, self._columns)[self._routed]
-        self._swaps = opened(party.asking, name, settings)
-        self._answered = Answered()
+        self._codes_NF = encode_rows(party, self._columns)[self._routed]
+        self._swaps = open_exchanges(party.asking, name, settings)
+        self._answered = AnswerLog()
         self._walk = Walk(party, name, settings, "after the last tree", self._answered)
         task, train = party.recipe.task, len(self._train)
         self._fewest, self._fewest_open = (
-            fewest_rows(task, settings, train, sides) for sides in (1, 2)
+            min_rows(task, settings, train, sides) for sides in (1, 2)
         )
-        # That each row's sides have told.
+        # The number of disclosed sides of each row.
         self._bits_N = np.zeros(len(self._routed), np.int64)
         self._adder: Adder | None = None
         self._shards = Shards(threads())
-        # Of the tree that grows.
-        self.offered: Shuffled | None = None
+        # The entries of the tree that is growing.
+        self.offered: ShuffledEntries | None = None
         self._best = 0
         self._batch = 0
 
@@ -115,17 +108,19 @@ class PassiveSecureBoost(Phase):
             self._forest.columns = self._columns
         own = self._adder or self._open(round_)
         with_others = round_ > 0 or not settings.first_tree_own
-        rows = self._sampled(round_) if with_others else self._train[:0]
+        rows = self._sample_rows(round_) if with_others else self._train[:0]
         share = settings.column_sample
-        chosen = sampled(party.own_seed, self.name, party.name, round_, len(self._columns), share)
+        chosen = sample_columns(
+            party.own_seed, self.name, party.name, round_, len(self._columns), share
+        )
         layout = Layout.of(self._columns, chosen)
         for number in range(outputs):
             tree = Tree()
             if with_others:
-                self._grow(tree, own, Shuffled(layout, self._columns), rows, round_)
+                self._grow(tree, own, ShuffledEntries(layout, self._columns), rows, round_)
             self._forest.trees.append(tree)
             party.tick(self.name, round_, self.rounds, number + 1, outputs)
-        done = self._heard(round_)
+        done = self._ask_verdict(round_)
         if done or round_ + 1 == self.rounds:
             if settings.early_stopping is not None:
                 del self._forest.trees[self._best * outputs :]
@@ -136,28 +131,27 @@ class PassiveSecureBoost(Phase):
             self._note_bits()
         return RoundReport(outputs, done=done)
 
-    def _sampled(self, round_: int) -> Rows:
-        """Returns the rows of a round; with GOSS, asks for them. Raises PeerError if they are too
-        few or too many.
+    def _sample_rows(self, round_: int) -> Rows:
+        """Returns the rows of a round; with GOSS, receives them. Raises PeerError if their number
+        is wrong.
         """
         settings, count = self._settings, len(self._train)
         if self._swaps.sample is None:
             return sample(self._party.recipe.seed, self.name, round_, count, settings)
-        told = self._swaps.sample.swap(self._step(round_), {}, packed=packed_bytes(count))[
+        reply = self._swaps.sample.swap(self._step(round_), {}, packed=bytes_for_bits(count))[
             "sampled"
         ]
-        rows = np.flatnonzero(np.unpackbits(told.cpu().numpy(), count=count))
-        if len(rows) != drawn(count, settings):
-            wanted = drawn(count, settings)
-            text = (
-                f"{self._peer} gives {len(rows)} rows to a round of {self.name}, and goss asks "
-                f"for {wanted}"
+        rows = np.flatnonzero(np.unpackbits(reply.cpu().numpy(), count=count))
+        if len(rows) != count_drawn(count, settings):
+            wanted = count_drawn(count, settings)
+            raise self._wrong(
+                f"{self._peer}: a round of {self.name} must have {wanted} rows by goss (got "
+                f"{len(rows)})."
             )
-            raise self._wrong(text)
         return rows.astype(np.int64)
 
     def _open(self, round_: int) -> Adder:
-        """Gets the public key of this generation. Raises PeerError if it cannot be used."""
+        """Receives the public key of this generation. Raises PeerError if it cannot be used."""
         facts = torch.tensor([has_heu(), *Offer.of(self._columns).facts()])
         reply = self._swaps.key.swap(self._step(round_), {"facts": facts})
         written = reply["key"].cpu().numpy().tobytes()
@@ -168,12 +162,14 @@ class PassiveSecureBoost(Phase):
             own = adder(self._settings.encryption, self._settings.key_bits, written[4 : 4 + length])
         except CipherError as error:
             raise self._wrong(
-                f"the message with the key of {self._peer} cannot be used: {error}"
+                f"{self._peer}: the message with its key cannot be used: {error}."
             ) from None
-        self._adder = shared_adder(own, self._shards)
+        self._adder = share_adder(own, self._shards)
         return self._adder
 
-    def _grow(self, tree: Tree, own: Adder, entries: Shuffled, rows: Rows, round_: int) -> None:
+    def _grow(
+        self, tree: Tree, own: Adder, entries: ShuffledEntries, rows: Rows, round_: int
+    ) -> None:
         """Takes part in the growth of one tree."""
         self.offered = entries
         depth, count = self._settings.depth, len(self._routed)
@@ -185,14 +181,14 @@ class PassiveSecureBoost(Phase):
             summed = summing(self._shards, own, ciphers.cpu().numpy(), codes_RF, entries.plan)
         except CipherError as error:
             raise self._wrong(
-                f"a ciphertext of {self._peer} in {self.name} cannot be used: {error}"
+                f"{self._peer}: a ciphertext in {self.name} cannot be used: {error}."
             ) from None
         in_sample[rows] = True
         nodes_N: Nodes = np.zeros(count, np.uint8)
         for level in range(depth):
             present, wanted = open_nodes(nodes_N), to_sum(nodes_N, in_sample)
             members = [np.flatnonzero(nodes_N[rows] == node) for node in wanted]
-            wire = torch.from_numpy(self._summed(own, summed, members, entries))
+            wire = torch.from_numpy(self._sum_entries(own, summed, members, entries))
             (name,) = self._swaps.sums.exchange.up.tensors
             step = self._step(round_)
             told_ = self._swaps.sums.swap(
@@ -205,25 +201,27 @@ class PassiveSecureBoost(Phase):
             self._pin(level, nodes_N, [*left], bits_)
             bits = torch.from_numpy(bits_)
             last = level + 1 == depth
-            told = self._routed[np.flatnonzero(np.isin(nodes_N, [*left]))]
+            about = self._routed[np.flatnonzero(np.isin(nodes_N, [*left]))]
             moved = self._swaps.partition.swap(
-                self._step(round_), {"left": bits}, told, rows=0 if last else count
+                self._step(round_), {"left": bits}, about, rows=0 if last else count
             )
             if last:
                 return
             moved_N = moved["nodes"].cpu().numpy()
-            wrong = wrong_children(
+            wrong = find_wrong_children(
                 nodes_N, moved_N, in_sample, left, self._fewest, self._fewest_open
             )
             if wrong:
-                raise self._wrong(f"{self._peer} says in {self.name} that {wrong}")
+                raise self._wrong(f"{self._peer}: wrong positions of rows in {self.name}: {wrong}.")
             nodes_N = moved_N
             if not open_nodes(nodes_N):
                 return
 
-    def _summed(self, own: Adder, of: Summing, members: list[Rows], entries: Shuffled) -> Wire:
-        """Returns the sums of a level's nodes for the wire, in the secret order. Raises PeerError
-        if that fails.
+    def _sum_entries(
+        self, own: Adder, of: Summing, members: list[Rows], entries: ShuffledEntries
+    ) -> Wire:
+        """Returns the sums of a level's nodes for the wire, [sums, bytes], in the secret order.
+        Raises PeerError if ciphertexts cannot be added.
 
         ``members``: the rows of each node.
         """
@@ -232,11 +230,11 @@ class PassiveSecureBoost(Phase):
                 (0, cipher_bytes(self._settings.encryption, self._settings.key_bits)), np.uint8
             )
         try:
-            parts = [own.take(each, entries.order) for each in of.sums(members)]
-            return own.wire(own.joined(parts))
+            parts = [own.take(sums_, entries.order) for sums_ in of.sums(members)]
+            return own.wire(own.concatenate(parts))
         except CipherError as error:
             raise self._wrong(
-                f"what {self._peer} sends in {self.name} cannot be used: {error}"
+                f"{self._peer}: what it sent in {self.name} cannot be used: {error}."
             ) from None
 
     def _split(
@@ -244,58 +242,64 @@ class PassiveSecureBoost(Phase):
         tree: Tree,
         level: int,
         won: dict[int, Bools],
-        entries: Shuffled,
+        entries: ShuffledEntries,
         nodes_N: Nodes,
         in_sample: Bools,
     ) -> dict[int, Bools]:
-        """Notes this party's splits of a level. Returns {node: whether each of its rows goes left}.
-        Raises PeerError.
+        """Stores this party's splits of a level. Returns {node: whether each of its rows goes
+        left}. Raises PeerError.
 
-        A side with fewer rows than honest ones have is refused before anything is said of it.
+        A split with too few rows on a side is refused before anything about it is disclosed.
         """
-        found = {}
+        lefts = {}
         for node, flags in won.items():
             own_order = np.zeros(len(flags), bool)
             own_order[entries.order] = flags
             here = nodes_N == node
-            split = made(self._columns, entries.layout, own_order, self._codes_NF[here & in_sample])
-            tree.splits[level, node], found[node] = split, split.goes_left(self._codes_NF[here])
+            split = make_split(
+                self._columns, entries.layout, own_order, self._codes_NF[here & in_sample]
+            )
+            tree.splits[level, node], lefts[node] = split, split.goes_left(self._codes_NF[here])
             sampled = in_sample[here]
-            rows = min(int((found[node] & sampled).sum()), int((~found[node] & sampled).sum()))
+            rows = min(int((lefts[node] & sampled).sum()), int((~lefts[node] & sampled).sum()))
             if rows < self._fewest:
-                text = (
-                    f"{self._peer} chooses a split of {self._party.name} in {self.name} with "
-                    f"{rows} rows on a side"
+                raise self._wrong(
+                    f"{self._peer}: chose a split of {self._party.name} in {self.name} with too "
+                    f"few rows on one side (got {rows}, an honest split has at least "
+                    f"{self._fewest})."
                 )
-                raise self._wrong(f"{text}, and no honest one has fewer than {self._fewest}")
-        return found
+        return lefts
 
     def _pin(self, level: int, nodes_N: Nodes, won: list[int], bits: Nodes) -> None:
-        """Notes what is about to be answered. Raises PeerError if it was something else before an
+        """Logs the next answer. Raises PeerError if it differs from that before an
         interruption.
         """
         number = len(self._forest.trees)
         if not self._answered.same(
             f"{self.name}/tree-{number}/{level}", nodes_N.tobytes(), bytes(won), bits.tobytes()
         ):
-            text = (
-                f"{self._peer} asks {self._party.name} again for its splits of tree "
-                f"{number + 1}, level {level + 1}"
+            raise self._wrong(
+                f"{self._peer}: asks {self._party.name} again for its splits of tree "
+                f"{number + 1}, level {level + 1}, and chooses others than before the "
+                f"interruption. {LOST_FOLDER}"
             )
-            raise self._wrong(f"{text}, and chooses others than before the interruption; {LOST}")
         self._bits_N[np.isin(nodes_N, won)] += 1
 
     def _note_bits(self) -> None:
-        """Notes, at home, how much the sides of splits have told of the rows."""
-        most, mean = int(self._bits_N.max()), float(self._bits_N.mean())
-        text = (
-            "phase %s: while trees grew, %s told the sides of at most %s splits of one row, "
-            "%.1f on average"
+        """Writes to this party's log how much the sides of splits disclosed about the rows."""
+        max_bits, mean = int(self._bits_N.max()), float(self._bits_N.mean())
+        log.info(
+            "phase %s: while trees grew, %s disclosed the sides of at most %s splits of one row, "
+            "%.1f on average",
+            self.name,
+            self._party.name,
+            max_bits,
+            mean,
+            extra={"event": "answered"},
         )
-        log.info(text, self.name, self._party.name, most, mean, extra={"event": "answered"})
 
-    def _heard(self, round_: int) -> bool:
-        """Asks whether the phase ends with this round."""
+    def _ask_verdict(self, round_: int) -> bool:
+        """Returns whether the active party ends the phase with this round."""
         if self._swaps.verdict is None:
             return False
         verdict = int(self._swaps.verdict.swap(self._step(round_), {})["verdict"][0])
@@ -325,6 +329,6 @@ class PassiveSecureBoost(Phase):
 
     def load_state(self, tree: State) -> None:
         self._best = tree["best"]
-        # Releases before counted none.
+        # Checkpoints of earlier releases have no counts.
         if "bits" in tree:
             self._bits_N = tree["bits"].numpy().copy()

@@ -9,10 +9,10 @@ from pydantic import Field, PositiveInt
 from vfl_common.config.base import Section
 from vfl_party.homomorphic import SCHEMES, Encryption
 
-# Bins or categories of a column, with the missing one: HEU numbers them in seven bits.
+# The most bins or categories of a column, including the missing one: HEU uses seven bits.
 MOST_CODES = 120
 # A node's number in its level, and one more, fit into a byte.
-MOST_DEPTH = 7
+MAX_DEPTH = 7
 Share = Annotated[float, Field(gt=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 
@@ -28,7 +28,8 @@ class GossSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.top + self.rest > 1.0:
             raise ValueError(
-                f"top = {self.top} and rest = {self.rest} are more than all rows; lower one"
+                f"top = {self.top} and rest = {self.rest} add up to more than all rows. Lower one "
+                "of them."
             )
 
 
@@ -37,7 +38,7 @@ class SecureBoostSettings(Section):
 
     trees: PositiveInt = 100
     """Rounds of boosting. Each grows a tree, in a multi-class task one for each class."""
-    depth: Annotated[int, Field(ge=1, le=MOST_DEPTH)] = 3
+    depth: Annotated[int, Field(ge=1, le=MAX_DEPTH)] = 3
     """The depth of a tree."""
     leaves: Annotated[int, Field(ge=2)] | None = None
     """The most leaves of a tree; the splits with the most gain of a level come first. Default: as
@@ -79,14 +80,17 @@ class SecureBoostSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.leaves is not None and self.leaves > 1 << self.depth:
             raise ValueError(
-                f"a tree of depth {self.depth} has at most {1 << self.depth} leaves; lower leaves"
+                f"leaves must be at most {1 << self.depth} for depth = {self.depth} (got "
+                f"{self.leaves}). Lower leaves."
             )
         if self.goss is not None and self.row_sample < 1.0:
-            raise ValueError("goss and row_sample both choose the rows of a round; remove one")
+            raise ValueError(
+                "goss and row_sample both choose the rows of a round. Remove one of them."
+            )
 
     @property
     def protection(self) -> str:
-        """Says how gradients are encrypted: in notes, in the summary and in the report."""
+        """How gradients are encrypted, for notes, the summary and the report."""
         if self.encryption == "none":
             return "NOT encrypted"
         return f"encrypted by {SCHEMES[self.encryption]}, {self.key_bits:,} bits"

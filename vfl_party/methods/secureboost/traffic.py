@@ -1,8 +1,8 @@
 """Lists the exchanges of trees before they grow.
 
-The recipe decides the sizes of keys, gradients, verdicts and the walk. The data decide how many
-nodes a tree has, and who owns its splits: the sizes of sums and of the rows' sides are the most
-that depth and leaves allow.
+The recipe determines the sizes of keys, gradients, verdicts and the walk. The number of a tree's
+nodes and the owners of its splits depend on the data, so the sizes of sums and of the rows' sides
+are the maximum for depth and leaves.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import cached_property
 
 from vfl_common.bundle import StepKey
 from vfl_party.homomorphic import cipher_bytes, ciphers_for, key_room, together
-from vfl_party.methods.secureboost.columns import Column, learn, sampled
-from vfl_party.methods.secureboost.common import routed
+from vfl_party.methods.secureboost.columns import Column, learn, sample_columns
+from vfl_party.methods.secureboost.common import get_routed_rows
 from vfl_party.methods.secureboost.exchanges import (
     KEY,
     PARTITION,
@@ -27,12 +27,12 @@ from vfl_party.methods.secureboost.exchanges import (
 from vfl_party.methods.secureboost.joint_walk import rows_at_once
 from vfl_party.methods.secureboost.settings import SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout
-from vfl_party.methods.secureboost.tree.positions import packed_bytes
-from vfl_party.methods.secureboost.tree.sampling import drawn
+from vfl_party.methods.secureboost.tree.positions import bytes_for_bits
+from vfl_party.methods.secureboost.tree.sampling import count_drawn
 from vfl_party.outbound.declared import Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
 
-FEWER = (
+UPPER_BOUND = (
     "a tree may have fewer nodes than its depth allows, so sums and the rows' sides are upper "
     "bounds; the rest is exact"
 )
@@ -43,26 +43,23 @@ def traffic(party: Party, name: str, settings: SecureBoostSettings) -> Traffic:
     columns are not here.
     """
     known = {
-        each.name: learn(each, settings.bins, each.rows("train"))
-        for each in (party, *party.others.values())
-        if each.role == "passive" and each.data.columns is not None
+        holder.name: learn(holder, settings.bins, holder.rows("train"))
+        for holder in (party, *party.others.values())
+        if holder.role == "passive" and holder.data.columns is not None
     }
-    unknown = [each.name for each in party.recipe.passives if each.name not in known]
+    unknown = [passive.name for passive in party.recipe.passives if passive.name not in known]
     growth = Growth(party, name, settings, known)
-    bound = FEWER
+    bound = UPPER_BOUND
     if unknown:
-        most = -(
-            -sum(growth.summed(level) for level in range(settings.depth))
+        max_bytes = -(
+            -sum(growth.count_summed(level) for level in range(settings.depth))
             * growth.width
             // growth.together
         )
-        text = (
-            f"the sums of {', '.join(unknown)} are not counted, because they depend on columns "
-            "that are not here"
-        )
         bound = (
-            f"{bound}; {text} (a recipe with [simulate] has them): about {most:,} bytes a tree "
-            "for each split offered"
+            f"{UPPER_BOUND}; the sums of {', '.join(unknown)} are not counted, because they depend "
+            "on columns that are not here (a recipe with [simulate] has them): about "
+            f"{max_bytes:,} bytes a tree for each split offered"
         )
     stops = settings.early_stopping is not None
     return Traffic(growth.rounds(), stops, step="gradients", after=growth.walk, bound=bound)
@@ -87,8 +84,8 @@ class Growth:
         )
         self._at = StepKey(self.name, 0, 0)
 
-    def summed(self, level: int) -> int:
-        """Returns of how many nodes of a level sums are sent, at most: of two brothers one."""
+    def count_summed(self, level: int) -> int:
+        """Returns the maximum number of nodes of a level with sums: one of two siblings."""
         return max(1, min(1 << level, 2 * (self._leaves - 1)) // 2)
 
     @property
@@ -97,10 +94,10 @@ class Growth:
 
     @cached_property
     def _routed(self) -> int:
-        return len(routed(self.party, self.settings))
+        return len(get_routed_rows(self.party, self.settings))
 
     def rounds(self) -> Iterator[Occurrence]:
-        """Gives the exchanges of all rounds, without the walk."""
+        """Yields the exchanges of all rounds, without the walk."""
         settings = self.settings
         for round_ in range(settings.trees):
             self._at = StepKey(self.name, round_, 0)
@@ -112,14 +109,15 @@ class Growth:
                 yield self._next(VERDICT)
 
     def _trees(self, round_: int) -> Iterator[Occurrence]:
-        """Gives the exchanges of the trees of one round."""
+        """Yields the exchanges of the trees of one round."""
         settings, count = self.settings, self._routed
         train = len(self.party.rows("train"))
-        rows = drawn(train, settings)
+        rows = count_drawn(train, settings)
         if settings.goss is not None:
-            yield self._next(SAMPLE, packed=packed_bytes(train))
+            yield self._next(SAMPLE, packed=bytes_for_bits(train))
         offered = {
-            each.name: self._offered(each.name, round_) for each in self.party.recipe.passives
+            passive.name: self._entry_sizes(passive.name, round_)
+            for passive in self.party.recipe.passives
         }
         for _ in range(self.party.recipe.task.outputs):
             parts = {name: {"parts": len(sizes)} for name, sizes in offered.items()}
@@ -127,7 +125,7 @@ class Growth:
             for level in range(settings.depth):
                 entries = {
                     name: {
-                        "sums": ciphers_for(self.summed(level) * sum(sizes), self.together),
+                        "sums": ciphers_for(self.count_summed(level) * sum(sizes), self.together),
                         "entries": sum(sizes),
                     }
                     for name, sizes in offered.items()
@@ -135,38 +133,40 @@ class Growth:
                 nodes = min(1 << level, 2 * (self._leaves - 1))
                 yield from self._each(self._sums, entries, nodes=nodes, bytes=self.width)
                 last = level + 1 == settings.depth
-                yield self._next(PARTITION, packed=packed_bytes(count), rows=0 if last else count)
+                yield self._next(PARTITION, packed=bytes_for_bits(count), rows=0 if last else count)
 
-    def _offered(self, party: str, round_: int) -> tuple[int, ...]:
-        """Returns the sizes of a party's entries in a round; without its columns, none."""
+    def _entry_sizes(self, party: str, round_: int) -> tuple[int, ...]:
+        """Returns the sizes of a party's entries in a round; (0,) if its columns are not here."""
         if party not in self.known:
             return (0,)
         columns, share = self.known[party], self.settings.column_sample
-        chosen = sampled(self.party.recipe.seed, self.name, party, round_, len(columns), share)
+        chosen = sample_columns(
+            self.party.recipe.seed, self.name, party, round_, len(columns), share
+        )
         return Layout.of(columns, chosen).sizes
 
     def walk(self, rounds: int | None) -> Iterator[Occurrence]:
-        """Gives the exchanges after the last tree. ``rounds``: after which early stopping ends the
-        phase, if known.
+        """Yields the exchanges after the last tree. ``rounds``: the round after which early
+        stopping ends the phase, if known.
         """
         settings = self.settings
         ended = settings.trees if rounds is None else min(rounds, settings.trees)
         stopped = ended < settings.trees and settings.early_stopping is not None
-        kept = max(0, ended - (settings.early_stopping or 0)) if stopped else ended
-        trees = kept * self.party.recipe.task.outputs
+        remaining = max(0, ended - (settings.early_stopping or 0)) if stopped else ended
+        trees = remaining * self.party.recipe.task.outputs
         self._at = StepKey(self.name, ended - 1, self._steps(ended - 1))
-        most = rows_at_once(trees)
+        chunk = rows_at_once(trees)
         for split in settings.splits:
             count = len(self.party.rows(split))
-            for start in range(0, count, most):
-                rows = min(most, count - start)
+            for start in range(0, count, chunk):
+                rows = min(chunk, count - start)
                 for level in range(settings.depth + 1):
-                    packed = packed_bytes(rows * trees) if level else 0
+                    packed = bytes_for_bits(rows * trees) if level else 0
                     down = 0 if level == settings.depth else rows
                     yield self._next(self._walk, packed=packed, rows=down, trees=trees)
 
     def _steps(self, round_: int) -> int:
-        """Returns how many steps a round has before the walk, at most."""
+        """Returns the maximum number of steps of a round before the walk."""
         settings = self.settings
         own = settings.first_tree_own and round_ == 0
         grown = (
@@ -186,7 +186,7 @@ class Growth:
     def _each(
         self, exchange: Exchange, sizes: Mapping[str, Mapping[str, int]], **all_: int
     ) -> Iterator[Occurrence]:
-        """Gives ``exchange`` at the next step, with sizes of each passive party's own."""
+        """Yields ``exchange`` at the next step, with the sizes of each passive party."""
         step = self._next(exchange).step
         for party, own in sizes.items():
             yield Occurrence(step, exchange, tuple({**all_, **own}.items()), party)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from torch import nn
 
 from vfl_party.methods.splitnn.active import ActiveSplitNN
-from vfl_party.methods.splitnn.mid import drawn, stochastic_encoder
+from vfl_party.methods.splitnn.mid import describe_protection, stochastic_encoder
 from vfl_party.methods.splitnn.passive import PassiveSplitNN
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.traffic import traffic
@@ -19,7 +19,7 @@ from vfl_party.phases.sets import Learnt
 
 
 class SplitNN(Method[SplitNNSettings]):
-    """Embeddings go up and gradients come back, step by step."""
+    """Passive parties send embeddings and receive gradients, step by step."""
 
     def follows(self, settings: SplitNNSettings) -> frozenset[str]:
         _ = settings
@@ -33,7 +33,7 @@ class SplitNN(Method[SplitNNSettings]):
         return stochastic_encoder(settings, make)
 
     def protects(self, settings: SplitNNSettings) -> str:
-        return drawn(settings)
+        return describe_protection(settings)
 
     def traffic(self, party: Party, phase: str, settings: SplitNNSettings) -> Traffic:
         return traffic(party, phase, settings)

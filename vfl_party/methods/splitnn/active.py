@@ -1,4 +1,4 @@
-"""The active side: embeddings in, one joint loss, their gradients out."""
+"""The active side: receives embeddings, computes one joint loss, and returns gradients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.dcor import with_labels
 from vfl_party.methods.splitnn.exchanges import LABELS, embedding, validation
-from vfl_party.methods.splitnn.local import ActiveLocal, Swapped
+from vfl_party.methods.splitnn.local import ActiveLocalUpdates, Swapped
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.methods.splitnn.stopping import Judge
+from vfl_party.methods.splitnn.stopping import StoppingJudge
 from vfl_party.methods.splitnn.training import OwnTraining
-from vfl_party.methods.splitnn.without_passives import Absent
+from vfl_party.methods.splitnn.without_passives import AbsentParties
 from vfl_party.models import Combined
 from vfl_party.models.backward import backward
 from vfl_party.models.metrics import loss_fn
@@ -35,8 +35,8 @@ class ActiveSplitNN(Phase):
     """One round is ``validate_every`` epochs, or ``checkpoint_steps`` steps of them.
 
     A step is one batch: the parties' embeddings, one loss, each party's own update (Gupta and
-    Raskar 2018; as Algorithm 1 of FedBCD, arXiv 1912.11187, with Q = 1). What a recipe may add is
-    an object each, which is None by default.
+    Raskar 2018; as Algorithm 1 of FedBCD, arXiv 1912.11187, with Q = 1). Each optional feature of a
+    recipe is an object, which is None by default.
     """
 
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
@@ -55,30 +55,39 @@ class ActiveSplitNN(Phase):
         self._weights = party.row_weights(party.rows("train"))
         kind = party.recipe.task.kind
         if kind == "ranking" and settings.dcor:
-            text = f"recipe: phases: {name}: dcor looks at each row's label, and a ranking has"
-            raise InputError(Code.CONFIG_INVALID, f"{text} pairs of rows; remove it")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {name}: dcor uses the label of each row, but a ranking task has "
+                "pairs of rows. Remove dcor.",
+            )
         if party.recipe.task.compares and (
             settings.micro_batches > 1 or settings.cache is not None
         ):
-            text = f"recipe: phases: {name}: micro_batches and cache work on the loss of each row"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text}, and that of a {kind} task compares the rows of a batch; remove them",
+                f"recipe: phases: {name}: micro_batches and cache use the loss of each row, but "
+                f"the loss of a {kind} task compares the rows of a batch. Remove them.",
             )
         # Some defences of gradients depend on the labels of their rows.
         self._tells = LABELS in self._embedding.chains.down.knows
         # A late policy goes on without a passive party.
-        self._absent = Absent(party, name, settings) if settings.late_policy != "wait" else None
+        self._absent = (
+            AbsentParties(party, name, settings) if settings.late_policy != "wait" else None
+        )
         self.lenient = self._absent is not None
         # Further updates of a batch without an exchange: FedBCD and CELU-VFL.
         self._local = (
-            ActiveLocal(party, settings, self._training, self._sets) if settings.local else None
+            ActiveLocalUpdates(party, settings, self._training, self._sets)
+            if settings.local
+            else None
         )
         stopping = settings.early_stopping
-        self._judge = Judge(party, name, stopping, self._training) if stopping is not None else None
-        # With ``mid`` two draws always differ, and their distance says nothing.
+        self._judge = (
+            StoppingJudge(party, name, stopping, self._training) if stopping is not None else None
+        )
+        # With ``mid`` two draws always differ, so their distance has no meaning.
         self._drift = Drift(party.name, compares=not settings.mid)
-        # Training steps are looked at if there is no validation to compare.
+        # Without validation, the drift is measured in training steps.
         validates = len(party.rows("validation")) > 0
         self._watch = None if validates or settings.mid else self._drift
 
@@ -136,15 +145,15 @@ class ActiveSplitNN(Phase):
             sets = drawn = self._sets.drawn(others, *place)
             embeddings = self._sets.embeddings(drawn, own, others)
         else:
-            # So that the passes, which take rows of them, give them gradients.
+            # The passes take rows of these tensors, which then get gradients.
             for z in z_BD.values():
                 z.requires_grad_()
             at = {name: held.of(name, rows) for name in z_BD}
             batch = HeldBatch(len(rows), own, z_BD, at, place, party.widths)
             sets = parts = passes(rule, self._sets, batch)
-            embeddings = [each.embeddings for each in parts]
+            embeddings = [part.embeddings for part in parts]
         combined = Combined(rule, [*own, *others.values()], z_BD, embeddings)
-        outputs = [party.outputs(each) for each in combined.values]
+        outputs = [party.outputs(embeddings_) for embeddings_ in combined.values]
         weights = self._weights_of(rows)
 
         loss = summed(losses_of(self._loss, outputs, y_B, weights, parts), sets)
@@ -181,18 +190,18 @@ class ActiveSplitNN(Phase):
             step = self._validate(step, metrics)
             report = replace(report, drift=self._drift.moved())
         if self._absent is not None:
-            note = self._absent.words(step.round, steps)
-            return replace(report, note=note, absences=self._absent.found)
+            note = self._absent.describe_round(step.round, steps)
+            return replace(report, note=note, absences=self._absent.absences)
         if self._judge is not None and validates:
-            return self._judge.judged(report, step, self.rounds)
+            return self._judge.judge(report, step, self.rounds)
         return report
 
     def _validate(self, first: StepKey, metrics: dict[str, dict[str, float]]) -> StepKey:
-        """Adds the metrics of the validation rows, if there are any; returns the step after it."""
+        """Adds the metrics of the validation rows, if there are any; returns the next step."""
         party, rows = self._party, self._party.rows("validation")
         lenience = self._absent.lenience if self._absent is not None else None
-        found = self._drift.chunks(self._scorer.embeddings(rows, first, lenience))
-        scored = self._scorer.scored(found)
+        embedded = self._drift.chunks(self._scorer.embeddings(rows, first, lenience))
+        scored = self._scorer.scored(embedded)
         if len(rows):
             metrics.update(measured(party, {"validation": (rows, scored.outputs)}))
         return StepKey(first.phase, first.round, first.batch + scored.steps)
@@ -208,7 +217,7 @@ class ActiveSplitNN(Phase):
         self._training.load_state(tree)
         if self._judge is not None:
             self._judge.best = tree["best_epoch"]
-        # A checkpoint of an earlier version has none.
+        # Checkpoints of earlier versions have no drift.
         if "drift" in tree:
             self._drift.load_state(tree["drift"])
         if self._local is not None:

@@ -1,4 +1,4 @@
-"""The batches of a phase of split training: the same at every party, and known before it begins."""
+"""The batches of a phase of split training, which all parties know before it begins."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Batch:
     """A batch of a round: its rows, all and as the ``parts`` that are exchanged, and whether it is
     its epoch's last.
 
-    ``first``: the number, in the round, of its first part's exchange.
+    ``first``: the number in the round of the exchange of its first part.
     """
 
     rows: Rows
@@ -39,18 +39,22 @@ class Batches:
         rows = len(party.joint_rows("train"))
         if rows == 0:
             raise InputError(
-                Code.CONFIG_INVALID, f"recipe: phases: {phase}: there are no labelled training rows"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: there are no labelled training rows. Add rows with "
+                "labels to the training split.",
             )
         if settings.max_bytes is not None and not party.recipe.passives:
-            text = f"recipe: phases: {phase}: max_bytes: {party.name} is alone, so no bytes cross"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or add a passive party")
-        if not settings.plain and not party.recipe.passives:
-            text = f"recipe: phases: {phase}: {party.name} is alone, so nothing is exchanged"
-            text = (
-                f"{text}; remove in_flight, micro_batches, local_updates and cache, or add a "
-                "passive party"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: max_bytes has no effect, because {party.name} is alone "
+                "and exchanges nothing. Remove max_bytes, or add a passive party.",
             )
-            raise InputError(Code.CONFIG_INVALID, text)
+        if not settings.plain and not party.recipe.passives:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: {party.name} is alone, so nothing is exchanged. Remove "
+                "in_flight, micro_batches, local_updates and cache, or add a passive party.",
+            )
         swap = embedding(settings)
         chains = party.chains(phase, swap)
         crosses = [
@@ -59,18 +63,18 @@ class Batches:
             for chain, sent in ((chains.up, swap.up), (chains.down, swap.down))
         ]
         row_bytes = sum(spec.payload_bytes for spec in crosses)
-        # The same in every epoch.
+        # Batch sizes are the same in every epoch.
         self._sizes = batch_sizes(rows, settings.batch_size)
         self._bytes = [row_bytes * size for size in self._sizes]
         self.epochs = settings.epochs_over(rows)
         if settings.max_bytes is not None:
             self.epochs = min(self.epochs, -(-settings.max_bytes // max(1, sum(self._bytes))))
         self._groups = -(-self.epochs // settings.validate_every)
-        # Steps of a round at most.
+        # The most steps of a round.
         self._stride = settings.checkpoint_steps
-        # Of every group of epochs but the last, which may have fewer.
+        # The number of rounds of a group of epochs; the last group may have fewer.
         self._parts = self._cut(len(self._group(0)))
-        # A group's steps.
+        # The number of a group, and its steps.
         self._drawn: tuple[int, list[tuple[Rows, bool]]] = (-1, [])
         self.rounds = (self._groups - 1) * self._parts + self._cut(
             len(self._group(self._groups - 1))
@@ -97,15 +101,15 @@ class Batches:
         """Returns the batches of a round in order, each cut into ``micro_batches`` parts, the
         larger ones first.
         """
-        found, first = [], 0
+        planned, first = [], 0
         own = self._party.own_rows
         for rows, last in self._of(round_):
             parts = self._cut_up(rows)
-            found.append(Batch(own(rows), [own(each) for each in parts], first, last))
+            planned.append(Batch(own(rows), [own(part) for part in parts], first, last))
             first += len(parts)
-        return found
+        return planned
 
-    def exchanged(self, round_: int) -> list[Rows]:
+    def exchange_rows(self, round_: int) -> list[Rows]:
         """Returns the rows of each exchange of a round, in order, as all parties count them."""
         return [part for rows, _ in self._of(round_) for part in self._cut_up(rows)]
 
@@ -167,11 +171,11 @@ class Batches:
 
     def _count(self, epoch: int) -> int:
         """Returns how many batches of an epoch begin before ``max_bytes`` have crossed."""
-        most = self._settings.max_bytes
-        if most is None:
+        max_bytes = self._settings.max_bytes
+        if max_bytes is None:
             return len(self._sizes)
         before = accumulate(self._bytes, initial=epoch * sum(self._bytes))
-        return sum(sent < most for sent, _ in zip(before, self._bytes, strict=False))
+        return sum(sent < max_bytes for sent, _ in zip(before, self._bytes, strict=False))
 
     def _epoch(self, epoch: int) -> list[Rows]:
         rows = self._party.joint_rows("train")

@@ -1,4 +1,4 @@
-"""Distance correlation in the loss: embeddings are kept from telling columns (NoPeek) or labels.
+"""Distance correlation in the loss, so that embeddings disclose less of columns (NoPeek) or labels.
 
 For a batch of B rows, a_ij is the distance of the embeddings of rows i and j, and b_ij that of
 their columns or labels. Both are centred: A_ij = a_ij − (mean of row i) − (mean of column j) +
@@ -6,7 +6,7 @@ their columns or labels. Both are centred: A_ij = a_ij − (mean of row i) − (
 √(V(z, z) V(x, x)), from 0 to 1; it is larger in small batches (Székely et al. 2007).
 
 - Columns: a passive party adds λ · log dCor(z, x) to its own loss (NoPeek, Vepakomma et al., ICDMW
-  2020). Nothing else crosses.
+  2020). This does not change the exchanges.
 - Labels: the active party adds λ · log dCor(z, y) to the loss whose gradient it sends, for each
   party's embeddings by themselves (Sun et al. 2022, arXiv 2203.01451, section 4).
 """
@@ -29,8 +29,10 @@ def columns_of(inputs: tuple[Tensor, ...]) -> Tensor:
     """Returns an encoder's inputs as numbers [B, F]; a category is as many numbers as its column
     has at most.
     """
-    hot = [each if each.is_floating_point() else functional.one_hot(each) for each in inputs]
-    return torch.cat([each.flatten(1).to(real()) for each in hot], dim=1)
+    hot = [
+        tensor if tensor.is_floating_point() else functional.one_hot(tensor) for tensor in inputs
+    ]
+    return torch.cat([tensor.flatten(1).to(real()) for tensor in hot], dim=1)
 
 
 def labels_of(y_B: Tensor) -> Tensor:
@@ -43,13 +45,13 @@ def labels_of(y_B: Tensor) -> Tensor:
 
 
 def log_dcor(z_BD: Tensor, x_BF: Tensor) -> Tensor:
-    """Returns log dCor(z, x), a scalar with a graph to z: 0 if distances are alike but for their
-    scale, else below.
+    """Returns log dCor(z, x), a scalar with a graph to z: 0 if distances are equal up to their
+    scale, otherwise negative.
 
-    It is a constant 0 if z and x vary independently, and if all rows have one embedding or one x
-    (one class).
+    It is a constant 0 if z and x are independent, and if all rows have the same embedding or the
+    same x (one class).
     """
-    a_BB, b_BB = _centred(z_BD), _centred(x_BF)
+    a_BB, b_BB = _centre(z_BD), _centre(x_BF)
     squares = torch.stack(
         [(one * other).mean() for one, other in ((a_BB, b_BB), (a_BB, a_BB), (b_BB, b_BB))]
     )
@@ -61,8 +63,8 @@ def log_dcor(z_BD: Tensor, x_BF: Tensor) -> Tensor:
 def gradient(z_BD: Tensor, x_BF: Tensor, weight: float) -> Tensor:
     """Returns the gradient [B, D] of ``weight`` · log dCor(z, x) with respect to z."""
     leaf_BD = z_BD.detach().requires_grad_()
-    (found,) = torch.autograd.grad(weight * log_dcor(leaf_BD.to(real()), x_BF), leaf_BD)
-    return found
+    (gradient_BD,) = torch.autograd.grad(weight * log_dcor(leaf_BD.to(real()), x_BF), leaf_BD)
+    return gradient_BD
 
 
 def with_labels(
@@ -73,7 +75,7 @@ def with_labels(
     return {name: dz + gradient(z_BD[name], labels_BC, weight) for name, dz in dz_BD.items()}
 
 
-def _centred(rows: Tensor) -> Tensor:
+def _centre(rows: Tensor) -> Tensor:
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     return (
         distances

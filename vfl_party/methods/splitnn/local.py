@@ -1,4 +1,4 @@
-"""Updates between two exchanges: on the same batch again (FedBCD), or on a ring of earlier ones
+"""Updates between two exchanges: on the same batch again (FedBCD), or on a ring of earlier batches
 (CELU-VFL).
 """
 
@@ -34,11 +34,11 @@ class Swapped:
     place: tuple[int, ...] = ()
 
 
-class Ring:
+class ExchangeRing:
     """The last W exchanges. Exchange t is in slot t mod W; local update j uses slot j mod W.
 
-    After each exchange come R local updates. So each exchange is used R times, at equal distances,
-    before another takes its slot. A slot that is still empty gives no update.
+    R local updates follow each exchange, so each exchange is used R times, at equal distances,
+    before another one takes its slot. An empty slot is skipped.
     """
 
     def __init__(self, settings: CacheSettings) -> None:
@@ -56,40 +56,45 @@ class Ring:
         ]
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         slots = {
             str(slot): {
-                "rows": torch.from_numpy(each.rows),
-                "z": dict(each.z),
-                "dz": dict(each.dz),
-                "place": list(each.place),
+                "rows": torch.from_numpy(swapped.rows),
+                "z": dict(swapped.z),
+                "dz": dict(swapped.dz),
+                "place": list(swapped.place),
             }
-            for slot, each in self._slots.items()
+            for slot, swapped in self._slots.items()
         }
         return {"exchanges": self._exchanges, "slots": slots}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._exchanges = tree["exchanges"]
         self._slots = {
             int(slot): Swapped(
-                each["rows"].cpu().numpy(), each["z"], each["dz"], tuple(each["place"])
+                slot_tree["rows"].cpu().numpy(),
+                slot_tree["z"],
+                slot_tree["dz"],
+                tuple(slot_tree["place"]),
             )
-            for slot, each in tree["slots"].items()
+            for slot, slot_tree in tree["slots"].items()
         }
 
 
-class Local(ABC):
-    """The updates without an exchange, at one side."""
+class LocalUpdates(ABC):
+    """The updates without an exchange, on one side."""
 
     def __init__(self, party: Party, settings: SplitNNSettings, training: OwnTraining) -> None:
         self._party, self._training, self._settings = party, training, settings
-        self._ring = Ring(settings.cache) if settings.cache is not None else None
+        self._ring = ExchangeRing(settings.cache) if settings.cache is not None else None
 
     def update(self, rows: Rows, parts: Sequence[Swapped]) -> None:
         """Makes the updates that follow the exchange of a batch, which had these parts."""
         swapped = Swapped(
             rows,
-            {name: z.detach() for name, z in _joined([each.z for each in parts]).items()},
-            _joined([each.dz for each in parts]),
+            {name: z.detach() for name, z in _join([part.z for part in parts]).items()},
+            _join([part.dz for part in parts]),
             parts[0].place,
         )
         if self._ring is None:
@@ -97,8 +102,8 @@ class Local(ABC):
                 self._again(swapped, None)
             return
         assert self._settings.cache is not None  # noqa: S101 - there is a ring
-        for each in self._ring.put(swapped):
-            self._again(each, self._settings.cache.threshold)
+        for earlier in self._ring.put(swapped):
+            self._again(earlier, self._settings.cache.threshold)
 
     def _again(self, swapped: Swapped, threshold: float | None) -> None:
         self._training.zero_grad()
@@ -119,9 +124,9 @@ class Local(ABC):
             self._ring.load_state(tree["ring"])
 
 
-class PassiveLocal(Local):
-    """The passive side: the encoder as it is now, with the gradient that came. Weights: of its
-    embeddings.
+class PassiveLocalUpdates(LocalUpdates):
+    """The passive side: updates its encoder with the stored gradient. Row weights compare present
+    with stored embeddings.
     """
 
     def _gradient(self, swapped: Swapped, threshold: float | None) -> None:
@@ -133,9 +138,9 @@ class PassiveLocal(Local):
         backward(z_BD, dz_BD)
 
 
-class ActiveLocal(Local):
-    """The active side: a loss with the embeddings that came. Weights: of the gradients with respect
-    to all of them.
+class ActiveLocalUpdates(LocalUpdates):
+    """The active side: computes the loss with the stored embeddings. Row weights compare present
+    with stored gradients.
     """
 
     def __init__(
@@ -155,13 +160,13 @@ class ActiveLocal(Local):
             for z in z_BD:
                 z.requires_grad_()
         combined = [
-            combine(rule, each)
-            for each in self._sets.embeddings(sets, own, others) or [[*own, *z_BD]]
+            combine(rule, embeddings)
+            for embeddings in self._sets.embeddings(sets, own, others) or [[*own, *z_BD]]
         ]
-        outputs = [party.outputs(each) for each in combined]
+        outputs = [party.outputs(value) for value in combined]
         loss_of = loss_fn(party.recipe.task)
         weights = None if self._weights is None else party.take(self._weights, swapped.rows)
-        loss = summed([loss_of(each, y_B, weights) for each in outputs], sets)
+        loss = summed([loss_of(output, y_B, weights) for output in outputs], sets)
         if threshold is None:
             loss.backward()  # type: ignore[no-untyped-call]
             return
@@ -173,23 +178,23 @@ class ActiveLocal(Local):
         w_B1 = row_weights(
             torch.cat(now, dim=1), torch.cat(list(swapped.dz.values()), dim=1), threshold
         )
-        backward(torch.cat(outputs), torch.cat([w_B1 * each for each in of_outputs]))
+        backward(torch.cat(outputs), torch.cat([w_B1 * gradient for gradient in of_outputs]))
 
 
-def _joined(parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+def _join(parts: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
     """Returns {party: its rows of all parts}."""
     first, *others = parts
     if not others:
         return first
-    return {name: torch.cat([each[name] for each in parts]) for name in first}
+    return {name: torch.cat([part[name] for part in parts]) for name in first}
 
 
 def row_weights(now_BD: Tensor, stale_BD: Tensor, threshold: float) -> Tensor:
     """Returns each row's weight, float32 [B, 1]: the cosine of its two vectors, 0 if it is below
     ``threshold``.
 
-    It is also 0 if a vector is zero. In float64, because squares of small gradients vanish in
-    float32.
+    It is also 0 if a vector is zero. Computed in float64, because squares of small gradients vanish
+    in float32.
     """
     a_BD, b_BD = now_BD.double(), stale_BD.double()
     norms_B = a_BD.norm(dim=1) * b_BD.norm(dim=1)

@@ -19,7 +19,7 @@ def stochastic_encoder(settings: SplitNNSettings, make: MakeEncoder) -> nn.Modul
     return StochasticEncoder(make("encoder", width=2 * make.width), make.width, settings.mid)
 
 
-def drawn(settings: SplitNNSettings) -> str:
+def describe_protection(settings: SplitNNSettings) -> str:
     """Says how embeddings are protected; see ``Method.protects``."""
     return f"drawn by MID, λ = {settings.mid:g}" if settings.mid else ""
 
@@ -32,10 +32,9 @@ def check_encoder(party: Party, phase: str, settings: SplitNNSettings) -> None:
     weight = encoder.weight if isinstance(encoder, StochasticEncoder) else 0.0
     if weight == settings.mid or party.role == "active":
         return
-    text = (
-        f"recipe: phases: {phase}: mid = {settings.mid:g}: all phases share one encoder, and "
-        f"that of {party.name}"
+    raise InputError(
+        Code.CONFIG_INVALID,
+        f"recipe: phases: {phase}: mid = {settings.mid:g}: all phases share one encoder, but that "
+        f"of {party.name} {f'has mid = {weight:g}' if weight else 'is not stochastic'}. Set the "
+        "same mid in all splitnn phases, also in those of a run to start from, or remove it.",
     )
-    text = f"{text} {f'has mid = {weight:g}' if weight else 'draws nothing'}"
-    ways = "give all splitnn phases the same mid, those of a run to start from too"
-    raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}, or remove it")

@@ -1,4 +1,4 @@
-"""The passive side: embeddings out, their gradients back."""
+"""The passive side: sends embeddings and receives their gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vfl_party.methods.splitnn.exchanges import embedding, validation
 from vfl_party.methods.splitnn.mid import check_encoder
 from vfl_party.methods.splitnn.pipe import Pipe
 from vfl_party.methods.splitnn.settings import SplitNNSettings
-from vfl_party.methods.splitnn.stopping import Judged
+from vfl_party.methods.splitnn.stopping import VerdictReceiver
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.models.backward import backward
 from vfl_party.phases.absence import Following
@@ -28,7 +28,7 @@ class PassiveSplitNN(Phase):
     """One round is ``validate_every`` epochs, or ``checkpoint_steps`` steps of them.
 
     A step is one batch: this party's embeddings go out, their gradients come back, and it updates
-    its encoder. What a recipe may add is an object each, which is None by default.
+    its encoder. Each optional feature of a recipe is an object, which is None by default.
     """
 
     def __init__(self, party: Party, name: str, settings: SplitNNSettings) -> None:
@@ -44,7 +44,9 @@ class PassiveSplitNN(Phase):
         order = [phase.name for phase in party.recipe.phases]
         self._following = Following(order, party.recipe.active.name) if self.lenient else None
         self._scorer = SplitScorer(party, name, validation(settings), following=self._following)
-        self._judged = Judged(party, name, self._training) if settings.early_stopping else None
+        self._judged = (
+            VerdictReceiver(party, name, self._training) if settings.early_stopping else None
+        )
         # Several exchanges under way, batches in parts, or updates between exchanges.
         self._pipe: Pipe | None = None
         if not settings.plain:

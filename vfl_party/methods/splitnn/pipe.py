@@ -1,4 +1,4 @@
-"""The passive side's round with several exchanges under way, batches in parts, or updates between
+"""The passive side's round with several batches in flight, batches in parts, or updates between
 exchanges.
 """
 
@@ -17,7 +17,7 @@ from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.splitnn.batches import Batch
-from vfl_party.methods.splitnn.local import PassiveLocal, Swapped
+from vfl_party.methods.splitnn.local import PassiveLocalUpdates, Swapped
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.models.backward import backward
@@ -25,46 +25,51 @@ from vfl_party.outbound.exchange import Asking
 from vfl_party.phases.context import Party
 
 
-class Copies:
-    """Copies of an encoder's parameters, one for each batch under way: an update changes the
+class WeightCopies:
+    """Copies of an encoder's parameters, one for each batch in flight, because updates change the
     parameters in place.
 
-    ``last_update``: what the last update has added to each parameter, if copies are moved ahead.
+    ``last_update``: what the last update has added to each parameter, if weights are predicted.
     """
 
     def __init__(self, encoder: nn.Module, count: int, *, predicts: bool) -> None:
         self._own: list[Tensor] = list(encoder.parameters())
-        place = {id(each): n for n, each in enumerate(self._own)}
+        place = {id(parameter): n for n, parameter in enumerate(self._own)}
         self._slots = [
-            (module._parameters, name, place[id(each)])
+            (module._parameters, name, place[id(parameter)])
             for module in encoder.modules()
-            for name, each in module._parameters.items()
-            if each is not None
+            for name, parameter in module._parameters.items()
+            if parameter is not None
         ]
         self._free = deque(
-            [each.detach().clone().requires_grad_(each.requires_grad) for each in self._own]
+            [
+                parameter.detach().clone().requires_grad_(parameter.requires_grad)
+                for parameter in self._own
+            ]
             for _ in range(count)
         )
-        self.last_update = [torch.zeros_like(each) for each in self._own] if predicts else None
+        self.last_update = (
+            [torch.zeros_like(parameter) for parameter in self._own] if predicts else None
+        )
 
     def take(self, ahead: int) -> list[Tensor]:
-        """Returns a copy of the parameters as they are now; it is overwritten when ``count`` others
-        were taken.
+        """Returns a copy of the present parameters, which is overwritten after ``count`` more
+        calls.
 
-        ``ahead``: how many updates come before the one that uses it; so many of the last one are
-        added if wanted.
+        ``ahead``: the number of updates before the one that uses the copy. If weights are
+        predicted, the last update is added this many times.
         """
-        found = self._free[0]
+        copy = self._free[0]
         self._free.rotate(-1)
         with torch.no_grad():
-            torch._foreach_copy_(found, self._own)
+            torch._foreach_copy_(copy, self._own)
             if self.last_update is not None and ahead:
-                torch._foreach_add_(found, self.last_update, alpha=ahead)
-        return found
+                torch._foreach_add_(copy, self.last_update, alpha=ahead)
+        return copy
 
     @contextmanager
-    def updated(self) -> Iterator[None]:
-        """Notes what the update within it adds to the parameters."""
+    def track_update(self) -> Iterator[None]:
+        """Records what the update inside the context adds to the parameters."""
         last = self.last_update
         if last is None:
             yield
@@ -76,9 +81,9 @@ class Copies:
             torch._foreach_neg_(last)
 
     @contextmanager
-    def used(self, weights: list[Tensor]) -> Iterator[None]:
-        """Puts a copy in the place of the encoder's parameters. ``functional_call`` takes ten times
-        as long.
+    def use(self, weights: list[Tensor]) -> Iterator[None]:
+        """Replaces the encoder's parameters by a copy. ``functional_call`` takes ten times as
+        long.
         """
         self._put(weights)
         try:
@@ -91,24 +96,23 @@ class Copies:
             parameters[name] = weights[n]  # type: ignore[assignment]
 
     def move_gradient(self, weights: list[Tensor]) -> None:
-        """Gives the parameters the gradient of a copy. Raises InputError if they have one: it was
-        not used.
+        """Moves the gradient of a copy to the parameters. Raises InputError if they have a gradient
+        already, because the copy was not used.
         """
         for own, copy in zip(self._own, weights, strict=True):
             if own.grad is not None:
-                text = (
-                    "in_flight: the encoder uses parameters that it does not keep as a module's own"
-                )
                 raise InputError(
-                    Code.MODEL_INVALID, f"{text}; set in_flight = 1, or correct the encoder"
+                    Code.MODEL_INVALID,
+                    "in_flight: the encoder uses parameters that are not registered as parameters "
+                    "of a module. Set in_flight = 1, or correct the encoder.",
                 )
             own.grad, copy.grad = copy.grad, None
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """A batch under way: its embeddings, a tensor a part, and the weights that computed them, if
-    they are copies.
+    """A batch in flight: its embeddings, one tensor per part, and the weights that computed them,
+    if they are copies.
     """
 
     batch: Batch
@@ -134,19 +138,21 @@ class Pipe:
     ) -> None:
         self._party, self._name, self._training, self._embedding = party, name, training, embedding
         self._in_flight = settings.in_flight
-        self._local = PassiveLocal(party, settings, training) if settings.local else None
-        self._copies: Copies | None = None
+        self._local = PassiveLocalUpdates(party, settings, training) if settings.local else None
+        self._copies: WeightCopies | None = None
         self._predicts = settings.predict_weights
-        # Of a checkpoint, until there are copies.
+        # The last update of a checkpoint, until the copies exist.
         self._last_update: list[Tensor] | None = None
 
     def run(self, round_: int, rounds: int) -> tuple[int, int]:
         """Runs a round's steps; returns their number, and that of their exchanges."""
         party, training = self._party, self._training
         batches = training.batches.planned(round_)
-        # Made when the party's device is known to hold its models.
+        # Created here, because only now the models are certainly on the party's device.
         if self._in_flight > 1 and self._copies is None:
-            self._copies = Copies(party.models["encoder"], self._in_flight, predicts=self._predicts)
+            self._copies = WeightCopies(
+                party.models["encoder"], self._in_flight, predicts=self._predicts
+            )
             if self._copies.last_update is not None and self._last_update is not None:
                 torch._foreach_copy_(self._copies.last_update, self._last_update)
         under_way: deque[_Sent] = deque()
@@ -160,7 +166,7 @@ class Pipe:
             if planned.last:
                 training.end_epoch()
             party.tick(self._name, round_, rounds, batch + 1, len(batches))
-        return len(batches), sum(len(each.parts) for each in batches)
+        return len(batches), sum(len(planned_batch.parts) for planned_batch in batches)
 
     def _send(self, round_: int, batch: Batch, ahead: int) -> _Sent:
         """Sends a batch's embeddings, each part as soon as it is computed; ``ahead``: batches that
@@ -171,12 +177,10 @@ class Pipe:
         if copies is not None:
             weights = copies.take(ahead)
         sent = _Sent(batch, [], weights)
-        for number, rows in _held(batch):
+        for number, rows in _parts_here(batch):
             inputs = training.inputs(rows, round_, number)
             with (
-                copies.used(weights)
-                if copies is not None and weights is not None
-                else nullcontext()
+                copies.use(weights) if copies is not None and weights is not None else nullcontext()
             ):
                 z_BD = party.encode(*inputs)
             self._embedding.send(StepKey(self._name, round_, number), {"z": z_BD}, rows)
@@ -184,10 +188,10 @@ class Pipe:
         return sent
 
     def _update(self, round_: int, sent: _Sent) -> None:
-        """Waits for the oldest batch's gradients, and updates."""
+        """Waits for the gradients of the oldest batch, and updates the encoder."""
         batch, training, dz_BD = sent.batch, self._training, []
         training.zero_grad()
-        for (number, _), z in zip(_held(batch), sent.z, strict=True):
+        for (number, _), z in zip(_parts_here(batch), sent.z, strict=True):
             reply = self._embedding.receive(StepKey(self._name, round_, number), rows=len(z))
             dz_BD.append(reply["dz"])
             backward(z, reply["dz"])
@@ -195,7 +199,7 @@ class Pipe:
             self._copies.move_gradient(sent.weights)
         if not sent.z:
             return
-        with self._copies.updated() if self._copies is not None else nullcontext():
+        with self._copies.track_update() if self._copies is not None else nullcontext():
             training.step()
         if self._local is not None:
             me = self._party.name
@@ -204,13 +208,17 @@ class Pipe:
             self._local.update(batch.rows, parts)
 
     def state(self) -> dict[str, Any]:
-        found = {} if self._local is None else self._local.state()
+        """Returns the state for a checkpoint."""
+        tree = {} if self._local is None else self._local.state()
         last = self._last_update if self._copies is None else self._copies.last_update
-        return found | (
-            {} if last is None else {"last_update": {str(n): each for n, each in enumerate(last)}}
+        return tree | (
+            {}
+            if last is None
+            else {"last_update": {str(n): tensor for n, tensor in enumerate(last)}}
         )
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         if self._local is not None:
             self._local.load_state(tree)
         if self._predicts and "last_update" in tree:
@@ -221,7 +229,7 @@ class Pipe:
                 torch._foreach_copy_(self._copies.last_update, self._last_update)
 
 
-def _held(batch: Batch) -> list[tuple[int, Rows]]:
+def _parts_here(batch: Batch) -> list[tuple[int, Rows]]:
     """Returns the parts of a batch of which this party holds rows, with the numbers of their
     exchanges.
     """

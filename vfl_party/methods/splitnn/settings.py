@@ -104,13 +104,13 @@ class SplitNNSettings(TrainingSettings, OwnOptimizers, SetSettings):
     def no_partial(self) -> str:
         """See ``Method.no_partial``."""
         if self.late_policy != "wait":
-            return "late_policy is for parties that hold all rows and are late"
+            return "late_policy needs parties that hold all rows"
         if self.max_bytes is not None:
-            return "max_bytes counts the same bytes of each batch at all parties"
-        name = next((each for each in ("nopeek", "dcor") if getattr(self, each)), None)
+            return "max_bytes needs batches of equal size at all parties"
+        name = next((key for key in ("nopeek", "dcor") if getattr(self, key)), None)
         if name is not None:
-            return f"{name} needs batches of several rows, of which a party may hold one"
-        return "local_updates and cache train on batches that all parties hold" * self.local
+            return f"{name} needs batches of several rows, but a party may hold only one of a batch"
+        return "local_updates and cache need batches that all parties hold" * self.local
 
     @property
     def local(self) -> bool:
@@ -121,53 +121,70 @@ class SplitNNSettings(TrainingSettings, OwnOptimizers, SetSettings):
         super().model_post_init(context)
         if (self.late_policy == "wait") != (self.deadline_s is None):
             raise ValueError(
-                'give late_policy ("zeros", "cached" or "skip") together with deadline_s, '
-                "or neither"
+                'late_policy and deadline_s belong together. Set late_policy to "zeros", "cached" '
+                'or "skip" and set deadline_s, or remove both.'
             )
         if self.late_policy != "wait" and self.early_stopping is not None:
             raise ValueError(
-                'early_stopping needs late_policy = "wait": a party that is away hears no verdict'
+                'early_stopping needs late_policy = "wait", because an absent party does not '
+                'receive the verdict. Set late_policy = "wait", or remove early_stopping.'
             )
         self._check_plateaus()
         self.check_sets()
         if self.late_policy == "zeros" and self.learns:
-            text = f'late_policy = "zeros" is not what {self.learns} learns to do without a party'
-            raise ValueError(f'{text}; set it to "skip", or to "cached"')
+            raise ValueError(
+                f'late_policy = "zeros" does not match {self.learns}, which trains the model to '
+                'work without a party. Set late_policy to "skip" or "cached".'
+            )
         if self.late_policy != "wait" and not self.plain:
-            text = 'in_flight, micro_batches, local_updates and cache need late_policy = "wait"'
-            raise ValueError(f"{text}; remove them, or the policy")
+            raise ValueError(
+                'in_flight, micro_batches, local_updates and cache need late_policy = "wait". '
+                "Remove them, or late_policy."
+            )
         if self.predict_weights and (self.in_flight == 1 or self.local):
-            text = "predict_weights is for in_flight above 1, and for one update an exchange"
-            raise ValueError(f"{text}; remove it, or change in_flight, local_updates and cache")
+            raise ValueError(
+                "predict_weights needs in_flight above 1 and one update for each exchange. Remove "
+                "predict_weights, or change in_flight, local_updates and cache."
+            )
         if self.micro_batches > 1 and self.iso:
-            raise ValueError("iso is noise for whole batches; set micro_batches = 1, or remove iso")
+            raise ValueError(
+                "iso adds noise to whole batches. Set micro_batches = 1, or remove iso."
+            )
         defence = next((name for name in ("nopeek", "dcor", "mid") if getattr(self, name)), None)
         if defence is not None and not self.plain:
-            text = f"{defence} is for whole batches with one update each"
             raise ValueError(
-                f"{text}; remove it, or in_flight, micro_batches, local_updates and cache"
+                f"{defence} needs whole batches with one update each. Remove {defence}, or "
+                "in_flight, micro_batches, local_updates and cache."
             )
         if self.augment is not None and self.local:
-            text = "augment gives each exchange a view of its own, and local_updates and cache"
-            raise ValueError(f"{text} use rows again after their exchange; remove one of them")
+            raise ValueError(
+                "augment makes another view for each exchange, but local_updates and cache use "
+                "rows again after their exchange. Remove one of them."
+            )
         if self.augment is not None and self.nopeek:
-            text = "nopeek hides the columns as they are, and augment changes them"
-            raise ValueError(f"{text}; remove one of them")
+            raise ValueError(
+                "nopeek hides the original columns, but augment changes them. Remove one of them."
+            )
         if self.cache is not None and self.local_updates > 1:
             raise ValueError(
-                "give local_updates or cache, not both: both are updates between two exchanges"
+                "local_updates and cache both add updates between two exchanges. Remove one of "
+                "them."
             )
 
     def _check_plateaus(self) -> None:
         """Raises ValueError if a schedule waits for verdicts that never come, or come too late."""
-        for each in (self.optimizer, *self.optimizers.values()):
-            if each.schedule != "plateau":
+        for optimizer in (self.optimizer, *self.optimizers.values()):
+            if optimizer.schedule != "plateau":
                 continue
             if self.early_stopping is None:
-                text = 'schedule = "plateau" goes by the validations of early_stopping'
-                raise ValueError(f"{text}; add early_stopping")
-            if each.plateau_patience >= self.early_stopping.patience:
-                most = self.early_stopping.patience
-                text = f"plateau_patience = {each.plateau_patience} must be below"
-                text = f"{text} early_stopping.patience = {most}, with which the phase ends"
-                raise ValueError(f"{text}; lower the one, or raise the other")
+                raise ValueError(
+                    'schedule = "plateau" follows the validations of early_stopping. Add '
+                    "early_stopping."
+                )
+            if optimizer.plateau_patience >= self.early_stopping.patience:
+                raise ValueError(
+                    "plateau_patience must be less than early_stopping.patience = "
+                    f"{self.early_stopping.patience}, after which the phase ends (got "
+                    f"{optimizer.plateau_patience}). Lower plateau_patience, or raise "
+                    "early_stopping.patience."
+                )

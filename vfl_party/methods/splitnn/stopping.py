@@ -1,7 +1,7 @@
-"""Early stopping, both sides: the active party judges each validation, and tells the others.
+"""Early stopping, both sides: the active party judges each validation and sends the verdict.
 
-All keep their weights of the best validation, and the phase ends with these. A schedule of plateaus
-goes by the same verdicts.
+All parties keep their weights of the best validation, with which the phase ends. Plateau schedules
+follow the same verdicts.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _BEST, _STOP = 1, 2
 VERDICT = Exchange("verdict", NOTHING, Sent(Kind.VERDICT, {"verdict": u8(1)}), when="every round")
 
 
-class Judge:
-    """The active side. Raises InputError if there is nothing that it could judge by."""
+class StoppingJudge:
+    """The active side. Raises InputError if there is no metric to judge."""
 
     def __init__(
         self, party: Party, phase: str, rule: EarlyStopping, training: OwnTraining
     ) -> None:
         self._party, self._phase, self._rule, self._training = party, phase, rule, training
-        # Of the best round: value, round, metrics.
+        # The value, round and metrics of the best round.
         self.best: dict[str, Any] | None = None
         check_stopping(party, phase, rule)
         self._verdicts = party.answering(phase, VERDICT)
 
-    def judged(self, report: RoundReport, step: StepKey, rounds: int) -> RoundReport:
-        """Returns the report of a round that ends with validation, with whether the phase ends and
-        with which weights; tells the passive parties at ``step``.
+    def judge(self, report: RoundReport, step: StepKey, rounds: int) -> RoundReport:
+        """Adds to the report of a round with validation whether the phase ends and with which
+        weights; sends the verdict to the passive parties at ``step``.
 
-        ``rounds``: of the phase.
+        ``rounds``: the number of rounds of the phase.
         """
         round_, training = step.round, self._training
         report = replace(report, judged=self._rule.metric)
@@ -49,7 +49,7 @@ class Judge:
         if best is None or is_better(self._party.recipe.task, self._rule, value, best["value"]):
             best = self.best = {"value": value, "round": round_, "metrics": report.metrics}
         is_best = best["round"] == round_
-        training.judged(best=is_best)
+        training.note_validation(best=is_best)
         validations = training.batches.validations
         stop = bool(validations(round_) - validations(best["round"]) >= self._rule.patience)
         verdict = torch.tensor([is_best * _BEST | stop * _STOP], dtype=torch.uint8)
@@ -63,14 +63,14 @@ class Judge:
         return replace(report, done=stop, kept=best["metrics"], note=note)
 
 
-class Judged:
+class VerdictReceiver:
     """The passive side."""
 
     def __init__(self, party: Party, phase: str, training: OwnTraining) -> None:
         self._training, self._verdicts = training, party.asking(phase, VERDICT)
 
     def ends(self, step: StepKey) -> bool:
-        """Asks whether the active party ends the phase with the round of ``step``."""
+        """Returns whether the active party ends the phase with the round of ``step``."""
         verdict = int(self._verdicts.swap(step, {})["verdict"][0])
-        self._training.judged(best=bool(verdict & _BEST))
+        self._training.note_validation(best=bool(verdict & _BEST))
         return bool(verdict & _STOP)

@@ -19,13 +19,13 @@ def traffic(party: Party, name: str, settings: SplitNNSettings) -> Traffic:
     stops = settings.early_stopping is not None
     batches = Batches(party, name, settings)
     # Nothing crosses from and to a party that is away.
-    fewer = stops or settings.late_policy != "wait"
+    may_end_early = stops or settings.late_policy != "wait"
     occurrences = _occurrences(party, name, batches, settings)
     # A part has at least one row.
     parts = min(settings.micro_batches, settings.batch_size)
     return Traffic(
         occurrences,
-        may_end_early=fewer,
+        may_end_early=may_end_early,
         in_flight=settings.in_flight * parts,
         parts=parts,
         bound=party.bound,
@@ -42,7 +42,7 @@ def _occurrences(
             for batch, rows in enumerate(sizes):
                 yield from party.occurrences(swap, StepKey(name, round_, batch), rows=rows)
         else:
-            for batch, part in enumerate(batches.exchanged(round_)):
+            for batch, part in enumerate(batches.exchange_rows(round_)):
                 yield from party.joint_occurrences(swap, StepKey(name, round_, batch), part)
         if not batches.validates(round_):
             continue

@@ -1,5 +1,5 @@
-"""The part that both sides of split training share: the optimizer over a party's own models, and
-their best weights.
+"""The part that both sides of split training share: the optimizer of a party's models, and their
+best weights.
 """
 
 from __future__ import annotations
@@ -28,59 +28,57 @@ class OwnTraining:
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
         timeout_s = party.recipe.run.step_timeout_s
         if settings.deadline_s is not None and settings.deadline_s >= timeout_s:
-            text = (
-                f"recipe: phases: {phase}: deadline_s must be below run.step_timeout_s "
-                f"({timeout_s:g}), after which"
-            )
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text} a late party ends the run; lower it, or raise the other",
+                f"recipe: phases: {phase}: deadline_s must be less than run.step_timeout_s = "
+                f"{timeout_s:g}, after which a late party ends the run (got "
+                f"{settings.deadline_s:g}). Lower deadline_s, or raise run.step_timeout_s.",
             )
         self.batches, batch_size = Batches(party, phase, settings), settings.batch_size
         self._models, self._validation = nn.ModuleDict(party.joint), party.rows("validation")
         norms = any(isinstance(module, _BatchNorm) for module in self._models.modules())
         if norms and min(batch_size, len(party.rows("train"))) < 2:
-            text = f"party {party.name}: batch normalisation needs batches of at least two rows"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text}; give more rows, a larger batch_size, or another encoder",
+                f"party {party.name}: batch normalization needs batches of at least 2 rows. Add "
+                "rows, increase batch_size, or choose another encoder.",
             )
         if norms and party.recipe.rows.partial:
-            text = f"party {party.name}: batch normalisation needs batches of at least two rows"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text}, and with rows.partial a batch may have one; take an encoder and a top "
-                "model without it",
+                f"party {party.name}: batch normalization needs batches of at least 2 rows, but "
+                "with rows.partial a batch may have only one. Choose an encoder and a top model "
+                "without it.",
             )
         if norms and (kind := _of_row(party, phase)):
-            text = (
-                f"recipe: phases: {phase}: transforms: {kind}: {party.name} has batch "
-                "normalisation, with which a row's"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: transforms: {kind}: {party.name} uses batch "
+                "normalization, which makes a row's embedding depend on its whole batch, so the "
+                "epsilon does not hold. Choose an encoder without it.",
             )
-            text = f"{text} embedding depends on its whole batch, so the epsilon would not hold"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; take an encoder without it")
         corrupts = settings.augment is not None and settings.augment.corruption
         if corrupts and (kind := _of_row(party, phase)):
-            text = (
-                f"recipe: phases: {phase}: transforms: {kind}: augment.corruption puts numbers of"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: transforms: {kind}: augment.corruption copies numbers "
+                "of other rows into a row, so the epsilon does not hold. Remove one of them.",
             )
-            text = f"{text} other rows into a row, so the epsilon would not hold"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove one of them")
         if norms and settings.micro_batches > 1:
-            text = (
-                f"recipe: phases: {phase}: micro_batches: {party.name} has batch "
-                "normalisation, whose statistics are"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: micro_batches: {party.name} uses batch normalization, "
+                "whose statistics need the whole batch. Set micro_batches = 1, or choose an "
+                "encoder without it.",
             )
-            text = f"{text} of a whole batch; set micro_batches = 1, or take an encoder without it"
-            raise InputError(Code.CONFIG_INVALID, text)
         several = party.features is not None and not party.encodes_here
         if settings.under_way > 1 and party.role == "passive" and several:
-            text = (
-                f"recipe: phases: {phase}: in_flight and micro_batches: {party.name} has "
-                "several processes, which"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: in_flight and micro_batches: {party.name} has several "
+                "processes, which work on one batch at a time. Start one process, or set both to "
+                "1.",
             )
-            text = f"{text} work on one batch at a time; start one process, or set both to 1"
-            raise InputError(Code.CONFIG_INVALID, text)
         self._party, augment = party, settings.augment
         self._views = BatchViews(party, phase, augment) if augment is not None else None
         self._params = list(self._models.parameters())
@@ -98,18 +96,20 @@ class OwnTraining:
         return self._party.need_features().inputs(rows)
 
     def expect(self, batches: Sequence[Batch], number: int) -> None:
-        """Has this party's rows of a batch read before they are wanted, if there is such a batch
-        and if it has one part.
+        """Prefetches this party's rows of batch ``number``, if this batch exists and has a single
+        part.
         """
         features = self._party.features
         if features is not None and number < len(batches) and len(batches[number].parts) == 1:
             features.expect(batches[number].rows)
 
     def train_mode(self) -> None:
+        """Puts the models into training mode."""
         self._models.train()
 
     def zero_grad(self) -> None:
-        # As Optimizer.zero_grad, which costs 80 µs if its code is not in the cache.
+        """Clears the gradients."""
+        # The same as Optimizer.zero_grad, which takes 80 µs if its code is not in the cache.
         for parameter in self._params:
             parameter.grad = None
         if self._stand_ins is not None:
@@ -121,15 +121,16 @@ class OwnTraining:
         self._optimizer.step()
 
     def end_epoch(self) -> None:
+        """Steps the schedule."""
         self._schedule.step()
 
     def catch_up(self, round_: int) -> None:
-        """Moves the schedule on to the first epoch of a round, if earlier rounds were left out."""
+        """Advances the schedule to the first epoch of a round, if earlier rounds were skipped."""
         while self._schedule.last_epoch < self.batches.epochs_before(round_):
             self._schedule.step()
 
-    def judged(self, *, best: bool) -> None:
-        """Notes whether a validation was the best one so far: then these weights are kept."""
+    def note_validation(self, *, best: bool) -> None:
+        """Keeps the present weights if a validation was the ``best`` one so far."""
         if best:
             self._best = {
                 name: value.detach().clone() for name, value in self._models.state_dict().items()
@@ -138,10 +139,12 @@ class OwnTraining:
             self._schedule.judged(best=best)
 
     def restore_best(self) -> None:
+        """Loads the weights of the best validation, if there are any."""
         if self._best is not None:
             self._models.load_state_dict(self._best)
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
@@ -149,6 +152,7 @@ class OwnTraining:
         }
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])
         self._best = tree["best"]
@@ -160,14 +164,14 @@ def _of_row(party: Party, phase: str) -> str:
     """
     where = f"recipe: phases: {phase}: transforms"
     uses = [
-        each
+        transform
         for settings in party.recipe.phases
         if settings.name == phase
-        for each in settings.transforms
+        for transform in settings.transforms
     ]
     mine = [
-        each.kind
-        for each in uses
-        if each.sent_by == party.role == "passive" and each.exchange == "embedding"
+        transform.kind
+        for transform in uses
+        if transform.sent_by == party.role == "passive" and transform.exchange == "embedding"
     ]
     return next((kind for kind in mine if transforms.load(kind, where).of_row), "")

@@ -1,4 +1,4 @@
-"""The active side's way to go on without passive parties that are late or away."""
+"""How the active side continues without passive parties that are late or absent."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.phases.absence import Absences, Cache, others
 from vfl_party.phases.context import Party
 
-# Between two words about a party, after the first five.
+# Seconds between two messages about a party, after the first five messages.
 _SHOW_S, _SHOWN = 1.0, 5
 
 log = logging.getLogger(__name__)
 
 
-class Absent:
-    """Puts something in the place of absent parties' embeddings, and records who was absent when.
+class AbsentParties:
+    """Replaces the embeddings of absent parties, and records their absences.
 
-    Nobody may be absent from the first step of a generation: until then parties may be at work in
-    another phase.
+    All parties must take part in the first step of a generation, because until then they may be
+    working on another phase.
     """
 
     def __init__(self, party: Party, phase: str, settings: SplitNNSettings) -> None:
@@ -39,9 +39,9 @@ class Absent:
             settings.late_policy,
             party.recipe.model.combine,
         )
-        self._names = [each.name for each in party.recipe.passives]
+        self._names = [passive.name for passive in party.recipe.passives]
         self._widths, self._stand_ins = party.widths, learnt_stand_ins(party.models)
-        # An active party without features cannot learn from nobody.
+        # An active party without features needs at least one passive party.
         self._allowed = Lenience(
             settings.deadline_s or 0.0, at_least=0 if party.features is not None else 1
         )
@@ -54,23 +54,23 @@ class Absent:
             self._cache = Cache(party.widths, n, party.device)
         self._absences = Absences(phase)
         self._shows = Rate(_SHOW_S, _SHOWN)
-        # Steps of the round under way.
+        # The number of missed steps of each party in the current round.
         self._missed: Counter[str] = Counter()
-        # Who was absent in the round before.
-        self._told: frozenset[str] = frozenset()
+        # The parties that were absent in the round before.
+        self._reported: frozenset[str] = frozenset()
 
     def fill(
         self, step: StepKey, rows: Rows, own: Sequence[Tensor], z_BD: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Returns {passive party: the embeddings [B, D] of a batch that came, or what stands in}.
+        """Returns {passive party: its embeddings [B, D] of a batch, or their replacement}.
 
-        The first step of a generation had all parties: from now on the phase goes on without one.
+        All parties have taken part in the first step, so from now on they may be absent.
         """
         if self.lenience is None:
             self.lenience = self._allowed
             self._party.lenient(True)
-        found: dict[str, Tensor | None] = {name: z_BD.get(name) for name in self._names}
-        missing = [name for name, z in found.items() if z is None]
+        embeddings: dict[str, Tensor | None] = {name: z_BD.get(name) for name in self._names}
+        missing = [name for name, z in embeddings.items() if z is None]
         self._missed.update(missing)
         gone, back = self._absences.note(step, missing)
         for name in gone:
@@ -85,40 +85,44 @@ class Absent:
             log.info("%s is back at %s", name, _place(step), extra={"event": "back", "back": name})
             self._show("back", name, step)
         if self._cache is not None:
-            found = self._cache.filled(found, rows)
-        return others(self._policy, self._rule, own, found, self._widths, self._stand_ins)
+            embeddings = self._cache.filled(embeddings, rows)
+        return others(self._policy, self._rule, own, embeddings, self._widths, self._stand_ins)
 
     def _show(self, event: str, name: str, step: StepKey) -> None:
-        """Shows who comes and goes; not each time if a party is late again and again."""
+        """Shows that a party leaves or returns, with a limited rate for each party."""
         if self._shows.passes(name, time.monotonic()) is not None:
             self._party.show(event, party=name, at=_place(step))
 
-    def words(self, round_: int, steps: int) -> str:
-        """Returns a sentence about the round that has ended; '' if nobody, or the same as before,
-        was absent.
+    def describe_round(self, round_: int, steps: int) -> str:
+        """Returns a sentence about the absent parties of the round that has ended; '' if there were
+        none, or the same ones as in the round before.
         """
         missed, self._missed = self._missed, Counter()
-        before, self._told = self._told, frozenset(missed)
-        each = ", ".join(
+        before, self._reported = self._reported, frozenset(missed)
+        parts = [
             f"{name} for {missed[name]} of {steps} steps" for name in self._names if missed[name]
-        )
-        return f"round {round_ + 1} went on without {each}" if each and before != self._told else ""
+        ]
+        if not parts or before == self._reported:
+            return ""
+        return f"round {round_ + 1} went on without {', '.join(parts)}"
 
     @property
-    def found(self) -> tuple[Absence, ...]:
+    def absences(self) -> tuple[Absence, ...]:
         """All absences of the phase so far."""
         return self._absences.found
 
     def state(self) -> dict[str, Any]:
+        """Returns the state for a checkpoint."""
         cache = self._cache.state() if self._cache is not None else None
         return {"absences": self._absences.state(), "cache": cache}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores a state that ``state`` returned."""
         self._absences.load_state(tree["absences"])
         if self._cache is not None:
             self._cache.load_state(tree["cache"])
 
 
 def _place(step: StepKey) -> str:
-    """Words a step for people, who count from 1."""
+    """Returns a step in words, counted from 1."""
     return f"phase {step.phase}, round {step.round + 1}, batch {step.batch + 1}"

@@ -1,8 +1,8 @@
 """A solo student: after joint training, the active party trains a model on its own columns, with
-the joint model as its teacher; it then predicts without anybody.
+the joint model as its teacher; it then predicts without other parties (knowledge distillation).
 
 APC-VFL (arXiv 2410.17648) and joint privileged learning (Semi-VFL, arXiv 2209.15635), in one form:
-the others embed the rows that all hold once more, and the rest is done at the active party.
+the other parties embed the common rows once more, and the active party does the rest.
 """
 
 from __future__ import annotations

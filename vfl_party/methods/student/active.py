@@ -1,4 +1,4 @@
-"""The active side: one pass of the joint model, whose answers then teach a model on this party's
+"""The active side: one pass of the joint model, whose outputs then teach a model on this party's
 own columns.
 """
 
@@ -16,7 +16,7 @@ from vfl_common.config.task import ThresholdRule
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows
-from vfl_party.methods.student.exchanges import KEPT, asked, embeddings, kept_at
+from vfl_party.methods.student.exchanges import KEPT, embeddings, get_kept_step, rows_to_ask
 from vfl_party.methods.student.model import Student
 from vfl_party.methods.student.settings import ASK, StudentSettings
 from vfl_party.methods.student.training import Answers, Learner, epochs_of, rounds_of
@@ -27,12 +27,12 @@ from vfl_party.phases.measure import measured
 from vfl_party.phases.scoring import SOLO, SoloScorer, SplitScorer
 from vfl_party.phases.stopping import check_stopping
 
-# Who is evaluated, as the metrics name them.
+# The evaluated models, as the metrics name them.
 STUDENT, ALONE, TOGETHER = "student", "alone", "together"
 
 
 class ActiveStudent(Phase):
-    """The first round asks the others; each further one is ``validate_every`` epochs alone."""
+    """The first round collects embeddings; each other round is ``validate_every`` local epochs."""
 
     alone_from = ASK + 1
 
@@ -43,7 +43,7 @@ class ActiveStudent(Phase):
         self._party, self._settings = party, settings
         self._scorer = SplitScorer(party, name, embeddings(party))
         self._kept = party.answering(name, KEPT)
-        # Whether the others are still to hear that a checkpoint holds the answers.
+        # Whether the others still wait for the message that a checkpoint contains the answers.
         self._owed = False
         self._answers: Answers | None = None
         # {split: the joint model's outputs}.
@@ -65,19 +65,22 @@ class ActiveStudent(Phase):
             return self._ask()
         self._acknowledge()
         metrics: dict[str, dict[str, float]] = {}
-        steps, tick = 0, self._party.ticker(self.name, round_, self.rounds, self._left())
+        steps, tick = (
+            0,
+            self._party.ticker(self.name, round_, self.rounds, self._count_epochs_left()),
+        )
         for who, learner in self._learners.items():
             if learner.over:
                 continue
             done, loss = learner.run(tick)
             steps += done
             metrics[f"train {who}"] = {"loss": loss}
-            found = self._measured(who, ("validation",))
-            metrics |= found
-            if found:
-                learner.judge(found[f"validation {who}"])
+            validation = self._measure(who, ("validation",))
+            metrics |= validation
+            if validation:
+                learner.judge(validation[f"validation {who}"])
         if all(learner.over for learner in self._learners.values()):
-            return self._ended(steps, metrics)
+            return self._end(steps, metrics)
         return RoundReport(steps, metrics, judged=self._judged)
 
     @property
@@ -85,16 +88,16 @@ class ActiveStudent(Phase):
         rule = self._settings.early_stopping
         return rule.metric if rule is not None else ""
 
-    def _left(self) -> int:
-        """Returns how many epochs of all models the round has at most."""
-        most = self._settings.validate_every
-        return sum(not learner.over for learner in self._learners.values()) * most
+    def _count_epochs_left(self) -> int:
+        """Returns the maximum number of epochs of all models in the round."""
+        epochs = self._settings.validate_every
+        return sum(not learner.over for learner in self._learners.values()) * epochs
 
     @torch.no_grad()
     def _ask(self) -> RoundReport:
-        """Has the joint model answer, once, for the rows that all parties hold."""
+        """Computes the outputs of the joint model, once, for the rows that all parties hold."""
         party, step = self._party, StepKey(self.name, ASK, 0)
-        for name, rows in asked(party, self._settings).items():
+        for name, rows in rows_to_ask(party, self._settings).items():
             chunks = [*self._scorer.embeddings(rows, step)]
             step = StepKey(step.phase, ASK, step.batch + len(chunks))
             outputs = self._scorer.scored(chunks).outputs
@@ -105,10 +108,10 @@ class ActiveStudent(Phase):
             if self._settings.match:
                 rule = party.recipe.model.combine
                 all_BD = [
-                    [*each.own, *(z for z in each.others.values() if z is not None)]
-                    for each in chunks
+                    [*chunk.own, *(z for z in chunk.others.values() if z is not None)]
+                    for chunk in chunks
                 ]
-                joint = torch.cat([combine(rule, each) for each in all_BD])
+                joint = torch.cat([combine(rule, row_BD) for row_BD in all_BD])
             self._answers = Answers(rows, outputs, joint)
         self._teach()
         self._owed = True
@@ -118,15 +121,15 @@ class ActiveStudent(Phase):
         self._learners[STUDENT].answers = self._answers
 
     def _acknowledge(self) -> None:
-        """Tells the others that a checkpoint holds the answers: a party that hears it may leave."""
+        """Tells the others that a checkpoint contains the answers, after which they may leave."""
         # This generation began after the answers.
         if not self._owed:
             return
-        self._owed, step = False, kept_at(self._party, self.name, self._settings)
+        self._owed, step = False, get_kept_step(self._party, self.name, self._settings)
         self._kept.acknowledge(step, self._kept.collect(step))
 
-    def _ended(self, steps: int, metrics: dict[str, dict[str, float]]) -> RoundReport:
-        """Ends the phase: measures all with the weights that they keep."""
+    def _end(self, steps: int, metrics: dict[str, dict[str, float]]) -> RoundReport:
+        """Ends the phase: measures all models with their best weights."""
         epochs = {who: learner.restore_best() for who, learner in self._learners.items()}
         predictions: dict[str, tuple[Rows, Tensor]] = {}
         names = {STUDENT: self._outputs(STUDENT)} | (
@@ -134,10 +137,10 @@ class ActiveStudent(Phase):
         )
         if self._settings.together:
             names[TOGETHER] = {s: (self._party.rows(s), y) for s, y in self._together.items()}
-        for who, found in names.items():
-            predictions |= {f"{s} {who}": each for s, each in found.items() if len(each[0])}
+        for who, outputs in names.items():
+            predictions |= {f"{s} {who}": result for s, result in outputs.items() if len(result[0])}
         metrics |= measured(self._party, predictions)
-        note = self._words(epochs, metrics)
+        note = self._make_note(epochs, metrics)
         return RoundReport(
             steps, metrics, done=True, note=note, predictions=predictions, judged=self._judged
         )
@@ -148,30 +151,41 @@ class ActiveStudent(Phase):
         """Returns {split: (its rows, the outputs of a model for them)}."""
         scorer = SoloScorer(self._party, self._learners[who].model)
         rows = {split: self._party.rows(split) for split in splits or self._settings.splits}
-        return {split: (each, scorer.outputs(each)) for split, each in rows.items()}
+        return {
+            split: (split_rows, scorer.outputs(split_rows)) for split, split_rows in rows.items()
+        }
 
-    def _measured(self, who: str, splits: tuple[str, ...]) -> dict[str, dict[str, float]]:
-        found = {f"{split} {who}": each for split, each in self._outputs(who, splits).items()}
-        return measured(self._party, found)
+    def _measure(self, who: str, splits: tuple[str, ...]) -> dict[str, dict[str, float]]:
+        predictions = {
+            f"{split} {who}": result for split, result in self._outputs(who, splits).items()
+        }
+        return measured(self._party, predictions)
 
-    def _words(self, epochs: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]) -> str:
-        """Says with which weights the models end, and how much of the gap the student closes."""
+    def _make_note(
+        self, epochs: Mapping[str, int], metrics: Mapping[str, Mapping[str, float]]
+    ) -> str:
+        """Returns a note on the weights of the models, and on the gap that the student closes."""
         early = [f"{who} {count}" for who, count in epochs.items()]
-        said = f"{self.name} keeps the weights after epochs: {', '.join(early)}"
+        note = f"{self.name} keeps the weights after epochs: {', '.join(early)}"
         of = [metrics.get(f"test {who}", {}) for who in (ALONE, STUDENT, TOGETHER)]
         if not all(of):
-            return said
-        name = next((each for each in ("auc", "accuracy", "rmse") if each in of[0]), "loss")
-        alone, student, together = (each[name] for each in of)
+            return note
+        name = next((metric for metric in ("auc", "accuracy", "rmse") if metric in of[0]), "loss")
+        alone, student, together = (model_metrics[name] for model_metrics in of)
         task = self._party.recipe.task
         gap = (alone - together) if lower_is_better(task, name) else (together - alone)
         gained = (alone - student) if lower_is_better(task, name) else (student - alone)
-        said = f"{said}; test {name}: alone {alone:.4g}, student {student:.4g}, together"
-        said = f"{said} {together:.4g}"
-        if gap <= 0:
-            return said
-        closed = f"closes {gained / gap * 100:.0f} % of the gap" if gained > 0 else "closes no gap"
-        return f"{said}: the student {closed}"
+        closed = (
+            ""
+            if gap <= 0
+            else f": the student closes {gained / gap * 100:.0f} % of the gap"
+            if gained > 0
+            else ": the student closes no gap"
+        )
+        return (
+            f"{note}; test {name}: alone {alone:.4g}, student {student:.4g}, together "
+            f"{together:.4g}{closed}"
+        )
 
     def state(self) -> Tree:
         answers = self._answers
@@ -192,7 +206,7 @@ class ActiveStudent(Phase):
             rows = self._party.rows("aligned")
             self._answers = Answers(rows, tree["outputs"].to(device), joint)
             self._teach()
-        self._together = {split: each.to(device) for split, each in tree["together"].items()}
+        self._together = {split: outputs.to(device) for split, outputs in tree["together"].items()}
         for who, state in tree["learners"].items():
             self._learners[who].load_state(state)
         if tree["alone"] is not None:
@@ -200,26 +214,44 @@ class ActiveStudent(Phase):
 
 
 def _check(party: Party, name: str, settings: StudentSettings) -> None:
-    """Raises InputError if there is nothing to teach, or nobody to learn from."""
+    """Raises InputError if there is no teacher, or if the student cannot be trained."""
     where = f"recipe: phases: {name}"
-    text = ""
     phases = party.course.phases
-    at = next(place for place, each in enumerate(phases) if each.name == name)
-    if not any(each.method.follows(each.settings) is not None for each in phases[:at]):
-        text = "no phase before it trains the joint model that is to teach; put splitnn, head or"
-        text = f"{text} fedcvt before it"
-    elif any(each.kind == phases[at].kind for each in phases[:at]):
-        text = "a run keeps one student, and an earlier phase trains it; remove one of them"
-    elif party.features is None:
-        text = f"{party.name} has no features, so it cannot predict by itself; remove the phase"
-    elif len(party.rows("train")) == 0:
-        text = "there are no labelled training rows"
-    elif party.recipe.task.kind == "regression" and settings.temperature != 1.0:
-        text = "temperature is for classes, and the task is a regression; remove it"
-    elif isinstance(party.recipe.task.threshold, ThresholdRule):
-        text = "the rule of task.threshold chooses for the joint model alone, and a student would"
-        text = f"{text} need a threshold of its own; give a number, or remove the phase"
-    if text:
-        raise InputError(Code.CONFIG_INVALID, f"{where}: {text}")
+    at = next(place for place, listed in enumerate(phases) if listed.name == name)
+    if not any(earlier.method.follows(earlier.settings) is not None for earlier in phases[:at]):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: no earlier phase trains the joint model that is the teacher. Put splitnn, "
+            "head or fedcvt before this phase.",
+        )
+    if any(earlier.kind == phases[at].kind for earlier in phases[:at]):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: a run keeps one student, which an earlier phase trains. Remove one of the "
+            "phases.",
+        )
+    if party.features is None:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: {party.name} has no features, so it cannot predict alone. Remove the phase.",
+        )
+    if len(party.rows("train")) == 0:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: there are no labelled training rows. Add rows with labels to the training "
+            "split.",
+        )
+    if party.recipe.task.kind == "regression" and settings.temperature != 1.0:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: temperature has no effect in a regression task (got "
+            f"{settings.temperature:g}). Remove temperature.",
+        )
+    if isinstance(party.recipe.task.threshold, ThresholdRule):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: the rule in task.threshold chooses a threshold for the joint model, which "
+            "does not fit the student. Set task.threshold to a number, or remove the phase.",
+        )
     if settings.early_stopping is not None:
         check_stopping(party, name, settings.early_stopping)

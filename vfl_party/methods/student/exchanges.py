@@ -1,6 +1,4 @@
-"""What the active party asks the others for, once: the embeddings by which the joint model answers
-for the rows that all hold.
-"""
+"""The only exchange: embeddings of the common rows, for the outputs of the joint model."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from vfl_party.outbound.declared import NOTHING, Exchange, Occurrence, Traffic
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import chunks, scoring, scoring_traffic
 
-# Says that a checkpoint of the active party holds the answers: a passive party may leave.
+# Says that a checkpoint of the active party contains the answers, so passive parties may leave.
 KEPT = Exchange("kept", NOTHING, NOTHING, when="once")
 
 
@@ -21,24 +19,24 @@ def embeddings(party: Party) -> Exchange:
     return scoring(course.sent_noise, name="embedding", when="once", how=course.protected)
 
 
-def asked(party: Party, settings: StudentSettings) -> dict[str, Rows]:
-    """Returns the rows for which the joint model answers: the aligned ones, and those of the
-    splits if ``together`` is set. {name: rows}, in the order in which they are asked for.
+def rows_to_ask(party: Party, settings: StudentSettings) -> dict[str, Rows]:
+    """Returns {name: rows} of the rows that the joint model scores, in order: the aligned rows, and
+    those of the splits if ``together`` is set.
     """
     more = settings.splits if settings.together else ()
     return {"aligned": party.rows("aligned")} | {split: party.rows(split) for split in more}
 
 
-def kept_at(party: Party, phase: str, settings: StudentSettings) -> StepKey:
+def get_kept_step(party: Party, phase: str, settings: StudentSettings) -> StepKey:
     """Returns the step of ``KEPT``, the one after the embeddings."""
-    steps = sum(len(chunks(rows)) for rows in asked(party, settings).values())
+    steps = sum(len(chunks(rows)) for rows in rows_to_ask(party, settings).values())
     return StepKey(phase, ASK, steps)
 
 
 def traffic(party: Party, phase: str, settings: StudentSettings) -> Traffic:
     """See ``Method.traffic``."""
-    exchange, step, found = embeddings(party), 0, list[Occurrence]()
-    for rows in asked(party, settings).values():
-        found += scoring_traffic(party, phase, exchange, ASK, step, rows)
+    exchange, step, occurrences = embeddings(party), 0, list[Occurrence]()
+    for rows in rows_to_ask(party, settings).values():
+        occurrences += scoring_traffic(party, phase, exchange, ASK, step, rows)
         step += len(chunks(rows))
-    return Traffic([*found, Occurrence.of(KEPT, kept_at(party, phase, settings))])
+    return Traffic([*occurrences, Occurrence.of(KEPT, get_kept_step(party, phase, settings))])

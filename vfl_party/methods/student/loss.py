@@ -1,4 +1,4 @@
-"""How far a student's answers are from its teacher's: the distance that distillation makes small.
+"""The distance between the outputs of student and teacher, which distillation minimizes.
 
 Hinton, Vinyals and Dean 2015 (arXiv 1503.02531, section 2), with the joint model as the teacher: it
 has seen columns that the student never has, which is learning with privileged information
@@ -14,7 +14,7 @@ from vfl_common.config.task import TaskSettings
 
 
 def distance(task: TaskSettings, temperature: float, s_BO: Tensor, t_BO: Tensor) -> Tensor:
-    """Returns the distance of each row's answer from the teacher's, float32 [B].
+    """Returns the distance of each row's output from the teacher's, float32 [B].
 
     Classes: T² · KL(softmax(t/T) ‖ softmax(s/T)). Two classes, or several labels: the same of
     sigmoids, as a mean over the labels. Regression: (s − t)², both scaled; of logarithms if the

@@ -16,8 +16,8 @@ from vfl_party.phases.context import MakeEncoder
 
 
 class Student(nn.Module):
-    """Outputs [B, O] for the encoder's inputs. ``match``: a linear map of its embedding to the
-    joint representation, only for training; None without ``StudentSettings.match``.
+    """A student, with outputs [B, O]. ``match``: a linear map of its embedding to the joint
+    representation, only for training; None without ``StudentSettings.match``.
     """
 
     def __init__(self, encoder: nn.Module, top: nn.Module, match: nn.Module | None) -> None:
@@ -25,11 +25,13 @@ class Student(nn.Module):
         self.encoder, self.top, self.match = encoder, top, match
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        found: Tensor = self.top(self.encoder(*inputs))
-        return found
+        outputs: Tensor = self.top(self.encoder(*inputs))
+        return outputs
 
     def parts(self, precision: Precision, *inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the outputs, and the embedding as ``match`` maps it, both in ``precision``."""
+        """Returns the outputs [B, O] and the mapped embedding [B, D] or None, both in
+        ``precision``.
+        """
         z_BD = forward(self.encoder, *inputs, precision=precision)
         mapped = None if self.match is None else forward(self.match, z_BD, precision=precision)
         return forward(self.top, z_BD, precision=precision), mapped
@@ -52,11 +54,13 @@ def build_student(settings: StudentSettings, make: MakeEncoder) -> Student:
             return Student(encoder, top, None)
         rule = recipe.model.combine
         if rule == "attention" or isinstance(rule, PluginCombination):
-            text = f"recipe: phases: student: match: with model.combine = {str(rule)!r} the top"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text} model combines the embeddings, so there is no joint representation; "
-                "remove match, or take another combine",
+                f"recipe: phases: student: match: with model.combine = {str(rule)!r} the top "
+                "model combines the embeddings, so there is no joint representation. Remove "
+                "match, or choose another combine.",
             )
-        widths = [recipe.embedding_size(each.name) for each in recipe.parties if each.features]
+        widths = [
+            recipe.embedding_size(member.name) for member in recipe.parties if member.features
+        ]
         return Student(encoder, top, nn.Linear(width, combined_size(rule, widths)))

@@ -1,12 +1,10 @@
-"""The passive side: embeds the rows once, then has nothing to do; if no phase follows, it may
-leave.
-"""
+"""The passive side: embeds the rows once and is then idle; if no phase follows, it may leave."""
 
 from __future__ import annotations
 
 from vfl_common.bundle import StepKey
 from vfl_party.base.phase import Phase, RoundReport
-from vfl_party.methods.student.exchanges import KEPT, asked, embeddings, kept_at
+from vfl_party.methods.student.exchanges import KEPT, embeddings, get_kept_step, rows_to_ask
 from vfl_party.methods.student.settings import ASK, StudentSettings
 from vfl_party.methods.student.training import epochs_of, rounds_of
 from vfl_party.phases.context import Party
@@ -14,7 +12,7 @@ from vfl_party.phases.scoring import SplitScorer
 
 
 class PassiveStudent(Phase):
-    """Answers in the first round. Its models do not change in any."""
+    """Sends embeddings in the first round. Its models do not change."""
 
     alone_from = ASK + 1
 
@@ -30,8 +28,8 @@ class PassiveStudent(Phase):
         if round_ != ASK:
             return RoundReport(0)
         step = StepKey(self.name, ASK, 0)
-        for rows in asked(self._party, self._settings).values():
+        for rows in rows_to_ask(self._party, self._settings).values():
             done = self._scorer.answer(rows, step)
             step = StepKey(step.phase, ASK, step.batch + done)
-        self._kept.swap(kept_at(self._party, self.name, self._settings), {})
+        self._kept.swap(get_kept_step(self._party, self.name, self._settings), {})
         return RoundReport(0, checkpoint=True)

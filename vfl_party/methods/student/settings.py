@@ -16,7 +16,7 @@ from vfl_common.config.models import (
 )
 from vfl_party.models.training import EarlyStopping, TrainingSettings
 
-# Round 0: what the others are asked for. All that follows, the active party does alone.
+# Round 0 collects embeddings. In all later rounds the active party works alone.
 ASK = 0
 # How much a part of the loss counts.
 Weight = Annotated[float, Field(ge=0.0, le=1e6)]
@@ -60,17 +60,22 @@ class StudentSettings(TrainingSettings):
 
     @field_validator("top")
     @classmethod
-    def _trained_by_gradients(cls, value: TopKinds) -> TopKinds:
+    def _check_top(cls, value: TopKinds) -> TopKinds:
         if isinstance(value, GbdtTop):
-            raise ValueError("a student cannot be of trees (got 'gbdt'). Use 'mlp'.")
+            raise ValueError(
+                "a student's top model cannot consist of trees (got 'gbdt'). Use 'mlp'."
+            )
         return value
 
     @property
     def teaches(self) -> bool:
-        """Whether the student learns anything from the joint model."""
+        """Whether the student learns from the joint model."""
         return self.weight > 0 or self.match > 0
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
         if not self.teaches:
-            raise ValueError("weight or match must be above 0, or the student has no teacher")
+            raise ValueError(
+                "weight and match are both 0, so the student does not use the teacher. Set one of "
+                "them above 0."
+            )

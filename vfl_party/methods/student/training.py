@@ -1,4 +1,4 @@
-"""The training of one model on the active party's own columns, with a teacher or without."""
+"""The training of one model on the active party's own columns, with or without a teacher."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from vfl_party.phases.stopping import is_better, judged_value
 
 
 def epochs_of(party: Party, settings: StudentSettings) -> int:
-    """Returns the epochs of the phase: all parties can count the rows that all hold."""
+    """Returns the epochs of the phase, which all parties can compute from the common rows."""
     return settings.epochs_over(len(party.rows("aligned")))
 
 
 def rounds_of(party: Party, settings: StudentSettings) -> int:
-    """Returns the most rounds of the phase: one in which the others answer, and the training."""
+    """Returns the maximum number of rounds: one for the embeddings, and those of the training."""
     return 1 + -(-epochs_of(party, settings) // settings.validate_every)
 
 
 class Answers:
-    """What the joint model says of the rows that all parties hold: the teacher.
+    """The teacher: the outputs of the joint model for the rows that all parties hold.
 
     ``rows``: ascending, [N]; ``outputs``: [N, O]; ``joint``: the joint representations [N, D] if
     the student matches them, else None.
@@ -69,9 +69,10 @@ class Learner:
         self._labelled, self._weights = labelled, party.row_weights(labelled)
         norms = any(isinstance(module, _BatchNorm) for module in model.modules())
         if norms and min(settings.batch_size, len(rows)) < 2:
-            text = f"recipe: phases: {phase}: batch normalisation needs batches of at least two"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} rows; give more rows, or a larger batch_size"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase}: batch normalization needs batches of at least 2 rows. "
+                "Add rows, or increase batch_size.",
             )
         self._params = list(model.parameters())
         self._optimizer = build_optimizer(settings.optimizer, self._params)
@@ -79,7 +80,7 @@ class Learner:
         self._schedule = build_schedule(settings.optimizer, self._optimizer, self._epochs)
         self._loss = loss_fn(party.recipe.task)
         self.answers: Answers | None = None
-        # How many epochs are done; of the best validation, its value and the epochs before it.
+        # The number of finished epochs; the value of the best validation, and the epochs before it.
         self.done, self._best_weights = 0, dict[str, Tensor]()
         self._best: dict[str, Any] = {}
         self._stopped = False
@@ -90,13 +91,13 @@ class Learner:
         return self._stopped or self.done >= self._epochs
 
     def run(self, tick: Callable[[], None]) -> tuple[int, float]:
-        """Trains the next ``validate_every`` epochs, at most those that are left. Returns how many
-        steps that were, and the mean loss of a step.
+        """Trains the next ``validate_every`` epochs, or fewer at the end. Returns the number of
+        steps and their mean loss.
         """
         steps, total = 0, torch.zeros((), device=self._party.device)
         self.model.train()
         for _ in range(min(self._settings.validate_every, self._epochs - self.done)):
-            # Dropout follows from the epoch: nothing else that draws can change it.
+            # Dropout depends only on the epoch, not on other random draws.
             with seeded(derive_seed(self._party.own_seed, self._phase, "dropout", self.done)):
                 for batch in self._batches():
                     total += self._step(batch)
@@ -137,38 +138,39 @@ class Learner:
         at = np.flatnonzero(np.isin(batch, self.answers.rows))
         places = np.searchsorted(self.answers.rows, batch[at])
         if settings.weight:
-            given = party.take(self.answers.outputs, places)
+            teacher = party.take(self.answers.outputs, places)
             task, mine = party.recipe.task, party.take(outputs, at)
-            each = distance(task, settings.temperature, mine, given)
-            total = total + settings.weight * each.sum() / len(batch)
+            distance_B = distance(task, settings.temperature, mine, teacher)
+            total = total + settings.weight * distance_B.sum() / len(batch)
         if mapped is not None and self.answers.joint is not None:
             joint = party.take(self.answers.joint, places)
-            each = (party.take(mapped, at) - joint).square().mean(dim=1)
-            total = total + settings.match * each.sum() / len(batch)
+            distance_B = (party.take(mapped, at) - joint).square().mean(dim=1)
+            total = total + settings.match * distance_B.sum() / len(batch)
         return total
 
-    def judge(self, found: Mapping[str, float]) -> None:
+    def judge(self, metrics: Mapping[str, float]) -> None:
         """Judges a validation, whose metrics are ``found``, and keeps the best weights."""
         rule = self._settings.early_stopping
         if rule is None:
             return
-        value = judged_value(self._phase, rule, found)
+        value = judged_value(self._phase, rule, metrics)
         task = self._party.recipe.task
         if not self._best or is_better(task, rule, value, self._best["value"]):
             self._best = {"value": value, "epochs": self.done}
             self._best_weights = {
-                name: each.detach().clone() for name, each in self.model.state_dict().items()
+                name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()
             }
         waited = -(-(self.done - self._best["epochs"]) // self._settings.validate_every)
         self._stopped = waited >= rule.patience
 
     def restore_best(self) -> int:
-        """Gives the model its best weights. Returns the epochs after which it had them."""
+        """Loads the best weights. Returns the number of epochs after which they were reached."""
         if self._best:
             self.model.load_state_dict(self._best_weights)
         return self._best["epochs"] if self._best else self.done
 
     def state(self) -> Tree:
+        """Returns the state for a checkpoint."""
         return {
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
@@ -179,6 +181,7 @@ class Learner:
         }
 
     def load_state(self, tree: Tree) -> None:
+        """Restores a state that ``state`` returned."""
         self._optimizer.load_state_dict(tree["optimizer"])
         self._schedule.load_state_dict(tree["schedule"])
         self.done, self._best, self._stopped = tree["done"], tree["best"], tree["stopped"]

@@ -21,7 +21,7 @@ from vfl_party.selfsup.augment.images import ImageAugment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 from vfl_party.selfsup.augment.tables import TableAugment
 
-# Of an encoder: (x,) or (x, categories).
+# The inputs of an encoder: (x,) or (x, categories).
 Inputs: TypeAlias = tuple[Tensor, ...]
 
 __all__ = ["Augment", "Inputs", "make_augment"]
@@ -40,7 +40,7 @@ class Augment(Protocol):
 
 
 class _Noting:
-    """Makes views as ``augment`` does, and notes how: for the party's other processes."""
+    """Makes views like ``augment``, and records how, for the party's other processes."""
 
     def __init__(self, augment: Augment, noted: Noted, views: Views) -> None:
         self._augment, self._noted, self._views = augment, noted, views
@@ -60,7 +60,7 @@ class _Noting:
     def _note(self, inputs: Inputs, drawn: Tensor, *views: Inputs) -> None:
         made = self._noted.of(inputs)
         for which, view in enumerate(views):
-            # One of two may be the rows as they are.
+            # One of two views may be the unchanged rows.
             if made is not None and view[0] is not inputs[0]:
                 of = DrawnView(self._views, drawn, which, len(views))
                 self._noted.note(view, Made(made.rows, view=of))
@@ -75,12 +75,12 @@ def make_augment(
     ``pool_rows``: the party's own training rows, from which corruption takes its replacement
     values.
     """
-    found: Augment
+    augment: Augment
     if len(features.spec.shape) == 3:
-        found = ImageAugment(settings)
+        augment = ImageAugment(settings)
     else:
-        found = TableAugment(settings, features, torch.as_tensor(pool_rows))
+        augment = TableAugment(settings, features, torch.as_tensor(pool_rows))
     if features.noted is None:
-        return found
+        return augment
     views = Views(settings.model_dump_json(), np.asarray(pool_rows))
-    return _Noting(found, features.noted, views)
+    return _Noting(augment, features.noted, views)

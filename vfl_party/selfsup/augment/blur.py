@@ -8,7 +8,7 @@ from torch import Tensor
 from vfl_party.selfsup.augment.draws import between, happens
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
-# Pixels; SimCLR, appendix A.
+# The range of sigma in pixels (SimCLR, appendix A).
 SIGMA = (0.1, 2.0)
 
 
@@ -37,7 +37,7 @@ def _smear(size: int, sigma_B: Tensor) -> Tensor:
     """Returns [B, size, size]: row i holds the weights of the pixels that make pixel i."""
     reach = radius(size)
     offsets_K = torch.arange(-reach, reach + 1, device=sigma_B.device)
-    # At 1e-3: no blur.
+    # A sigma of 1e-3 does not blur.
     weights_BK = torch.softmax(-0.5 * (offsets_K / sigma_B.clamp(min=1e-3)[:, None]) ** 2, dim=1)
     # [size, K], mirrored at 0 …
     places = (torch.arange(size, device=sigma_B.device)[:, None] + offsets_K).abs()

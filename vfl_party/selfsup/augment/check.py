@@ -1,4 +1,4 @@
-"""Checks that each key of ``augment`` is for rows of a kind that some party has."""
+"""Checks that each key of ``augment`` applies to the rows of some party."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from vfl_common.errors import Code, InputError
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.augment.settings import OF_TABLES, AugmentSettings, SupervisedAugment
 
-# What encoders take as images, and as columns; one that the recipe does not know takes both.
+# Whether an encoder takes images (True) or columns (False); an unknown one takes both.
 _IMAGES = ("cnn", "cnn0", "cnn1", *NETWORKS)
 _OF = {**{kind: {True} for kind in _IMAGES}, "mlp": {False}, "tabular": {False}}
 
 
 def check_keys(party: Party, phase: str, settings: AugmentSettings | SupervisedAugment) -> None:
-    """Raises InputError if ``settings`` name a key for images, and no party's encoder takes images,
-    or a key for tables, and all take images. It asks the parties whose rows are changed.
+    """Raises InputError if ``settings`` contain a key for images but no encoder takes images, or a
+    key for tables but all encoders take images. Only parties whose rows are changed count.
     """
     names = settings.parties if isinstance(settings, SupervisedAugment) else ()
     kinds: set[bool] = set()
-    for each in party.recipe.parties:
-        if not each.features or (names and each.name not in names):
+    for member in party.recipe.parties:
+        if not member.features or (names and member.name not in names):
             continue
-        if each.name == party.name and party.features is not None:
+        if member.name == party.name and party.features is not None:
             kinds.add(len(party.features.spec.shape) == 3)
         else:
-            encoder = each.encoder or party.recipe.model.encoder
+            encoder = member.encoder or party.recipe.model.encoder
             kinds |= _OF.get(encoder.kind, {True, False})
     for key in sorted(settings.model_fields_set - {"parties"}):
         images = key not in OF_TABLES
         if kinds and images not in kinds:
             what, others = ("images", "columns") if images else ("tables", "images")
-            text = f"{key} is for {what}, and the recipe's encoders take {others}; remove it, or"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: {phase}: augment: {text} name in parties the encoder of a party "
-                f"that has {what}",
+                f"recipe: phases: {phase}: augment: {key} is for {what}, but the encoders of the "
+                f"recipe take {others}. Remove {key}, or name a party in augment.parties whose "
+                f"encoder takes {what}.",
             )

@@ -15,9 +15,9 @@ from torch import Tensor
 from vfl_party.selfsup.augment.draws import between, happens
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
-# Of red, green and blue: torchvision's and PIL's.
+# The weights of red, green and blue in torchvision and PIL.
 LUMA = (0.2989, 0.587, 0.114)
-# Brightness and two of colour.
+# The transform from RGB to YIQ: brightness and two colour axes.
 YIQ = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
 
 

@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def between(low: float, high: float, *shape: int, generator: torch.Generator) -> Tensor:
-    """Draws float32 of ``shape``, evenly from low..high."""
+    """Draws float32 numbers of ``shape``, uniform from ``low`` to ``high``."""
     return torch.rand(shape, generator=generator).mul_(high - low).add_(low)
 
 
 def happens(probability: float, *shape: int, generator: torch.Generator) -> Tensor:
-    """Draws bool of ``shape``: each true with ``probability``; never at 0, always at 1."""
+    """Draws booleans of ``shape``, each true with ``probability``."""
     return torch.rand(shape, generator=generator) < probability

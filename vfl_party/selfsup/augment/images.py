@@ -23,26 +23,28 @@ class ImageAugment:
     def two_views(
         self, inputs: tuple[Tensor, ...], generator: torch.Generator
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Returns two views; see ``Augment``."""
         x_BCHW, *rest = inputs
         return (self._view(x_BCHW, generator), *rest), (self._view(x_BCHW, generator), *rest)
 
     def one_view(
         self, inputs: tuple[Tensor, ...], generator: torch.Generator
     ) -> tuple[Tensor, ...]:
+        """Returns one view; see ``Augment``."""
         x_BCHW, *rest = inputs
         if self._settings.crop_scale != (1.0, 1.0):
             return self._view(x_BCHW, generator), *rest
-        # A crop would also have to have a ratio within bounds, and an image has its own.
+        # A crop also needs a ratio within bounds, which the whole image may not have.
         mirrored_B = happens(self._settings.flip, len(x_BCHW), 1, 1, 1, generator=generator)
         view = torch.where(mirrored_B.to(x_BCHW.device), x_BCHW.flip(3), x_BCHW)
-        return self._coloured(view, generator), *rest
+        return self._change_colours(view, generator), *rest
 
     def _view(self, x_BCHW: Tensor, generator: torch.Generator) -> Tensor:
         B, _, H, W = x_BCHW.shape
         boxes = draw_crops(B, H, W, self._settings, generator).to(x_BCHW.device)
-        return self._coloured(crop(x_BCHW, boxes), generator)
+        return self._change_colours(crop(x_BCHW, boxes), generator)
 
-    def _coloured(self, view: Tensor, generator: torch.Generator) -> Tensor:
+    def _change_colours(self, view: Tensor, generator: torch.Generator) -> Tensor:
         settings, device, (B, C, _, _) = self._settings, view.device, view.shape
         if settings.jitter or (settings.grayscale and C == 3):
             view = recolour(view, draw_colours(B, settings, generator).to(device))

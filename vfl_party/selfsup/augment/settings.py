@@ -11,7 +11,7 @@ from pydantic import Field
 from vfl_common.config.base import Section
 from vfl_common.config.recipe_tables import Name
 
-# Keys that change no image; the others change no table.
+# The keys that apply to tables; all others apply to images.
 OF_TABLES = frozenset({"corruption", "corrupt", "replacement", "exact_share"})
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -61,13 +61,14 @@ class AugmentSettings(Section):
         low, high = self.crop_scale
         if not 0 < low <= high <= 1:
             raise ValueError(
-                f"crop_scale = [{low}, {high}]: give shares of the area, 0 < lowest <= highest <= 1"
+                "crop_scale must be two shares of the area with 0 < lowest <= highest <= 1 (got "
+                f"[{low}, {high}]). Correct crop_scale."
             )
         low, high = self.crop_ratio
         if not 0.01 <= low <= high <= 100:
             raise ValueError(
-                f"crop_ratio = [{low}, {high}]: give widths by heights, 0.01 <= lowest <= "
-                "highest <= 100"
+                "crop_ratio must be two ratios of width to height with 0.01 <= lowest <= highest "
+                f"<= 100 (got [{low}, {high}]). Correct crop_ratio."
             )
 
 
@@ -103,11 +104,13 @@ class SupervisedAugment(Section):
     """Tables: the probability that a feature is replaced by another row's."""
 
     def model_post_init(self, _context: Any) -> None:
-        # It checks the crops.
+        # This checks the crops.
         self.view()
         if not (self.of_images or self.corruption):
-            text = "changes nothing: name crop_scale, flip, jitter, grayscale or blur for"
-            raise ValueError(f"{text} images, or corruption for tables")
+            raise ValueError(
+                "augment changes nothing. Set crop_scale, flip, jitter, grayscale or blur for "
+                "images, or corruption for tables."
+            )
 
     @property
     def of_images(self) -> bool:

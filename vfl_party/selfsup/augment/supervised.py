@@ -22,41 +22,47 @@ class BatchViews:
 
     The random numbers of a batch follow from the party's own seed, the phase and the batch's place
     in it. So there is no state to keep, and a run that is resumed sees the same views. Raises
-    InputError if ``settings`` would change nothing of this party's rows.
+    InputError if ``settings`` do not change this party's rows.
     """
 
     def __init__(self, party: Party, phase: str, settings: SupervisedAugment) -> None:
         self._party, self._phase = party, phase
         self._augment: Augment | None = None
         where = f"recipe: phases: {phase}: augment"
-        with_features = [each.name for each in party.recipe.parties if each.features]
+        with_features = [member.name for member in party.recipe.parties if member.features]
         unknown = next((name for name in settings.parties if name not in with_features), None)
         if unknown is not None:
-            text = f"{where}.parties: {unknown!r} is no party with features"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; there are {', '.join(with_features)}")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{where}.parties: {unknown!r} is not a party with features. Choose from "
+                f"{', '.join(with_features)}.",
+            )
         features = party.features
         if features is None or party.name not in (settings.parties or with_features):
             return
         check_keys(party, phase, settings)
         images = len(features.spec.shape) == 3
         if not (settings.of_images if images else settings.corruption):
-            what = "images, and corruption is" if images else "columns, and crops and colours are"
-            text = f"{where}: the encoder of {party.name} takes {what} not for them"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}; name in augment.parties whose rows are to be changed"
+                Code.CONFIG_INVALID,
+                f"{where}: corruption does not apply to the images of {party.name}. Name the "
+                "parties whose rows are changed in augment.parties."
+                if images
+                else f"{where}: crops and colours do not apply to the columns of {party.name}. "
+                "Name the parties whose rows are changed in augment.parties.",
             )
-        # Only a party that wants views imports what makes them.
+        # Imported only by a party that needs views.
         from vfl_party.selfsup.augment import make_augment
 
         self._augment = make_augment(settings.view(), features, party.rows("train"))
 
     def inputs(self, rows: Rows, *place: int) -> tuple[Tensor, ...]:
-        """Returns the encoder's arguments for a batch, [B, …]. ``place``: which batch of the phase
-        it is, in numbers.
+        """Returns the encoder's arguments for a batch, [B, …]. ``place``: numbers that identify the
+        batch in the phase.
         """
         party = self._party
-        found = party.need_features().inputs(rows)
+        inputs = party.need_features().inputs(rows)
         if self._augment is None:
-            return found
+            return inputs
         seed = derive_seed(party.own_seed, "augment", self._phase, party.name, *place)
-        return self._augment.one_view(found, generator(seed))
+        return self._augment.one_view(inputs, generator(seed))

@@ -1,4 +1,4 @@
-"""Views of tables: some features of each row replaced (SCARF)."""
+"""Views of tables in which some features of each row are replaced (SCARF)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vfl_party.data.inputs.features import HIDDEN, Features
 from vfl_party.selfsup.augment.draws import happens
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
-# Rows whose ranges are found at once.
+# The number of rows that are read at once to find the ranges.
 _AT_ONCE = 8192
 
 
@@ -40,26 +40,28 @@ class TableAugment:
 
     def _ranges(self) -> Tensor:
         """Returns the least and the largest number of each column in the pool, [2, F]."""
-        found = [
+        ranges = [
             torch.stack([x_PF.amin(0), x_PF.amax(0)])
             for part_P in torch.split(self._pool_P, _AT_ONCE)
             for x_PF in self._features.inputs(part_P)[:1]
         ]
-        lows_SF, highs_SF = torch.stack(found).unbind(1)
+        lows_SF, highs_SF = torch.stack(ranges).unbind(1)
         return torch.stack([lows_SF.amin(0), highs_SF.amax(0)])
 
     def two_views(
         self, inputs: tuple[Tensor, ...], generator: torch.Generator
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        first = inputs if self._settings.corrupt == "one" else self._corrupted(inputs, generator)
-        return first, self._corrupted(inputs, generator)
+        """Returns two views; see ``Augment``."""
+        first = inputs if self._settings.corrupt == "one" else self._corrupt(inputs, generator)
+        return first, self._corrupt(inputs, generator)
 
     def one_view(
         self, inputs: tuple[Tensor, ...], generator: torch.Generator
     ) -> tuple[Tensor, ...]:
-        return self._corrupted(inputs, generator)
+        """Returns one view; see ``Augment``."""
+        return self._corrupt(inputs, generator)
 
-    def _corrupted(
+    def _corrupt(
         self, inputs: tuple[Tensor, ...], generator: torch.Generator
     ) -> tuple[Tensor, ...]:
         x_BF, *rest = inputs
@@ -67,8 +69,8 @@ class TableAugment:
         if self._settings.exact_share:
             chosen = _exactly(share, inputs, generator)
         else:
-            # Drawn when it is asked for: numbers first, then their replacements, then categories.
-            chosen = (happens(share, *each.shape, generator=generator) for each in inputs)
+            # Drawn lazily: numbers first, then their replacements, then categories.
+            chosen = (happens(share, *tensor.shape, generator=generator) for tensor in inputs)
         replaced_BF = next(chosen).to(device)
         view = torch.where(replaced_BF, self._others(x_BF, generator), x_BF)
         return view, *(
@@ -90,7 +92,7 @@ def _exactly(
     share: float, inputs: tuple[Tensor, ...], generator: torch.Generator
 ) -> Iterator[Tensor]:
     """Yields, for each input [B, C], which features are chosen: of each row the same number."""
-    widths = [each.shape[1] for each in inputs]
+    widths = [tensor.shape[1] for tensor in inputs]
     # 0.29 * 100 is a little less than 29 in floating point.
     count, at = math.floor(share * sum(widths) + 1e-9), 0
     # The rank of each feature in a random order.

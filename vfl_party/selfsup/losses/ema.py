@@ -15,8 +15,8 @@ def ema_update(target: nn.Module, online: nn.Module, momentum: float) -> None:
     such as BatchNorm's statistics. Raises RuntimeError if the two do not have the same number of
     parameters.
     """
-    kept: list[torch.Tensor] = list(target.parameters())
+    averaged: list[torch.Tensor] = list(target.parameters())
     new: list[torch.Tensor] = list(online.parameters())
     # A projector without layers has none, which torch refuses.
-    if kept or new:
-        torch._foreach_lerp_(kept, new, 1 - momentum)
+    if averaged or new:
+        torch._foreach_lerp_(averaged, new, 1 - momentum)

@@ -23,7 +23,7 @@ class KeyQueue:
     ) -> None:
         rows_QD = torch.randn(size, width, generator=generator(seed))
         self._keys_QD = functional.normalize(rows_QD, dim=1).to(device)
-        # The oldest row, overwritten next.
+        # The place of the oldest row, which is overwritten next.
         self._next = 0
 
     @property

@@ -22,13 +22,13 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Assembled, assemble, expected_rows, open_party
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.methods.fedcvt.active import ActiveFedCVT
-from vfl_party.methods.fedcvt.batches import FedCVTBatches, Step, own_rows
+from vfl_party.methods.fedcvt.batches import CrossViewStep, FedCVTBatches, own_rows
 from vfl_party.methods.fedcvt.losses import (
     Representations,
-    agreed,
     attend,
     distance,
     estimate,
+    make_pseudo_labels,
     overlap,
 )
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
@@ -130,7 +130,7 @@ SURE, UNSURE, OTHER = logits(0.8, 0.1, 0.1), logits(0.55, 0.25, 0.2), logits(0.1
 def test_three_classifiers_agree_and_are_sure(
     outputs: list[Tensor], threshold: float, want: int | None
 ) -> None:
-    taken, labels = agreed(THREE, outputs, threshold)
+    taken, labels = make_pseudo_labels(THREE, outputs, threshold)
     assert taken.tolist() == [want is not None]
     assert labels.dtype == torch.int64
     if want is not None:
@@ -139,11 +139,13 @@ def test_three_classifiers_agree_and_are_sure(
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=3, max_size=3), st.floats(0.0, 0.95))
 def test_one_logit_names_a_class_as_two_would(p: list[float], threshold: float) -> None:
-    taken, labels = agreed(
+    taken, labels = make_pseudo_labels(
         BINARY, [torch.tensor([[each]], dtype=torch.float64).logit() for each in p], threshold
     )
     pairs = [torch.tensor([[1 - each, each]], dtype=torch.float64).log() for each in p]
-    taken_two, labels_two = agreed(TaskSettings(kind="multiclass", classes=2), pairs, threshold)
+    taken_two, labels_two = make_pseudo_labels(
+        TaskSettings(kind="multiclass", classes=2), pairs, threshold
+    )
     margin = min(min(abs(each - 0.5), abs(max(each, 1 - each) - threshold)) for each in p)
     # Rounding decides nothing.
     if margin > 1e-9:
@@ -156,7 +158,7 @@ def test_one_logit_names_a_class_as_two_would(p: list[float], threshold: float) 
 # ----------------------------------------------------------------------
 
 
-def steps_of(name: str, **settings: Any) -> tuple[Party, list[list[Step]]]:
+def steps_of(name: str, **settings: Any) -> tuple[Party, list[list[CrossViewStep]]]:
     given_ = tables(**settings)
     made = party(given_, name).party
     own = FedCVTSettings.model_validate(

@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
-from vfl_party.methods.splitnn.local import Ring, Swapped, row_weights
-from vfl_party.methods.splitnn.pipe import Copies
+from vfl_party.methods.splitnn.local import ExchangeRing, Swapped, row_weights
+from vfl_party.methods.splitnn.pipe import WeightCopies
 from vfl_party.methods.splitnn.settings import CacheSettings
 
 
@@ -35,14 +35,14 @@ def test_a_row_of_zeros_weighs_nothing() -> None:
 
 def used(batches: int, uses: int, exchanges: int, *, saved: int = -1) -> list[list[int]]:
     """Which exchanges are used after each; the ring is saved and loaded after ``saved``."""
-    ring, found = Ring(CacheSettings(batches=batches, uses=uses)), []
+    ring, found = ExchangeRing(CacheSettings(batches=batches, uses=uses)), []
     for t in range(exchanges):
         rows = np.array([t])
         found.append(
             [int(each.rows[0]) for each in ring.put(Swapped(rows, {"p": torch.ones(1)}, {}))]
         )
         if t == saved:
-            tree, ring = ring.state(), Ring(CacheSettings(batches=batches, uses=uses))
+            tree, ring = ring.state(), ExchangeRing(CacheSettings(batches=batches, uses=uses))
             ring.load_state(tree)
     return found
 
@@ -70,13 +70,13 @@ def test_a_gradient_of_a_copy_is_that_of_the_weights_then() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
     model[2].bias.requires_grad_(False)
     copies, x = (
-        Copies(model, 2, predicts=False),
+        WeightCopies(model, 2, predicts=False),
         torch.randn(4, 2, generator=torch.Generator().manual_seed(1)),
     )
     model(x).sum().backward()
     want = [each.grad for each in model.parameters()]
     weights = copies.take(0)
-    with copies.used(weights):
+    with copies.use(weights):
         z = model(x)
     with torch.no_grad():
         for each in model.parameters():
@@ -103,9 +103,9 @@ def test_an_encoder_that_keeps_its_weights_elsewhere_is_refused() -> None:
             return x @ self.also[0]
 
     model = Hidden()
-    copies = Copies(model, 2, predicts=False)
+    copies = WeightCopies(model, 2, predicts=False)
     weights = copies.take(0)
-    with copies.used(weights):
+    with copies.use(weights):
         z = model(torch.ones(1, 2))
     z.sum().backward()
     with raises(InputError, Code.MODEL_INVALID, names="in_flight"):
@@ -115,10 +115,10 @@ def test_an_encoder_that_keeps_its_weights_elsewhere_is_refused() -> None:
 def test_tied_weights_stay_tied() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
-    copies = Copies(model, 2, predicts=False)
+    copies = WeightCopies(model, 2, predicts=False)
     weights = copies.take(0)
     assert len(weights) == 1
-    with copies.used(weights):
+    with copies.use(weights):
         assert model[0].weight is model[1].weight is weights[0]
         z = model(torch.ones(1, 2))
     z.sum().backward()

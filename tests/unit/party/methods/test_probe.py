@@ -34,9 +34,9 @@ def probe_of(tmp_path: Path, embedding: int = 8, **settings: Any) -> ActiveProbe
 
 
 def known(x: Tensor) -> Any:
-    from vfl_party.methods.probe.head import Known
+    from vfl_party.methods.probe.head import KnownRows
 
-    return Known(np.arange(len(x), dtype=np.int64), x)
+    return KnownRows(np.arange(len(x), dtype=np.int64), x)
 
 
 @pytest.mark.parametrize("temperature", [0.001, 0.1])
@@ -97,7 +97,7 @@ def test_ids_at_two_parties_are_in_the_log(
     advice = [
         each.getMessage() for each in caplog.records if getattr(each, "event", "") == "advice"
     ]
-    assert advice == ["phase probe: 60 ids are at several parties"]
+    assert advice == ["phase probe: several parties hold 60 of the ids"]
 
 
 def test_a_split_that_is_named_twice(tmp_path: Path) -> None:

@@ -302,9 +302,9 @@ def test_a_table_may_have_categories_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"crop_scale": [0.5, 0.2]}, "crop_scale = [0.5, 0.2]: give shares"),
+        ({"crop_scale": [0.5, 0.2]}, "(got [0.5, 0.2]). Correct crop_scale"),
         ({"crop_scale": [0.0, 1.0]}, "crop_scale"),
-        ({"crop_ratio": [0.0, 1.0]}, "crop_ratio = [0.0, 1.0]: give widths"),
+        ({"crop_ratio": [0.0, 1.0]}, "(got [0.0, 1.0]). Correct crop_ratio"),
         ({"hue": 0.6}, "hue: "),
         ({"corruption": 1.5}, "corruption: "),
         ({"corrupt": "none"}, "corrupt: "),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.harness.errors import raises
 from vfl_common.errors import Code, PeerError
 from vfl_common.psi import TAG_BYTES
-from vfl_party.psi.curve import POINT_BYTES, check, hashed, masked, tags
+from vfl_party.psi.curve import POINT_BYTES, check, hash_ids, masked, tags
 
 P = 2**255 - 19
 ONE_OF_ORDER_8 = 325606250916557431795983626356110631294008115727848805560023387167927233504
@@ -84,7 +84,7 @@ def test_a_thousand_times_as_in_rfc_7748() -> None:
 
 
 def test_masks_as_the_ladder_does() -> None:
-    points, secret = hashed([b"a", b"b"], b"salt"), os.urandom(32)
+    points, secret = hash_ids([b"a", b"b"], b"salt"), os.urandom(32)
     expected = [ladder(secret, int.from_bytes(u, "little")) for u in each(points)]
     assert [int.from_bytes(u, "little") for u in each(masked(points, secret))] == expected
 
@@ -94,7 +94,7 @@ def test_masks_as_the_ladder_does() -> None:
 def test_the_order_of_the_masks_does_not_matter(
     ids: list[bytes], a: bytes, b: bytes, c: bytes
 ) -> None:
-    points = hashed(ids, b"salt")
+    points = hash_ids(ids, b"salt")
     assert masked(masked(masked(points, a), b), c) == masked(masked(masked(points, c), b), a)
 
 
@@ -103,8 +103,8 @@ def test_the_order_of_the_masks_does_not_matter(
 def test_the_ids_in_common_are_found(
     ours: list[bytes], theirs: list[bytes], a: bytes, b: bytes
 ) -> None:
-    mine = each(masked(masked(hashed(ours, b"salt"), a), b))
-    others = each(masked(masked(hashed(theirs, b"salt"), b), a))
+    mine = each(masked(masked(hash_ids(ours, b"salt"), a), b))
+    others = each(masked(masked(hash_ids(theirs, b"salt"), b), a))
     assert {row for row, u in zip(ours, mine, strict=True) if u in others} == set(ours) & set(
         theirs
     )
@@ -112,19 +112,20 @@ def test_the_ids_in_common_are_found(
 
 def test_equal_ids_have_equal_points_with_one_salt_alone() -> None:
     ids = [b"%d" % number for number in range(100)]
-    points = hashed(ids, b"salt")
-    assert points == hashed(ids, b"salt")
-    assert each(hashed([b"7", b"7"], b"salt")) == [each(points)[7]] * 2
-    assert len({*each(points), *each(hashed(ids, b"other")), *each(hashed(ids, b""))}) == 300
+    points = hash_ids(ids, b"salt")
+    assert points == hash_ids(ids, b"salt")
+    assert each(hash_ids([b"7", b"7"], b"salt")) == [each(points)[7]] * 2
+    assert len({*each(points), *each(hash_ids(ids, b"other")), *each(hash_ids(ids, b""))}) == 300
     # Salt and id do not run into each other.
-    assert hashed([b"bc"], b"a") != hashed([b"c"], b"ab")
+    assert hash_ids([b"bc"], b"a") != hash_ids([b"c"], b"ab")
 
 
 def test_a_hash_stays_what_it_is() -> None:
     """Parties of two versions would find nothing in common: change the domain with the hash."""
     ids = [b"", b"person-1", "Jürgen".encode(), b"x" * 300]
     assert (
-        hashlib.sha256(hashed(ids, b"salt")).hexdigest()[:32] == "9b4746ca58558cf005f30a3f7b3d1894"
+        hashlib.sha256(hash_ids(ids, b"salt")).hexdigest()[:32]
+        == "9b4746ca58558cf005f30a3f7b3d1894"
     )
 
 
@@ -133,7 +134,7 @@ def test_all_points_are_on_the_curve_and_a_naive_hash_is_not() -> None:
     twist.
     """
     ids = [b"%d" % number for number in range(300)]
-    points = hashed(ids, b"salt")
+    points = hash_ids(ids, b"salt")
     for u in (*each(points), *each(masked(points, os.urandom(32)))):
         assert int.from_bytes(u, "little") < P
         assert on_curve(int.from_bytes(u, "little"))
@@ -147,7 +148,7 @@ def test_all_points_are_on_the_curve_and_a_naive_hash_is_not() -> None:
 
 def test_what_is_fine_passes() -> None:
     check(b"", "shop")
-    points = hashed([b"%d" % number for number in range(50)], b"salt")
+    points = hash_ids([b"%d" % number for number in range(50)], b"salt")
     check(points, "shop")
     check(masked(points, os.urandom(32)), "shop")
     # The base point.
@@ -167,7 +168,7 @@ def test_refuses_half_a_point(size: int) -> None:
 
 @pytest.mark.parametrize("u", [P, P + 1, P + 9, 2**255 - 1, 2**255 + 9, 2**256 - 1])
 def test_refuses_what_is_not_canonical(u: int) -> None:
-    refusal(hashed([b"a"], b"") + point(u))
+    refusal(hash_ids([b"a"], b"") + point(u))
 
 
 @pytest.mark.parametrize("u", [0, 1, ONE_OF_ORDER_8, OTHER_OF_ORDER_8])
@@ -195,12 +196,12 @@ def test_takes_a_number_if_it_is_on_the_curve(u: int) -> None:
 
 
 def test_refuses_a_point_twice() -> None:
-    points = hashed([b"a", b"b"], b"")
+    points = hash_ids([b"a", b"b"], b"")
     refusal(points + points[:32])
 
 
 def test_tags_are_the_beginnings() -> None:
-    points = hashed([b"a", b"b"], b"")
+    points = hash_ids([b"a", b"b"], b"")
     assert tags(points) == points[:TAG_BYTES] + points[32 : 32 + TAG_BYTES]
     assert TAG_BYTES == 12
     assert tags(b"") == b""

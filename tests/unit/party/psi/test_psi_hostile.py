@@ -101,13 +101,13 @@ POINTS: dict[str, tuple[Change, str]] = {
     "small order": (lambda data: data[:-32] + number(1), "a point that is zero or of small order"),
     "not canonical": (
         lambda data: number(P + 9) + data[32:],
-        "a point that is no canonical number",
+        "a point that is not a canonical number",
     ),
     "top bit": (
         lambda data: data[:31] + bytes([data[31] | 128]) + data[32:],
-        "a point that is no canonical number",
+        "a point that is not a canonical number",
     ),
-    "twice": (lambda data: data[32:64] + data[32:], "a point twice"),
+    "twice": (lambda data: data[32:64] + data[32:], "the same point twice"),
 }
 
 
@@ -117,7 +117,7 @@ def test_points_that_cannot_be(liar: str, peer: str, kind: str, tmp_path: Path) 
     change, text = POINTS[kind]
     error = disturbed(tmp_path, 2, liar, peer, FIRST, "points", change)
     assert (error.code, error.party) == (Code.MALFORMED_MESSAGE, liar)
-    assert str(error).startswith(f"{liar} sent {text}")
+    assert str(error).startswith(f"{liar}: sent {text}")
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ INTRODUCTIONS: dict[str, tuple[Change, Code, str]] = {
     "for another run": (
         introduction("p1", "run2"),
         Code.IDENTITY_MISMATCH,
-        "the introduction of p1 is not signed for",
+        "p1: its introduction is not signed for",
     ),
     "garbage": (
         lambda data: bytes(range(256)) * (len(data) // 256),

@@ -16,7 +16,7 @@ import pytest
 
 from tests.harness.errors import raises
 from vfl_party.psi import lanes, worker
-from vfl_party.psi.curve import POINT_BYTES, hashed, masked
+from vfl_party.psi.curve import POINT_BYTES, hash_ids, masked
 from vfl_party.psi.lanes import own
 
 RFC_7748 = (
@@ -28,7 +28,7 @@ RFC_7748 = (
 
 @pytest.fixture
 def eight() -> lanes.Lanes:
-    found = lanes.lanes()
+    found = lanes.load_lanes()
     if found is None:
         pytest.skip("ipp-crypto is not installed, or this processor has no AVX-512 IFMA")
     return found
@@ -42,8 +42,8 @@ def test_own_ids_have_the_same_points_with_the_library_and_without(
     found = own(ids, b"salt", secret)
     assert (
         found
-        == eight.multiply(hashed(ids, b"salt"), secret)
-        == masked(hashed(ids, b"salt"), secret)
+        == eight.multiply(hash_ids(ids, b"salt"), secret)
+        == masked(hash_ids(ids, b"salt"), secret)
     )
     monkeypatch.setattr(lanes, "lanes", lambda: None)
     assert own(ids, b"salt", secret) == found
@@ -55,7 +55,7 @@ def test_what_a_peer_sends_never_goes_through_the_library(monkeypatch: pytest.Mo
     def asked() -> lanes.Lanes:
         raise AssertionError("the library is asked for")
 
-    theirs, salt, secret = hashed([b"1", b"2"], b"salt"), b"salt", os.urandom(32)
+    theirs, salt, secret = hash_ids([b"1", b"2"], b"salt"), b"salt", os.urandom(32)
     monkeypatch.setattr(lanes, "lanes", asked)
     assert worker._answer([worker.OTHERS, b"shop", theirs], secret, salt) == [
         worker.DONE,
@@ -74,7 +74,7 @@ def test_eight_at_a_time_multiplies_as_in_rfc_7748(eight: lanes.Lanes) -> None:
 
 @pytest.mark.parametrize("u", [0, 1])
 def test_a_point_of_small_order_is_an_error_in_each_place(eight: lanes.Lanes, u: int) -> None:
-    point, good = u.to_bytes(POINT_BYTES, "little"), hashed([b"a"], b"salt")
+    point, good = u.to_bytes(POINT_BYTES, "little"), hash_ids([b"a"], b"salt")
     for place in range(lanes.LANES + 1):
         points = good * place + point + good * (lanes.LANES - place)
         with raises(ValueError, names="crypto_mb"):
@@ -147,13 +147,13 @@ def listed(case: str, folder: Path) -> Any:
     [
         ("not installed", "intel-cmplr-lib-rt is not installed"),
         ("a list that cannot be read", "no text"),
-        ("no list", "intel-cmplr-lib-rt says of no file libintlc.so.5: install it again"),
-        ("an empty list", "says of no file libintlc.so.5"),
+        ("no list", "intel-cmplr-lib-rt lists no file libintlc.so.5. Install it again."),
+        ("an empty list", "lists no file libintlc.so.5"),
         (
             "a file of another size",
-            "has another size than intel-cmplr-lib-rt says: install it again",
+            "does not have the size that intel-cmplr-lib-rt lists. Install it again.",
         ),
-        ("a size that is not known", "has another size"),
+        ("a size that is not known", "does not have the size"),
         ("no library", "libintlc.so.5"),
         ("no file", "libintlc.so.5"),
     ],
@@ -166,11 +166,11 @@ def test_a_package_that_is_not_whole_is_not_used(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "files", lambda _: listed(case, tmp_path))
-    lanes.lanes.cache_clear()
+    lanes.load_lanes.cache_clear()
     try:
-        assert lanes.lanes() is None
+        assert lanes.load_lanes() is None
     finally:
-        lanes.lanes.cache_clear()
+        lanes.load_lanes.cache_clear()
     lanes.main()
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("one point after the other, by OpenSSL: ")
@@ -189,6 +189,8 @@ def test_the_module_says_what_this_machine_uses() -> None:
     said = subprocess.run(
         [sys.executable, "-m", lanes.__name__], capture_output=True, text=True, check=True
     ).stdout
-    begins = "eight points at a time" if lanes.lanes() is not None else "one point after the other"
+    begins = (
+        "eight points at a time" if lanes.load_lanes() is not None else "one point after the other"
+    )
     assert said.startswith(begins)
     assert said.count("\n") == 1

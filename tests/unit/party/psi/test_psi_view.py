@@ -128,7 +128,7 @@ class Watched(Recorder):
         salt = self.parties.run_id.encode() + self.secrets[self.ring[0]]["name"]
         found: dict[bytes, Point] = {}
         for number, owner in enumerate(self.ring):
-            now = curve.hashed([each.encode() for each in self.parties.sets[owner]], salt)
+            now = curve.hash_ids([each.encode() for each in self.parties.sets[owner]], salt)
             order = [*self.ring[number:], *self.ring[:number]]
             for count, masker in enumerate(order, 1):
                 now = curve.masked(now, self.secrets[masker]["secret"])
@@ -258,7 +258,9 @@ def test_the_server_sees_sizes_and_tags_alone(tmp_path: Path) -> None:
         if "digest" in each.tensors:
             continue
         assert each.tensors.keys() == {"tags"}
-        points = curve.hashed([row.encode() for row in run.parties.sets[owner[each.sender]]], salt)
+        points = curve.hash_ids(
+            [row.encode() for row in run.parties.sets[owner[each.sender]]], salt
+        )
         for name in run.ring:
             points = curve.masked(points, run.secrets[name]["secret"])
         assert TAG_BYTES == 12
@@ -278,7 +280,7 @@ def shown(run: Watched) -> dict[str, list[int]]:
     salt, found = run.parties.run_id.encode() + run.secrets["p0"]["name"], {}
     for number, name in enumerate(run.ring):
         ids = [each.encode() for each in run.parties.sets[name]]
-        points = split(curve.masked(curve.hashed(ids, salt), run.secrets[name]["secret"]))
+        points = split(curve.masked(curve.hash_ids(ids, salt), run.secrets[name]["secret"]))
         place = {each: row for row, each in enumerate(points)}
         receiver = run.ring[(number + 1) % len(run.ring)]
         sent = [

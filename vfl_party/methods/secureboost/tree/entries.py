@@ -1,9 +1,9 @@
-"""The splits that a party's columns offer, in one order: what is summed up for each, and what it
-means.
+"""The splits that a party's columns offer, in one order, and the sums for them.
 
-An entry is a set of codes of one column. A number's entry is a prefix of its bins, twice if some
-are missing: with those on the right, and on the left. A category's entry is the category alone: the
-active party joins them into sets.
+An entry is a set of codes of one column. An entry of a numeric column is a prefix of its bins; if
+values are missing, each prefix has two entries, with the missing values on the right and on the
+left. An entry of a categorical column is a single category: the active party combines them into
+sets.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from vfl_party.methods.secureboost.columns import Column
 
 @dataclass(frozen=True)
 class SplitEntry:
-    """``column``: its place among the party's columns. ``below``: the codes below this one;
-    ``missing``: that one too.
+    """An entry: the codes of ``column`` (its index) below ``below``, and with ``missing`` also the
+    code for missing values.
 
     For a category ``below`` is its code.
     """
@@ -67,15 +67,16 @@ class Layout:
 
     @property
     def entries(self) -> list[SplitEntry]:
-        """Returns all in order."""
-        return [*self.numbers, *(entry for each in self.sets for entry in each)]
+        """Returns all entries in order."""
+        return [*self.numbers, *(entry for entries in self.sets for entry in entries)]
 
-    def left(self, columns: list[Column], flags: npt.NDArray[np.bool_]) -> tuple[int, list[bool]]:
-        """Returns the column of a split and for each of its codes whether it goes left.
+    def choose_left(
+        self, columns: list[Column], flags: npt.NDArray[np.bool_]
+    ) -> tuple[int, list[bool]]:
+        """Returns the column of a split, and for each of its codes whether it goes left.
 
-        ``flags``: of the entries, in order: of numbers those with the best gain, of which the first
-        counts; else those of sets, of which the first column counts. Raises ValueError if there is
-        none.
+        ``flags``: the chosen entries, in order. The first numeric entry counts; without one, the
+        entries of the first column of categories. Raises ValueError if no entry is chosen.
         """
         numbers = len(self.numbers)
         for place in np.flatnonzero(flags[:numbers])[:1].tolist():
@@ -85,17 +86,17 @@ class Layout:
                 code < entry.below or (entry.missing and code > len(cuts)) for code in range(size)
             ]
         at = numbers
-        for each in self.sets:
-            own = flags[at : at + len(each)]
+        for entries in self.sets:
+            own = flags[at : at + len(entries)]
             if own.any():
-                return each[0].column, own.tolist()
-            at += len(each)
+                return entries[0].column, own.tolist()
+            at += len(entries)
         raise ValueError("no entry is chosen")
 
 
 def plan_of(columns: list[Column], layout: Layout) -> Plan:
-    """Returns how the sums of a layout's entries are made."""
-    found = [
+    """Returns the plan for the sums of a layout's entries."""
+    rows = [
         (
             entry.column,
             BELOW_AND_LAST if entry.missing else BELOW,
@@ -105,7 +106,7 @@ def plan_of(columns: list[Column], layout: Layout) -> Plan:
         for entry in layout.numbers
     ] + [
         (entry.column, SINGLE, entry.below, columns[entry.column].size - 1)
-        for each in layout.sets
-        for entry in each
+        for entries in layout.sets
+        for entry in entries
     ]
-    return Plan.of(np.array(found, np.int32).reshape(-1, 4))
+    return Plan.of(np.array(rows, np.int32).reshape(-1, 4))

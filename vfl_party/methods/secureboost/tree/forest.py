@@ -1,8 +1,8 @@
-"""The trees as one party has them: its own splits, and at the active party the leaves and who owns
-each split.
+"""The trees as one party knows them: its own splits, and at the active party the leaves and the
+owners of splits.
 
-They are the state of a module, so that checkpoints, prediction and exported models hold them as
-they do weights.
+They are the state of a module, so that checkpoints, prediction and exported models treat them like
+weights.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from torch import Tensor, nn
 from vfl_common.errors import Code, InputError
 from vfl_party.methods.secureboost.columns import ELSEWHERE, Codes, Column
 
-# Level, number in the level; the children of n are 2n and 2n + 1 of the next level.
+# (level, number in the level); the children of n are 2n and 2n + 1 in the next level.
 Node = tuple[int, int]
-# In ``Party.models``.
+# The key in ``Party.models``.
 NAME = "trees"
 
 
 @dataclass(frozen=True)
 class Split:
-    """A split on one of the party's own columns: which codes go left, and where others go."""
+    """A split on one of the party's own columns: the codes that go left, and where others go."""
 
     column: int
     left: tuple[bool, ...]
-    # Left.
+    # Whether cells with another code go left.
     default: bool
 
     def goes_left(self, codes_BF: Codes) -> npt.NDArray[np.bool_]:
         """Returns whether each row goes left."""
         codes_B = codes_BF[:, self.column]
         known = np.array(self.left, bool)[codes_B.clip(min=0)]
-        found: npt.NDArray[np.bool_] = np.where(codes_B == ELSEWHERE, self.default, known)
-        return found
+        left: npt.NDArray[np.bool_] = np.where(codes_B == ELSEWHERE, self.default, known)
+        return left
 
 
 @dataclass
@@ -64,36 +64,40 @@ class Forest(nn.Module):
         self.trees: list[Tree] = []
 
     def importance(self) -> dict[str, float]:
-        """Returns the gain of each own column; at a passive party, which knows no gains, how many
-        splits it has.
+        """Returns the gain of each own column; at a passive party, which does not know gains, its
+        number of splits.
         """
-        found: dict[str, float] = {}
+        gains: dict[str, float] = {}
         for tree in self.trees:
             for node, split in tree.splits.items():
                 name = self.columns[split.column].name
-                found[name] = found.get(name, 0.0) + tree.gains.get(node, 1.0)
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+                gains[name] = gains.get(name, 0.0) + tree.gains.get(node, 1.0)
+        return dict(sorted(gains.items(), key=lambda item: -item[1]))
 
     def get_extra_state(self) -> Tensor:
         """Returns columns and trees as bytes of JSON."""
-        trees = [[_written(part) for part in asdict(tree).values()] for tree in self.trees]
+        trees = [[_to_lists(part) for part in asdict(tree).values()] for tree in self.trees]
         text = json.dumps(
-            {"columns": [asdict(each) for each in self.columns], "base": self.base, "trees": trees}
+            {
+                "columns": [asdict(column) for column in self.columns],
+                "base": self.base,
+                "trees": trees,
+            }
         )
         return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Any) -> None:
-        """Restores what ``get_extra_state`` returned. Raises InputError if it is none."""
+        """Restores what ``get_extra_state`` returned. Raises InputError if it cannot be read."""
         try:
             tree = json.loads(bytes(state.numpy()))
             self.columns = [
                 Column(
-                    each["name"],
-                    None if each["cuts"] is None else tuple(each["cuts"]),
-                    each["missing"],
-                    tuple(each["categories"]),
+                    column["name"],
+                    None if column["cuts"] is None else tuple(column["cuts"]),
+                    column["missing"],
+                    tuple(column["categories"]),
                 )
-                for each in tree["columns"]
+                for column in tree["columns"]
             ]
             self.base = tree["base"]
             self.trees = []
@@ -106,9 +110,12 @@ class Forest(nn.Module):
                 )
                 self.trees.append(Tree(own, *others))
         except (ValueError, TypeError, KeyError, AttributeError):
-            text = "the checkpoint holds trees that cannot be read; use those of the trained run"
-            raise InputError(Code.CHECKPOINT_INVALID, text) from None
+            raise InputError(
+                Code.CHECKPOINT_INVALID,
+                "the checkpoint contains trees that cannot be read. Use the checkpoint of the run "
+                "that trained them.",
+            ) from None
 
 
-def _written(part: dict[Node, Any]) -> list[list[Any]]:
+def _to_lists(part: dict[Node, Any]) -> list[list[Any]]:
     return [[*node, value] for node, value in part.items()]

@@ -15,8 +15,8 @@ from vfl_party.methods.secureboost.tree.objective import Doubles, Fixed
 # Gains, and ratios of g to h, that differ by less (of themselves) count as equal: the first one
 # wins.
 TIE = 1e-10
-# What a gain must exceed beyond ``min_gain``: rounding gives worthless splits a little.
-LEAST = 1e-9
+# A gain must exceed ``min_gain`` by this much, because rounding gives useless splits a small gain.
+MIN_GAIN = 1e-9
 
 Bools = npt.NDArray[np.bool_]
 
@@ -51,11 +51,11 @@ class Gains:
             settings.min_child_weight,
             settings.learning_rate,
         )
-        self._least, self._fixed = settings.min_gain + LEAST, fixed
+        self._least, self._fixed = settings.min_gain + MIN_GAIN, fixed
 
     def leaf(self, node: Sums) -> float:
         """Returns the value of a leaf, with the learning rate."""
-        g, h = (float(self._fixed.doubles(each)[0]) for each in (node.g, node.h))
+        g, h = (float(self._fixed.doubles(sums_)[0]) for sums_ in (node.g, node.h))
         return -self._rate * g / (h + self._lambda) if h + self._lambda > 0.0 else 0.0
 
     def weight(self, node: Sums) -> float:
@@ -63,7 +63,7 @@ class Gains:
         return float(self._fixed.doubles(node.h)[0])
 
     def best(self, node: Sums, entries: Sums, sizes: Sequence[int]) -> BestSplit | None:
-        """Returns the best split of a node, if one is worth it. ``sizes``: see ``Layout.sizes``."""
+        """Returns the best split of a node, or None. ``sizes``: see ``Layout.sizes``."""
         numbers = self._gains(node, Sums(entries.g[: sizes[0]], entries.h[: sizes[0]]))
         top = float(numbers.max(initial=-np.inf))
         sets, at = list[tuple[int, float, Bools]](), sizes[0]
@@ -91,16 +91,16 @@ class Gains:
         empty = (left.h <= 0) | (right.h <= 0)
         with np.errstate(divide="ignore", invalid="ignore"):
             score = [
-                doubles(each.g) ** 2 / (doubles(each.h) + self._lambda)
-                for each in (left, right, node)
+                doubles(sums_.g) ** 2 / (doubles(sums_.h) + self._lambda)
+                for sums_ in (left, right, node)
             ]
         return np.where(light | empty, -np.inf, 0.5 * (score[0] + score[1] - score[2]))
 
     def _best_set(self, node: Sums, of: Sums) -> tuple[float, Bools]:
-        """Returns the best gain of a set of categories, and which are in it: those with the least
+        """Returns the best gain of a set of categories, and its categories: those with the smallest
         G/H.
 
-        Categories without rows here are in no set; those with equal ratios stay together.
+        Categories without rows in the node are left out; those with equal ratios stay together.
         """
         chosen, present = np.zeros(len(of.g), bool), np.flatnonzero(of.h > 0)
         ratios = of.g[present] / of.h[present]

@@ -58,8 +58,8 @@ class GrowingTree:
         )
 
     def adds_up(self, party: str, node: int, sums_: Sums) -> bool:
-        """Whether the categories of each of a party's columns have all rows of the node, and each
-        row once.
+        """Whether the sums of each of a party's categorical columns contain every row of the node
+        exactly once.
         """
         total, ends = self.total(node), np.cumsum(self.sizes[party]).tolist()
         return all(
@@ -69,25 +69,23 @@ class GrowingTree:
         )
 
     def agrees(self, party: str, node: int, flags: Bools, left: Bools) -> bool:
-        """Whether the rows that a party sends left have the sums of a split that it was told with
-        ``flags``.
-
-        ``left``: of all rows in the node.
+        """Whether the rows that a party sends left have the sums of the split that ``flags`` have
+        chosen. ``left``: the sides of all rows in the node.
         """
         goes_left = np.zeros(len(self.nodes), bool)
         goes_left[self.nodes == node] = left
-        found = self.pairs[goes_left[self.rows]].sum(axis=0)
+        total = self.pairs[goes_left[self.rows]].sum(axis=0)
         entries, sizes = self.sums[party][node], self.sizes[party]
         pairs = np.stack([entries.g, entries.h], axis=1)
-        told = list(pairs[: sizes[0]][flags[: sizes[0]]])
-        if not told:
+        candidates = list(pairs[: sizes[0]][flags[: sizes[0]]])
+        if not candidates:
             ends = itertools.pairwise(np.cumsum(sizes).tolist())
-            told = [
+            candidates = [
                 pairs[begin:end][flags[begin:end]].sum(axis=0)
                 for begin, end in ends
                 if flags[begin:end].any()
             ]
-        return any((found == each).all() for each in told)
+        return any((total == candidate).all() for candidate in candidates)
 
     def own_sums(self, present: Sequence[int]) -> dict[int, Sums]:
         """Returns {node: the sums of this party's own entries}."""
@@ -95,31 +93,31 @@ class GrowingTree:
         if not self.layout.entries:
             return {node: Sums(none, none) for node in present}
         nodes_R = self.nodes[self.rows]
-        found = self.summing.sums([np.flatnonzero(nodes_R == node) for node in present])
+        sums_ = self.summing.sums([np.flatnonzero(nodes_R == node) for node in present])
         return {
-            node: Sums(pairs[:, 0], pairs[:, 1]) for node, pairs in zip(present, found, strict=True)
+            node: Sums(pairs[:, 0], pairs[:, 1]) for node, pairs in zip(present, sums_, strict=True)
         }
 
     def best_splits(
         self, present: Sequence[int], entries: Mapping[str, Mapping[int, Sums]]
     ) -> dict[int, tuple[str, BestSplit]]:
-        """Returns {node: (the owner of its best split, the split)}: as many as ``leaves`` allows,
-        best first.
+        """Returns {node: (the owner of its best split, the split)} for the best nodes, as many as
+        ``leaves`` allows.
         """
-        found: dict[int, tuple[str, BestSplit]] = {}
+        best_of: dict[int, tuple[str, BestSplit]] = {}
         for node in present:
             total = self.total(node)
             for party, sums_ in entries.items():
                 sizes = self.sizes[party] if party in self.sizes else list(self.layout.sizes)
                 best = self.gains.best(total, sums_[node], sizes)
                 if best is not None and (
-                    node not in found or _better(best.gain, found[node][1].gain)
+                    node not in best_of or _better(best.gain, best_of[node][1].gain)
                 ):
-                    found[node] = party, best
-        kept = sorted(found, key=lambda node: (-found[node][1].gain, node))
-        kept = kept[: max(0, self._most_leaves - self.leaves)]
-        self.leaves += len(kept)
-        return {node: found[node] for node in sorted(kept)}
+                    best_of[node] = party, best
+        chosen = sorted(best_of, key=lambda node: (-best_of[node][1].gain, node))
+        chosen = chosen[: max(0, self._max_leaves - self.leaves)]
+        self.leaves += len(chosen)
+        return {node: best_of[node] for node in sorted(chosen)}
 
     def leaf(self, level: int, node: int) -> None:
         """Makes an open node a leaf."""
@@ -136,14 +134,14 @@ class GrowingTree:
         for node, left in lefts.items():
             moved[self.nodes == node] = np.where(left, 2 * node, 2 * node + 1)
         self.nodes[:] = moved
-        least = 2 * self.settings.min_child_weight
+        min_weight = 2 * self.settings.min_child_weight
         for node in sorted(child for parent in lefts for child in (2 * parent, 2 * parent + 1)):
-            light = self.gains.weight(self.total(node)) < least
-            if level == self.settings.depth or light or self.leaves >= self._most_leaves:
+            light = self.gains.weight(self.total(node)) < min_weight
+            if level == self.settings.depth or light or self.leaves >= self._max_leaves:
                 self.leaf(level, node)
 
     @property
-    def _most_leaves(self) -> int:
+    def _max_leaves(self) -> int:
         return self.settings.leaves or 1 << self.settings.depth
 
 

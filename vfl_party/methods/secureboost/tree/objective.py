@@ -1,6 +1,4 @@
-"""The loss behind the trees: where scores begin, its derivatives, and the whole numbers that stand
-for them.
-"""
+"""The loss of the trees: initial scores, derivatives, and their representation as integers."""
 
 from __future__ import annotations
 
@@ -14,9 +12,9 @@ from vfl_common.config.models import TaskSettings
 from vfl_party.homomorphic import Integers
 
 Doubles = npt.NDArray[np.float64]
-# Bits after the point.
-MOST_FRACTION = 50
-# Of a sum of g or h, below the packing's limit.
+# The most bits after the binary point.
+MAX_FRACTION = 50
+# Bits of a sum of g or h, below the limit of packing.
 SUM_BITS = 61
 
 
@@ -44,28 +42,28 @@ def derivatives(
         return p_N - y_N, p_N * (1.0 - p_N)
     powers_NK = np.exp(scores_NK - scores_NK.max(axis=1, keepdims=True))
     p_N = powers_NK[:, k] / powers_NK.sum(axis=1)
-    # Twice, as XGBoost.
+    # Twice the second derivative, as in XGBoost.
     return p_N - (y_N == k), 2.0 * p_N * (1.0 - p_N)
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """Fixed point: a number stands for itself times 2^``fraction``, so that sums are exact, in any
-    order.
+    """Fixed point: a number is represented as an integer, times 2^``fraction``, so that sums are
+    exact in any order.
     """
 
     fraction: int
 
     @classmethod
     def of(cls, g_N: Doubles, h_N: Doubles) -> Fixed:
-        """Returns as many bits as leave room for the sums of all rows."""
-        most = max(float(np.abs(g_N).max(initial=0.0)), float(h_N.max(initial=0.0)), 2.0**-20)
-        return cls(min(MOST_FRACTION, SUM_BITS - math.frexp(most * max(1, len(g_N)))[1]))
+        """Returns the largest fraction that leaves room for the sums of all rows."""
+        largest = max(float(np.abs(g_N).max(initial=0.0)), float(h_N.max(initial=0.0)), 2.0**-20)
+        return cls(min(MAX_FRACTION, SUM_BITS - math.frexp(largest * max(1, len(g_N)))[1]))
 
     def integers(self, values_N: Doubles) -> Integers:
-        """Returns the whole numbers nearest to the values."""
+        """Returns the integers that represent values, rounded."""
         return np.rint(np.ldexp(values_N, self.fraction)).astype(np.int64)
 
     def doubles(self, values_N: Integers) -> Doubles:
-        """Returns what whole numbers stand for."""
+        """Returns the numbers that integers represent."""
         return np.ldexp(values_N.astype(np.float64), -self.fraction)

@@ -1,5 +1,5 @@
-"""Where rows stand while a tree grows, as all parties know it: each row's node in the level that is
-under way.
+"""The positions of rows while a tree grows, which all parties know: each row's node in the current
+level.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from vfl_party.base.seeds import Rows
 
-# Instead of a node: the row is in a leaf.
+# Marks, instead of a node, a row that is in a leaf.
 SETTLED = 255
 Nodes = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
@@ -21,10 +21,8 @@ def open_nodes(nodes_N: Nodes) -> list[int]:
 
 
 def to_sum(nodes_N: Nodes, in_sample_N: Bools) -> list[int]:
-    """Returns the open nodes whose sums are computed; that of a brother is the parent's, less
-    these.
-
-    Of two brothers it is the one with fewer rows in the sample; the left one if they have as many.
+    """Returns the open nodes whose sums are computed: of two siblings, the one with fewer rows in
+    the sample, or the left one. The other's sums are those of the parent minus these.
     """
     counts = np.bincount(nodes_N[in_sample_N], minlength=256)
     present = open_nodes(nodes_N)
@@ -35,13 +33,13 @@ def to_sum(nodes_N: Nodes, in_sample_N: Bools) -> list[int]:
     ]
 
 
-def where(nodes_N: Nodes, nodes: list[int]) -> Rows:
+def rows_of_nodes(nodes_N: Nodes, nodes: list[int]) -> Rows:
     """Returns the rows in each of ``nodes``, one node after the other."""
     return np.concatenate(
         [np.empty(0, np.int64), *(np.flatnonzero(nodes_N == node) for node in nodes)]
     )
 
 
-def packed_bytes(bits: int) -> int:
+def bytes_for_bits(bits: int) -> int:
     """Returns the bytes that ``bits`` bits need."""
     return -(-bits // 8)

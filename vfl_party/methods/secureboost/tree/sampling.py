@@ -2,8 +2,8 @@
 gradients (GOSS).
 
 GOSS (LightGBM, Ke et al. 2017) keeps the rows with the largest gradients, draws some of the others,
-and gives these the weight that makes up for the rest. Only the active party knows gradients, so it
-tells the passive parties the rows.
+and weights them so that they represent all others. Only the active party knows gradients, so it
+sends the rows to the passive parties.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from vfl_party.methods.secureboost.settings import GossSettings, SecureBoostSett
 from vfl_party.methods.secureboost.tree.objective import Doubles
 
 
-def drawn(count: int, settings: SecureBoostSettings) -> int:
+def count_drawn(count: int, settings: SecureBoostSettings) -> int:
     """Returns how many of ``count`` training rows a round's trees learn from; at least two."""
     if settings.goss is not None:
-        return sum(parts(count, settings.goss))
+        return sum(count_parts(count, settings.goss))
     return count if settings.row_sample == 1.0 else max(2, round(settings.row_sample * count))
 
 
-def parts(count: int, goss: GossSettings) -> tuple[int, int]:
+def count_parts(count: int, goss: GossSettings) -> tuple[int, int]:
     """Returns how many rows are kept for their gradients, and how many of the others are drawn: two
     or more in all.
     """
@@ -39,15 +39,13 @@ def sample(seed: int, phase: str, round_: int, count: int, settings: SecureBoost
     if settings.row_sample == 1.0:
         return np.arange(count, dtype=np.int64)
     order = permutation(derive_seed(seed, phase, "rows", round_), count)
-    return np.sort(order[: drawn(count, settings)])
+    return np.sort(order[: count_drawn(count, settings)])
 
 
-def secret(seed: int, phase: str, y_N: Doubles) -> int:
-    """Returns a seed that the active party alone knows, and that is the same in each run on the
-    same labels.
+def derive_secret_seed(seed: int, phase: str, y_N: Doubles) -> int:
+    """Returns a seed that only the active party knows, the same in each run with the same labels.
 
-    If the passive parties could draw the same rows, they would see which of the sampled ones have
-    large gradients.
+    Passive parties that can repeat the draw learn which sampled rows have large gradients.
     """
     return derive_seed(seed, phase, "goss", hashlib.sha256(y_N.tobytes()).hexdigest())
 
@@ -55,11 +53,11 @@ def secret(seed: int, phase: str, y_N: Doubles) -> int:
 def by_gradient(goss: GossSettings, sizes_N: Doubles, seed: int) -> tuple[Rows, Doubles]:
     """Returns the rows of a round, ascending, and their weights [R].
 
-    ``sizes_N``: of each training row's gradients. They are compared as float32, so that rounding
-    decides nothing; of equal ones the kept rows are drawn.
+    ``sizes_N``: the size of each training row's gradients. Sizes are compared as float32, so that
+    rounding does not matter; ties are broken at random.
     """
     count = len(sizes_N)
-    top, rest = parts(count, goss)
+    top, rest = count_parts(count, goss)
     order = permutation(derive_seed(seed, "ties"), count)
     largest = order[np.argsort(-sizes_N.astype(np.float32)[order], kind="stable")]
     others = np.sort(largest[top:])
