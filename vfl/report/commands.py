@@ -78,7 +78,7 @@ def _show_own(run: Path, own: Own) -> None:
     for line in [*importance(run), *initial(run)]:
         click.echo(line)
     if own.goes_on:
-        click.echo(f"{run}: {own.end.said}")
+        click.echo(f"{run}: {own.end.sentence}")
     if own.role == "passive":
         text = "a passive party has no summary of the run; the server and the active party do"
     else:
