@@ -386,7 +386,7 @@ NOISE = {
     ("phase", "gradients", "embeddings"),
     [
         ({}, "leave without a defence", "splitnn, evaluate"),
-        ({"iso": 1.0}, "leave with noise: attacks that add up all epochs", "splitnn, evaluate"),
+        ({"iso": 1.0}, "leave with noise: attacks that average over all epochs", "splitnn, evaluate"),
         (
             {"transforms": [NOISE | {"exchange": name} for name in ("embedding", "validation")]},
             "leave without a defence",

@@ -34,7 +34,9 @@ def write(path: Path, card: str) -> list[str]:
     """
     old_places = _read_places(path)
     places = dict(_YOURS.findall(card))
-    lost = sorted(name for name, text in old_places.items() if name not in places and _is_written(text))
+    lost = sorted(
+        name for name, text in old_places.items() if name not in places and _is_written(text)
+    )
     if lost:
         raise InputError(
             Code.FILE_INVALID,

@@ -11,7 +11,7 @@ from typing import Any
 from vfl.card.known import CardFacts
 from vfl.card.markdown import block, code, prose, table
 from vfl.card.marks import yours
-from vfl.report.notes import about_exchanges, unprotected
+from vfl.report.notes import about_exchanges, protection_notes
 from vfl.report.table import size
 from vfl_common.summary import Worth
 from vfl_common.text import to_json
@@ -54,7 +54,9 @@ def _parts(known: CardFacts) -> Iterator[str]:
     yield "### Privacy: what left each party"
     yield from _privacy(known)
     yield "## Evaluation"
-    yield yours("evaluation", "whether the test rows resemble those in use; which errors are costly.")
+    yield yours(
+        "evaluation", "whether the test rows resemble those in use; which errors are costly."
+    )
     yield from _evaluation(known)
     yield "## Environment"
     yield _environment(known)
@@ -170,7 +172,8 @@ def _data(known: CardFacts) -> str:
 
 def _procedure(known: CardFacts) -> str:
     rows = [
-        (code(phase.name), code(phase.kind), _settings(phase.settings)) for phase in known.recipe.phases
+        (code(phase.name), code(phase.kind), _settings(phase.settings))
+        for phase in known.recipe.phases
     ]
     text = table(("phase", "kind", "settings"), rows)
     if known.summary is not None:
@@ -192,7 +195,7 @@ def _privacy(known: CardFacts) -> Iterator[str]:
         yield f"Sent by {code(known.party)}, by its own count:"
         yield table(("to", "phase", "kind", "bytes"), rows)
         chains = [(code(phase.name), _chain(phase)) for phase in known.recipe.phases]
-        yield "The transforms that the recipe applies before sending (a party's policy may add more):"
+        yield "Transforms that the recipe applies before sending (a party's policy may add more):"
         yield table(("phase", "chain"), chains)
         return
     left = [
@@ -210,7 +213,7 @@ def _privacy(known: CardFacts) -> Iterator[str]:
         )
     else:
         yield "No phase trained with differential privacy."
-    yield from map(prose, (*unprotected(summary), *about_exchanges(summary)))
+    yield from map(prose, (*protection_notes(summary), *about_exchanges(summary)))
 
 
 def _chain(phase: Any) -> str:
@@ -244,7 +247,9 @@ def _evaluation(known: CardFacts) -> Iterator[str]:
         yield "Compared with baselines of the same recipe and seed, on the test rows:"
         tested = summary.metrics.get("test", {})
         kinds = {"together": tested}
-        kinds |= {kind: baseline.metrics.get("test", {}) for kind, baseline in known.baselines.items()}
+        kinds |= {
+            kind: baseline.metrics.get("test", {}) for kind, baseline in known.baselines.items()
+        }
         yield table(
             ("run", *map(code, tested)),
             [

@@ -27,9 +27,9 @@ class Mlflow:
     """One MLflow run per party; a later export appends to it.
 
     Tags hold the number of exported rounds and their last generation. A round that was repeated
-    since is logged again at its step; MLflow takes the later time. ``under``: the name of the MLflow
-    run that this one is nested in; it is created if needed. Raises InputError if the package is
-    missing or MLflow refuses.
+    since is logged again at its step; MLflow takes the later time. ``under``: the name of the
+    MLflow run that this one is nested in; it is created if needed. Raises InputError if the package
+    is missing or MLflow refuses.
     """
 
     def __init__(self, source: Source, uri: str, experiment: str, under: str | None = None) -> None:
@@ -72,12 +72,14 @@ class Mlflow:
             ) from None
 
     def _find(self, source: Source, experiment: str) -> tuple[str, dict[str, str]]:
-        """Returns the id and tags of an earlier export's run, or of a new one that has the recipe as
-        its parameters.
+        """Returns the id and tags of an earlier export's run, or of a new one that has the recipe
+        as its parameters.
         """
         client, entities = self._client, self._entities
         existing = client.get_experiment_by_name(experiment)
-        place = existing.experiment_id if existing is not None else client.create_experiment(experiment)
+        place = (
+            existing.experiment_id if existing is not None else client.create_experiment(experiment)
+        )
         ours = f"tags.`{RUN}` = '{source.run_id}' and tags.`{PARTY}` = '{source.party}'"
         for run in client.search_runs([place], ours, max_results=1):
             return run.info.run_id, run.data.tags
@@ -103,6 +105,7 @@ class Mlflow:
         client.set_tag(self._run_id, PARENT, parent.info.run_id)
 
     def update(self, rounds: Sequence[RoundLine]) -> None:
+        """Logs the rounds that are new, and those that were repeated."""
         had, last = self._rounds, self._generation
         new = [line for place, line in enumerate(rounds) if place >= had or line.generation > last]
         if not new:
@@ -149,6 +152,7 @@ class Mlflow:
         return version
 
     def close(self, *, finished: bool) -> None:
+        """Marks the MLflow run as finished if the run is."""
         if finished:
             self._ask(lambda: self._client.set_terminated(self._run_id, "FINISHED"))
 

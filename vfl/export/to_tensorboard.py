@@ -50,6 +50,7 @@ class TensorBoard:
             ) from None
 
     def update(self, rounds: Sequence[RoundLine]) -> None:
+        """Writes the rounds that are new; after a rollback, all of them again."""
         # A rollback has replaced rounds that were written before.
         if list(rounds[: len(self._written)]) != self._written:
             self._writer.close()
@@ -67,5 +68,6 @@ class TensorBoard:
         self._writer.flush()
 
     def close(self, *, finished: bool) -> None:
+        """Closes the file of events."""
         _ = finished
         self._writer.close()

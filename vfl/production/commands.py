@@ -179,7 +179,9 @@ def compare(
     from vfl.production.show import show_comparison
     from vfl.report.run_argument import meant
 
-    comparison = compare_models(meant(old), meant(new), by_party(data) or None, truth=truth, label=label)
+    comparison = compare_models(
+        meant(old), meant(new), by_party(data) or None, truth=truth, label=label
+    )
     too_few = comparison.too_few(margin)
     if as_json:
         click.echo(to_json(comparison.as_json(), compact=True))
@@ -192,7 +194,9 @@ def compare(
 
 @click.command(epilog=EXIT_CODES)
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--data", metavar="SOURCE", help="Read the party's new rows from this file or other source.")
+@click.option(
+    "--data", metavar="SOURCE", help="Read the party's new rows from this file or other source."
+)
 @click.option("--query", metavar="SELECT", help="Select the new rows of a database.")
 @click.option(
     "--party",
@@ -284,7 +288,9 @@ class _Days(click.FloatRange):
     metavar="DAYS",
     help="Remove older lines of OUT/predictions.jsonl.",
 )
-@click.option("--dry-run", is_flag=True, help="Only list what the command removes without this option.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only list what the command removes without this option."
+)
 def prune(out: Path, runs_days: float | None, log_days: float | None, dry_run: bool) -> None:
     """Remove old runs, and old lines of the prediction log.
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from vfl.report.quality.intervals import auc_spread, percentiles, resampled
+from vfl.report.quality.intervals import auc_spread, percentiles, resample
 from vfl_common.config.models import class_text
 from vfl_common.errors import Code, InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vfl.production.scored import Scored
+    from vfl.production.scored import ModelScores
 
 Floats = npt.NDArray[np.float64]
 Outcome = Literal["better", "worse", "no difference"]
@@ -67,8 +67,8 @@ class Measure:
 
     @property
     def largest_loss(self) -> float:
-        """The loss at the worse end of the interval: points of a metric or, for RMSE and MAE, a share
-        of the old model's value. Negative if even that end is better.
+        """The loss at the worse end of the interval: points of a metric or, for RMSE and MAE, a
+        share of the old model's value. Negative if even that end is better.
         """
         loss = -self.low if self.higher_is_better else self.high
         if self.metric not in ("rmse", "mae"):
@@ -246,7 +246,7 @@ def _run(path: Path) -> tuple[Path, str]:
     return whole, RunFolder(record.parent, whole.name).recipe().active.name
 
 
-def compute_measures(old: Scored, new: Scored) -> tuple[Measure, ...]:
+def compute_measures(old: ModelScores, new: ModelScores) -> tuple[Measure, ...]:
     """Returns the metrics of two models on the same rows, the deciding one first."""
     assert old.truth is not None  # noqa: S101 - nothing is compared without it
     if old.classes is None:
@@ -301,7 +301,7 @@ def _bootstrap(losses: Mapping[str, list[Floats]]) -> list[Measure]:
     """
     terms_NT = np.stack([terms_N for pair in losses.values() for terms_N in pair], axis=1)
     rows = len(terms_NT)
-    means_RT = resampled(rows, lambda times_N: times_N @ terms_NT / rows, _RESAMPLES)
+    means_RT = resample(rows, lambda times_N: times_N @ terms_NT / rows, _RESAMPLES)
     measures = []
     for at, metric in enumerate(losses):
         old_R, new_R = means_RT[:, 2 * at], means_RT[:, 2 * at + 1]

@@ -10,7 +10,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from vfl.report.table import PIPE_WIDTH, new_table, wide_console
-from vfl_common.production.registry import RecipeRuns, ModelRegistry, Stage
+from vfl_common.production.registry import ModelRegistry, RecipeRuns, Stage
 from vfl_common.summary import load_summary
 from vfl_common.text import clean
 
@@ -83,7 +83,9 @@ def show_models(runs: list[StagedRun], console: Console | None = None) -> None:
     for run in runs:
         metrics = [f"{run.metrics[m]:.4g}" if m in run.metrics else "" for m in metric_names]
         since = run.since[:16].replace("T", " ")
-        words = [clean(w, _MAX_CHARACTERS) for w in (run.run, run.recipe, run.stage, since, run.who)]
+        words = [
+            clean(w, _MAX_CHARACTERS) for w in (run.run, run.recipe, run.stage, since, run.who)
+        ]
         words[1] += _ALONE if run.alone else ""
         table.add_row(*words, *metrics)
     console = console or wide_console()

@@ -38,13 +38,20 @@ def draw_comparison(comparison: Comparison) -> Figure:
     for row, measure in enumerate(comparison.measures):
         bars = [[measure.difference - measure.low], [measure.high - measure.difference]]
         color = _COLORS[measure.outcome]
-        left.errorbar([measure.difference], [row], xerr=np.abs(bars), fmt="o", color=color, capsize=4)
+        left.errorbar(
+            [measure.difference], [row], xerr=np.abs(bars), fmt="o", color=color, capsize=4
+        )
     left.axvline(0, color="black", linewidth=0.8)
-    arrows = [f"{measure.name} ({'↑' if measure.higher_is_better else '↓'})" for measure in comparison.measures]
+    arrows = [
+        f"{measure.name} ({'↑' if measure.higher_is_better else '↓'})"
+        for measure in comparison.measures
+    ]
     left.set_yticks(range(len(arrows)), arrows)
     left.set_ylim(len(arrows) - 0.5, -0.5)
     left.set_xlabel("new minus old, with 95 % intervals")
-    left.set_title(f"{comparison.outcome}, by {comparison.measures[0].name}", loc="left", fontsize="medium")
+    left.set_title(
+        f"{comparison.outcome}, by {comparison.measures[0].name}", loc="left", fontsize="medium"
+    )
     old, new = (scores_NC[:, 0] for scores_NC in comparison.scores)
     step = max(1, -(-len(old) // _MAX_POINTS))
     right.scatter(old[::step], new[::step], s=6, alpha=0.4, color=_BLUE, linewidths=0)

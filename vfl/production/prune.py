@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from vfl.report.runs import Listed, find_runs
+from vfl.report.runs import ListedRun, find_runs
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.files import unwritable
@@ -81,7 +81,7 @@ def _older(scoring: scorings.Scoring, days: float) -> bool:
     return at < time.time() - days * _DAY_S
 
 
-def _find_needed(out: Path, old: list[Listed], others: list[Listed]) -> dict[str, str]:
+def _find_needed(out: Path, old: list[ListedRun], others: list[ListedRun]) -> dict[str, str]:
     """Returns {run id: why it must be kept}. ``others``: newer runs, which are kept."""
     needed = _in_production(out)
     staying = [*others, *(run for run in old if _why(run, needed))]
@@ -121,7 +121,7 @@ def _uses(folder: Path) -> Iterator[tuple[str, str]]:
             yield recipe.start.run, "has started from it"
 
 
-def _why(run: Listed, needed: dict[str, str]) -> str:
+def _why(run: ListedRun, needed: dict[str, str]) -> str:
     # A failed prediction is never resumed.
     if run.state not in _OVER and (run.job, run.state) != ("predict", "failed"):
         return _STAYS.get(run.state, f"it is {run.state}")

@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Scored:
+class ModelScores:
     """Rows that one model has scored.
 
     ``keys``: their ids. ``scores_NC``: a column for each of ``names``. ``classes``: the predicted
@@ -54,9 +54,9 @@ class Scored:
         """The classes that the model knows, as far as the rows show them."""
         return {name.removeprefix(_SCORE) for name in self.names} | set(self.classes or ())
 
-    def take(self, rows: list[int]) -> Scored:
+    def take(self, rows: list[int]) -> ModelScores:
         """Returns the rows at some positions."""
-        return Scored(
+        return ModelScores(
             tuple(self.keys[row] for row in rows),
             self.names,
             self.scores_NC[rows],
@@ -65,7 +65,7 @@ class Scored:
             self.unlabelled,
         )
 
-    def with_truth(self, table: Table, label: str) -> Scored:
+    def with_truth(self, table: Table, label: str) -> ModelScores:
         """Returns the rows whose label a table has in the column ``label``.
 
         Raises InputError if there are none, or if the label is not what the model predicts.
@@ -109,7 +109,7 @@ class Scored:
             )
 
 
-def in_common(old: Scored, new: Scored) -> tuple[Scored, Scored]:
+def in_common(old: ModelScores, new: ModelScores) -> tuple[ModelScores, ModelScores]:
     """Returns the rows that both have, in the same order.
 
     Raises InputError if there are fewer than two, or if the two models predict different things.
@@ -131,7 +131,7 @@ def in_common(old: Scored, new: Scored) -> tuple[Scored, Scored]:
     return old.take([a for a, _ in pairs]), new.take([b for _, b in pairs])
 
 
-def read_test_rows(run: Path, active: str) -> Scored:
+def read_test_rows(run: Path, active: str) -> ModelScores:
     """Returns the test rows of a run, by the ids of entity alignment. Raises InputError."""
     path = run / active / KEPT
     if not path.exists():
@@ -150,7 +150,7 @@ def read_test_rows(run: Path, active: str) -> Scored:
     return _to_scored(path, table.filter(pa.compute.field("phase") == last), _MATCHED)
 
 
-def score_new_rows(run: Path, data: Mapping[str, Any], active: str) -> Scored:
+def score_new_rows(run: Path, data: Mapping[str, Any], active: str) -> ModelScores:
     """Scores new rows with a run on this machine; the active party's rows have the label.
 
     Raises VflError.
@@ -184,7 +184,7 @@ def score_new_rows(run: Path, data: Mapping[str, Any], active: str) -> Scored:
     return _to_scored(run, _only_scored(scores), _MATCHED).with_truth(truth, label)
 
 
-def read_file(path: Path, truth: str, label: str) -> Scored:
+def read_file(path: Path, truth: str, label: str) -> ModelScores:
     """Returns the rows of a file of scores, with the labels from a table of the active party.
 
     Raises InputError.
@@ -241,7 +241,7 @@ def _before_matched(path: Path, table: pa.Table) -> list[str]:
     return [name.removeprefix(_MATCHED) for name in names]
 
 
-def _to_scored(path: Path, table: pa.Table, before: str) -> Scored:
+def _to_scored(path: Path, table: pa.Table, before: str) -> ModelScores:
     """Reads scores. ``before``: the prefix of the columns whose cells are the key."""
     ids = [f"{before}{name}" for name in _before_matched(path, table)]
     cells = [table.column(name).to_pylist() for name in ids]
@@ -262,4 +262,4 @@ def _to_scored(path: Path, table: pa.Table, before: str) -> Scored:
             "Choose one of the tasks binary, multiclass, regression.",
         )
     scores_NC = np.stack(columns, axis=1)
-    return Scored(keys, tuple(names), scores_NC, classes, truth)
+    return ModelScores(keys, tuple(names), scores_NC, classes, truth)

@@ -31,7 +31,10 @@ def show_comparison(comparison: Comparison, too_few: str = "") -> None:
             f"{measure.difference:+.4f}",
             f"{measure.low:+.4f} to {measure.high:+.4f}",
         )
-    lines = [Text(""), *(Text(clean(sentence)) for sentence in (comparison.verdict, too_few) if sentence)]
+    lines = [
+        Text(""),
+        *(Text(clean(sentence)) for sentence in (comparison.verdict, too_few) if sentence),
+    ]
     if comparison.unlabelled:
         count = comparison.unlabelled
         left_out = f"left out: {count:,} {'row' if count == 1 else 'rows'} without a label"

@@ -71,7 +71,9 @@ def end_of(processes: Sequence[Source]) -> End:
         errors[0] if errors else "",
     )
     alone = any((source.folder.parent / "federation").is_dir() for source in processes)
-    resumes = not alone and all(source.read("run.json").get("job") != "predict" for source in processes)
+    resumes = not alone and all(
+        source.read("run.json").get("job") != "predict" for source in processes
+    )
     return End(state, clean(why, LINE), resumes)
 
 

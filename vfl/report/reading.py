@@ -157,7 +157,8 @@ class Own:
 def own_notes(path: Path) -> Own | None:
     """Returns the notes of a process, from its folder or as the only one in the run's folder.
 
-    Returns None if there is a summary, or no ledger yet. Raises InputError if the ledger is damaged.
+    Returns None if there is a summary, or no ledger yet. Raises InputError if the ledger is
+    damaged.
     """
     folder = of_run(path)
     ledgers = (

@@ -158,13 +158,12 @@ class ModelRegistry:
             )
         run_id = known.get(recipe) if recipe else next(iter(known.values()), None)
         if run_id is None:
-            of_recipe = f" of recipe {recipe}" if recipe else ""
+            where = f"{self.out}: recipe {recipe}" if recipe else f"{self.out}"
             raise InputError(
                 Code.FILE_INVALID,
-                f"{self.out}: contains no trained run{of_recipe}. Train one first."
+                f"{where}: has no trained run here. Train one first."
                 if word == LATEST
-                else f"{self.out}: has no run{of_recipe} in production. Promote one with `vfl "
-                "models promote RUN`.",
+                else f"{where}: has no run in production. Promote one with `vfl models promote RUN`.",
             )
         if all(run.run_id != run_id for run in runs):
             raise InputError(
@@ -259,9 +258,9 @@ class ModelRegistry:
 
 
 def when_began(run_id: str, written_s: float) -> tuple[float, float, str]:
-    """Returns the key by which runs are sorted: the second in the id, or otherwise the time at which
-    the oldest copy of the recipe was written, which copying the folder changes. Runs of the same
-    second are sorted by that time, then by id.
+    """Returns the key by which runs are sorted: the second in the id, or otherwise the time at
+    which the oldest copy of the recipe was written, which copying the folder changes. Runs of the
+    same second are sorted by that time, then by id.
     """
     named = time_of_id(run_id)
     return (written_s if named is None else named, written_s, run_id)

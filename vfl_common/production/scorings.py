@@ -88,7 +88,9 @@ def remove(out: Path, which: Callable[[Scoring], bool]) -> int:
         return 0
     with locked(out):
         lines = _lines(path)
-        staying = [line for line in lines if (scoring := _scoring(line)) is None or not which(scoring)]
+        staying = [
+            line for line in lines if (scoring := _scoring(line)) is None or not which(scoring)
+        ]
         if len(staying) < len(lines):
             with private_file(path) as file:
                 file.writelines(line + b"\n" for line in staying)

@@ -81,7 +81,7 @@ class Trace:
 
     @property
     def has_row(self) -> bool:
-        """Whether the run's own predictions have the row; an equal text elsewhere may be another's."""
+        """Whether the run's own predictions have the row; equal text elsewhere may mean others."""
         return any(not file.stays for file in self.held)
 
     @property
@@ -122,7 +122,9 @@ class Person:
 
     def matched(self, recipe: Recipe | None) -> str | None:
         """Returns the id as the parties spell it in a run; None if its rules reject it."""
-        spelling: str | None = normalised([[cell] for cell in self.own], self.rules(recipe))[0].as_py()
+        spelling: str | None = normalised([[cell] for cell in self.own], self.rules(recipe))[
+            0
+        ].as_py()
         return spelling
 
     def among(self, columns: Sequence[Any], recipe: Recipe | None) -> Mask:
@@ -212,7 +214,7 @@ def outputs(out: Path, name: str, who: Person) -> list[FileWithId]:
     They are not changed, because they belong to the users who asked for them. Raises InputError if
     the log cannot be read.
     """
-    by_output = {each.output: each for each in scorings.read(out) if each.party == name}
+    by_output = {line.output: line for line in scorings.read(out) if line.party == name}
     held = []
     for output, scoring in by_output.items():
         path = Path(output)

@@ -183,8 +183,12 @@ def _detect_separator(header: str) -> tuple[str, list[str]]:
 
     The name of a class may contain any of the separators.
     """
-    columns = {separator: next(csv.reader([header], delimiter=separator), []) for separator in ",;\t|"}
-    separator = max(columns, key=lambda candidate: (STATE in columns[candidate], len(columns[candidate])))
+    columns = {
+        separator: next(csv.reader([header], delimiter=separator), []) for separator in ",;\t|"
+    }
+    separator = max(
+        columns, key=lambda candidate: (STATE in columns[candidate], len(columns[candidate]))
+    )
     return separator, columns[separator]
 
 

@@ -16,19 +16,19 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score, root_mean
 from tests.harness.errors import raises
 from vfl.cli import cli
 from vfl.production.compare import Comparison, Measure, auc_difference, compare, compute_measures
-from vfl.production.scored import Scored, in_common
+from vfl.production.scored import ModelScores, in_common
 from vfl.production.show import show_comparison
 from vfl_common.errors import Code, InputError
 
 Floats = npt.NDArray[np.float64]
 
 
-def binary(truth: Any, scores: Any, keys: Any = None) -> Scored:
+def binary(truth: Any, scores: Any, keys: Any = None) -> ModelScores:
     scores_N = np.asarray(scores, np.float64)
     classes = tuple("yes" if score > 0.5 else "no" for score in scores_N)
     names = tuple(str(each) for each in (range(len(scores_N)) if keys is None else keys))
     true = tuple("yes" if each else "no" for each in truth)
-    return Scored(names, ("score_yes",), scores_N[:, None], classes, true)
+    return ModelScores(names, ("score_yes",), scores_N[:, None], classes, true)
 
 
 def by_definition(is_positive_N: npt.NDArray[np.bool_], *models: Floats) -> tuple[float, float]:
@@ -88,7 +88,7 @@ def test_the_metrics_are_scikit_learn_s() -> None:
     values_N = np.random.default_rng(1).normal(0, 3, 50)
     keys = tuple(map(str, range(50)))
     old, new = (
-        Scored(keys, ("value",), (values_N + error)[:, None], None, tuple(values_N))
+        ModelScores(keys, ("value",), (values_N + error)[:, None], None, tuple(values_N))
         for error in (1.0, np.linspace(-1, 1, 50))
     )
     rmse, mae = compute_measures(old, new)
@@ -103,7 +103,7 @@ def test_several_classes_have_no_auc() -> None:
     p_NC = draw.dirichlet([1, 1, 1], 90)
     keys, names = tuple(map(str, range(90))), ("score_a", "score_b", "score_c")
     classes = tuple("abc"[at] for at in p_NC.argmax(axis=1))
-    model = Scored(keys, names, p_NC, classes, tuple(truth))
+    model = ModelScores(keys, names, p_NC, classes, tuple(truth))
     found = {each.metric: each for each in compute_measures(model, model)}
     assert list(found) == ["accuracy", "log_loss", "brier"]
     assert found["accuracy"].old == (np.array(classes) == truth).mean()
@@ -112,7 +112,7 @@ def test_several_classes_have_no_auc() -> None:
     assert {(each.difference, each.low, each.high) for each in found.values()} == {(0, 0, 0)}
 
 
-def verdict(old: Scored, new: Scored) -> Comparison:
+def verdict(old: ModelScores, new: ModelScores) -> Comparison:
     return Comparison(
         "old", "new", 9, "test rows of both", compute_measures(old, new), (old.scores_NC, new.scores_NC)
     )
@@ -175,7 +175,7 @@ def test_rows_are_paired_by_id() -> None:
     assert second.scores_NC[:, 0].tolist() == [0.1, 0.8]
     with raises(InputError, Code.DATA_INVALID, names=("--data", "--truth")):
         in_common(old, binary([1], [0.7], ["z"]))
-    other = Scored(new.keys, ("score_no",), new.scores_NC, new.classes, new.truth)
+    other = ModelScores(new.keys, ("score_no",), new.scores_NC, new.classes, new.truth)
     with raises(InputError, Code.DATA_INVALID, names=("score_yes", "score_no")):
         in_common(old, other)
 
