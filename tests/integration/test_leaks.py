@@ -23,7 +23,7 @@ from tests.harness.memory import parameters
 from vfl.leak_meter import attacks as kinds
 from vfl.leak_meter.rehearsal import Rehearsal, rehearse
 from vfl.leak_meter.report.picture import draw
-from vfl.leak_meter.report.result import REHEARSAL, Line, Rehearsed, Spread
+from vfl.leak_meter.report.result import REHEARSAL, AttackLine, Rehearsed, Spread
 from vfl.leak_meter.scene.scene import Attack, Figure
 from vfl_common.errors import Code, InputError
 
@@ -239,8 +239,8 @@ def test_recipes_of_one_name_are_told_apart_by_their_files(tmp_path: Path) -> No
 
 
 def test_the_worst_leaks_are_drawn_first_and_the_rest_is_named() -> None:
-    def line(attack: str, leak: float, **more: Any) -> Line:
-        return Line(
+    def line(attack: str, leak: float, **more: Any) -> AttackLine:
+        return AttackLine(
             attack, "p1", "labels", "nothing", "AUC", Spread((leak,)), chance=Spread((0.5,)), **more
         )
 
@@ -266,8 +266,8 @@ def test_the_worst_leaks_are_drawn_first_and_the_rest_is_named() -> None:
 
 
 def test_one_recipe_is_drawn_as_bars_beside_chance() -> None:
-    def line(of: str, leak: float, unit: str, **more: Any) -> Line:
-        return Line("a", "p1", of, "nothing", unit, Spread((leak,)), chance=Spread((0.5,)), **more)
+    def line(of: str, leak: float, unit: str, **more: Any) -> AttackLine:
+        return AttackLine("a", "p1", of, "nothing", unit, Spread((leak,)), chance=Spread((0.5,)), **more)
 
     lines = (
         line("x", 0.6, "AUC"),

@@ -93,7 +93,7 @@ def tensorboard(run: Path, out: Path, follow: bool) -> None:
 @click.option(
     "--under",
     metavar="NAME",
-    help="Nest the runs in the MLflow run NAME; it is created if needed.",
+    help="Nest the runs in the MLflow run NAME, created if needed.",
 )
 @_FOLLOW
 def mlflow(
@@ -163,7 +163,7 @@ def _choose_source(sources: Sequence[Source]) -> tuple[Source, Stage]:
     type=click.Choice(["safetensors", "onnx"]),
     default="safetensors",
     show_default=True,
-    help="Write weights for Python with vfl, or a model for an ONNX runtime.",
+    help="Write weights for vfl.Model, or models for an ONNX runtime.",
 )
 def model(run: Path, party: str | None, out: Path | None, kind: str) -> None:
     """Write a party's bottom and top models to files.

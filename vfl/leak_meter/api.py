@@ -34,10 +34,10 @@ from vfl_party.base.plugins import Given
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vfl.leak_meter.part import Asked, Part
+    from vfl.leak_meter.part import AttackRequest, SeedResult
 
     # Makes the run of a seed.
-    _Make = Callable[[int], Part]
+    _Make = Callable[[int], SeedResult]
 
 # The first that a run has is its utility.
 _GOOD = ("auc", "accuracy", "rmse", "loss")
@@ -130,54 +130,54 @@ def leaks(
         return _leaks(given, attacks, plan, tell)
 
 
-def _recipes(given: GivenRecipe | Sequence[GivenRecipe]) -> list[GivenRecipe]:
+def _recipes(recipes: GivenRecipe | Sequence[GivenRecipe]) -> list[GivenRecipe]:
     """Returns one entry a recipe: the paths of party files are one recipe together."""
-    if isinstance(given, Recipe | Mapping | str | Path):
-        return [given]
-    found: list[Any] = list(given)
-    return [found] if are_party_files(found) else found
+    if isinstance(recipes, Recipe | Mapping | str | Path):
+        return [recipes]
+    items: list[Any] = list(recipes)
+    return [items] if are_party_files(items) else items
 
 
 def _leaks(
-    given: Sequence[GivenRecipe],
+    recipes: Sequence[GivenRecipe],
     attacks: Sequence[str] | None,
     plan: _Plan,
     tell: Callable[[Rehearsed], None] | None,
 ) -> Leaks:
     from vfl.leak_meter import attacks as kinds
-    from vfl.leak_meter.part import Asked
+    from vfl.leak_meter.part import AttackRequest
 
-    made = [Recipe.of(each) for each in given]
+    made = [Recipe.of(recipe_) for recipe_ in recipes]
     names = list(attacks) if attacks is not None else kinds.REGISTRY.names()
     for name in names:
         kinds.load(name, "attacks")
-    odd = {each.settings.task.kind for each in made} & {"multilabel", *COMPARED}
+    odd = {recipe_.settings.task.kind for recipe_ in made} & {"multilabel", *COMPARED}
     if odd:
         text = f"leaks are measured of one class or number a row, and the task is {odd.pop()}"
         raise InputError(Code.CONFIG_INVALID, f"{text}; give a recipe for one of them")
     if plan.every < 1 or (plan.seeds is not None and not plan.seeds):
         raise InputError(Code.CONFIG_INVALID, "give every = 1 or more, and at least one seed")
     for what, of in (("attacks", names), ("seeds", [*map(str, plan.seeds or [])])):
-        twice = next((each for each in of if of.count(each) > 1), None)
+        twice = next((value for value in of if of.count(value) > 1), None)
         if twice is not None:
             text = f"{what}: {twice} is there twice, and would count as two"
             raise InputError(Code.CONFIG_INVALID, f"{text}; name each once")
-    _refuse_again([Path(each) for each in given if isinstance(each, str | Path)])
-    found = list[Rehearsed]()
-    asked = Asked(names, plan.every, plan.init)
-    runs = [(each, plan.seeds_of(each)) for each in made]
+    _refuse_duplicates([Path(path_) for path_ in recipes if isinstance(path_, str | Path)])
+    results = list[Rehearsed]()
+    asked = AttackRequest(names, plan.every, plan.init)
+    runs = [(recipe_, plan.seeds_of(recipe_)) for recipe_ in made]
     with _makers(runs, plan, asked) as makers:
         for label, source, (_, seeds), make in zip(
-            _labels(given, made), given, runs, makers, strict=True
+            _labels(recipes, made), recipes, runs, makers, strict=True
         ):
             several = sum(len(own) for _, own in runs) > 1 and not plan.quiet
             path = Path(source) if isinstance(source, str | Path) else None
             with naming(path) if path is not None else contextlib.nullcontext():
-                for part in _rehearsed(label, seeds, make, plan, several=several):
-                    found.append(part)
+                for part in _rehearse(label, seeds, make, plan, several=several):
+                    results.append(part)
                     if tell is not None:
                         tell(part)
-    return Leaks(tuple(found))
+    return Leaks(tuple(results))
 
 
 @dataclass(frozen=True)
@@ -200,45 +200,45 @@ class _Plan:
 
 @contextlib.contextmanager
 def _makers(
-    runs: Sequence[tuple[Recipe, Sequence[int]]], plan: _Plan, asked: Asked
+    runs: Sequence[tuple[Recipe, Sequence[int]]], plan: _Plan, asked: AttackRequest
 ) -> Iterator[list[_Make]]:
     """Yields for each recipe what makes the run of a seed: in this process, when it is called; or
     in others, which have begun all of them. What has not begun at the end is not made.
     """
-    from vfl.leak_meter.part import made_here
+    from vfl.leak_meter.part import make_here
 
     with _folder(plan.out) as place:
         several = min(plan.jobs, sum(len(seeds) for _, seeds in runs))
         if several <= 1 and plan.backend is None:
             tell = _quiet if plan.quiet else _tell
 
-            def here(recipe: Recipe, seed: int) -> Part:
+            def here(recipe: Recipe, seed: int) -> SeedResult:
                 made_of = recipe.replace(seed=seed)
-                return made_here(made_of, plan.data, place, asked, quiet=plan.quiet, tell=tell)
+                return make_here(made_of, plan.data, place, asked, quiet=plan.quiet, tell=tell)
 
             yield [partial(here, recipe) for recipe, _ in runs]
             return
         from vfl.jobs.pool import pool, waiting
-        from vfl.leak_meter.orders import MAKES, made_by
+        from vfl.leak_meter.orders import MAKES, make_in_pool
 
         with pool(MAKES, several, 1, plan.backend) as workers, waiting(workers, several) as threads:
 
-            def there(recipe: Recipe, seed: int) -> Part:
-                return made_by(workers, recipe.replace(seed=seed), plan.data, place, asked)
+            def there(recipe: Recipe, seed: int) -> SeedResult:
+                return make_in_pool(workers, recipe.replace(seed=seed), plan.data, place, asked)
 
             # A thread sees nothing of what this one was given.
             begun = [
                 {seed: threads.submit(copy_context().run, there, recipe, seed) for seed in seeds}
                 for recipe, seeds in runs
             ]
-            yield [partial(_ended, own) for own in begun]
+            yield [partial(_result_of, own) for own in begun]
 
 
-def _ended(begun: Mapping[int, Future[Part]], seed: int) -> Part:
+def _result_of(begun: Mapping[int, Future[SeedResult]], seed: int) -> SeedResult:
     return begun[seed].result()
 
 
-def _rehearsed(
+def _rehearse(
     label: str,
     seeds: Sequence[int],
     make: _Make,
@@ -251,7 +251,7 @@ def _rehearsed(
 
     ``several``: whether to say which run it is.
     """
-    parts: list[Part] = []
+    parts: list[SeedResult] = []
     failed: VflError | None = None
     for seed in seeds:
         if several:
@@ -262,8 +262,8 @@ def _rehearsed(
             failed = error
             break
     if parts:
-        lines, notes = over_seeds([each.played for each in parts])
-        runs, last = [each.run for each in parts], parts[-1]
+        lines, notes = over_seeds([part.played for part in parts])
+        runs, last = [part.run for part in parts], parts[-1]
         metric, utility = _utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
         yield Rehearsed(
@@ -284,7 +284,7 @@ def _rehearsed(
         raise failed
 
 
-def _refuse_again(paths: Sequence[Path]) -> None:
+def _refuse_duplicates(paths: Sequence[Path]) -> None:
     """Raises InputError if two paths are of the same file: both runs would be the same."""
     whole = [path.resolve() for path in paths]
     again = next(
@@ -296,24 +296,24 @@ def _refuse_again(paths: Sequence[Path]) -> None:
         )
 
 
-def _labels(given: Sequence[GivenRecipe], made: Sequence[Recipe]) -> list[str]:
+def _labels(recipes: Sequence[GivenRecipe], made: Sequence[Recipe]) -> list[str]:
     """Returns a label for each recipe: its name; of those with the same name the file, or the name
     and a number.
     """
-    names = [each.name for each in made]
+    names = [recipe.name for recipe in made]
     if len(set(names)) == len(names):
         return names
-    paths = [Path(each) if isinstance(each, str | Path) else None for each in given]
+    paths = [Path(recipe) if isinstance(recipe, str | Path) else None for recipe in recipes]
     stems = [path.stem if path is not None else None for path in paths]
-    found = []
+    labels = []
     for number, (name, path, stem) in enumerate(zip(names, paths, stems, strict=True), 1):
         if names.count(name) == 1:
-            found.append(name)
+            labels.append(name)
         elif path is None:
-            found.append(f"{name} {number}")
+            labels.append(f"{name} {number}")
         else:
-            found.append(str(path) if stems.count(stem) > 1 else path.stem)
-    return found
+            labels.append(str(path) if stems.count(stem) > 1 else path.stem)
+    return labels
 
 
 def _quiet(_text: str) -> None:

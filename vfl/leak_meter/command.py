@@ -76,7 +76,7 @@ def leaks(
     from vfl.leak_meter.api import leaks as rehearse
     from vfl.leak_meter.report.show import read_list, show_leaks
 
-    found: list[Rehearsed] = []
+    results: list[Rehearsed] = []
     try:
         rehearse(
             recipes,
@@ -85,11 +85,11 @@ def leaks(
             every=every,
             out=out,
             quiet=as_json,
-            tell=found.append,
+            tell=results.append,
             jobs=jobs,
             backend=backend,
         )
     finally:
         # What was found before a run that failed took its time.
-        if found:
-            show_leaks(found, as_json=as_json, out=out)
+        if results:
+            show_leaks(results, as_json=as_json, out=out)

@@ -24,7 +24,7 @@ from rich.table import Table as Lines
 from torch import Tensor, nn
 
 from vfl.leak_meter.learn.inversion import (
-    MOST_IMAGES,
+    MAX_IMAGES,
     PRIVATE_IMAGES,
     InversionSettings,
     Inverted,
@@ -192,17 +192,17 @@ def _auxiliary(
     table = load_table(settings, with_label=False)
     images = table.images_NCHW
     if images is None or images.shape[1:] != shape:
-        found = "no images" if images is None else f"images of {_by(images.shape[1:])}"
-        text = f"{table.source}: has {found}, and those of the party are {_by(shape or ())}"
+        actual = "no images" if images is None else f"images of {_by(images.shape[1:])}"
+        text = f"{table.source}: has {actual}, and those of the party are {_by(shape or ())}"
         raise InputError(Code.DATA_INVALID, f"{text} (channels x height x width); give such images")
     theirs = set(_digests(private))
     unknown = np.array(
-        [row for row, each in enumerate(_digests(table)) if each not in theirs], np.int64
+        [row for row, digest in enumerate(_digests(table)) if digest not in theirs], np.int64
     )
     if len(unknown) < 2:
         text = f"{table.source}: {len(unknown)} of its {len(images)} images are not the party's own"
         raise InputError(Code.DATA_INVALID, f"{text}; give at least 2 others")
-    return table.select(_some(unknown, MOST_IMAGES, seed, "auxiliary")), len(images) - len(unknown)
+    return table.select(_some(unknown, MAX_IMAGES, seed, "auxiliary")), len(images) - len(unknown)
 
 
 def _digests(table: Table) -> Iterator[bytes]:
@@ -214,9 +214,9 @@ def _digests(table: Table) -> Iterator[bytes]:
             release(table.images_NCHW)
 
 
-def _some(rows: Rows, most: int, seed: int, name: str) -> Rows:
+def _some(rows: Rows, max_rows: int, seed: int, name: str) -> Rows:
     """Returns at most ``most`` of the rows, drawn by the seed, ascending."""
-    return np.sort(rows[permutation(derive_seed(seed, name), len(rows))[:most]])
+    return np.sort(rows[permutation(derive_seed(seed, name), len(rows))[:max_rows]])
 
 
 def _is_unit(table: Table, rows: Rows) -> bool:
@@ -259,9 +259,9 @@ def _latents(
     bottom: nn.Module, features: Features, rows: Rows, recipe: Recipe, device: torch.device
 ) -> Tensor:
     parts = [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
-    inputs = ((each.to(device) for each in features.inputs(part)) for part in parts)
+    inputs = ((input_.to(device) for input_ in features.inputs(part)) for part in parts)
     return torch.cat(
-        [forward(bottom, *each, precision=recipe.model.precision).cpu() for each in inputs]
+        [forward(bottom, *input_, precision=recipe.model.precision).cpu() for input_ in inputs]
     )
 
 
@@ -322,11 +322,11 @@ def show(report: Report, console: Console) -> None:
     lines.add_column(f"{about['private']['images']} training images against")
     for heading in ("MSE", "SSIM", "PSNR (dB)"):
         lines.add_column(heading, justify="right")
-    for name, each in (
+    for name, likeness in (
         ("their reconstructions", inverted.found),
         ("the mean auxiliary image", inverted.baseline),
     ):
-        lines.add_row(name, f"{each.mse:.5f}", f"{each.ssim:.3f}", f"{each.psnr:.2f}")
+        lines.add_row(name, f"{likeness.mse:.5f}", f"{likeness.ssim:.3f}", f"{likeness.psnr:.2f}")
     console.print(lines)
     left = about["auxiliary"]["left_out"]
     own = f"\n{left:,} auxiliary images were left out: they are the party's own." if left else ""
@@ -410,13 +410,13 @@ def cli(
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as live:
         bar = live.add_task("training the decoder", total=epochs)
 
-        said_s = time.monotonic()
+        shown_s = time.monotonic()
 
         def note(done: int, _epochs: int, mse: float) -> None:
-            nonlocal said_s
+            nonlocal shown_s
             live.update(bar, completed=done, description=f"training the decoder: MSE {mse:.5f}")
-            if not errors.is_terminal and (done == 1 or time.monotonic() - said_s > _SAY_S):
-                said_s = time.monotonic()
+            if not errors.is_terminal and (done == 1 or time.monotonic() - shown_s > _SAY_S):
+                shown_s = time.monotonic()
                 click.echo(
                     f"training the decoder: epoch {done} of {epochs}, MSE {mse:.5f}", err=True
                 )

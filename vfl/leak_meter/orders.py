@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vfl.jobs.pool import Pool
-from vfl.leak_meter.part import Asked, Found, Part, played_on
+from vfl.leak_meter.part import AttackRequest, Findings, SeedResult, play_on
 from vfl.leak_meter.rehearsal import Played
 from vfl.leak_meter.scene.scene import Figure, Shown
 from vfl.leak_meter.wiretap.sizes import MessageSizes
@@ -29,7 +29,7 @@ MAKES = "vfl.leak_meter.orders:make"
 _FILE = "rehearsal.json"
 
 
-def made_by(workers: Pool, recipe: Recipe, data: Any, out: Path, asked: Asked) -> Part:
+def make_in_pool(workers: Pool, recipe: Recipe, data: Any, out: Path, asked: AttackRequest) -> SeedResult:
     """Has a process of ``workers``, which carries out ``MAKES``, make a run and play the attacks
     on it. The arguments are those of ``made_here``. Raises VflError.
     """
@@ -49,34 +49,34 @@ def made_by(workers: Pool, recipe: Recipe, data: Any, out: Path, asked: Asked) -
 
     run = carry_out(recipe, data, send, baseline=None, out=out)
     path = run.folder / _FILE
-    found = read(json.loads(path.read_bytes()))
+    findings = read(json.loads(path.read_bytes()))
     path.unlink()
-    return Part(run, *found)
+    return SeedResult(run, *findings)
 
 
 def make(order: dict[str, Any]) -> None:
     """Makes a run in this process, and plays the attacks. Raises whatever it raises."""
     folder, base = emptied(order["folder"]), Path(order["base"])
-    asked, before = Asked(**order["asked"]), torch.get_num_threads()
+    asked, before = AttackRequest(**order["asked"]), torch.get_num_threads()
     torch.set_num_threads(order["threads"])
     try:
         with using(imported(order["plugins"])):
             settings = parse(Settings, order["recipe"], "recipe")
             parts = settings, divide(settings, base), base, folder
-            found = played_on(Order(order["recipe"], *parts, order["recipe"], None, {}), asked)
+            findings = play_on(Order(order["recipe"], *parts, order["recipe"], None, {}), asked)
     finally:
         torch.set_num_threads(before)
-    (folder / _FILE).write_text(json.dumps(plain(found)))
+    (folder / _FILE).write_text(json.dumps(plain(findings)))
 
 
-def plain(found: Found) -> list[list[Any]]:
+def plain(findings: Findings) -> list[list[Any]]:
     """Returns what was found as JSON holds it, whole."""
     return [
         [
-            each if isinstance(each, str) else asdict(each, dict_factory=_plain_fields)
-            for each in part
+            item if isinstance(item, str) else asdict(item, dict_factory=_plain_fields)
+            for item in part
         ]
-        for part in found
+        for part in findings
     ]
 
 
@@ -88,24 +88,24 @@ def _plain_fields(named: list[tuple[str, Any]]) -> dict[str, Any]:
     }
 
 
-def read(found: list[list[Any]]) -> Found:
+def read(content: list[list[Any]]) -> Findings:
     """Returns what ``plain`` was given."""
-    played, sizes, times, gaps = found
+    played, sizes, times, gaps = content
     return (
-        [Played(**each | {"figures": tuple(map(_figure, each["figures"]))}) for each in played],
-        tuple(MessageSizes(**each | {"sizes": _pairs(each["sizes"])}) for each in sizes),
-        tuple(Times(**each) for each in times),
+        [Played(**line | {"figures": tuple(map(_figure, line["figures"]))}) for line in played],
+        tuple(MessageSizes(**line | {"sizes": _pairs(line["sizes"])}) for line in sizes),
+        tuple(Times(**line) for line in times),
         tuple(gaps),
     )
 
 
-def _figure(given: dict[str, Any]) -> Figure:
-    shown = given["shown"]
-    if shown is not None:
-        rows = tuple((name, torch.tensor(images)) for name, images in shown["rows"])
-        shown = Shown(shown["party"], rows, shown["says"])
-    return Figure(**given | {"shown": shown})
+def _figure(fields: dict[str, Any]) -> Figure:
+    drawn = fields["shown"]
+    if drawn is not None:
+        rows = tuple((name, torch.tensor(images)) for name, images in drawn["rows"])
+        drawn = Shown(drawn["party"], rows, drawn["says"])
+    return Figure(**fields | {"shown": drawn})
 
 
-def _pairs(given: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((size, number) for size, number in given)
+def _pairs(pairs: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((size, number) for size, number in pairs)

@@ -18,11 +18,11 @@ from vfl.library.simulate import Order, carry_out, in_process
 from vfl_common.config.party import Init
 from vfl_party.assembly.trial import modules_of
 
-Found = tuple[list[Played], tuple[MessageSizes, ...], tuple[Times, ...], tuple[str, ...]]
+Findings = tuple[list[Played], tuple[MessageSizes, ...], tuple[Times, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class AttackRequest:
     """What ``leaks`` was asked for; ``attacks`` are names."""
 
     attacks: Sequence[str]
@@ -31,7 +31,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Part:
+class SeedResult:
     """What the run of one seed gives away; see ``Rehearsed``."""
 
     run: Run
@@ -41,15 +41,15 @@ class Part:
     gaps: tuple[str, ...]
 
 
-def made_here(
+def make_here(
     recipe: Recipe,
     data: Mapping[str, Any],
     out: Path,
-    asked: Asked,
+    asked: AttackRequest,
     *,
     quiet: bool,
     tell: Callable[[str], None],
-) -> Part:
+) -> SeedResult:
     """Makes a run in this process, and plays the attacks on it.
 
     Args:
@@ -62,22 +62,22 @@ def made_here(
 
     Raises VflError.
     """
-    found: list[Found] = []
+    findings: list[Findings] = []
 
     def how(order: Order) -> None:
-        found.append(played_on(order, asked, quiet=quiet, tell=tell))
+        findings.append(play_on(order, asked, quiet=quiet, tell=tell))
 
     run = carry_out(recipe, data, how, baseline=None, out=out)
-    return Part(run, *found[0])
+    return SeedResult(run, *findings[0])
 
 
-def played_on(
+def play_on(
     order: Order,
-    asked: Asked,
+    asked: AttackRequest,
     *,
     quiet: bool = True,
     tell: Callable[[str], None] = lambda _text: None,
-) -> Found:
+) -> Findings:
     """Carries out an order in this process, and plays the attacks on the run. Raises VflError."""
     with tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
         rehearsal = Rehearsal(Path(record), asked.every)

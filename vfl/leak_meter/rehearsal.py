@@ -26,9 +26,9 @@ from vfl.leak_meter.scene.scene import (
     Scene,
     UnfitError,
 )
-from vfl.leak_meter.wiretap.sizes import MessageSizes, told
+from vfl.leak_meter.wiretap.sizes import MessageSizes, read_sizes
 from vfl.leak_meter.wiretap.times import Times
-from vfl.leak_meter.wiretap.times import told as told_by_times
+from vfl.leak_meter.wiretap.times import read_times as told_by_times
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import carry_out, in_process
@@ -95,7 +95,7 @@ class Rehearsal:
 
         ``tell``: called before each attack, with a sentence.
         """
-        found = []
+        played = []
         for number, name in enumerate(attacks, 1):
             attack = kinds.load(name, "attacks")
             tell(f"attack {number} of {len(attacks)}: {name}")
@@ -108,21 +108,21 @@ class Rehearsal:
             known |= self._encoders() | self._weights_shared()
             for attacker in self._attackers(attack):
                 if attack.reads and attack.reads not in known:
-                    found.append(
+                    played.append(
                         Played(name, attack.about, attacker, why_not=_missing(attack.reads))
                     )
                     continue
                 try:
-                    figures = _checked(attack.play(self.scene(attacker, seed)))
-                    found.append(Played(name, attack.about, attacker, figures))
+                    figures = _check_figures(attack.play(self.scene(attacker, seed)))
+                    played.append(Played(name, attack.about, attacker, figures))
                 except UnfitError as why:
-                    found.append(Played(name, attack.about, attacker, why_not=str(why)))
+                    played.append(Played(name, attack.about, attacker, why_not=str(why)))
                 except Exception as error:
                     # Somebody's own: the figures of the others are kept.
                     log.exception("the attack %s failed", name)
                     words = f"it failed {where_it_failed(error)}; correct the attack"
-                    found.append(Played(name, attack.about, attacker, why_not=words))
-        return found
+                    played.append(Played(name, attack.about, attacker, why_not=words))
+        return played
 
     def sizes(self) -> list[MessageSizes]:
         """Returns what the sizes of embeddings and gradients tell anybody on the network; of the
@@ -135,17 +135,17 @@ class Rehearsal:
             line
             for row_bytes, messages in seen.items()
             if row_bytes
-            for line in told(messages, row_bytes)
+            for line in read_sizes(messages, row_bytes)
         ]
 
     def times(self) -> list[Times]:
         """Returns what the times of messages tell anybody on the network; of all rounds."""
-        phases = [phase for each in self.parties.values() for phase in each.phases]
+        phases = [phase for party in self.parties.values() for phase in party.phases]
         return told_by_times(self.recording.passed, {phase.name: phase.rounds for phase in phases})
 
     def unknown(self, attacks: Sequence[str]) -> list[str]:
         """Returns a sentence for each kind of phase that no attack of a role knows."""
-        chosen, found = [kinds.load(name, "attacks") for name in attacks], []
+        chosen, sentences = [kinds.load(name, "attacks") for name in attacks], []
         for role, assets in _ASSETS.items():
             reads = {attack.reads for attack in chosen if attack.by == role}
             readable = {kind: here for (of, kind), here in self._readable().items() if of == role}
@@ -153,32 +153,32 @@ class Rehearsal:
                 kind for kind, here in readable.items() if not (here | self._encoders()) & reads
             ]
             if reads and phases:
-                found.append(
+                sentences.append(
                     f"No attack on {assets} that was chosen knows {listed(phases)}; see "
                     "docs/explanation/security.md."
                 )
-        return found
+        return sentences
 
     def gaps(self) -> list[str]:
         """Returns a sentence for each exchange whose embeddings or gradients lack a transform that
         others have.
         """
-        return gaps(each.party for each in self.parties.values())
+        return gaps(party.party for party in self.parties.values())
 
     def _attackers(self, attack: Attack) -> list[str]:
         """Returns the names of those for whom an attack is."""
-        own = [each.party for each in self.parties.values()]
+        own = [party.party for party in self.parties.values()]
         if attack.by == "server":
             return [own[0].recipe.server]
-        return [each.name for each in own if attack.by in ("party", each.role)]
+        return [party.name for party in own if attack.by in ("party", party.role)]
 
     def _weights_shared(self) -> set[str]:
         """Returns {"weights"} if a phase shares some and lets them be overheard."""
         phases = self.recording.phases.values()
         opened = [
             key
-            for each in self.parties.values()
-            for key, own in each.party.exchanges.items()
+            for party in self.parties.values()
+            for key, own in party.party.exchanges.items()
             if _shares(own)
         ]
         return (
@@ -186,8 +186,8 @@ class Rehearsal:
             if any(
                 (phase, exchange) in opened
                 for of_party in phases
-                for phase, each in of_party.items()
-                for exchange in each.overheard
+                for phase, readable in of_party.items()
+                for exchange in readable.overheard
             )
             else set()
         )
@@ -203,11 +203,11 @@ class Rehearsal:
         It is the phase's kind, and gradients or embeddings if they came and the phase names their
         rows.
         """
-        found: dict[tuple[Role, str], set[str]] = {}
+        readable_by_kind: dict[tuple[Role, str], set[str]] = {}
         of_kind = {
             phase.name: phase.kind
-            for each in self.parties.values()
-            for phase in each.party.recipe.phases
+            for party in self.parties.values()
+            for phase in party.party.recipe.phases
         }
         for party in self.parties.values():
             me = party.party
@@ -219,7 +219,7 @@ class Rehearsal:
                     and came.tensors
                     and phase in of_kind
                 ):
-                    found.setdefault((me.role, of_kind[phase]), {of_kind[phase]})
+                    readable_by_kind.setdefault((me.role, of_kind[phase]), {of_kind[phase]})
         seen: set[tuple[str, str, str]] = set()
         for key in self.recording.rows.keys():  # noqa: SIM118 - it is no dict
             place = (key.phase, key.exchange, key.receiver)
@@ -233,8 +233,8 @@ class Rehearsal:
                     party.party.exchanges[key.phase, key.exchange].exchange,
                 )
                 kind = (exchange.down if role == "passive" else exchange.up).kind.label
-                found.setdefault((role, of_kind[key.phase]), {of_kind[key.phase]}).add(f"{kind}s")
-        return found
+                readable_by_kind.setdefault((role, of_kind[key.phase]), {of_kind[key.phase]}).add(f"{kind}s")
+        return readable_by_kind
 
 
 def rehearse(
@@ -262,9 +262,9 @@ def rehearse(
     return carry_out(recipe, data, how, baseline=None, out=out)
 
 
-def _checked(figures: Sequence[Figure]) -> tuple[Figure, ...]:
+def _check_figures(figures: Sequence[Figure]) -> tuple[Figure, ...]:
     """Raises ValueError if a figure is no number: it would stand above all others."""
-    if odd := next((each for each in figures if not math.isfinite(each.value)), None):
+    if odd := next((figure for figure in figures if not math.isfinite(figure.value)), None):
         raise ValueError(f"its figure of {odd.of} is {odd.value}")
     return tuple(figures)
 

@@ -126,12 +126,12 @@ def retire(out: Path, run: str) -> None:
     "--data",
     multiple=True,
     metavar="NAME=SOURCE",
-    help="Score these new rows of party NAME with both runs; the active party's need the label.",
+    help="Score these new rows of party NAME with both runs.",
 )
 @click.option(
     "--truth",
     metavar="SOURCE",
-    help="Read the labels of two files of scores from this table with ids.",
+    help="Read the labels for two files of scores from this table.",
 )
 @click.option("--label", metavar="COLUMN", help="Read the label from this column of --truth.")
 @click.option(
@@ -156,9 +156,9 @@ def compare(
     """Compare the model NEW with OLD on the same rows.
 
     Two runs (folders, or latest and production of the folder runs) are compared on the test rows
-    that both have. With --data they score new rows first. Between organisations each model scores
-    the new rows with `vfl-party predict`, and OLD and NEW are the two files. Rows whose label is
-    missing are left out and counted.
+    that both have. With --data they score new rows first; the active party's rows need the label.
+    Between organisations each model scores the new rows with `vfl-party predict`, and OLD and NEW
+    are the two files. Rows whose label is missing are left out and counted.
 
     The deciding metric is AUC, accuracy with several classes, or RMSE. NEW is better or worse only
     if the whole 95 % interval of the difference is: DeLong's for AUC, otherwise that of a paired

@@ -1,4 +1,6 @@
-"""Compares a new model with an old one: metrics on the same rows, and intervals of the differences."""
+"""Compares a new model with an old one: metrics on the same rows, and intervals of the
+differences.
+"""
 
 from __future__ import annotations
 

@@ -49,7 +49,9 @@ class End:
 
 
 def end_of(processes: Sequence[Source]) -> End:
-    """Returns how an unfinished run has ended, by the logs and the standard error of its processes."""
+    """Returns how an unfinished run has ended, by the logs and the standard error of its
+    processes.
+    """
     aside = [source.read("run.json").get("set_aside") for source in processes]
     if whys := [str(noted.get("why", "")) for noted in aside if isinstance(noted, dict)]:
         return End("set aside", clean(whys[0], LINE), resumes=False)

@@ -9,7 +9,9 @@ from matplotlib.figure import Figure
 
 
 class Picture(Figure):
-    """A figure that any notebook displays as the value of a cell, without ``%matplotlib inline``."""
+    """A figure that any notebook displays as the value of a cell, without ``%matplotlib
+    inline``.
+    """
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()

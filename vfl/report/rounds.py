@@ -1,4 +1,6 @@
-"""Reads rounds from ``metrics.jsonl`` for exports and learning curves, also while the file grows."""
+"""Reads rounds from ``metrics.jsonl`` for exports and learning curves, also while the file
+grows.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +94,9 @@ def find_sources(path: Path) -> list[Source]:
 
 @dataclass
 class History:
-    """The rounds of a party without duplicates: after a rollback, the repetition of a round counts."""
+    """The rounds of a party without duplicates: after a rollback, the repetition of a round
+    counts.
+    """
 
     source: Source
     rounds: list[RoundLine] = field(default_factory=list)

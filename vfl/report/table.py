@@ -90,7 +90,9 @@ def _round(last: RoundLine) -> str:
 
 
 def wide_console(width: int = PIPE_WIDTH) -> Console:
-    """Returns a console on standard output; ``width``: its minimum width if it is not a terminal."""
+    """Returns a console on standard output; ``width``: its minimum width if it is not a
+    terminal.
+    """
     # Without markup, because peers choose some of the texts.
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:

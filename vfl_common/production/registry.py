@@ -35,7 +35,9 @@ Act = Literal["promote", "rollback", "retire"]
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a stage. ``run``: the run that was promoted, retired or restored by a rollback."""
+    """One change of a stage. ``run``: the run that was promoted, retired or restored by a
+    rollback.
+    """
 
     act: Act
     run: str
@@ -163,7 +165,7 @@ class ModelRegistry:
                 Code.FILE_INVALID,
                 f"{where}: has no trained run here. Train one first."
                 if word == LATEST
-                else f"{where}: has no run in production. Promote one with `vfl models promote RUN`.",
+                else f"{where}: has no run in production. Promote one: vfl models promote RUN.",
             )
         if all(run.run_id != run_id for run in runs):
             raise InputError(

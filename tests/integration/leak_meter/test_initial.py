@@ -20,7 +20,7 @@ from vfl.leak_meter.api import leaks
 from vfl.leak_meter.attacks.embeddings.initial import _batches, _epochs
 from vfl.leak_meter.learn import replay
 from vfl.leak_meter.learn.fitting import explained
-from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, _replayed, columns_behind
+from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, _replay, columns_behind
 from vfl.leak_meter.rehearsal import Rehearsal
 from vfl.leak_meter.report.compare import in_short
 from vfl.leak_meter.report.result import Rehearsed
@@ -101,7 +101,7 @@ def test_with_the_true_rows_the_replay_gives_the_weights_of_the_training(tmp_pat
     course = ReplayCourse(beginning.optimizer, beginning.epochs)
     # The weights before a step that there was not: those at the end.
     after = [*batches, [batches[0][0]]]
-    last = _replayed(beginning.make(beginning.known), after, x_NF, course)[-1][0]
+    last = _replay(beginning.make(beginning.known), after, x_NF, course)[-1][0]
     for name, each in trained["p1"].named_parameters():
         assert (last[name] - each).abs().max().item() < 1e-6, name
 

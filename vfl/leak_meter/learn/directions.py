@@ -14,12 +14,12 @@ def unit(g: Tensor) -> Tensor:
     return functional.normalize(g.double().flatten(1), dim=1)
 
 
-def shared(g_BD: Tensor) -> Tensor:
+def shared_direction(g_BD: Tensor) -> Tensor:
     """Returns the direction [D] that most of the rows share: their first singular vector, up to its
     sign.
     """
-    found: Tensor = torch.linalg.svd(g_BD, full_matrices=False).Vh[0]
-    return found
+    direction: Tensor = torch.linalg.svd(g_BD, full_matrices=False).Vh[0]
+    return direction
 
 
 def towards(unit_KD: Tensor) -> Tensor:

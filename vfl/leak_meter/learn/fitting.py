@@ -26,7 +26,7 @@ _HEAD_STEPS, _TUNED_STEPS, _LR, _DECAY = 300, 150, 2e-3, 1e-3
 _PENALTIES = tuple(10.0 ** (power / 2) for power in range(-4, 9))
 _DECODER_STEPS, _PIXELS_STEPS, _PIXELS_BATCH = 400, 1500, 64
 # Of an input, below which it is one value.
-_LEAST_SPREAD = 1e-6
+_MIN_SPREAD = 1e-6
 _SSL_EPOCHS, _SSL_BATCH, _SSL_ROWS, _CORRUPTED = 10, 256, 10_000, 0.3
 
 
@@ -46,7 +46,7 @@ _DECODER = _Shape("decoder", 128, 3e-3, _DECODER_STEPS)
 _PIXELS = _Shape("pixels", 512, 1e-3, 200)
 
 
-class Descent:
+class AdamDescent:
     """Adam, by torch's fused kernel (see ``build_optimizer``): attackers take many small steps."""
 
     def __init__(self, weights: Iterable[Tensor], lr: float, decay: float = 0.0) -> None:
@@ -66,7 +66,7 @@ def embed(encoder: nn.Module, inputs: Inputs) -> Tensor:
     """Returns an encoder's embeddings [N, D] of many rows, in evaluation mode."""
     encoder.eval()
     return torch.cat(
-        [encoder(*part) for part in zip(*(torch.split(each, 1024) for each in inputs), strict=True)]
+        [encoder(*part) for part in zip(*(torch.split(input_, 1024) for input_ in inputs), strict=True)]
     ).flatten(1)
 
 
@@ -140,7 +140,7 @@ class _Headed:
     def learn(self, known: Inputs, loss_of: Callable[[Tensor], Tensor], *, tuned: bool) -> None:
         """Trains the head, and with ``tuned`` the encoder, too."""
         weights = [*self.head.parameters(), *(self.encoder.parameters() if tuned else ())]
-        descent = Descent(weights, _LR, _DECAY)
+        descent = AdamDescent(weights, _LR, _DECAY)
         with torch.no_grad():
             z_KD = self.encoder(*known).flatten(1)
         for _ in range(_TUNED_STEPS if tuned else _HEAD_STEPS):
@@ -150,8 +150,8 @@ class _Headed:
     @torch.no_grad()
     def of(self, judged: Inputs) -> Tensor:
         """Returns what the head gives rows, [N, outputs]."""
-        found: Tensor = self.head((embed(self.encoder, judged) - self.mean_D) / self.std_D)
-        return found.cpu()
+        outputs: Tensor = self.head((embed(self.encoder, judged) - self.mean_D) / self.std_D)
+        return outputs.cpu()
 
 
 def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
@@ -159,15 +159,15 @@ def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
     another row's.
     """
     rows = np.arange(min(len(inputs[0]), _SSL_ROWS), dtype=np.int64)
-    some = tuple(each[: len(rows)] for each in inputs)
+    some = tuple(input_[: len(rows)] for input_ in inputs)
     with seeded(derive_seed(seed, "init", "predictor")), torch.no_grad():
-        width = encoder(*(each[:2] for each in some)).flatten(1).shape[1]
+        width = encoder(*(input_[:2] for input_ in some)).flatten(1).shape[1]
         predictor = nn.Sequential(
             nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
         )
     predictor.to(some[0].device)
     drawn = torch.Generator().manual_seed(derive_seed(seed, "views") % 2**63)
-    descent = Descent([*encoder.parameters(), *predictor.parameters()], 1e-3)
+    descent = AdamDescent([*encoder.parameters(), *predictor.parameters()], 1e-3)
     encoder.train()
     for epoch in range(_SSL_EPOCHS):
         for rows_B in batches(seed, "own ssl", epoch, rows, _SSL_BATCH):
@@ -184,13 +184,13 @@ def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
 
 def view(inputs: Inputs, rows_B: np.ndarray, drawn: torch.Generator) -> Inputs:
     """Returns rows in which some numbers are another row's."""
-    found = []
-    for each in inputs:
-        own = each[torch.from_numpy(rows_B)]
-        other = each[torch.randint(len(each), (len(own),), generator=drawn)]
+    views = []
+    for input_ in inputs:
+        own = input_[torch.from_numpy(rows_B)]
+        other = input_[torch.randint(len(input_), (len(own),), generator=drawn)]
         hidden = torch.rand(own.shape, generator=drawn) < _CORRUPTED
-        found.append(torch.where(hidden.to(own.device), other, own))
-    return tuple(found)
+        views.append(torch.where(hidden.to(own.device), other, own))
+    return tuple(views)
 
 
 def decode(known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int) -> Tensor:
@@ -201,9 +201,9 @@ def decode(known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int) ->
     better than all.
     """
     mean_F, std_F = values_KF.mean(dim=0), values_KF.std(dim=0).clamp_min(1e-6)
-    rows = repeat(slice(held_of(len(known_KD)), None), _DECODER_STEPS)
-    found = _decoded(known_KD, (values_KF - mean_F) / std_F, judged_ND, rows, _DECODER, seed)
-    return mean_F.expand(len(judged_ND), -1) if found is None else found * std_F + mean_F
+    rows = repeat(slice(count_held(len(known_KD)), None), _DECODER_STEPS)
+    decoded = _fit_decoder(known_KD, (values_KF - mean_F) / std_F, judged_ND, rows, _DECODER, seed)
+    return mean_F.expand(len(judged_ND), -1) if decoded is None else decoded * std_F + mean_F
 
 
 def decode_pixels(known_KD: Tensor, pixels_KF: Tensor, judged_ND: Tensor, seed: int) -> Tensor:
@@ -211,24 +211,24 @@ def decode_pixels(known_KD: Tensor, pixels_KF: Tensor, judged_ND: Tensor, seed: 
 
     Pixels keep their scale, because those that vary most tell most, and a wider MLP sees batches.
     """
-    mean_F, held = pixels_KF.mean(dim=0), held_of(len(known_KD))
+    mean_F, held = pixels_KF.mean(dim=0), count_held(len(known_KD))
     drawn = torch.Generator().manual_seed(derive_seed(seed, "batches of pixels") % 2**63)
     rows = (
         torch.randint(held, len(known_KD), (_PIXELS_BATCH,), generator=drawn)
         for _ in range(_PIXELS_STEPS)
     )
-    found = _decoded(known_KD, pixels_KF - mean_F, judged_ND, rows, _PIXELS, seed)
-    return mean_F.expand(len(judged_ND), -1) if found is None else found + mean_F
+    decoded = _fit_decoder(known_KD, pixels_KF - mean_F, judged_ND, rows, _PIXELS, seed)
+    return mean_F.expand(len(judged_ND), -1) if decoded is None else decoded + mean_F
 
 
-def held_of(known: int) -> int:
+def count_held(known: int) -> int:
     """Returns how many of the known rows, the first ones, decide when a decoder's training
     stops.
     """
     return max(1, known // 5)
 
 
-def _decoded(
+def _fit_decoder(
     known_KD: Tensor,
     y_KF: Tensor,
     judged_ND: Tensor,
@@ -243,29 +243,29 @@ def _decoded(
     """
     mean_D, std_D = known_KD.mean(dim=0), known_KD.std(dim=0)
     # What is one value in all known rows tells nothing.
-    scale_D = torch.where(std_D > _LEAST_SPREAD, 1 / std_D, 0.0)
-    x, held = (known_KD - mean_D) * scale_D, held_of(len(known_KD))
+    scale_D = torch.where(std_D > _MIN_SPREAD, 1 / std_D, 0.0)
+    x, held = (known_KD - mean_D) * scale_D, count_held(len(known_KD))
     with seeded(derive_seed(seed, "init", shape.name)):
         decoder = nn.Sequential(
             nn.Linear(x.shape[1], shape.width), nn.ReLU(), nn.Linear(shape.width, y_KF.shape[1])
         )
-    descent = Descent(decoder.parameters(), shape.lr, 1e-4)
-    best, kept, since = y_KF[:held].pow(2).mean().item(), None, 0
+    descent = AdamDescent(decoder.parameters(), shape.lr, 1e-4)
+    best, best_state, since = y_KF[:held].pow(2).mean().item(), None, 0
     for step, rows_B in enumerate(rows):
         descent.step(functional.mse_loss(decoder(x[rows_B]), y_KF[rows_B]))
         if step % 10 == 9:
             with torch.no_grad():
                 error = functional.mse_loss(decoder(x[:held]), y_KF[:held]).item()
             if error < best:
-                best, kept, since = error, copy.deepcopy(decoder.state_dict()), step
+                best, best_state, since = error, copy.deepcopy(decoder.state_dict()), step
             if step - since >= shape.patience:
                 break
-    if kept is None:
+    if best_state is None:
         return None
-    decoder.load_state_dict(kept)
+    decoder.load_state_dict(best_state)
     with torch.no_grad():
-        found: Tensor = decoder((judged_ND - mean_D) * scale_D)
-    return found
+        values: Tensor = decoder((judged_ND - mean_D) * scale_D)
+    return values
 
 
 def decode_table(
@@ -280,25 +280,25 @@ def decode_table(
     parts = [[*group] for group in groups]
     inside = {place for part in parts for place in part}
     numbers = [place for place in range(values_KF.shape[1]) if place not in inside]
-    found = torch.empty(len(judged_ND), values_KF.shape[1])
+    values = torch.empty(len(judged_ND), values_KF.shape[1])
     for part in (numbers, *parts):
         if part:
-            found[:, part] = decode(known_KD, values_KF[:, part], judged_ND, seed)
-    return found
+            values[:, part] = decode(known_KD, values_KF[:, part], judged_ND, seed)
+    return values
 
 
-def is_mean(found_NF: Tensor) -> bool:
+def is_mean(values_NF: Tensor) -> bool:
     """Whether ``decode`` has found nothing better than the mean: then it gives all rows the
     same.
     """
-    return bool((found_NF == found_NF[:1]).all())
+    return bool((values_NF == values_NF[:1]).all())
 
 
-def explained(found_NF: Tensor, truth_NF: Tensor) -> list[float]:
+def explained(predicted_NF: Tensor, truth_NF: Tensor) -> list[float]:
     """Returns R² of each column: 1 − (squared error) / (that of the column's mean); 0 for a
     constant column.
     """
-    error = (found_NF.double() - truth_NF.double()).pow(2).mean(dim=0)
+    error = (predicted_NF.double() - truth_NF.double()).pow(2).mean(dim=0)
     spread = truth_NF.double().var(dim=0, correction=0)
     r2: Sequence[float] = torch.where(
         spread > 0, 1 - error / spread.clamp_min(1e-300), 0.0

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vfl.leak_meter.learn.fitting import Descent
+from vfl.leak_meter.learn.fitting import AdamDescent
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import batches, derive_seed
 from vfl_party.methods.mocosfl.likeness import Likeness, likeness
@@ -28,7 +28,7 @@ from vfl_party.models.decoder import Decoder
 
 CPU = torch.device("cpu")
 # Auxiliary ones: as many as the paper's attacker may query.
-MOST_IMAGES = 10_000
+MAX_IMAGES = 10_000
 # Of the party, on which the attack is measured.
 PRIVATE_IMAGES = 128
 # Latents that are decoded at once.
@@ -66,9 +66,9 @@ class LatentPairs:
 
     def __post_init__(self) -> None:
         if self.z.dim() not in (2, 4) or self.images.dim() != 4 or len(self.z) != len(self.images):
-            found = f"{list(self.z.shape)} and {list(self.images.shape)}"
+            shapes = f"{list(self.z.shape)} and {list(self.images.shape)}"
             raise ValueError(
-                f"latents and images are {found}; give [N, C, H, W] or [N, D], and as many "
+                f"latents and images are {shapes}; give [N, C, H, W] or [N, D], and as many "
                 "[N, C, H, W]"
             )
         low, high = (
@@ -140,8 +140,8 @@ def invert(
     decoder = train_decoder(auxiliary, settings, device=device, progress=note)
     images = reconstruct(decoder, private.z)
     mean = auxiliary.images.cpu().mean(dim=0, keepdim=True).expand_as(private.images)
-    found, baseline = likeness(images, private.images), likeness(mean, private.images)
-    return Inverted(private.images.cpu(), images, found, baseline, losses[-1])
+    result, baseline = likeness(images, private.images), likeness(mean, private.images)
+    return Inverted(private.images.cpu(), images, result, baseline, losses[-1])
 
 
 def train_decoder(
@@ -164,10 +164,10 @@ def train_decoder(
     with seeded(derive_seed(settings.seed, "init", "decoder")):
         decoder = Decoder(pairs.latent, pairs.image)
     decoder.to(device).train()
-    descent = Descent(decoder.parameters(), settings.lr)
+    descent = AdamDescent(decoder.parameters(), settings.lr)
     z, images = pairs.z.to(device), pairs.images.to(device)
     all_rows = np.arange(len(pairs), dtype=np.int64)
-    best, kept = math.inf, None
+    best, best_state = math.inf, None
     for epoch in range(settings.epochs):
         total, count = torch.zeros((), device=device), 0
         for rows_B in batches(
@@ -184,17 +184,17 @@ def train_decoder(
             raise InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
         progress(epoch + 1, settings.epochs, mse)
         if held is not None and (error := _error(decoder, held)) < best:
-            best, kept = error, copy.deepcopy(decoder.state_dict())
-    if kept is not None:
-        decoder.load_state_dict(kept)
+            best, best_state = error, copy.deepcopy(decoder.state_dict())
+    if best_state is not None:
+        decoder.load_state_dict(best_state)
     return decoder.eval()
 
 
 def _error(decoder: Decoder, held: LatentPairs) -> float:
     decoder.eval()
-    found = functional.mse_loss(reconstruct(decoder, held.z), held.images.cpu()).item()
+    error = functional.mse_loss(reconstruct(decoder, held.z), held.images.cpu()).item()
     decoder.train()
-    return found
+    return error
 
 
 @torch.no_grad()

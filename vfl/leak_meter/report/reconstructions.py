@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 # Images, in one row.
-MOST_SHOWN = 16
+MAX_IMAGES = 16
 _DPI = 130
 # Of an image's larger side.
 _INCHES = 0.72
@@ -32,7 +32,7 @@ def draw_pairs(rows: Sequence[tuple[str, Tensor]], title: str) -> bytes:
     It shows the first images of each row. Images of 3 channels are in colour, all others in grey,
     by their mean.
     """
-    count = min(MOST_SHOWN, min(len(images) for _, images in rows))
+    count = min(MAX_IMAGES, min(len(images) for _, images in rows))
     height, width = rows[0][1].shape[2:]
     size = (
         max(_LABELS + _INCHES * width / max(height, width) * count, 6.0),
@@ -67,5 +67,5 @@ def _strip(images: Tensor) -> np.ndarray:
     times = max(1, round(_PIXELS / max(images.shape[2:])))
     large = grey.clamp(0, 1).repeat_interleave(times, dim=2).repeat_interleave(times, dim=3)
     apart = functional.pad(large, (0, _PIXELS // 16), value=1.0)
-    found: np.ndarray = apart.permute(2, 0, 3, 1).flatten(1, 2)[:, : -(_PIXELS // 16)].numpy()
-    return found
+    strip: np.ndarray = apart.permute(2, 0, 3, 1).flatten(1, 2)[:, : -(_PIXELS // 16)].numpy()
+    return strip

@@ -54,7 +54,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Line:
+class AttackLine:
     """One figure of one attack over all seeds; see ``vfl.leak_meter.scene.scene.Figure``."""
 
     attack: str
@@ -102,10 +102,10 @@ class Line:
         """What is known without this message: the most of chance and all baselines, at least 0; the
         least error.
         """
-        known = [each.mean for each in (self.chance, *self.baselines.values()) if each is not None]
+        known = [spread.mean for spread in (self.chance, *self.baselines.values()) if spread is not None]
         return min(known, default=self.value.mean) if self.is_error else max(0.0, *known, 0.0)
 
-    def leaks_more(self, other: Line) -> bool:
+    def leaks_more(self, other: AttackLine) -> bool:
         """Whether it reads more than a line of the same unit."""
         mine, theirs = self.value.mean, other.value.mean
         return mine < theirs if self.is_error else mine > theirs
@@ -137,7 +137,7 @@ class Rehearsed:
     metric: str
     utility: Spread | None
     payload_bytes: int
-    lines: tuple[Line, ...]
+    lines: tuple[AttackLine, ...]
     notes: tuple[str, ...] = ()
     sizes: tuple[MessageSizes, ...] = ()
     gaps: tuple[str, ...] = ()
@@ -146,47 +146,47 @@ class Rehearsed:
     drawings: tuple[Drawing, ...] = ()
 
     @property
-    def worst(self) -> tuple[Line, ...]:
+    def worst(self) -> tuple[AttackLine, ...]:
         """The lines without those that read the same from another exchange, and find less there."""
-        most: dict[tuple[str, ...], Line] = {}
+        worst: dict[tuple[str, ...], AttackLine] = {}
         for line in self.lines:
-            before = most.get(line.asset)
+            before = worst.get(line.asset)
             if before is None or line.leaks_more(before):
-                most[line.asset] = line
-        return tuple(most.values())
+                worst[line.asset] = line
+        return tuple(worst.values())
 
     @property
     def elsewhere(self) -> tuple[str, ...]:
         """A sentence for each asset that several exchanges give away: what each of them does."""
-        found: dict[tuple[str, ...], list[Line]] = {}
+        by_asset: dict[tuple[str, ...], list[AttackLine]] = {}
         for line in self.lines:
             if line.place and not line.detail:
-                found.setdefault(line.asset, []).append(line)
+                by_asset.setdefault(line.asset, []).append(line)
         return tuple(
             ", ".join(
                 filter(None, (lines[0].attack, lines[0].of, lines[0].asset[3], "by exchange: "))
             )
             + ", ".join(f"{line.place} {line.unit} {line.value}" for line in lines)
-            for lines in found.values()
+            for lines in by_asset.values()
             if len(lines) > 1
         )
 
 
-def assets(found: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
+def assets(results: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
     """Returns the assets of all recipes but for details, the worst leak of any recipe first."""
-    most: dict[tuple[str, ...], float] = {}
-    for line in (line for each in found for line in each.worst if not line.detail):
-        most[line.asset] = max(line.excess, most.get(line.asset, line.excess))
-    return sorted(most, key=lambda asset: -most[asset])
+    excess: dict[tuple[str, ...], float] = {}
+    for line in (line for result in results for line in result.worst if not line.detail):
+        excess[line.asset] = max(line.excess, excess.get(line.asset, line.excess))
+    return sorted(excess, key=lambda asset: -excess[asset])
 
 
-def as_columns(found: Sequence[Rehearsed]) -> dict[str, list[Any]]:
+def as_columns(results: Sequence[Rehearsed]) -> dict[str, list[Any]]:
     """Returns a row a figure, as columns."""
     rows = [
         {
-            "recipe": each.name,
-            each.metric or "metric": each.utility.mean if each.utility else None,
-            "payload bytes": each.payload_bytes,
+            "recipe": result.name,
+            result.metric or "metric": result.utility.mean if result.utility else None,
+            "payload bytes": result.payload_bytes,
             "attack": line.attack,
             "attacker": line.attacker,
             "of": line.of,
@@ -200,46 +200,46 @@ def as_columns(found: Sequence[Rehearsed]) -> dict[str, list[Any]]:
             "chance 95 %": line.chance_high.mean if line.chance_high else None,
             **{f"baseline: {name}": spread.mean for name, spread in line.baselines.items()},
         }
-        for each in found
-        for line in each.lines
+        for result in results
+        for line in result.lines
     ]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def as_json(found: Sequence[Rehearsed]) -> dict[str, Any]:
+def as_json(results: Sequence[Rehearsed]) -> dict[str, Any]:
     """Returns all values of all seeds."""
-    return {"rehearsal": REHEARSAL, "recipes": [_plain(each) for each in found]}
+    return {"rehearsal": REHEARSAL, "recipes": [_plain(result) for result in results]}
 
 
-def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tuple[str, ...]]:
+def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[AttackLine, ...], tuple[str, ...]]:
     """Returns the lines over all seeds, and a note for each attack that could not be played.
     ``played``: by seed.
     """
-    found: dict[tuple[str, str, str, str, str, str], list[Figure]] = {}
+    figures_of: dict[tuple[str, str, str, str, str, str], list[Figure]] = {}
     notes: dict[str, None] = {}
     # (why, attacker): attacks.
     refused: dict[tuple[str, str], list[str]] = {}
     for of_seed in played:
-        for each in of_seed:
-            if each.why_not:
-                names = refused.setdefault((each.why_not, each.attacker), [])
-                names += [each.attack] if each.attack not in names else []
+        for attack in of_seed:
+            if attack.why_not:
+                names = refused.setdefault((attack.why_not, attack.attacker), [])
+                names += [attack.attack] if attack.attack not in names else []
             notes |= dict.fromkeys(
-                f"{each.attack}: {figure.note}" for figure in each.figures if figure.note
+                f"{attack.attack}: {figure.note}" for figure in attack.figures if figure.note
             )
-            for figure in each.figures:
+            for figure in attack.figures:
                 key = (
-                    each.attack,
-                    each.attacker,
+                    attack.attack,
+                    attack.attacker,
                     figure.of,
                     figure.knows,
                     figure.unit,
                     figure.place,
                 )
-                found.setdefault(key, []).append(figure)
+                figures_of.setdefault(key, []).append(figure)
     lines = tuple(
-        Line(
+        AttackLine(
             *key[:-1],
             Spread(tuple(figure.value for figure in figures)),
             Spread.of(figure.high for figure in figures),
@@ -256,7 +256,7 @@ def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tu
             key[-1],
             figures[0].detail,
         )
-        for key, figures in found.items()
+        for key, figures in figures_of.items()
     )
     return lines, (*notes, *_refusals(refused))
 
@@ -265,15 +265,15 @@ def drawings(played: Sequence[Played]) -> tuple[Drawing, ...]:
     """Returns what is to be drawn of one seed: of each attack, attacker and party, what reads
     most.
     """
-    most: dict[tuple[str, str, str], tuple[float, Drawing]] = {}
-    for each in played:
-        for figure in each.figures:
+    worst: dict[tuple[str, str, str], tuple[float, Drawing]] = {}
+    for attack in played:
+        for figure in attack.figures:
             if figure.shown is not None:
-                key = (each.attack, each.attacker, figure.shown.party)
-                drawing = Drawing(each.attack, each.attacker, figure.place, figure.shown)
-                if key not in most or figure.value > most[key][0]:
-                    most[key] = (figure.value, drawing)
-    return tuple(drawing for _, drawing in most.values())
+                key = (attack.attack, attack.attacker, figure.shown.party)
+                drawing = Drawing(attack.attack, attack.attacker, figure.place, figure.shown)
+                if key not in worst or figure.value > worst[key][0]:
+                    worst[key] = (figure.value, drawing)
+    return tuple(drawing for _, drawing in worst.values())
 
 
 def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
@@ -294,8 +294,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Spread):
         return {"mean": value.mean, "sd": value.sd, "values": list(value.values)}
     if is_dataclass(value):
-        names = [each.name for each in fields(value) if each.name != "drawings"]
+        names = [field_.name for field_ in fields(value) if field_.name != "drawings"]
         return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -27,11 +27,11 @@ class Scenes:
 
     def begin(self, name: str) -> None:
         """Notes a party's untrained weights; called before it runs."""
-        self._begun[name] = [each.detach().cpu().clone() for each in self._weights(name)]
+        self._begun[name] = [weight.detach().cpu().clone() for weight in self._weights(name)]
 
     def of(self, attacker: str, seed: int) -> Scene:
         """Returns what ``attacker`` has, and the truth."""
-        owner = next(each for each in self._parties.values() if each.party.role == "active")
+        owner = next(party for party in self._parties.values() if party.party.role == "active")
         # The labels before any noise: those are what an attacker wants.
         active, targets = owner.party, owner.prepared.targets
         owners = {name: held for name in self._parties if (held := self._owner(name)) is not None}
@@ -69,9 +69,9 @@ class Scenes:
             make_encoder=own.make_encoder,
             heard=partial(self._recording.heard, attacker),
             columns={
-                name: each
+                name: inputs
                 for name in self._parties
-                if (each := inputs_of(self._parties[name])) is not None
+                if (inputs := inputs_of(self._parties[name])) is not None
             },
             owners=owners,
             beginnings={

@@ -68,15 +68,15 @@ class ObservedChain(Chain):
         self._observer = observer
 
     def apply(self, tensors: Tensors, at: Passage = NOWHERE) -> Tensors:
-        found = super().apply(tensors, at)
-        self._observer.leaves(at, tensors, found)
-        return found
+        sent = super().apply(tensors, at)
+        self._observer.leaves(at, tensors, sent)
+        return sent
 
     def undo(
         self, tensors: dict[str, Tensor], at: Passage = NOWHERE, spec: BundleSpec | None = None
     ) -> dict[str, Tensor]:
-        found = super().undo(tensors, at, spec)
-        return self._came(found, at, spec)
+        received = super().undo(tensors, at, spec)
+        return self._came(received, at, spec)
 
     def undo_rest(
         self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec
@@ -84,8 +84,8 @@ class ObservedChain(Chain):
         return self._came(super().undo_rest(tensors, at, spec), at, spec)
 
     def _came(
-        self, found: dict[str, Tensor], at: Passage, spec: BundleSpec | None
+        self, received: dict[str, Tensor], at: Passage, spec: BundleSpec | None
     ) -> dict[str, Tensor]:
         payload_bytes = self.wire_spec(spec).payload_bytes if spec is not None else 0
-        self._observer.comes(at, found, payload_bytes)
-        return found
+        self._observer.comes(at, received, payload_bytes)
+        return received

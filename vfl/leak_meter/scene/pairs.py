@@ -17,9 +17,9 @@ from vfl_party.base.seeds import Rows, derive_seed
 # Of a row's embeddings, side by side.
 ALL_THREE = "first, last and mean"
 # Of the rows; auxiliary rows; rows that are judged.
-_SHARE, _LEAST, _MOST, _JUDGED = 0.1, 50, 2000, 5000
+_SHARE, _MIN_KNOWN, _MAX_KNOWN, _JUDGED = 0.1, 50, 2000, 5000
 # Numbers of a row's embeddings side by side; of more rounds some are left out.
-_WIDEST = 2048
+_MAX_WIDTH = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +51,9 @@ class Pairs:
     labels: tuple[Tensor, Tensor] | None = None
 
 
-def known_rows(count: int) -> int:
+def count_known(count: int) -> int:
     """Returns of how many of ``count`` rows the attacker knows the columns."""
-    return min(_MOST, max(_LEAST, int(_SHARE * count)))
+    return min(_MAX_KNOWN, max(_MIN_KNOWN, int(_SHARE * count)))
 
 
 def pairs(scene: Scene, *, images: bool | None = None, what: str = "embeddings") -> Iterator[Pairs]:
@@ -72,29 +72,29 @@ def pairs(scene: Scene, *, images: bool | None = None, what: str = "embeddings")
     some = False
     for sender in senders:
         for place, sent in _sent(scene.embeddings[sender]()).items():
-            if len(sent) >= 2 * _LEAST:
+            if len(sent) >= 2 * _MIN_KNOWN:
                 some = True
                 yield _pairs(scene, sender, place, sent)
     if not some:
-        raise UnfitError(f"no party sends {what} of {2 * _LEAST} rows that the phases name")
+        raise UnfitError(f"no party sends {what} of {2 * _MIN_KNOWN} rows that the phases name")
 
 
-def left_out(scene: Scene, *, images: bool | None = None) -> list[str]:
+def exchanges_left_out(scene: Scene, *, images: bool | None = None) -> list[str]:
     """Returns the exchanges that ``pairs`` leaves out, with the number of their rows."""
-    found = []
+    exchanges = []
     for sender in senders_of(scene, images):
         sizes = {place: len(sent) for place, sent in _sent(scene.embeddings[sender]()).items()}
-        found += [f"{place} of {sender} ({n} rows)" for place, n in sizes.items() if n < 2 * _LEAST]
-    return found
+        exchanges += [f"{place} of {sender} ({n} rows)" for place, n in sizes.items() if n < 2 * _MIN_KNOWN]
+    return exchanges
 
 
 def senders_of(scene: Scene, images: bool | None = None) -> list[str]:
     """Returns who sends embeddings of columns that are known; ``images`` as for ``pairs``."""
     known = [sender for sender in scene.embeddings if sender in scene.columns]
     return [
-        each
-        for each in known
-        if images is None or (scene.columns[each].image is not None) == images
+        sender
+        for sender in known
+        if images is None or (scene.columns[sender].image is not None) == images
     ]
 
 
@@ -150,22 +150,22 @@ class _Sent:
 
 def _sent(batches: Iterator[Intercepted]) -> dict[str, _Sent]:
     """Returns {phase and exchange: what has come of its rows}."""
-    found: dict[str, _Sent] = {}
+    sent: dict[str, _Sent] = {}
     for batch in batches:
         z_BD = batch.came.flatten(1)
-        found.setdefault(batch.place, _Sent(z_BD.shape[1])).add(batch.rows, z_BD)
-    return found
+        sent.setdefault(batch.place, _Sent(z_BD.shape[1])).add(batch.rows, z_BD)
+    return sent
 
 
 def _pairs(scene: Scene, sender: str, place: str, sent: _Sent) -> Pairs:
     rows = np.random.default_rng(derive_seed(scene.seed, "auxiliary rows", sender)).permutation(
         [*sent.order]
     )
-    count = known_rows(len(rows))
+    count = count_known(len(rows))
     known, judged = rows[:count], rows[count : count + _JUDGED]
     columns, own = scene.columns[sender], scene.columns.get(scene.attacker)
     over, over_judged = sent.over(known), sent.over(judged)
-    stacked_RD = _stacked(scene, sender, place, np.concatenate([known, judged])) if over else None
+    stacked_RD = _stack(scene, sender, place, np.concatenate([known, judged])) if over else None
     labels_N1 = (scene.labels if scene.targets is None else scene.targets)[:, None].float()
     return Pairs(
         sender,
@@ -184,21 +184,21 @@ def _pairs(scene: Scene, sender: str, place: str, sent: _Sent) -> Pairs:
     )
 
 
-def _stacked(scene: Scene, sender: str, place: str, rows: Rows) -> Tensor:
+def _stack(scene: Scene, sender: str, place: str, rows: Rows) -> Tensor:
     """Returns the embeddings of rows in all rounds side by side, [R, T * D]; 0 where a row did not
     come.
     """
-    batches = [each for each in scene.embeddings[sender]() if each.place == place]
-    rounds = sorted({each.round for each in batches})
+    batches = [batch for batch in scene.embeddings[sender]() if batch.place == place]
+    rounds = sorted({batch.round for batch in batches})
     width = batches[0].came.flatten(1).shape[1]
-    taken = rounds[:: -(-len(rounds) * width // _WIDEST)]
-    at = np.full(max(int(each.rows.max(initial=-1)) for each in batches) + 1, -1)
+    taken = rounds[:: -(-len(rounds) * width // _MAX_WIDTH)]
+    at = np.full(max(int(batch.rows.max(initial=-1)) for batch in batches) + 1, -1)
     at[rows] = np.arange(len(rows))
-    found = torch.zeros(len(rows), len(taken), width)
-    for each in batches:
-        if each.round in taken:
-            here = at[each.rows]
+    stacked = torch.zeros(len(rows), len(taken), width)
+    for batch in batches:
+        if batch.round in taken:
+            here = at[batch.rows]
             inside = torch.from_numpy(here >= 0)
-            z_BD = each.came.flatten(1).float()
-            found[torch.from_numpy(here)[inside], taken.index(each.round)] = z_BD[inside]
-    return found.flatten(1)
+            z_BD = batch.came.flatten(1).float()
+            stacked[torch.from_numpy(here)[inside], taken.index(batch.round)] = z_BD[inside]
+    return stacked.flatten(1)

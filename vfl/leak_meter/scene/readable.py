@@ -52,7 +52,7 @@ def readable(party: Party, phase: Phase) -> Readable:
     """Returns what is known about a phase of ``party``: of ours from here, of others from
     themselves.
     """
-    kind = next((each.kind for each in party.recipe.phases if each.name == phase.name), "")
+    kind = next((settings.kind for settings in party.recipe.phases if settings.name == phase.name), "")
     return _OURS.get(kind, _OfItself)(party, phase)
 
 
@@ -67,7 +67,7 @@ class _Unknown:
     @cached_property
     def _settings(self) -> Any:
         name = self._phase.name
-        return next(each.settings for each in self._party.course.phases if each.name == name)
+        return next(phase.settings for phase in self._party.course.phases if phase.name == name)
 
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
         _ = exchange, step
@@ -100,9 +100,9 @@ class _Evaluate(_Unknown):
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
         _ = exchange
         splits = self._settings.splits
-        found = [chunk for split in splits for chunk in chunks(self._party.rows(split))]
+        chunks_ = [chunk for split in splits for chunk in chunks(self._party.rows(split))]
         # What follows them is of no row: the mean of many, say.
-        return found[step.batch] if step.batch < len(found) else None
+        return chunks_[step.batch] if step.batch < len(chunks_) else None
 
 
 class _Head(_Unknown):
@@ -119,7 +119,7 @@ class _SplitNN(_Unknown):
         return Batches(self._party, self._phase.name, self._settings)
 
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        parts = [part for each in self._batches.planned(step.round) for part in each.parts]
+        parts = [part for batch in self._batches.planned(step.round) for part in batch.parts]
         if exchange == "embedding":
             return parts[step.batch]
         if exchange == "validation":

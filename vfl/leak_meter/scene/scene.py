@@ -114,8 +114,8 @@ class Image:
     def pixels(self, values_BF: Tensor) -> Tensor:
         """Returns images [B, C, H, W] in the numbers of their source."""
         shift, scale = (
-            torch.tensor(each, dtype=torch.float32)[:, None, None]
-            for each in (self.shift, self.scale)
+            torch.tensor(values, dtype=torch.float32)[:, None, None]
+            for values in (self.shift, self.scale)
         )
         return values_BF.reshape(-1, *self.shape) * scale + shift
 
@@ -139,13 +139,13 @@ class EncoderInputs:
     def table(self, rows: Rows) -> Tensor:
         """Returns some rows of the table, float32 [B, len(names)], on the CPU."""
         at = torch.from_numpy(rows)
-        found = [self.values[at.to(self.values.device)].cpu()]
+        columns = [self.values[at.to(self.values.device)].cpu()]
         if self.codes is not None:
             for codes_N, group in zip(
                 self.codes.T, [*self.groups.values()][-self.codes.shape[1] :], strict=True
             ):
-                found.append((codes_N[at, None] == torch.arange(len(group))).float())
-        return torch.cat(found, dim=1)
+                columns.append((codes_N[at, None] == torch.arange(len(group))).float())
+        return torch.cat(columns, dim=1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,17 +37,17 @@ def rank_correlation(scores_B: npt.NDArray[np.floating], number_B: Numbers) -> f
     """Returns |Spearman's ρ|, because an attacker may turn its score around; 0 if all scores are
     equal.
     """
-    ranks = [rankdata(each) - (len(each) + 1) / 2 for each in (scores_B, number_B)]
+    ranks = [rankdata(values) - (len(values) + 1) / 2 for values in (scores_B, number_B)]
     length = float(np.linalg.norm(ranks[0]) * np.linalg.norm(ranks[1]))
     return min(1.0, abs(float(ranks[0] @ ranks[1])) / length) if length else 0.0
 
 
-def folded(value: float) -> float:
+def fold_auc(value: float) -> float:
     """Returns |AUC - 1/2| + 1/2: an attacker may turn its score around."""
     return abs(value - 0.5) + 0.5
 
 
-def matched_accuracy(guess_B: Classes, label_B: Classes, classes: int) -> float:
+def best_accuracy(guess_B: Classes, label_B: Classes, classes: int) -> float:
     """Returns the best accuracy over all ways to name the guessed groups (Hungarian algorithm)."""
     counts = np.zeros((classes, classes), np.int64)
     np.add.at(counts, (guess_B, label_B), 1)
@@ -80,8 +80,8 @@ class Tally:
         if len(np.unique(label_B)) < 2:
             self.skipped += 1
             return
-        self.found.append(matched_accuracy(guess_B, label_B, classes))
-        self.chance.append(matched_accuracy(guess_B, self._random.permutation(label_B), classes))
+        self.found.append(best_accuracy(guess_B, label_B, classes))
+        self.chance.append(best_accuracy(guess_B, self._random.permutation(label_B), classes))
 
     def named(self, guess_B: Classes, label_B: Classes) -> None:
         """Adds a batch of guessed classes. A batch of one class is skipped."""
@@ -111,9 +111,9 @@ class Tally:
         if not self.found:
             raise UnfitError(f"no batch can be judged ({self.skipped} have {few})")
         fold = unit == "AUC"
-        value, high = middle_and_high([folded(each) if fold else each for each in self.found])
+        value, high = middle_and_high([fold_auc(score) if fold else score for score in self.found])
         chance, chance_high = middle_and_high(
-            [folded(each) if fold else each for each in self.chance]
+            [fold_auc(score) if fold else score for score in self.chance]
         )
         judged, total = len(self.found), len(self.found) + self.skipped
         text = f"{judged:,} of {total:,} batches are judged; the others have {few}"

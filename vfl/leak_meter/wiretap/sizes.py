@@ -28,24 +28,24 @@ class MessageSizes:
     tells: str
 
 
-def told(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:
+def read_sizes(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:
     """Returns a line for each exchange and direction.
 
     ``row_bytes``: of one row on the wire. It is known from the recipe, or the greatest common
     divisor of the sizes.
     """
     groups: dict[tuple[str, str, str, str], list[Seen]] = {}
-    for each in seen:
-        groups.setdefault((each.phase, each.exchange, each.sender, each.receiver), []).append(each)
-    found = []
+    for message in seen:
+        groups.setdefault((message.phase, message.exchange, message.sender, message.receiver), []).append(message)
+    lines = []
     for key, messages in groups.items():
-        sizes = Counter(each.payload_bytes for each in messages)
-        rounds = len({each.round for each in messages})
-        rows = sum(each.payload_bytes for each in messages) // row_bytes
+        sizes = Counter(message.payload_bytes for message in messages)
+        rounds = len({message.round for message in messages})
+        rows = sum(message.payload_bytes for message in messages) // row_bytes
         each_round = (
             f"{rows // rounds:,} rows a round" if rows % rounds == 0 else f"{rows:,} rows in all"
         )
-        most = max(sizes) // row_bytes
-        tells = f"{each_round}, in batches of {most:,}; {rounds} round{'s' if rounds > 1 else ''}"
-        found.append(MessageSizes(*key, rounds, tuple(sorted(sizes.items(), reverse=True)), tells))
-    return found
+        largest = max(sizes) // row_bytes
+        tells = f"{each_round}, in batches of {largest:,}; {rounds} round{'s' if rounds > 1 else ''}"
+        lines.append(MessageSizes(*key, rounds, tuple(sorted(sizes.items(), reverse=True)), tells))
+    return lines

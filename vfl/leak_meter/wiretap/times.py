@@ -21,7 +21,7 @@ from vfl.leak_meter.scene.scores import auc, middle_and_high
 # Answers at least, to call a party slower.
 _FEW = 5
 # Times as long, and so much longer, to be called slower.
-_CLEAR, _LEAST_S = 1.5, 0.001
+_CLEAR, _MIN_EXCESS_S = 1.5, 0.001
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Times:
         return seconds(self.gap_s), seconds(self.gap_high_s)
 
 
-def told(passed: Iterable[Passed], planned: Mapping[str, int]) -> list[Times]:
+def read_times(passed: Iterable[Passed], planned: Mapping[str, int]) -> list[Times]:
     """Returns a line for each exchange and direction with two messages or more. ``planned``:
     {phase: its rounds}.
 
@@ -57,12 +57,12 @@ def told(passed: Iterable[Passed], planned: Mapping[str, int]) -> list[Times]:
     answers: dict[Way, list[float]] = {}
     # {party: when a message came to it last}.
     came_s: dict[str, float] = {}
-    for each in passed:
-        ways.setdefault(each.way, []).append(each)
-        if each.sender in came_s:
-            answers.setdefault(each.way, []).append(each.at_s - came_s[each.sender])
-        came_s[each.receiver] = each.at_s
-    found, left = list[Times](), dict(planned)
+    for message in passed:
+        ways.setdefault(message.way, []).append(message)
+        if message.sender in came_s:
+            answers.setdefault(message.way, []).append(message.at_s - came_s[message.sender])
+        came_s[message.receiver] = message.at_s
+    lines, left = list[Times](), dict(planned)
     for way, messages in ways.items():
         if len(messages) > 1:
             gap_s, high_s = middle_and_high(_gaps(messages))
@@ -71,8 +71,8 @@ def told(passed: Iterable[Passed], planned: Mapping[str, int]) -> list[Times]:
                 _early(messages, left.pop(way[0], 0)),
                 _slower(way, answers),
             ]
-            found.append(Times(*way, len(messages), gap_s, high_s, "; ".join(filter(None, words))))
-    return found
+            lines.append(Times(*way, len(messages), gap_s, high_s, "; ".join(filter(None, words))))
+    return lines
 
 
 def _gaps(messages: Sequence[Passed]) -> list[float]:
@@ -99,7 +99,7 @@ def _pauses(messages: Sequence[Passed]) -> str:
 
 def _early(messages: Sequence[Passed], planned: int) -> str:
     """Says that the phase ended before its last round, which whoever knows the recipe sees."""
-    rounds = 1 + max(each.round for each in messages)
+    rounds = 1 + max(message.round for message in messages)
     return f"{rounds} of {planned} rounds: it ended early" if rounds < planned else ""
 
 
@@ -115,7 +115,7 @@ def _slower(way: Way, answers: Mapping[Way, Sequence[float]]) -> str:
         return ""
     own = statistics.median(answers[way])
     usual = statistics.median(others)
-    if own < _CLEAR * usual or own - usual < _LEAST_S:
+    if own < _CLEAR * usual or own - usual < _MIN_EXCESS_S:
         return ""
     return f"slower than the others: it answers after {seconds(own)}, they after {seconds(usual)}"
 

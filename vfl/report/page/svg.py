@@ -95,7 +95,9 @@ def inline(figure: Figure, key: str) -> Markup:
 
 
 def _without_style(element: ElementTree.Element, key: str, used: set[str]) -> None:
-    """Turns the style of an element into attributes, and prefixes its ids and links with ``key``."""
+    """Turns the style of an element into attributes, and prefixes its ids and links with
+    ``key``.
+    """
     for declaration in element.attrib.pop("style", "").split(";"):
         name, _, value = declaration.partition(":")
         name, value = name.strip(), value.strip()

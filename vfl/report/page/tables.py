@@ -336,7 +336,9 @@ def arithmetic(of: Mapping[str, Arithmetic | None]) -> list[PageTable]:
 
 
 def exchange_tables(summary: Summary) -> list[PageTable]:
-    """Returns a table for each party of the exchanges that its phases declare, with their counts."""
+    """Returns a table for each party of the exchanges that its phases declare, with their
+    counts.
+    """
     return [
         table
         for party in summary.parties

@@ -1,4 +1,6 @@
-"""The section about the benefit of the federation: baselines, and the contribution of each party."""
+"""The section about the benefit of the federation: baselines, and the contribution of each
+party.
+"""
 
 from __future__ import annotations
 

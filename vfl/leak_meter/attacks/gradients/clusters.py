@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from vfl.leak_meter.learn.directions import shared, unit
+from vfl.leak_meter.learn.directions import shared_direction, unit
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import derive_seed
 
 # Batches that are clustered, spread over the run.
-_MOST = 200
+_MAX_BATCHES = 200
 
 
 def play(scene: Scene) -> list[Figure]:
@@ -25,7 +25,7 @@ def play(scene: Scene) -> list[Figure]:
 
     classes, tally, seen = scene.classes, Tally(scene.seed), 0
     total = sum(1 for _ in scene.gradients())
-    every = max(1, total // _MOST)
+    every = max(1, total // _MAX_BATCHES)
     groups = Tally(scene.seed)
     for batch in scene.gradients():
         seen += 1
@@ -34,7 +34,7 @@ def play(scene: Scene) -> list[Figure]:
         y_B = scene.labels[batch.rows].numpy()
         unit_BD = unit(batch.came)
         if classes == 2:
-            tally.binary((unit_BD @ shared(unit_BD)).numpy(), y_B == 1)
+            tally.binary((unit_BD @ shared_direction(unit_BD)).numpy(), y_B == 1)
         if len(y_B) > classes and len(np.unique(unit_BD.numpy(), axis=0)) >= classes:
             means = KMeans(
                 classes, n_init=4, random_state=derive_seed(scene.seed, "clusters") % 2**32
@@ -42,8 +42,8 @@ def play(scene: Scene) -> list[Figure]:
             groups.groups(means.fit_predict(unit_BD.numpy()).astype(np.int64), y_B, classes)
         else:
             groups.skipped += 1
-    found = [tally.figure("nothing, by direction", "AUC")] if classes == 2 else []
-    return [*found, groups.figure(f"nothing, by {classes}-means", "accuracy")]
+    figures = [tally.figure("nothing, by direction", "AUC")] if classes == 2 else []
+    return [*figures, groups.figure(f"nothing, by {classes}-means", "accuracy")]
 
 
 ATTACK = Attack("labels from likeness among the gradients of a batch", "passive", play, "gradients")

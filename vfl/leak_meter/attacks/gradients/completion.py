@@ -45,11 +45,11 @@ def play(scene: Scene) -> list[Figure]:
     In a regression they are judged by R², and MixMatch, which is of classes, is left out.
     """
     if scene.task.kind == "regression":
-        return _estimated(scene)
-    found, beside, truth = recovered(scene), without(scene), scene.labels[_judged(scene)]
+        return _play_regression(scene)
+    logits_by_attack, beside, truth = recover_labels(scene), without(scene), scene.labels[_judged_rows(scene)]
     figures = []
     for unit, score in (("accuracy", accuracy), *((("AUC", _auc),) if scene.classes == 2 else ())):
-        for knows, logits in found.items():
+        for knows, logits in logits_by_attack.items():
             baselines = {name: score(beside[name], truth) for name in _BESIDE[knows]}
             if unit == "accuracy":
                 baselines["majority"] = float(torch.bincount(truth).max()) / len(truth)
@@ -57,12 +57,12 @@ def play(scene: Scene) -> list[Figure]:
     return figures
 
 
-def _estimated(scene: Scene) -> list[Figure]:
+def _play_regression(scene: Scene) -> list[Figure]:
     """Returns the figures of a regression: 80 rows with their numbers are drawn at random."""
     encoder, make, inputs = scene.encoder, scene.make_encoder, scene.inputs
     if encoder is None or make is None or inputs is None:
         raise UnfitError("the attacker has no encoder")
-    train, judged = _train(scene), _judged(scene)
+    train, judged = _train(scene), _judged_rows(scene)
     random = np.random.default_rng(derive_seed(scene.seed, "auxiliary labels"))
     known = np.sort(random.permutation(train)[:KNOWN])
     x, device = inputs(known), inputs(known[:1])[0].device
@@ -71,8 +71,8 @@ def _estimated(scene: Scene) -> list[Figure]:
 
     def r2(of: nn.Module, *, tuned: bool) -> float:
         numbers_K = scene.numbers[known].to(device)
-        found = estimate(of, x, numbers_K, inputs(judged), tuned=tuned)
-        return explained(found[:, None], scene.numbers[judged][:, None])[0]
+        numbers_N = estimate(of, x, numbers_K, inputs(judged), tuned=tuned)
+        return explained(numbers_N[:, None], scene.numbers[judged][:, None])[0]
 
     beside = {
         "from scratch": r2(fresh, tuned=True),
@@ -85,11 +85,11 @@ def _estimated(scene: Scene) -> list[Figure]:
     ]
 
 
-def recovered(scene: Scene) -> Mapping[str, Tensor]:
+def recover_labels(scene: Scene) -> Mapping[str, Tensor]:
     """Returns {what the attacker knows and does: its logits [N, classes] of the judged rows}.
     Raises UnfitError.
     """
-    known = _known(scene)
+    known = _make_known(scene)
     encoder = scene.encoder
     if encoder is None:
         raise UnfitError("the attacker has no encoder")
@@ -104,7 +104,7 @@ def without(scene: Scene) -> Mapping[str, Tensor]:
     """Returns {an attack without any message: its logits}; they depend on rows and seed alone.
     Raises UnfitError.
     """
-    known = _known(scene)
+    known = _make_known(scene)
     make = scene.make_encoder
     if make is None:
         raise UnfitError("the attacker has no encoder")
@@ -145,11 +145,11 @@ class _Known:
         )
 
 
-def _known(scene: Scene) -> _Known:
-    classes, train, judged = scene.classes, _train(scene), _judged(scene)
+def _make_known(scene: Scene) -> _Known:
+    classes, train, judged = scene.classes, _train(scene), _judged_rows(scene)
     if scene.inputs is None:
         raise UnfitError("the attacker has no encoder")
-    known = stratified(scene.labels, train, classes, scene.seed)
+    known = draw_stratified(scene.labels, train, classes, scene.seed)
     x = scene.inputs(known)
     classes_K = scene.labels[known].to(x[0].device)
     return _Known(x, classes_K, scene.inputs(train), scene.inputs(judged), classes, scene.seed)
@@ -163,29 +163,29 @@ def _train(scene: Scene) -> Rows:
     train = scene.rows.get("local", scene.rows["train"])
     # Those that only this party has are not judged by a label.
     train = train[train < len(scene.labels)]
-    if len(train) < 2 * KNOWN or not len(_judged(scene)):
+    if len(train) < 2 * KNOWN or not len(_judged_rows(scene)):
         raise UnfitError(f"it needs {2 * KNOWN} training rows, and test or validation rows")
     return train
 
 
-def _judged(scene: Scene) -> Rows:
+def _judged_rows(scene: Scene) -> Rows:
     return scene.rows["test"] if len(scene.rows["test"]) else scene.rows["validation"]
 
 
-def stratified(labels: Tensor, rows: Rows, classes: int, seed: int, count: int = KNOWN) -> Rows:
+def draw_stratified(labels: Tensor, rows: Rows, classes: int, seed: int, count: int = KNOWN) -> Rows:
     """Draws ``count`` of the rows, of each class in proportion and at least one if it occurs.
 
     If there are more classes than that, it draws one of each.
     """
     random, y = np.random.default_rng(derive_seed(seed, "auxiliary labels")), labels.numpy()[rows]
     order = random.permutation(len(rows))
-    of_class = [each for c in range(classes) if len(each := order[y[order] == c])]
-    taken = [max(1, round(count * len(each) / len(rows))) for each in of_class]
+    of_class = [rows_of_class for c in range(classes) if len(rows_of_class := order[y[order] == c])]
+    taken = [max(1, round(count * len(rows_of_class) / len(rows))) for rows_of_class in of_class]
     # Each rare class has one, at the cost of those that have most.
     while sum(taken) > max(count, len(taken)):
         taken[int(np.argmax(taken))] -= 1
-    found = np.concatenate([each[:few] for each, few in zip(of_class, taken, strict=True)])
-    return np.sort(rows[found])
+    chosen = np.concatenate([rows_of_class[:few] for rows_of_class, few in zip(of_class, taken, strict=True)])
+    return np.sort(rows[chosen])
 
 
 def accuracy(logits: Tensor, truth: Tensor) -> float:

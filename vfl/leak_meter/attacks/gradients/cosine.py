@@ -26,8 +26,8 @@ def play(scene: Scene) -> list[Figure]:
     nearest. Raises UnfitError if no batch has enough rows of a class.
     """
     classes = scene.classes
-    found = []
-    oracles = [(1, True)] if any(_changed(batch) for batch in scene.gradients()) else []
+    figures = []
+    oracles = [(1, True)] if any(_is_changed(batch) for batch in scene.gradients()) else []
     for count, oracle in (*oracles, *((count, False) for count in _KNOWN)):
         tally, random = (
             Tally(scene.seed),
@@ -39,14 +39,14 @@ def play(scene: Scene) -> list[Figure]:
         rows = of if count == 1 else f"{of}s" if classes == 2 else f"rows{of[3:]}"
         knows = f"1 {of} without its noise" if oracle else f"{count} {rows}"
         try:
-            found.append(tally.figure(knows, "AUC" if classes == 2 else "accuracy"))
+            figures.append(tally.figure(knows, "AUC" if classes == 2 else "accuracy"))
         except UnfitError:
             if count == _KNOWN[0]:
                 raise
-    return found
+    return figures
 
 
-def _changed(batch: Intercepted) -> bool:
+def _is_changed(batch: Intercepted) -> bool:
     return batch.meant is not None and not torch.equal(batch.meant, batch.came)
 
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from vfl.leak_meter.attacks.gradients.epochs import KNOWN, TIMES, means, rounds_of
-from vfl.leak_meter.learn.directions import shared
-from vfl.leak_meter.learn.regression import joined, predict
+from vfl.leak_meter.learn.directions import shared_direction
+from vfl.leak_meter.learn.regression import join, predict
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Numbers, Tally
 from vfl_party.base.seeds import Rows, derive_seed
@@ -37,28 +37,28 @@ def play(scene: Scene) -> list[Figure]:
     if not batches:
         raise UnfitError("no gradient came")
     first = {
-        place: min(each.round for each in batches if each.at == place)
-        for place in {each.at for each in batches}
+        place: min(batch.round for batch in batches if batch.at == place)
+        for place in {batch.at for batch in batches}
     }
     every, begin = Tally(scene.seed), Tally(scene.seed)
-    for each in batches:
-        for tally in (every, begin) if each.round == first[each.at] else (every,):
-            tally.numbers(each.places, numbers_N[each.rows])
-    found = [every.figure("nothing, by direction", "|ρ|")]
-    if len(first) < len({(each.at, each.round) for each in batches}):
-        found.append(begin.figure("nothing, first round", "|ρ|"))
-        rows = np.unique(np.concatenate([each.rows for each in batches]))
+    for batch in batches:
+        for tally in (every, begin) if batch.round == first[batch.at] else (every,):
+            tally.numbers(batch.places, numbers_N[batch.rows])
+    figures = [every.figure("nothing, by direction", "|ρ|")]
+    if len(first) < len({(batch.at, batch.round) for batch in batches}):
+        figures.append(begin.figure("nothing, first round", "|ρ|"))
+        rows = np.unique(np.concatenate([batch.rows for batch in batches]))
         together = Tally(scene.seed)
-        added_N = _added(batches, len(numbers_N))
+        added_N = _sum_places(batches, len(numbers_N))
         together.numbers(added_N[rows], numbers_N[rows])
         figure = together.figure(f"nothing, {ALL_EPOCHS}", "|ρ|")
         # There is one figure.
-        found.append(replace(figure, high=None, chance_high=None))
-        found += _informed(scene, rows, torch.from_numpy(added_N))
-    return found
+        figures.append(replace(figure, high=None, chance_high=None))
+        figures += _play_with_labels(scene, rows, torch.from_numpy(added_N))
+    return figures
 
 
-def _informed(scene: Scene, rows: Rows, added_N: Tensor) -> Iterator[Figure]:
+def _play_with_labels(scene: Scene, rows: Rows, added_N: Tensor) -> Iterator[Figure]:
     """Yields the figure of an attacker that knows some numbers: it learns from the sum of a row's
     places, the means of its gradients over parts of the training, and its own columns.
     """
@@ -81,7 +81,7 @@ def _informed(scene: Scene, rows: Rows, added_N: Tensor) -> Iterator[Figure]:
     if own := scene.columns.get(scene.attacker):
         alone = own.table(known).double(), own.table(judged).double()
         beside["own columns"] = figure(predict([alone], numbers_K1, scene.seed)).value
-        inputs = joined(inputs[0], alone)
+        inputs = join(inputs[0], alone)
     yield replace(figure(predict(inputs, numbers_K1, scene.seed)), baselines=beside)
 
 
@@ -104,7 +104,7 @@ def _batches(scene: Scene) -> Iterator[_Placed]:
     for (place, round_), of in whole:
         batches = [*of]
         came = [batch.came.double().flatten(1) for batch in batches]
-        direction_D = shared(torch.cat(came))
+        direction_D = shared_direction(torch.cat(came))
         last_D = before.get(place)
         if last_D is not None and last_D @ direction_D < 0:
             direction_D = -direction_D
@@ -113,11 +113,11 @@ def _batches(scene: Scene) -> Iterator[_Placed]:
             yield _Placed(place, round_, batch.rows, (g_BD @ direction_D).numpy())
 
 
-def _added(batches: list[_Placed], count: int) -> Numbers:
+def _sum_places(batches: list[_Placed], count: int) -> Numbers:
     """Returns each row's sum of places over all rounds, [N]."""
     scores_N = np.zeros(count)
-    for each in batches:
-        np.add.at(scores_N, each.rows, each.places)
+    for batch in batches:
+        np.add.at(scores_N, batch.rows, batch.places)
     return scores_N
 
 

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
-from vfl.leak_meter.scene.scores import Classes, Numbers, auc, folded
-from vfl.leak_meter.scene.trees import MOST_TREES, told
+from vfl.leak_meter.scene.scores import Classes, Numbers, auc, fold_auc
+from vfl.leak_meter.scene.trees import MAX_TREES, trees_of
 from vfl_party.base.seeds import derive_seed
 
 # Learning rate, and the defaults of the others.
@@ -38,7 +38,7 @@ def play(scene: Scene) -> list[Figure]:
     """
     if scene.classes != 2:
         raise UnfitError("it is played on two classes")
-    trees = [tree for tree in told(scene) if tree.chosen][:MOST_TREES]
+    trees = [tree for tree in trees_of(scene) if tree.chosen][:MAX_TREES]
     splits = max((tree.chosen[0].shape[1] for tree in trees), default=0)
     if not splits:
         raise UnfitError("the party offers no splits")
@@ -54,8 +54,8 @@ def play(scene: Scene) -> list[Figure]:
             "labels",
             f"invented splits, {len(trees)} trees{more}",
             "AUC",
-            folded(auc(score_N, labels_N)),
-            chance=folded(auc(score_N, shuffled_N)),
+            fold_auc(auc(score_N, labels_N)),
+            chance=fold_auc(auc(score_N, shuffled_N)),
             batches=1,
         )
         for more, score_N in by.items()
@@ -106,7 +106,7 @@ class Lie:
             bin_N = np.searchsorted(_SIZES, self.random.random(len(nodes_N)) * rows[nodes_N])
             at_N = nodes_N * bins + bin_N
             sums = [_sums(at_N, each_N, nodes * bins).reshape(nodes, bins) for each_N in pairs]
-            gains = _gains([each.cumsum(axis=1)[:, :-1] for each in sums], totals)
+            gains = _gains([sums_.cumsum(axis=1)[:, :-1] for sums_ in sums], totals)
             cut, better = gains.argmax(axis=1), gains.max(axis=1) > best
             best = np.where(better, gains.max(axis=1), best)
             left_N = np.where(better[nodes_N], bin_N <= cut[nodes_N], left_N)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from vfl.leak_meter.attacks.embeddings import columns
-from vfl.leak_meter.scene.pairs import known_rows
+from vfl.leak_meter.scene.pairs import count_known
 from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Numbers
-from vfl.leak_meter.scene.trees import MOST_TREES, sides, told
+from vfl.leak_meter.scene.trees import MAX_TREES, sides, trees_of
 
 # Known rows.
 _DIFFER = 10
@@ -30,23 +30,23 @@ def play(scene: Scene) -> list[Figure]:
     one.
     """
     train = scene.rows["train"]
-    found: dict[str, list[Numbers]] = {}
+    sides_by_party: dict[str, list[Numbers]] = {}
     seen: dict[str, int] = {}
-    for tree in told(scene):
+    for tree in trees_of(scene):
         seen[tree.passive] = seen.get(tree.passive, 0) + 1
-        if seen[tree.passive] <= MOST_TREES and tree.left:
+        if seen[tree.passive] <= MAX_TREES and tree.left:
             rows = len(tree.nodes[0]) if tree.nodes else len(train)
-            found.setdefault(tree.passive, []).extend(
-                each[: len(train)] for each in sides(tree, rows)
+            sides_by_party.setdefault(tree.passive, []).extend(
+                side_N[: len(train)] for side_N in sides(tree, rows)
             )
-    bits = {passive: kept for passive, of in found.items() if of and (kept := telling(of)).shape[1]}
+    bits = {passive: sides_NS for passive, sides_SN in sides_by_party.items() if sides_SN and (sides_NS := telling(sides_SN)).shape[1]}
     if not bits:
         raise UnfitError("no passive party owns a split")
     sent = {
         passive: partial(iter, [Intercepted("trees", 0, 0, train, bits_NS)])
         for passive, bits_NS in bits.items()
     }
-    return columns.decoded(replace(scene, embeddings=sent), "sides")
+    return columns.decode_columns(replace(scene, embeddings=sent), "sides")
 
 
 def telling(sides_SN: list[Numbers]) -> Tensor:
@@ -56,12 +56,12 @@ def telling(sides_SN: list[Numbers]) -> Tensor:
     nothing of other splits, and would be led astray by the few rows that are there.
     """
     sides_NS = torch.from_numpy(np.stack(sides_SN, axis=1)).float()
-    most_S = (
+    largest_S = (
         torch.stack([(sides_NS == value).float().mean(dim=0) for value in (-1.0, 0.0, 1.0)])
         .max(dim=0)
         .values
     )
-    return sides_NS[:, most_S <= 1 - _DIFFER / known_rows(len(sides_NS))]
+    return sides_NS[:, largest_S <= 1 - _DIFFER / count_known(len(sides_NS))]
 
 
 ATTACK = Attack("columns from the sides of splits", "active", play, "secureboost")

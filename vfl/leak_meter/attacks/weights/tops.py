@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vfl.leak_meter.learn.shared_weights import eye_of, judged, shared, told, uploads
+from vfl.leak_meter.learn.shared_weights import eye_of, judge, collect_shared, describe_rank, uploads
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene
 
 
@@ -19,11 +19,11 @@ def play(scene: Scene) -> list[Figure]:
     """Returns the AUC of rows that each other party trained on, by fit and by span. Raises
     UnfitError.
     """
-    figures, own = list[Figure](), shared(scene).newest(scene.attacker)
-    for owner, found in uploads(scene).items():
+    figures, own = list[Figure](), collect_shared(scene).newest(scene.attacker)
+    for owner, received in uploads(scene).items():
         eye = eye_of("own encoder, own columns", scene.owners[scene.attacker], own_top=own)
-        figures += judged(scene, owner, found, [eye])
-        figures[-1] = replace(figures[-1], note=told(owner, found))
+        figures += judge(scene, owner, received, [eye])
+        figures[-1] = replace(figures[-1], note=describe_rank(owner, received))
     return figures
 
 

@@ -9,25 +9,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vfl.leak_meter.learn.shared_weights import eye_of, judged, told, tower_of, untrained, uploads
+from vfl.leak_meter.learn.shared_weights import eye_of, judge, describe_rank, tower_of, draw_untrained, uploads
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene
 
 
 def play(scene: Scene) -> list[Figure]:
     """Returns the AUC of rows that each party trained on, by fit and by span. Raises UnfitError."""
     figures = list[Figure]()
-    for name, found in uploads(scene).items():
+    for name, received in uploads(scene).items():
         owner = scene.owners[name]
         eyes = [
             eye_of(
                 "the rows' columns, no encoder",
                 owner,
-                untrained(tower_of(owner.encoder), scene.seed),
+                draw_untrained(tower_of(owner.encoder), scene.seed),
             ),
             eye_of("its encoder and columns (an oracle)", owner),
         ]
-        figures += judged(scene, name, found, eyes)
-        figures[-1] = replace(figures[-1], note=told(name, found))
+        figures += judge(scene, name, received, eyes)
+        figures[-1] = replace(figures[-1], note=describe_rank(name, received))
     return figures
 
 
