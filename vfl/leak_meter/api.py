@@ -39,19 +39,19 @@ if TYPE_CHECKING:
     # Makes the run of a seed.
     _Make = Callable[[int], SeedResult]
 
-# The first that a run has is its utility.
+# Metrics of utility; the first one that a run has is used.
 _GOOD = ("auc", "accuracy", "rmse", "loss")
 _SPLITS = ("test", "validation", "train")
 
 
 @dataclass(frozen=True)
 class Leaks:
-    """What was found, one entry a recipe."""
+    """The results of a rehearsal, one for each recipe."""
 
     found: tuple[Rehearsed, ...]
 
     def columns(self) -> dict[str, list[Any]]:
-        """Returns a row a figure, as columns; ``pandas.DataFrame`` takes them as they are."""
+        """Returns a row for each figure, as columns that ``pandas.DataFrame`` accepts."""
         return as_columns(self.found)
 
     def as_json(self) -> dict[str, Any]:
@@ -59,16 +59,17 @@ class Leaks:
         return as_json(self.found)
 
     def plot(self) -> Figure:
-        """Draws each leak over the metric; the larger a point, the more bytes the run sent."""
+        """Draws each leak over the metric; the area of a point grows with the bytes sent."""
         from vfl.leak_meter.report.picture import draw
 
         return draw(self.found)
 
     def images(self) -> dict[str, bytes]:
-        """Returns {file name: PNG}: of each recipe and party, private images above what an attack
-        made of them.
+        """Returns {file name: PNG} with private images above their reconstructions, for each recipe
+        and party.
 
-        It is empty if no attack reads images. ``IPython.display.Image`` shows a PNG in a notebook.
+        It is empty if no attack reconstructs images. ``IPython.display.Image`` shows a PNG in a
+        notebook.
         """
         from vfl.leak_meter.report.picture import draw_images
 
@@ -107,20 +108,22 @@ def leaks(
     Args:
         recipe: as in ``simulate``; or several, such as one for each defence, to compare. A list of
             paths of party files is one recipe.
-        data: as in ``simulate``; all parties' rows are needed here.
-        plugins: as in ``simulate``; attacks of your own are played with the others.
-        attacks: their names; all that are known, those of plug-ins too, if not given.
-        seeds: of the recipe, one run each; its own if not given.
+        data: as in ``simulate``; the rows of all parties are needed.
+        plugins: as in ``simulate``; attacks of plug-ins are played with the others.
+        attacks: the names of attacks; by default all, also those of plug-ins.
+        seeds: the seeds, with one run each; by default that of the recipe.
         every: records rounds 0, every, 2 x every, … of each phase.
-        init: as in a party file: whether the parties' own weights, dropout, orders and views follow
-            from secrets, as in a run of parties, or from the recipe's seed. The secrets of a
-            rehearsal are the same each time.
-        out: the folder of the runs; without it, their files go at the end.
-        quiet: whether to show nothing while it goes on.
-        tell: is given what was found of each recipe, as soon as it is, also of the seeds before one
-            that failed.
+        init: as in a party file: whether the parties' weights, dropout, orders and views are
+            derived from secrets, as in a run of parties, or from the recipe's seed. The secrets of
+            a rehearsal are the same each time.
+        out: the folder of the runs; without it, their files are removed at the end.
+        quiet: whether to show no progress.
+        tell: called with the result of each recipe as soon as it is known, also with that of the
+            seeds before one that failed.
+        jobs: the number of runs at a time, each in a process of its own if greater than 1.
+        backend: the joblib backend that makes the runs; None: processes of this machine.
 
-    Raises VflError: bad input, or a run that failed.
+    Raises VflError: invalid input, or a run that failed.
     """
     with with_plugins(plugins):
         given = _recipes(recipe)
@@ -131,7 +134,7 @@ def leaks(
 
 
 def _recipes(recipes: GivenRecipe | Sequence[GivenRecipe]) -> list[GivenRecipe]:
-    """Returns one entry a recipe: the paths of party files are one recipe together."""
+    """Returns a list of recipes; the paths of party files together are one recipe."""
     if isinstance(recipes, Recipe | Mapping | str | Path):
         return [recipes]
     items: list[Any] = list(recipes)
@@ -153,15 +156,25 @@ def _leaks(
         kinds.load(name, "attacks")
     odd = {recipe_.settings.task.kind for recipe_ in made} & {"multilabel", *COMPARED}
     if odd:
-        text = f"leaks are measured of one class or number a row, and the task is {odd.pop()}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; give a recipe for one of them")
-    if plan.every < 1 or (plan.seeds is not None and not plan.seeds):
-        raise InputError(Code.CONFIG_INVALID, "give every = 1 or more, and at least one seed")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"leaks: the task must have one class or number per row (got {odd.pop()}). Give a "
+            "recipe "
+            "with such a task.",
+        )
+    if plan.every < 1:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"every: must be at least 1 (got {plan.every}). Set a positive number.",
+        )
+    if plan.seeds is not None and not plan.seeds:
+        raise InputError(Code.CONFIG_INVALID, "seeds: must not be empty. Give at least one seed.")
     for what, of in (("attacks", names), ("seeds", [*map(str, plan.seeds or [])])):
         twice = next((value for value in of if of.count(value) > 1), None)
         if twice is not None:
-            text = f"{what}: {twice} is there twice, and would count as two"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; name each once")
+            raise InputError(
+                Code.CONFIG_INVALID, f"{what}: contains {twice} more than once. Name each once."
+            )
     _refuse_duplicates([Path(path_) for path_ in recipes if isinstance(path_, str | Path)])
     results = list[Rehearsed]()
     asked = AttackRequest(names, plan.every, plan.init)
@@ -182,7 +195,7 @@ def _leaks(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What ``leaks`` was asked for."""
+    """The arguments of ``leaks``."""
 
     data: Mapping[str, Any]
     seeds: Sequence[int] | None
@@ -194,7 +207,7 @@ class _Plan:
     backend: str | None
 
     def seeds_of(self, recipe: Recipe) -> list[int]:
-        """The seeds of a recipe's runs."""
+        """Returns the seeds of a recipe's runs."""
         return [recipe.settings.seed] if self.seeds is None else list(self.seeds)
 
 
@@ -202,8 +215,9 @@ class _Plan:
 def _makers(
     runs: Sequence[tuple[Recipe, Sequence[int]]], plan: _Plan, asked: AttackRequest
 ) -> Iterator[list[_Make]]:
-    """Yields for each recipe what makes the run of a seed: in this process, when it is called; or
-    in others, which have begun all of them. What has not begun at the end is not made.
+    """Yields for each recipe a function that makes the run of a seed: in this process when it is
+    called, or in other processes, which have all been started. Runs that have not begun at the end
+    are not made.
     """
     from vfl.leak_meter.part import make_here
 
@@ -226,7 +240,7 @@ def _makers(
             def there(recipe: Recipe, seed: int) -> SeedResult:
                 return make_in_pool(workers, recipe.replace(seed=seed), plan.data, place, asked)
 
-            # A thread sees nothing of what this one was given.
+            # A thread does not inherit the context variables of this one.
             begun = [
                 {seed: threads.submit(copy_context().run, there, recipe, seed) for seed in seeds}
                 for recipe, seeds in runs
@@ -246,10 +260,10 @@ def _rehearse(
     *,
     several: bool,
 ) -> Iterator[Rehearsed]:
-    """Yields what a recipe's runs give away. If one fails, it yields what those before have, and
-    then raises VflError.
+    """Yields the result of a recipe's runs. If a run fails, it yields the result of those before,
+    and then raises VflError.
 
-    ``several``: whether to say which run it is.
+    ``several``: whether to print which run begins.
     """
     parts: list[SeedResult] = []
     failed: VflError | None = None
@@ -285,20 +299,20 @@ def _rehearse(
 
 
 def _refuse_duplicates(paths: Sequence[Path]) -> None:
-    """Raises InputError if two paths are of the same file: both runs would be the same."""
+    """Raises InputError if two paths name the same file, because both runs are the same."""
     whole = [path.resolve() for path in paths]
     again = next(
         (path for number, path in enumerate(paths) if whole[number] in whole[:number]), None
     )
     if again is not None:
         raise InputError(
-            Code.CONFIG_INVALID, f"{again}: this recipe is there twice; name each once"
+            Code.CONFIG_INVALID, f"{again}: this recipe is given more than once. Name each once."
         )
 
 
 def _labels(recipes: Sequence[GivenRecipe], made: Sequence[Recipe]) -> list[str]:
-    """Returns a label for each recipe: its name; of those with the same name the file, or the name
-    and a number.
+    """Returns a label for each recipe: its name, or, if several have the same name, its file, or
+    its name and a number.
     """
     names = [recipe.name for recipe in made]
     if len(set(names)) == len(names):
@@ -327,7 +341,7 @@ def _tell(text: str) -> None:
 
 
 def _utility(runs: Sequence[Run]) -> tuple[str, Spread | None]:
-    """Returns the name of the first good metric that all runs have, and its values."""
+    """Returns the name of the first metric in ``_GOOD`` that all runs have, and its values."""
     for split in _SPLITS:
         for name in _GOOD:
             values = [run.metrics.get(split, {}).get(name) for run in runs]

@@ -1,8 +1,7 @@
-"""A rehearsal: all parties of a run in one process, with what each received recorded, and attacks
-played on it.
+"""A rehearsal runs all parties in one process, records what each receives, and plays attacks on it.
 
-It needs all parties' rows in one place, so it is for research and for data that stand in for the
-real ones.
+It needs the rows of all parties on one machine, so it is for research, and for data that resemble
+the real ones.
 """
 
 from __future__ import annotations
@@ -43,14 +42,15 @@ from vfl_party.outbound.exchange import Answering, Asking
 
 log = logging.getLogger(__name__)
 
-# What attacks of a role read.
+# What attacks by each role read.
 _ASSETS: dict[Role, str] = {"passive": "labels", "active": "columns"}
 
 
 @dataclass(frozen=True)
 class Played:
-    """The figures of one attack by one attacker in one run. ``why_not``: the reason if it could not
-    be played.
+    """The figures of one attack by one attacker in one run.
+
+    ``why_not``: the reason if it could not be played.
     """
 
     attack: str
@@ -74,26 +74,31 @@ class Rehearsal:
         self._scenes = Scenes(self.recording)
 
     def attach(self, name: str, party: Assembled) -> None:
-        """Listens at all exchanges that a party's phases have opened; called once the party is
-        assembled. Raises InputError if the parties hold different rows.
+        """Records all exchanges of a party's phases; called once the party is assembled.
+
+        Raises InputError if the parties have different rows.
         """
         if party.party.recipe.rows.partial:
-            text = "recipe: rows.partial: a rehearsal plays attacks on rows that all parties hold"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it from the recipe for this")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "recipe: rows.partial: a rehearsal needs rows that all parties have. Remove it "
+                "from "
+                "the recipe.",
+            )
         self.recording.attach(name, party)
         self._scenes.begin(name)
 
     def scene(self, attacker: str, seed: int) -> Scene:
-        """Returns what ``attacker`` has, and the truth; ``seed``: of all that attacks draw."""
+        """Returns what ``attacker`` has, and the truth; ``seed``: the seed of attacks."""
         return self._scenes.of(attacker, seed)
 
     def play(
         self, attacks: Sequence[str], seed: int, *, tell: Callable[[str], None] = lambda _text: None
     ) -> list[Played]:
-        """Plays attacks, each by every party whose role it is for. Raises InputError if there is no
-        such attack.
+        """Plays each attack by every party that has the role of its attacker.
 
-        ``tell``: called before each attack, with a sentence.
+        ``tell``: called with a sentence before each attack. Raises InputError for an unknown
+        attack.
         """
         played = []
         for number, name in enumerate(attacks, 1):
@@ -118,15 +123,15 @@ class Rehearsal:
                 except UnfitError as why:
                     played.append(Played(name, attack.about, attacker, why_not=str(why)))
                 except Exception as error:
-                    # Somebody's own: the figures of the others are kept.
+                    # An attack of a plug-in may fail without losing the figures of the others.
                     log.exception("the attack %s failed", name)
-                    words = f"it failed {where_it_failed(error)}; correct the attack"
-                    played.append(Played(name, attack.about, attacker, why_not=words))
+                    why_not = f"it failed {where_it_failed(error)}. Correct the attack."
+                    played.append(Played(name, attack.about, attacker, why_not=why_not))
         return played
 
     def sizes(self) -> list[MessageSizes]:
-        """Returns what the sizes of embeddings and gradients tell anybody on the network; of the
-        recorded rounds.
+        """Returns what the sizes of embeddings and gradients reveal to any observer of the network,
+        for the recorded rounds.
         """
         seen: dict[int, list[Seen]] = {}
         for message, rows in self.recording.seen:
@@ -139,12 +144,12 @@ class Rehearsal:
         ]
 
     def times(self) -> list[Times]:
-        """Returns what the times of messages tell anybody on the network; of all rounds."""
+        """Returns what the times of all messages reveal to any observer of the network."""
         phases = [phase for party in self.parties.values() for phase in party.phases]
         return told_by_times(self.recording.passed, {phase.name: phase.rounds for phase in phases})
 
     def unknown(self, attacks: Sequence[str]) -> list[str]:
-        """Returns a sentence for each kind of phase that no attack of a role knows."""
+        """Returns a sentence for each role that has phases which no attack supports."""
         chosen, sentences = [kinds.load(name, "attacks") for name in attacks], []
         for role, assets in _ASSETS.items():
             reads = {attack.reads for attack in chosen if attack.by == role}
@@ -154,7 +159,7 @@ class Rehearsal:
             ]
             if reads and phases:
                 sentences.append(
-                    f"No attack on {assets} that was chosen knows {listed(phases)}; see "
+                    f"None of the chosen attacks on {assets} supports {listed(phases)}. See "
                     "docs/explanation/security.md."
                 )
         return sentences
@@ -166,14 +171,14 @@ class Rehearsal:
         return gaps(party.party for party in self.parties.values())
 
     def _attackers(self, attack: Attack) -> list[str]:
-        """Returns the names of those for whom an attack is."""
+        """Returns the names of the parties that can play an attack."""
         own = [party.party for party in self.parties.values()]
         if attack.by == "server":
             return [own[0].recipe.server]
         return [party.name for party in own if attack.by in ("party", party.role)]
 
     def _weights_shared(self) -> set[str]:
-        """Returns {"weights"} if a phase shares some and lets them be overheard."""
+        """Returns {"weights"} if a phase shares weights that can be recorded."""
         phases = self.recording.phases.values()
         opened = [
             key
@@ -193,7 +198,7 @@ class Rehearsal:
         )
 
     def _encoders(self) -> set[str]:
-        """Returns {"encoder"} if phases have trained one, whatever they have sent."""
+        """Returns {"encoder"} if a phase has trained one."""
         return {"encoder"} if any(map(self._scenes.trained, self.parties)) else set()
 
     def _readable(self) -> dict[tuple[Role, str], set[str]]:
@@ -233,7 +238,9 @@ class Rehearsal:
                     party.party.exchanges[key.phase, key.exchange].exchange,
                 )
                 kind = (exchange.down if role == "passive" else exchange.up).kind.label
-                readable_by_kind.setdefault((role, of_kind[key.phase]), {of_kind[key.phase]}).add(f"{kind}s")
+                readable_by_kind.setdefault((role, of_kind[key.phase]), {of_kind[key.phase]}).add(
+                    f"{kind}s"
+                )
         return readable_by_kind
 
 
@@ -263,7 +270,7 @@ def rehearse(
 
 
 def _check_figures(figures: Sequence[Figure]) -> tuple[Figure, ...]:
-    """Raises ValueError if a figure is no number: it would stand above all others."""
+    """Raises ValueError if a figure is not finite, because it sorts above all others."""
     if odd := next((figure for figure in figures if not math.isfinite(figure.value)), None):
         raise ValueError(f"its figure of {odd.of} is {odd.value}")
     return tuple(figures)
@@ -280,7 +287,7 @@ def _missing(reads: str) -> str:
         return "no phase trains an encoder"
     rows = reads in ("gradients", "embeddings")
     return (
-        f"no {reads} came whose rows a phase names"
+        f"the attacker received no {reads} with known rows"
         if rows
-        else f"there is no phase of kind {reads}"
+        else f"the recipe has no phase of kind {reads}"
     )

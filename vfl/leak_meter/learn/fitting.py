@@ -66,7 +66,10 @@ def embed(encoder: nn.Module, inputs: Inputs) -> Tensor:
     """Returns an encoder's embeddings [N, D] of many rows, in evaluation mode."""
     encoder.eval()
     return torch.cat(
-        [encoder(*part) for part in zip(*(torch.split(input_, 1024) for input_ in inputs), strict=True)]
+        [
+            encoder(*part)
+            for part in zip(*(torch.split(input_, 1024) for input_ in inputs), strict=True)
+        ]
     ).flatten(1)
 
 

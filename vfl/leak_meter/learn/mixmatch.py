@@ -81,9 +81,7 @@ def semi_supervised(
         else:
             z = mix(model.standardised(inputs), share, order)
         descent.step(
-            mixmatch_loss(
-                model.head(z), mix(targets, share, order), size, _WEIGHT * step / _STEPS
-            )
+            mixmatch_loss(model.head(z), mix(targets, share, order), size, _WEIGHT * step / _STEPS)
         )
         with torch.no_grad():
             torch._foreach_lerp_(averages, new, 1 - _DECAY)

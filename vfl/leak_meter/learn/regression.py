@@ -52,7 +52,8 @@ def predict(inputs: Sequence[Pair], values_KF: Tensor, seed: int) -> Tensor:
             guesses.append(guess_NF)
     order_BF = np.argsort(np.stack(errors), axis=0, kind="stable")[:_BEST]
     best_NF = np.mean(
-        [np.take_along_axis(np.stack(guesses), order_F[None, None], 0)[0] for order_F in order_BF], axis=0
+        [np.take_along_axis(np.stack(guesses), order_F[None, None], 0)[0] for order_F in order_BF],
+        axis=0,
     )
     # A linear guess far away from the known rows is no better than the nearest value seen.
     best_NF = np.clip(best_NF, y_KF.min(0), y_KF.max(0))

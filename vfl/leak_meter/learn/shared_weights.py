@@ -93,7 +93,8 @@ def collect_shared(scene: Scene) -> SharedWeights:
         if message.phase != phase:
             phase, shared_ = message.phase, SharedWeights()
         if message.sender in scene.owners:
-            shared_.sent.setdefault(message.round, {}).setdefault(message.sender, {})[message.name] = (
+            shared_.sent.setdefault(message.round, {}).setdefault(message.sender, {})[message.name]
+            = (
                 message.tensor
             )
         else:
@@ -117,7 +118,8 @@ def uploads(scene: Scene) -> dict[str, list[Upload]]:
         if scene.role != "server":
             own_weights = {} if mean is None else _others(scene, of_party[scene.attacker], mean)
         for name, weights in own_weights.items():
-            by_party.setdefault(name, []).append(Upload(round_, weights, messages.means.get(round_ - 1)))
+            by_party.setdefault(name, []).append(Upload(round_, weights, messages.means.get(round_ -
+            1)))
     if not by_party:
         raise UnfitError("no mean of the weights has come")
     return by_party
@@ -280,7 +282,8 @@ def judge(
         if changes:
             drawn = torch.Generator().manual_seed(derive_seed(scene.seed, "directions") % 2**63)
             noise = [
-                torch.randn(change.shape, generator=drawn, dtype=torch.float64) for change in changes
+                torch.randn(change.shape, generator=drawn, dtype=torch.float64) for change in
+                changes
             ]
             scores = {
                 "": span(eye.encoder, changes, inputs),

@@ -94,7 +94,7 @@ def _side_by_side(results: Sequence[Rehearsed]) -> RenderableType:
     )
     for asset in assets(results):
         attack, attacker, of, knows, unit = asset
-        lines = [next((line for line in result.worst if line.asset == asset), None) for result in results]
-        cells = ("" if line is None else f"{unit} {line.value.mean:.3f}" for line in lines)
+        lines = [next((line for line in result.worst if line.asset == asset), None) for result in
+        results] cells = ("" if line is None else f"{unit} {line.value.mean:.3f}" for line in lines)
         table.add_row(attack, attacker, of, knows, *cells)
     return table

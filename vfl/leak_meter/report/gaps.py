@@ -46,7 +46,10 @@ def _transforms(recipe: Recipe, phase: str, exchange: str, sent: Sent, role: Rol
     """
     own = {_describe(use.kind, use.settings) for use in sent.through if use.role in (None, role)}
     asked = [
-        transform for settings in recipe.phases if settings.name == phase for transform in settings.transforms
+        transform
+        for settings in recipe.phases
+        if settings.name == phase
+        for transform in settings.transforms
     ]
     used = [use for use in asked if use.exchange == exchange and use.sent_by == role]
     return own | {_describe(use.kind, use.settings) for use in used}

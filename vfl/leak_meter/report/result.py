@@ -102,8 +102,8 @@ class AttackLine:
         """What is known without this message: the most of chance and all baselines, at least 0; the
         least error.
         """
-        known = [spread.mean for spread in (self.chance, *self.baselines.values()) if spread is not None]
-        return min(known, default=self.value.mean) if self.is_error else max(0.0, *known, 0.0)
+        known = [spread.mean for spread in (self.chance, *self.baselines.values()) if spread is not
+        None] return min(known, default=self.value.mean) if self.is_error else max(0.0, *known, 0.0)
 
     def leaks_more(self, other: AttackLine) -> bool:
         """Whether it reads more than a line of the same unit."""
@@ -212,7 +212,8 @@ def as_json(results: Sequence[Rehearsed]) -> dict[str, Any]:
     return {"rehearsal": REHEARSAL, "recipes": [_plain(result) for result in results]}
 
 
-def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[AttackLine, ...], tuple[str, ...]]:
+def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[AttackLine, ...], tuple[str,
+...]]:
     """Returns the lines over all seeds, and a note for each attack that could not be played.
     ``played``: by seed.
     """

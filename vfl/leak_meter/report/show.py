@@ -1,4 +1,4 @@
-"""``vfl leaks``: runs the rehearsal, prints its table, writes its picture."""
+"""``vfl leaks``: prints the result of a rehearsal as a table, and writes its pictures."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 
 def show_leaks(results: Sequence[Rehearsed], *, as_json: bool, out: Path | None) -> None:
-    """Prints what was found; with ``out``, writes leaks.json and leaks.png into it.
+    """Prints the results; with ``out``, writes leaks.json and leaks.png into this folder.
 
-    Pictures of private images go beside them; only their owner may read them.
+    Pictures of private images go there, too; only their owner may read them.
     """
     if as_json:
         click.echo(to_json(written(results), compact=True))
@@ -45,7 +45,7 @@ def show_leaks(results: Sequence[Rehearsed], *, as_json: bool, out: Path | None)
 
 
 def read_list(text: str | None, option: str, what: Callable[[str], T]) -> Sequence[T] | None:
-    """Reads ``a,b``; None stays None. Raises InputError."""
+    """Parses a list such as ``a,b``; None stays None. Raises InputError."""
     if text is None:
         return None
     words = [word.strip() for word in text.split(",") if word.strip()]
@@ -55,5 +55,8 @@ def read_list(text: str | None, option: str, what: Callable[[str], T]) -> Sequen
         items = []
     if not items:
         example = "1,2,3" if what is int else "norm,cosine"
-        raise InputError(Code.CONFIG_INVALID, f"{option}: give a list such as {example}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{option}: is not a valid list (got {text!r}). Give a list such as {example}.",
+        )
     return items

@@ -84,7 +84,9 @@ def exchanges_left_out(scene: Scene, *, images: bool | None = None) -> list[str]
     exchanges = []
     for sender in senders_of(scene, images):
         sizes = {place: len(sent) for place, sent in _sent(scene.embeddings[sender]()).items()}
-        exchanges += [f"{place} of {sender} ({n} rows)" for place, n in sizes.items() if n < 2 * _MIN_KNOWN]
+        exchanges += [
+            f"{place} of {sender} ({n} rows)" for place, n in sizes.items() if n < 2 * _MIN_KNOWN
+        ]
     return exchanges
 
 

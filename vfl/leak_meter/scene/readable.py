@@ -52,7 +52,9 @@ def readable(party: Party, phase: Phase) -> Readable:
     """Returns what is known about a phase of ``party``: of ours from here, of others from
     themselves.
     """
-    kind = next((settings.kind for settings in party.recipe.phases if settings.name == phase.name), "")
+    kind = next(
+        (settings.kind for settings in party.recipe.phases if settings.name == phase.name), ""
+    )
     return _OURS.get(kind, _OfItself)(party, phase)
 
 

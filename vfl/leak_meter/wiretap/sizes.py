@@ -36,7 +36,9 @@ def read_sizes(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:
     """
     groups: dict[tuple[str, str, str, str], list[Seen]] = {}
     for message in seen:
-        groups.setdefault((message.phase, message.exchange, message.sender, message.receiver), []).append(message)
+        groups.setdefault(
+            (message.phase, message.exchange, message.sender, message.receiver), []
+        ).append(message)
     lines = []
     for key, messages in groups.items():
         sizes = Counter(message.payload_bytes for message in messages)
@@ -46,6 +48,8 @@ def read_sizes(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:
             f"{rows // rounds:,} rows a round" if rows % rounds == 0 else f"{rows:,} rows in all"
         )
         largest = max(sizes) // row_bytes
-        tells = f"{each_round}, in batches of {largest:,}; {rounds} round{'s' if rounds > 1 else ''}"
+        tells = (
+            f"{each_round}, in batches of {largest:,}; {rounds} round{'s' if rounds > 1 else ''}"
+        )
         lines.append(MessageSizes(*key, rounds, tuple(sorted(sizes.items(), reverse=True)), tells))
     return lines

@@ -187,7 +187,8 @@ def figures_of(
 
     many = "columns" if word == "column" else "categories"
     yield figure(
-        f"mean of {many}", lambda what: statistics.fmean(values[what] for values in columns.values())
+        f"mean of {many}",
+        lambda what: statistics.fmean(values[what] for values in columns.values()),
     )
     if only_mean:
         return

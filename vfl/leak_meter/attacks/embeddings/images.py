@@ -56,7 +56,11 @@ def play(scene: Scene) -> list[Figure]:
         )
         first, *rest = _figures(figure, like)
         figures += [
-            replace(first, note=note if nothing else "", shown=_images_to_draw(pair, truth, guesses, like)),
+            replace(
+                first,
+                note=note if nothing else "",
+                shown=_images_to_draw(pair, truth, guesses, like),
+            ),
             *rest,
         ]
         if pair.over:

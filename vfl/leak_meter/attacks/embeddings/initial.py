@@ -49,7 +49,9 @@ def play(scene: Scene) -> list[Figure]:
             continue
         sent = scene.embeddings[sender]()
         epochs = _epochs(
-            batch for batch in sent if (batch.phase, batch.exchange) == (beginning.phase, "embedding")
+            batch
+            for batch in sent
+            if (batch.phase, batch.exchange) == (beginning.phase, "embedding")
         )
         rows = np.unique(
             np.concatenate(
@@ -105,7 +107,9 @@ def _batches(
             if dz is None:
                 return [epoch for epoch in batches if epoch]
             at = torch.from_numpy(np.searchsorted(rows, sent.rows))
-            batches[-1].append(ReplayedBatch(at, sent.came.float().flatten(1), dz.float().flatten(1)))
+            batches[-1].append(
+                ReplayedBatch(at, sent.came.float().flatten(1), dz.float().flatten(1))
+            )
     return batches
 
 

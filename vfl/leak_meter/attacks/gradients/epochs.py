@@ -76,7 +76,9 @@ def play(scene: Scene) -> list[Figure]:
     for known in (KNOWN, _MANY):
         if len(rows) >= TIMES * known:
             # Of several classes a regression finds more than a mixture does with labels known.
-            figures += _play_with_labels(scene, views if classes == 2 else {}, stacked_ND, rows, known)
+            figures += _play_with_labels(
+                scene, views if classes == 2 else {}, stacked_ND, rows, known
+            )
     return figures
 
 

@@ -108,7 +108,8 @@ def _groups(scene: Scene, x_ND: Numbers) -> Numbers | None:
     return groups
 
 
-def _play_with_labels(scene: Scene, places_NT: Classes, labels_N: Classes, rows: Rows) -> list[Figure]:
+def _play_with_labels(scene: Scene, places_NT: Classes, labels_N: Classes, rows: Rows) ->
+list[Figure]:
     """Trains a head on the nodes of rows whose labels are known."""
     known, own_NF = np.arange(len(rows)) < KNOWN, _own(scene, rows)
     judged_N = labels_N[~known]

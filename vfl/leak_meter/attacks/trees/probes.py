@@ -158,7 +158,8 @@ def _mean_r2(values_NF: Numbers, bins_NF: Classes, low_NF: Classes, high_NF: Cla
     for column in range(values_NF.shape[1]):
         bins_N, x_N = bins_NF[:, column], values_NF[:, column]
         counts, sums = (
-            np.bincount(bins_N[:known], weights, bins_N.max() + 1) for weights in (None, x_N[:known])
+            np.bincount(bins_N[:known], weights, bins_N.max() + 1)
+            for weights in (None, x_N[:known])
         )
         counts, sums = (np.concatenate([[0.0], np.cumsum(sums_)]) for sums_ in (counts, sums))
         low_N, above_N = low_NF[:, column], high_NF[:, column] + 1

@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vfl.leak_meter.learn.shared_weights import eye_of, judge, describe_rank, tower_of, draw_untrained, uploads
+from vfl.leak_meter.learn.shared_weights import (
+    eye_of,
+    judge,
+    describe_rank,
+    tower_of,
+    draw_untrained,
+    uploads,
+)
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene
 
 
