@@ -126,7 +126,7 @@ def test_a_secret_leaves_what_random_weights_find(monkeypatch: pytest.MonkeyPatc
     (said, *_) = (str(each) for each in in_short([secret]))
     assert (
         said
-        == "In short: p1: mean of columns: our attacks read next to nothing beyond chance (R² 0.00 by initial)."
+        == "In short: p1: mean of columns: our attacks read almost nothing beyond chance (R² 0.00 by initial)."
     )
     for knows in told:
         line = means(secret)[knows]

@@ -260,7 +260,7 @@ def test_sizes_tell_rows_batches_and_rounds() -> None:
     ]
     (line,) = read_sizes(seen, 32)
     assert line.sizes == ((2048, 6), (384, 3))
-    assert line.tells == "140 rows a round, in batches of 64; 3 rounds"
+    assert line.tells == "140 rows per round, in batches of 64; 3 rounds"
 
 
 def test_a_plug_in_brings_an_attack(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,16 +43,16 @@ def test_gaps_pauses_and_the_slower_party() -> None:
     assert slow.gap_s == pytest.approx(0.11)
     assert slow.gap_high_s == pytest.approx(0.61)
     assert slow.tells == (
-        "a pause of 610 ms where a round ends, 6 x a usual gap (AUC 1.00); "
-        "slower than the others: it answers after 100 ms, they after 20 ms"
+        "a pause of 610 ms at the end of a round, 6 x a usual gap (AUC 1.00); "
+        "slower than others: it answers after 100 ms, others after 20 ms"
     )
-    assert fast.tells == "a pause of 610 ms where a round ends, 6 x a usual gap (AUC 1.00)"
+    assert fast.tells == "a pause of 610 ms at the end of a round, 6 x a usual gap (AUC 1.00)"
 
 
 def test_no_pause_and_an_early_end() -> None:
     found = read_times(steps({"p1": 0.02}, pause_s=0.0), {"splitnn": 10})
     assert (
-        of(found, "p1").tells == "no clear pause where rounds end; 3 of 10 rounds: it ended early"
+        of(found, "p1").tells == "no clear pause at the ends of rounds; 3 of 10 rounds: it ended early"
     )
 
 

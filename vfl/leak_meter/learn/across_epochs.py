@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from vfl.leak_meter.learn.fitting import decode_table, count_held
+from vfl.leak_meter.learn.fitting import count_held, decode_table
 from vfl.leak_meter.scene.pairs import Pairs
 
 

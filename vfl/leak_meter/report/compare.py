@@ -1,6 +1,4 @@
-"""What a rehearsal found in short: a sentence for each recipe, and a table of several beside each
-other.
-"""
+"""Summarizes rehearsals: a sentence for each recipe, and a table that compares several recipes."""
 
 from __future__ import annotations
 
@@ -12,14 +10,12 @@ from rich.text import Text
 from vfl.leak_meter.report.result import AttackLine, Rehearsed, assets
 from vfl.report.table import new_table, size
 
-# Of the way from chance to everything.
+# Shares of the way from chance (0) to a complete leak (1).
 _ALL, _LITTLE = 0.99, 0.05
 
 
 def in_short(results: Sequence[Rehearsed]) -> Iterator[RenderableType]:
-    """Yields a sentence for each recipe that an attack was played on, and a table if there are
-    several recipes.
-    """
+    """Yields a sentence for each recipe with figures, and a table if there are several recipes."""
     for result in results:
         sentence = "; ".join(_summarize(line) for line in _strongest(result))
         if sentence:
@@ -33,10 +29,10 @@ def in_short(results: Sequence[Rehearsed]) -> Iterator[RenderableType]:
 
 
 def _strongest(result: Rehearsed) -> list[AttackLine]:
-    """Returns the line of each thing that is read, by the attack that reads most; of equals, that
-    which knows least.
+    """Returns the line of the strongest attack for each thing that is read; among equal attacks,
+    one that knows nothing.
 
-    Units cannot be compared: the unit is that in which most of the way from chance is done.
+    Units cannot be compared: the unit with the largest excess over chance is chosen.
     """
     lines = [line for line in result.worst if not line.detail]
     strongest = []
@@ -59,14 +55,14 @@ def _summarize(line: AttackLine) -> str:
     )
     if line.floor > _ALL and not line.is_error:
         return (
-            f"{line.of}: not to be told from chance by {line.attack} (batches are too small, "
+            f"{line.of}: {line.attack} cannot be distinguished from chance (batches are too small, "
             "or of one class)"
         )
     if line.excess < _LITTLE:
-        return f"{line.of}: our attacks read next to nothing beyond chance ({how})"
+        return f"{line.of}: our attacks read almost nothing beyond chance ({how})"
     if line.of == "labels" and line.excess >= _ALL:
         return (
-            f"labels: all readable by {line.attack} ({line.unit} {line.value.mean:.2f}, known: "
+            f"labels: {line.attack} reads all ({line.unit} {line.value.mean:.2f}, known: "
             f"{line.knows})"
         )
     known = f", known: {line.knows}" if line.knows else ""
@@ -74,10 +70,10 @@ def _summarize(line: AttackLine) -> str:
 
 
 def _side_by_side(results: Sequence[Rehearsed]) -> RenderableType:
-    """Returns a row an attack and a column a recipe, with the metric, what is lost of the first
-    one's, and bytes.
+    """Returns a table with a row for each attack and a column for each recipe, with the metric, its
+    loss against the first recipe, and bytes.
     """
-    table = new_table("Recipes beside each other; the worst leaks first")
+    table = new_table("Recipes compared; the worst leaks first")
     for heading in ("attack", "attacker", "reads", "knows"):
         table.add_column(heading)
     for result in results:

@@ -1,4 +1,4 @@
-"""Names exchanges that lack a defence which others have."""
+"""Finds exchanges that lack a defence which other exchanges have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def gaps(parties: Iterable[Party]) -> list[str]:
     """
     sentences: dict[str, None] = {}
     for party in parties:
-        # Kind of tensors: {phase and exchange: transforms}.
+        # {kind of tensors: {phase and exchange: transforms}}
         of_kind: dict[str, dict[str, set[str]]] = {}
         for (phase, name), opened in party.exchanges.items():
             passive = party.role == "passive"
@@ -56,12 +56,14 @@ def _transforms(recipe: Recipe, phase: str, exchange: str, sent: Sent, role: Rol
 
 
 def _describe(kind: str, settings: Mapping[str, Any]) -> str:
-    """Names a transform with its settings: a defence that is weaker elsewhere is another one."""
+    """Returns a transform with its settings, because a weaker defence is a different one."""
     settings_text = ", ".join(f"{key} = {value}" for key, value in sorted(settings.items()))
     return f"{kind} ({settings_text})" if settings_text else kind
 
 
 def _gap(what: str, transform: str, without: Sequence[str], having: Sequence[str]) -> str:
-    leave = f"{listed(without)} {'leaves' if len(without) == 1 else 'leave'} without it"
-    todo = "Name each exchange in its phase's transforms."
-    return f"{transform} protects {what} of {listed(having)} only: {leave}. {todo}"
+    return (
+        f"{transform} protects {what} of {listed(having)} only: {listed(without)} "
+        f"{'leaves' if len(without) == 1 else 'leave'} without it. Name each exchange in the "
+        "transforms of its phase."
+    )

@@ -1,6 +1,4 @@
-"""The one picture of the leak meter: what each attack reads beside chance; of several recipes, over
-their metric.
-"""
+"""Draws the leaks of each attack against chance; with several recipes, over their metric."""
 
 from __future__ import annotations
 
@@ -18,24 +16,23 @@ from vfl.report.picture import Picture
 from vfl.report.table import size
 from vfl_common.text import listed
 
-# Points squared.
+# Areas of points, in points squared.
 _MIN_AREA, _MAX_AREA = 14.0, 110.0
-# At most; a row of them.
+# Maximum number of panels, and of panels in one row.
 _PANELS, _ACROSS = 9, 3
-# At most.
+# Maximum number of bars.
 _BARS = 24
 _LEGEND = "chance, or without\nany message"
 
 
 def draw(results: Sequence[Rehearsed]) -> Figure:
-    """Draws what each attack reads: the 95 % quantile of batches, or the value if there are no
-    batches.
+    """Draws the leak of each attack: the 95 % quantile over batches, or the value without batches.
 
-    Of what an attack may know, only that is drawn with which it reads most. One recipe has a bar an
-    asset, the worst leak first, and a panel a unit. Several recipes have a panel an asset: leak
-    over metric, a colour a recipe, and the area of a point grows with the bytes. The dashed line is
-    chance, or the best without any message if that is more; the mean over the recipes. Below stands
-    what is left out.
+    For each attack, only the knowledge with which it reads most is drawn. One recipe has a bar for
+    each asset, the worst leak first, and a panel for each unit. Several recipes have a panel for
+    each asset: leak over metric, with a colour for each recipe and an area that grows with the
+    bytes. The dashed line is chance, or the best figure without any message if that is higher, as
+    the mean over the recipes. A text below lists what is left out.
     """
     every = _panels(results)
     if len(results) == 1 and every:
@@ -71,7 +68,7 @@ def draw(results: Sequence[Rehearsed]) -> Figure:
 
 
 def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
-    """Draws one recipe: a bar an asset, and where chance would end it."""
+    """Draws one recipe: a bar for each asset, with a mark at the level of chance."""
     keys, rest = every[:_BARS], every[_BARS:]
     panels: dict[str, list[AttackLine]] = {}
     for line in of.worst:
@@ -119,7 +116,9 @@ def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
 
 
 def _what(lines: Sequence[AttackLine]) -> tuple[str, str]:
-    """Returns who reads what, and what it knows, or where it reads; of lines of one asset."""
+    """Returns two texts about the lines of one asset: who reads what, and with what knowledge or
+    from where.
+    """
     attack, attacker, of, knows, _ = lines[0].asset
     places = listed(list(dict.fromkeys(line.place for line in lines)))
     return f"{attack} by {attacker}: {of}", f"known: {knows}" if knows else f"from {places}"
@@ -134,9 +133,7 @@ def _floor(line: AttackLine) -> float:
 
 
 def draw_images(results: Sequence[Rehearsed]) -> dict[str, bytes]:
-    """Returns {``images-RECIPE-PARTY.png``: a PNG of private images, above what an attack made of
-    them}.
-    """
+    """Returns {file name: PNG with private images above their reconstructions}."""
     from vfl.leak_meter.report.reconstructions import draw_pairs
 
     drawn: dict[str, bytes] = {}
@@ -146,7 +143,7 @@ def draw_images(results: Sequence[Rehearsed]) -> dict[str, bytes]:
             words = [drawing.attack, result.name, images.party]
             stem = "-".join(re.sub(r"[^\w.-]+", "-", word).strip("-.") for word in words)
             name = f"{stem}.png"
-            # Names that differ only by what no file name can hold.
+            # Names may differ only in characters that file names do not have.
             while name in drawn:
                 name = f"{name.removesuffix('.png')}-2.png"
             title = (
@@ -158,8 +155,8 @@ def draw_images(results: Sequence[Rehearsed]) -> dict[str, bytes]:
 
 
 def _panels(results: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
-    """Returns the assets to draw, the worst leak first: of those that an attack reads alike, the
-    worst.
+    """Returns the assets to draw, the worst leak first; one for each attack, attacker and
+    target.
     """
     worst: dict[tuple[str, ...], tuple[str, ...]] = {}
     for asset in assets(results):
@@ -174,7 +171,7 @@ def _left_out(rest: Sequence[tuple[str, ...]], across: int) -> str:
         else ""
     )
     return fill(
-        f"Not drawn: single columns, and what the same attack reads with other knowledge{few}",
+        f"Not drawn: single columns, and the same attack with other knowledge{few}",
         46 * across,
     )
 

@@ -1,4 +1,4 @@
-"""What a rehearsal has found: each attack's figures over seeds, beside metric and bytes of the
+"""The result of a rehearsal: each attack's figures over seeds, with metric and bytes of the
 runs.
 """
 
@@ -18,34 +18,36 @@ if TYPE_CHECKING:
     from vfl.leak_meter.wiretap.times import Times
 
 REHEARSAL = (
-    "A rehearsal: all parties' data were in this one place. Each figure is a lower bound: another "
-    "attack may read more. Chance: the same attack against shuffled labels, or a constant guess."
+    "A rehearsal: the data of all parties were on this machine. Each figure is a lower bound: "
+    "another attack may read more. Chance: the same attack on shuffled labels, or a constant guess."
 )
 
 
-# As ``vfl.leak_meter.scene.scene`` has it, which loads torch.
+# A copy of the constant in ``vfl.leak_meter.scene.scene``, which imports torch.
 ALL_EPOCHS = "all epochs"
-# Units of which less is a larger leak.
+# Units for which a lower value is a larger leak.
 ERRORS = frozenset({"MSE"})
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over seeds; ``values``: one a seed."""
+    """Mean and standard deviation over seeds; ``values``: one for each seed."""
 
     values: tuple[float, ...]
 
     @property
     def mean(self) -> float:
+        """The mean over seeds."""
         return statistics.fmean(self.values)
 
     @property
     def sd(self) -> float:
+        """The standard deviation over seeds; 0 for one seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Returns the spread of the values that are there; None if none is."""
+        """Returns the spread of the values that are not None; None without any."""
         there = tuple(value for value in values if value is not None)
         return cls(there) if there else None
 
@@ -74,7 +76,7 @@ class AttackLine:
 
     @property
     def asset(self) -> tuple[str, ...]:
-        """What is read, by whom and how, whatever exchange it is read from."""
+        """What is read, by whom and how, independent of the exchange."""
         knows = (
             self.knows if not self.place else ALL_EPOCHS if self.knows.endswith(ALL_EPOCHS) else ""
         )
@@ -82,14 +84,12 @@ class AttackLine:
 
     @property
     def is_error(self) -> bool:
-        """Whether less of it is a larger leak."""
+        """Whether a lower value is a larger leak."""
         return self.unit in ERRORS
 
     @property
     def excess(self) -> float:
-        """How much of the way is done from what is known without this message (0) to everything
-        (1).
-        """
+        """The leak on a scale from what is known without the message (0) to everything (1)."""
         everything = 0.0 if self.is_error else 1.0
         return (
             0.0
@@ -99,21 +99,21 @@ class AttackLine:
 
     @property
     def floor(self) -> float:
-        """What is known without this message: the most of chance and all baselines, at least 0; the
-        least error.
+        """What is known without the message: the maximum of chance, all baselines and 0, or the
+        smallest error.
         """
         known = [spread.mean for spread in (self.chance, *self.baselines.values()) if spread is not
         None] return min(known, default=self.value.mean) if self.is_error else max(0.0, *known, 0.0)
 
     def leaks_more(self, other: AttackLine) -> bool:
-        """Whether it reads more than a line of the same unit."""
+        """Whether this line reads more than another line of the same unit."""
         mine, theirs = self.value.mean, other.value.mean
         return mine < theirs if self.is_error else mine > theirs
 
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """Images that an attack has reconstructed, and who did it from which exchange."""
+    """Images that an attack has reconstructed, with the attacker and the exchange."""
 
     attack: str
     attacker: str
@@ -123,13 +123,13 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What was found with one recipe.
+    """The result of one recipe.
 
     ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``, ``times``:
-    what those of the messages of the last seed tell anybody on the network. ``gaps``: what is not
-    protected as the rest is, or was not attacked at all, a sentence each. ``every``: one of this
-    many rounds was recorded. ``drawings``: images of the last seed to draw, of each party those of
-    the exchange that gives away most.
+    what sizes and times of the messages of the last seed reveal to any observer of the network.
+    ``gaps``: a sentence for each thing that lacks a defence of others, or was not attacked.
+    ``every``: one of this many rounds was recorded. ``drawings``: images of the last seed to draw,
+    for each party those of the exchange that leaks most.
     """
 
     name: str
@@ -147,7 +147,7 @@ class Rehearsed:
 
     @property
     def worst(self) -> tuple[AttackLine, ...]:
-        """The lines without those that read the same from another exchange, and find less there."""
+        """The lines of each asset with the largest leak over all exchanges."""
         worst: dict[tuple[str, ...], AttackLine] = {}
         for line in self.lines:
             before = worst.get(line.asset)
@@ -157,7 +157,9 @@ class Rehearsed:
 
     @property
     def elsewhere(self) -> tuple[str, ...]:
-        """A sentence for each asset that several exchanges give away: what each of them does."""
+        """A sentence for each asset that several exchanges leak, with the figure of each
+        exchange.
+        """
         by_asset: dict[tuple[str, ...], list[AttackLine]] = {}
         for line in self.lines:
             if line.place and not line.detail:
@@ -173,7 +175,7 @@ class Rehearsed:
 
 
 def assets(results: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
-    """Returns the assets of all recipes but for details, the worst leak of any recipe first."""
+    """Returns the assets of all recipes without details, the worst leak of any recipe first."""
     excess: dict[tuple[str, ...], float] = {}
     for line in (line for result in results for line in result.worst if not line.detail):
         excess[line.asset] = max(line.excess, excess.get(line.asset, line.excess))
@@ -181,7 +183,7 @@ def assets(results: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
 
 
 def as_columns(results: Sequence[Rehearsed]) -> dict[str, list[Any]]:
-    """Returns a row a figure, as columns."""
+    """Returns a row for each figure, as columns."""
     rows = [
         {
             "recipe": result.name,
@@ -215,11 +217,12 @@ def as_json(results: Sequence[Rehearsed]) -> dict[str, Any]:
 def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[AttackLine, ...], tuple[str,
 ...]]:
     """Returns the lines over all seeds, and a note for each attack that could not be played.
-    ``played``: by seed.
+
+    ``played``: the attacks of each seed.
     """
     figures_of: dict[tuple[str, str, str, str, str, str], list[Figure]] = {}
     notes: dict[str, None] = {}
-    # (why, attacker): attacks.
+    # {(reason, attacker): attacks}
     refused: dict[tuple[str, str], list[str]] = {}
     for of_seed in played:
         for attack in of_seed:
@@ -263,8 +266,8 @@ def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[AttackLine, ..
 
 
 def drawings(played: Sequence[Played]) -> tuple[Drawing, ...]:
-    """Returns what is to be drawn of one seed: of each attack, attacker and party, what reads
-    most.
+    """Returns the images of one seed to draw: for each attack, attacker and party the largest
+    leak.
     """
     worst: dict[tuple[str, str, str], tuple[float, Drawing]] = {}
     for attack in played:
@@ -278,7 +281,7 @@ def drawings(played: Sequence[Played]) -> tuple[Drawing, ...]:
 
 
 def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
-    """Yields one sentence for all attacks, and all attackers, that were refused for the same
+    """Yields one sentence for all attacks and attackers that were not played for the same
     reason.
     """
     attackers: dict[tuple[str, tuple[str, ...]], list[str]] = {}

@@ -1,4 +1,4 @@
-"""The one table of the leak meter."""
+"""Renders the tables of the leak meter."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from vfl.leak_meter.report.compare import in_short
 from vfl.leak_meter.report.result import REHEARSAL, AttackLine, Rehearsed, Spread
 from vfl.report.table import new_table, size
 
-# Characters that the table has at least, if its output is no terminal.
+# Minimum width of the table in characters without a terminal.
 WIDTH = 140
-# That are shown of one exchange.
+# Maximum number of sizes that are shown for one exchange.
 _SIZES = 3
 _CLOCK = (
-    "Times are those of this rehearsal: all parties took turns in one process of one "
-    "machine. Between machines the "
-    "seconds differ; where the pauses are does not."
+    "Times are those of this rehearsal: all parties took turns in one process. Between machines "
+    "the "
+    "seconds differ, but not the positions of the pauses."
 )
 
 
 def render(results: Sequence[Rehearsed]) -> Group:
-    """Returns what was found in short, then a table for each recipe with notes below it."""
+    """Returns a summary, and a table for each recipe with notes below it."""
     parts: list[RenderableType] = [*in_short(results)]
     for result in results:
         utility = f"{result.metric} {result.utility}" if result.utility is not None else "no metric"
@@ -55,11 +55,11 @@ def render(results: Sequence[Rehearsed]) -> Group:
 
 
 def _sizes(result: Rehearsed) -> RenderableType:
-    part = f", of one round in {result.every:,} alone" if result.every > 1 else ""
+    part = f" (one round in {result.every:,})" if result.every > 1 else ""
     table = new_table(
-        f"What sizes tell anybody on the network, although contents are encrypted{part}"
+        f"What sizes of encrypted messages reveal to any observer of the network{part}"
     )
-    for heading in ("phase", "exchange", "from", "to", "payload bytes x messages", "tells"):
+    for heading in ("phase", "exchange", "from", "to", "payload bytes x messages", "reveals"):
         table.add_column(heading)
     for line in result.sizes:
         sizes = ", ".join(f"{size_:,} x {count:,}" for size_, count in line.sizes[:_SIZES])
@@ -71,12 +71,12 @@ def _sizes(result: Rehearsed) -> RenderableType:
 
 
 def _times(result: Rehearsed) -> RenderableType:
-    table = new_table("What times of messages tell anybody on the network")
+    table = new_table("What times of messages reveal to any observer of the network")
     for heading in ("phase", "exchange", "from", "to"):
         table.add_column(heading)
     for heading in ("messages", "between two", "95 %"):
         table.add_column(heading, justify="right")
-    table.add_column("tells")
+    table.add_column("reveals")
     for line in result.times:
         of = (line.phase, line.exchange, line.sender, line.receiver)
         table.add_row(*of, f"{line.messages:,}", *line.between, line.tells)
@@ -99,9 +99,7 @@ def _baselines(line: AttackLine) -> str:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column that is left out if all its cells are empty. ``whole``: its words are never
-    broken.
-    """
+    """A column that is left out if all its cells are empty. ``whole``: never wrap its cells."""
 
     heading: str
     cell: Callable[[AttackLine], str]
@@ -109,7 +107,7 @@ class _Column:
     whole: bool = False
 
     def min_width(self, lines: Sequence[AttackLine]) -> int:
-        """Returns the width of the longest word, which a narrow screen would break."""
+        """Returns the width of the longest word, so that a narrow screen does not break it."""
         return max((len(word) for line in lines for word in self.cell(line).split()), default=0)
 
 

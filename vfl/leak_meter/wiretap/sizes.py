@@ -1,6 +1,4 @@
-"""What anybody on the network learns from the sizes of messages alone, although all contents are
-encrypted.
-"""
+"""What any observer of the network learns from the sizes of encrypted messages."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from vfl.leak_meter.scene.record import Seen
 class MessageSizes:
     """The messages of one exchange in one direction.
 
-    ``rounds``: how many there were. ``sizes``: {payload bytes of a message: how many}. ``tells``:
-    what follows from them, in words.
+    ``rounds``: the number of rounds. ``sizes``: (payload bytes, number of messages) pairs.
+    ``tells``: what follows from them, as text.
     """
 
     phase: str
@@ -31,8 +29,8 @@ class MessageSizes:
 def read_sizes(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:
     """Returns a line for each exchange and direction.
 
-    ``row_bytes``: of one row on the wire. It is known from the recipe, or the greatest common
-    divisor of the sizes.
+    ``row_bytes``: the bytes of one row on the wire, which an observer knows from the recipe or as
+    the greatest common divisor of the sizes.
     """
     groups: dict[tuple[str, str, str, str], list[Seen]] = {}
     for message in seen:
@@ -45,7 +43,9 @@ def read_sizes(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:
         rounds = len({message.round for message in messages})
         rows = sum(message.payload_bytes for message in messages) // row_bytes
         each_round = (
-            f"{rows // rounds:,} rows a round" if rows % rounds == 0 else f"{rows:,} rows in all"
+            f"{rows // rounds:,} rows per round"
+            if rows % rounds == 0
+            else f"{rows:,} rows in total"
         )
         largest = max(sizes) // row_bytes
         tells = (

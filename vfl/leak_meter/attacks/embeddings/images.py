@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vfl.leak_meter.learn.fitting import decode_pixels, count_held
+from vfl.leak_meter.learn.fitting import count_held, decode_pixels
 from vfl.leak_meter.learn.inversion import (
     InversionSettings,
     LatentPairs,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vfl.leak_meter.learn.across_epochs import decode_over
-from vfl.leak_meter.learn.fitting import decode_table, count_held
+from vfl.leak_meter.learn.fitting import count_held, decode_table
 from vfl.leak_meter.scene.pairs import Pairs, pairs
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vfl.leak_meter.learn.shared_weights import (
-    eye_of,
-    judge,
     collect_shared,
     describe_rank,
+    eye_of,
+    judge,
     uploads,
 )
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vfl.leak_meter.learn.shared_weights import (
+    describe_rank,
+    draw_untrained,
     eye_of,
     judge,
-    describe_rank,
     tower_of,
-    draw_untrained,
     uploads,
 )
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene
