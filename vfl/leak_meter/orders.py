@@ -29,8 +29,9 @@ MAKES = "vfl.leak_meter.orders:make"
 _FILE = "rehearsal.json"
 
 
-def make_in_pool(workers: Pool, recipe: Recipe, data: Any, out: Path, asked: AttackRequest) ->
-SeedResult:
+def make_in_pool(
+    workers: Pool, recipe: Recipe, data: Any, out: Path, asked: AttackRequest
+) -> SeedResult:
     """Has a process of ``workers``, which carries out ``MAKES``, make a run and play the attacks
     on it. The arguments are those of ``made_here``. Raises VflError.
     """

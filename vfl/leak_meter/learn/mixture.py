@@ -71,11 +71,15 @@ def separate(of: Messages, begin_NC: Tensor, known_NC: Tensor | None = None) -> 
     posterior_NC = torch.zeros_like(q_NC)
     for _ in range(_STEPS):
         log_MC = torch.stack([own.log_density(q_N) for q_N in q_NC.T], dim=1)
-        log_MC = (log_MC - log_MC.mean(1, keepdim=True)).clamp(-_MAX_LOG_RATIO / 2, _MAX_LOG_RATIO /
-        2) share_C = q_NC[there_N].mean(0).clamp_min(1e-3) posterior_NC = of.per_row(log_MC) +
-        share_C.log() after_NC = _fix_known(torch.softmax(_TEMPER * posterior_NC, 1), known_NC,
-        is_known_N1) change = (after_NC - q_NC)[there_N].abs().mean().item() q_NC = (q_NC +
-        after_NC) / 2 if change < _ENOUGH:
+        log_MC = (log_MC - log_MC.mean(1, keepdim=True)).clamp(
+            -_MAX_LOG_RATIO / 2, _MAX_LOG_RATIO / 2
+        )
+        share_C = q_NC[there_N].mean(0).clamp_min(1e-3)
+        posterior_NC = of.per_row(log_MC) + share_C.log()
+        after_NC = _fix_known(torch.softmax(_TEMPER * posterior_NC, 1), known_NC, is_known_N1)
+        change = (after_NC - q_NC)[there_N].abs().mean().item()
+        q_NC = (q_NC + after_NC) / 2
+        if change < _ENOUGH:
             break
     return posterior_NC
 

@@ -93,10 +93,9 @@ def collect_shared(scene: Scene) -> SharedWeights:
         if message.phase != phase:
             phase, shared_ = message.phase, SharedWeights()
         if message.sender in scene.owners:
-            shared_.sent.setdefault(message.round, {}).setdefault(message.sender, {})[message.name]
-            = (
-                message.tensor
-            )
+            shared_.sent.setdefault(message.round, {}).setdefault(message.sender, {})[
+                message.name
+            ] = message.tensor
         else:
             shared_.means.setdefault(message.round, {})[message.name] = message.tensor
     if not shared_.sent:
@@ -118,8 +117,9 @@ def uploads(scene: Scene) -> dict[str, list[Upload]]:
         if scene.role != "server":
             own_weights = {} if mean is None else _others(scene, of_party[scene.attacker], mean)
         for name, weights in own_weights.items():
-            by_party.setdefault(name, []).append(Upload(round_, weights, messages.means.get(round_ -
-            1)))
+            by_party.setdefault(name, []).append(
+                Upload(round_, weights, messages.means.get(round_ - 1))
+            )
     if not by_party:
         raise UnfitError("no mean of the weights has come")
     return by_party
@@ -282,8 +282,8 @@ def judge(
         if changes:
             drawn = torch.Generator().manual_seed(derive_seed(scene.seed, "directions") % 2**63)
             noise = [
-                torch.randn(change.shape, generator=drawn, dtype=torch.float64) for change in
-                changes
+                torch.randn(change.shape, generator=drawn, dtype=torch.float64)
+                for change in changes
             ]
             scores = {
                 "": span(eye.encoder, changes, inputs),
@@ -317,7 +317,9 @@ def _figure(
 ) -> Figure:
     """Returns the figure of the score '' beside the others, and beside shuffled membership."""
     value = fold_auc(auc(scores[""], trained_N))
-    chance, chance_high = middle_and_high([fold_auc(auc(scores[""], trained_S)) for trained_S in shuffled_SN])
+    chance, chance_high = middle_and_high(
+        [fold_auc(auc(scores[""], trained_S)) for trained_S in shuffled_SN]
+    )
     beside = {name: fold_auc(auc(score, trained_N)) for name, score in scores.items() if name}
     return Figure(of, knows, "AUC", value, None, chance, chance_high, beside)
 
@@ -354,5 +356,8 @@ def eye_of(knows: str, owner: Owner, encoder: nn.Module | None = None, **beside:
     """Returns the eye of somebody who has an owner's columns, and its encoder or another."""
     chosen = tower_of(owner.encoder) if encoder is None else encoder
     return Eye(
-        knows, chosen, owner.inputs, {name.replace("_", " "): weights for name, weights in beside.items()}
+        knows,
+        chosen,
+        owner.inputs,
+        {name.replace("_", " "): weights for name, weights in beside.items()},
     )

@@ -20,7 +20,8 @@ def in_short(results: Sequence[Rehearsed]) -> Iterator[RenderableType]:
         sentence = "; ".join(_summarize(line) for line in _strongest(result))
         if sentence:
             yield Text(
-                f"{result.name}: {sentence}." if len(results) > 1 else f"In short: {sentence}.", style="bold"
+                f"{result.name}: {sentence}." if len(results) > 1 else f"In short: {sentence}.",
+                style="bold",
             )
     yield Text()
     if len(results) > 1:
@@ -86,11 +87,18 @@ def _side_by_side(results: Sequence[Rehearsed]) -> RenderableType:
         lost = ("" if own is None else f"{first.mean - own.mean:+.3f}" for own in same)
         table.add_row(f"lost beside {results[0].name}", "", "", "", *lost)
     table.add_row(
-        "bytes sent", "", "", "", *(size(result.payload_bytes) for result in results), end_section=True
+        "bytes sent",
+        "",
+        "",
+        "",
+        *(size(result.payload_bytes) for result in results),
+        end_section=True,
     )
     for asset in assets(results):
         attack, attacker, of, knows, unit = asset
-        lines = [next((line for line in result.worst if line.asset == asset), None) for result in
-        results] cells = ("" if line is None else f"{unit} {line.value.mean:.3f}" for line in lines)
+        lines = [
+            next((line for line in result.worst if line.asset == asset), None) for result in results
+        ]
+        cells = ("" if line is None else f"{unit} {line.value.mean:.3f}" for line in lines)
         table.add_row(attack, attacker, of, knows, *cells)
     return table

@@ -102,8 +102,10 @@ class AttackLine:
         """What is known without the message: the maximum of chance, all baselines and 0, or the
         smallest error.
         """
-        known = [spread.mean for spread in (self.chance, *self.baselines.values()) if spread is not
-        None] return min(known, default=self.value.mean) if self.is_error else max(0.0, *known, 0.0)
+        known = [
+            spread.mean for spread in (self.chance, *self.baselines.values()) if spread is not None
+        ]
+        return min(known, default=self.value.mean) if self.is_error else max(0.0, *known, 0.0)
 
     def leaks_more(self, other: AttackLine) -> bool:
         """Whether this line reads more than another line of the same unit."""
@@ -214,8 +216,9 @@ def as_json(results: Sequence[Rehearsed]) -> dict[str, Any]:
     return {"rehearsal": REHEARSAL, "recipes": [_plain(result) for result in results]}
 
 
-def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[AttackLine, ...], tuple[str,
-...]]:
+def over_seeds(
+    played: Sequence[Sequence[Played]],
+) -> tuple[tuple[AttackLine, ...], tuple[str, ...]]:
     """Returns the lines over all seeds, and a note for each attack that could not be played.
 
     ``played``: the attacks of each seed.

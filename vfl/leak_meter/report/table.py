@@ -49,8 +49,14 @@ def render(results: Sequence[Rehearsed]) -> Group:
         where = [f"Columns and rows are read from {place}." for place in places if len(places) == 1]
         notes = [Text(note, style="dim") for note in (*where, *result.elsewhere, *result.notes)]
         body = table if lines else Text(f"{title}\nNo attack was played.")
-        parts += [body, *warnings, *notes, Text(), *([_sizes(result), Text()] if result.sizes else
-        [])] parts += [_times(result), Text(_CLOCK, style="dim"), Text()] if result.times else []
+        parts += [
+            body,
+            *warnings,
+            *notes,
+            Text(),
+            *([_sizes(result), Text()] if result.sizes else []),
+        ]
+        parts += [_times(result), Text(_CLOCK, style="dim"), Text()] if result.times else []
     return Group(*parts, Text(REHEARSAL, style="dim"))
 
 

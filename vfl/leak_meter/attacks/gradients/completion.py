@@ -46,9 +46,13 @@ def play(scene: Scene) -> list[Figure]:
     """
     if scene.task.kind == "regression":
         return _play_regression(scene)
-    logits_by_attack, beside, truth = recover_labels(scene), without(scene),
-    scene.labels[_judged_rows(scene)] figures = [] for unit, score in (("accuracy", accuracy),
-    *((("AUC", _auc),) if scene.classes == 2 else ())):
+    logits_by_attack, beside, truth = (
+        recover_labels(scene),
+        without(scene),
+        scene.labels[_judged_rows(scene)],
+    )
+    figures = []
+    for unit, score in (("accuracy", accuracy), *((("AUC", _auc),) if scene.classes == 2 else ())):
         for knows, logits in logits_by_attack.items():
             baselines = {name: score(beside[name], truth) for name in _BESIDE[knows]}
             if unit == "accuracy":
@@ -172,8 +176,9 @@ def _judged_rows(scene: Scene) -> Rows:
     return scene.rows["test"] if len(scene.rows["test"]) else scene.rows["validation"]
 
 
-def draw_stratified(labels: Tensor, rows: Rows, classes: int, seed: int, count: int = KNOWN) ->
-Rows:
+def draw_stratified(
+    labels: Tensor, rows: Rows, classes: int, seed: int, count: int = KNOWN
+) -> Rows:
     """Draws ``count`` of the rows, of each class in proportion and at least one if it occurs.
 
     If there are more classes than that, it draws one of each.
@@ -185,8 +190,10 @@ Rows:
     # Each rare class has one, at the cost of those that have most.
     while sum(taken) > max(count, len(taken)):
         taken[int(np.argmax(taken))] -= 1
-    chosen = np.concatenate([rows_of_class[:few] for rows_of_class, few in zip(of_class, taken,
-    strict=True)]) return np.sort(rows[chosen])
+    chosen = np.concatenate(
+        [rows_of_class[:few] for rows_of_class, few in zip(of_class, taken, strict=True)]
+    )
+    return np.sort(rows[chosen])
 
 
 def accuracy(logits: Tensor, truth: Tensor) -> float:

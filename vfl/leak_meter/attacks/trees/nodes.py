@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
-from vfl.leak_meter.scene.scores import Classes, Numbers, Tally, auc, fold_auc, best_accuracy
+from vfl.leak_meter.scene.scores import Classes, Numbers, Tally, auc, best_accuracy, fold_auc
 from vfl.leak_meter.scene.trees import MAX_TREES, places, trees_of
 from vfl_party.base.seeds import Rows, derive_seed
 
@@ -108,8 +108,9 @@ def _groups(scene: Scene, x_ND: Numbers) -> Numbers | None:
     return groups
 
 
-def _play_with_labels(scene: Scene, places_NT: Classes, labels_N: Classes, rows: Rows) ->
-list[Figure]:
+def _play_with_labels(
+    scene: Scene, places_NT: Classes, labels_N: Classes, rows: Rows
+) -> list[Figure]:
     """Trains a head on the nodes of rows whose labels are known."""
     known, own_NF = np.arange(len(rows)) < KNOWN, _own(scene, rows)
     judged_N = labels_N[~known]

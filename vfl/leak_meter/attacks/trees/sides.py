@@ -39,8 +39,12 @@ def play(scene: Scene) -> list[Figure]:
             sides_by_party.setdefault(tree.passive, []).extend(
                 side_N[: len(train)] for side_N in sides(tree, rows)
             )
-    bits = {passive: sides_NS for passive, sides_SN in sides_by_party.items() if sides_SN and
-    (sides_NS := telling(sides_SN)).shape[1]} if not bits:
+    bits = {
+        passive: sides_NS
+        for passive, sides_SN in sides_by_party.items()
+        if sides_SN and (sides_NS := telling(sides_SN)).shape[1]
+    }
+    if not bits:
         raise UnfitError("no passive party owns a split")
     sent = {
         passive: partial(iter, [Intercepted("trees", 0, 0, train, bits_NS)])
