@@ -195,11 +195,11 @@ def _auxiliary(
     table = load_table(settings, with_label=False)
     images = table.images_NCHW
     if images is None or images.shape[1:] != shape:
-        actual = "no images" if images is None else f"images of {_by(images.shape[1:])}"
         raise InputError(
             Code.DATA_INVALID,
             f"{table.source}: must have images of {_by(shape or ())} (channels x height x width), "
-            f"as the party has (got {actual}). Give such images.",
+            f"like the party (got {'no images' if images is None else _by(images.shape[1:])}). Give "
+            "such images.",
         )
     theirs = set(_digests(private))
     unknown = np.array(

@@ -1,4 +1,4 @@
-"""Rehearsals as orders for other processes: what one has found comes back as a file."""
+"""Runs rehearsals in other processes, which return their findings as a file."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ from vfl_common.config.recipe import Recipe as Settings
 from vfl_party.base.plugins import using
 
 MAKES = "vfl.leak_meter.orders:make"
-# In the run's folder, until it is read.
+# The file in the run's folder with the findings, until they are read.
 _FILE = "rehearsal.json"
 
 
 def make_in_pool(
     workers: Pool, recipe: Recipe, data: Any, out: Path, asked: AttackRequest
 ) -> SeedResult:
-    """Has a process of ``workers``, which carries out ``MAKES``, make a run and play the attacks
-    on it. The arguments are those of ``made_here``. Raises VflError.
+    """Makes a run and plays the attacks in a process of ``workers``, which executes ``MAKES``.
+
+    The other arguments are those of ``make_here``. Raises VflError.
     """
 
     def send(order: Order) -> None:
@@ -44,7 +45,7 @@ def make_in_pool(
                 "folder": str(order.folder.resolve()),
                 "plugins": named_now("jobs=1"),
                 "asked": asdict(asked),
-                # What an attack finds may depend on it.
+                # The result of an attack may depend on the number of threads.
                 "threads": torch.get_num_threads(),
             }
         )
@@ -57,7 +58,7 @@ def make_in_pool(
 
 
 def make(order: dict[str, Any]) -> None:
-    """Makes a run in this process, and plays the attacks. Raises whatever it raises."""
+    """Makes a run in this process and plays the attacks. Raises the error of the run."""
     folder, base = emptied(order["folder"]), Path(order["base"])
     asked, before = AttackRequest(**order["asked"]), torch.get_num_threads()
     torch.set_num_threads(order["threads"])
@@ -72,7 +73,7 @@ def make(order: dict[str, Any]) -> None:
 
 
 def plain(findings: Findings) -> list[list[Any]]:
-    """Returns what was found as JSON holds it, whole."""
+    """Returns the findings as values for JSON, without loss."""
     return [
         [
             item if isinstance(item, str) else asdict(item, dict_factory=_plain_fields)
@@ -83,7 +84,7 @@ def plain(findings: Findings) -> list[list[Any]]:
 
 
 def _plain_fields(named: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Tensors become lists: the numbers of JSON hold those of float32 whole."""
+    """Turns tensors into lists; numbers in JSON represent float32 exactly."""
     return {
         name: [(of, images.tolist()) for of, images in value] if name == "rows" else value
         for name, value in named
@@ -91,7 +92,7 @@ def _plain_fields(named: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read(content: list[list[Any]]) -> Findings:
-    """Returns what ``plain`` was given."""
+    """Returns the findings from the values that ``plain`` returned."""
     played, sizes, times, gaps = content
     return (
         [Played(**line | {"figures": tuple(map(_figure, line["figures"]))}) for line in played],

@@ -1,4 +1,4 @@
-"""One run of a rehearsal, and what the attacks have found on it."""
+"""Makes one run of a rehearsal and plays the attacks on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Findings = tuple[list[Played], tuple[MessageSizes, ...], tuple[Times, ...], tupl
 
 @dataclass(frozen=True)
 class AttackRequest:
-    """What ``leaks`` was asked for; ``attacks`` are names."""
+    """The attacks to play, by name, and what is recorded."""
 
     attacks: Sequence[str]
     every: int
@@ -32,7 +32,7 @@ class AttackRequest:
 
 @dataclass(frozen=True)
 class SeedResult:
-    """What the run of one seed gives away; see ``Rehearsed``."""
+    """The result of the run of one seed; see ``Rehearsed``."""
 
     run: Run
     played: list[Played]
@@ -50,15 +50,15 @@ def make_here(
     quiet: bool,
     tell: Callable[[str], None],
 ) -> SeedResult:
-    """Makes a run in this process, and plays the attacks on it.
+    """Makes a run in this process and plays the attacks on it.
 
     Args:
         recipe: the recipe, whose seed is also that of the attacks.
         data: as in ``simulate``.
         out: the folder of runs.
         asked: the attacks, and what is recorded.
-        quiet: whether to show nothing of the run while it goes on.
-        tell: called before each attack, with a sentence.
+        quiet: whether to show no progress.
+        tell: called with a sentence before each attack.
 
     Raises VflError.
     """
@@ -78,12 +78,12 @@ def play_on(
     quiet: bool = True,
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Findings:
-    """Carries out an order in this process, and plays the attacks on the run. Raises VflError."""
+    """Executes an order in this process and plays the attacks on the run. Raises VflError."""
     with tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
         rehearsal = Rehearsal(Path(record), asked.every)
         secrets = _secrets(order) if asked.init == "secret" else None
         in_process(quiet, None, order, attach=rehearsal.attach, secrets=secrets)
-        # An attacker makes encoders as the recipe names them.
+        # Attacks build encoders from the modules that the recipe names.
         with modules_of(order.base):
             played = rehearsal.play(asked.attacks, order.settings.seed, tell=tell)
         gaps = (*rehearsal.gaps(), *rehearsal.unknown(asked.attacks))
@@ -91,8 +91,8 @@ def play_on(
 
 
 def _secrets(order: Order) -> dict[str, bytes]:
-    """Returns {party: a secret} that attacks do not know, the same in each rehearsal of a recipe
-    and seed.
+    """Returns {party: a secret unknown to attacks}, the same in each rehearsal of a recipe and
+    seed.
     """
     settings = order.settings
     names = [party.name for party in settings.parties]

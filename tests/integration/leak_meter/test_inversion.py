@@ -435,7 +435,7 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
     ),
     "larger images": (
         {"auxiliary": "large.npz"},
-        r"images of 1 x 8 x 8 .* \(got images of 1 x 16 x 16\)",
+        r"images of 1 x 8 x 8 .* \(got 1 x 16 x 16\)",
     ),
     "no images": (
         {"auxiliary": "sklearn:iris"},
@@ -453,7 +453,10 @@ REFUSED: dict[str, tuple[dict[str, str], str]] = {
         {"out": "found.csv"},
         r"--out: must end in \.json \(got .*found\.csv\)",
     ),
-    "no folder": ({"out": "none/found.json"}, r"found\.json: its folder does not exist\. Create it"),
+    "no folder": (
+        {"out": "none/found.json"},
+        r"found\.json: its folder does not exist\. Create it",
+    ),
 }
 
 

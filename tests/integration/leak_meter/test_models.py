@@ -14,7 +14,13 @@ import torch
 from tests.harness.errors import assert_names, raises
 from tests.harness.scenes import labelled_scene, linear_scene, of, replayed
 from vfl.leak_meter import attacks
-from vfl.leak_meter.attacks.gradients.completion import FROZEN, KNOWN, MIXMATCH, TUNED, draw_stratified
+from vfl.leak_meter.attacks.gradients.completion import (
+    FROZEN,
+    KNOWN,
+    MIXMATCH,
+    TUNED,
+    draw_stratified,
+)
 from vfl.leak_meter.learn.fitting import decode, explained
 from vfl.leak_meter.report.result import ALL_EPOCHS, AttackLine, Rehearsed, Spread
 from vfl.leak_meter.scene import scene

@@ -132,8 +132,8 @@ def test_when_sides_say_nothing_of_a_column_the_note_speaks_of_sides() -> None:
     where = scene("active", quartiles(x[:, 0]), [0, 1] * (ROWS // 2), columns=columns)
     notes = [each.note for each in played("sides", where) if each.note]
     wanted = (
-        "p1: from sides of trees the decoder learnt nothing, and gives the mean of the rows it "
-        "knows"
+        "p1: from sides of trees the decoder learned nothing, and returns the mean of the known "
+        "rows"
     )
     assert notes == [wanted]
     assert "embedding" not in notes[0]

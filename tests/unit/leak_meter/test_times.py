@@ -52,7 +52,8 @@ def test_gaps_pauses_and_the_slower_party() -> None:
 def test_no_pause_and_an_early_end() -> None:
     found = read_times(steps({"p1": 0.02}, pause_s=0.0), {"splitnn": 10})
     assert (
-        of(found, "p1").tells == "no clear pause at the ends of rounds; 3 of 10 rounds: it ended early"
+        of(found, "p1").tells
+        == "no clear pause at the ends of rounds; 3 of 10 rounds: it ended early"
     )
 
 

@@ -1,5 +1,5 @@
-"""Attacks of the leak meter: one file each, on a shelf by what it reads, found by its name, and
-those of plug-ins.
+"""Attacks of the leak meter, one file for each in a package by what it reads, and attacks of
+plug-ins.
 """
 
 from __future__ import annotations

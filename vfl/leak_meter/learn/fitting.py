@@ -1,6 +1,4 @@
-"""What attacks train: heads and decoders on few rows, and an encoder of the attacker's own without
-labels.
-"""
+"""Models that attacks train: heads and decoders on few rows, and a self-supervised encoder."""
 
 from __future__ import annotations
 
@@ -22,10 +20,10 @@ from vfl_party.models.optim import build_optimizer
 
 Inputs = tuple[Tensor, ...]
 _HEAD_STEPS, _TUNED_STEPS, _LR, _DECAY = 300, 150, 2e-3, 1e-3
-# Of a ridge regression: 0.01 to 10,000.
+# Penalties of a ridge regression, from 0.01 to 10,000.
 _PENALTIES = tuple(10.0 ** (power / 2) for power in range(-4, 9))
 _DECODER_STEPS, _PIXELS_STEPS, _PIXELS_BATCH = 400, 1500, 64
-# Of an input, below which it is one value.
+# Standard deviation below which an input counts as constant.
 _MIN_SPREAD = 1e-6
 _SSL_EPOCHS, _SSL_BATCH, _SSL_ROWS, _CORRUPTED = 10, 256, 10_000, 0.3
 
@@ -116,7 +114,7 @@ def estimate(
     ridge = RidgeCV(alphas=_PENALTIES).fit(
         ((z_KD - mean_D) / std_D).cpu().numpy(), y_K1[:, 0].cpu().numpy()
     )
-    # What is drawn is replaced.
+    # The random weights are replaced.
     with seeded(0), torch.no_grad():
         head = nn.Linear(len(mean_D), 1)
         head.weight.copy_(torch.from_numpy(ridge.coef_)[None])
@@ -245,7 +243,7 @@ def _fit_decoder(
     ``rows``: of each step. None if it was never better than 0.
     """
     mean_D, std_D = known_KD.mean(dim=0), known_KD.std(dim=0)
-    # What is one value in all known rows tells nothing.
+    # An input that is constant in the known rows has no information.
     scale_D = torch.where(std_D > _MIN_SPREAD, 1 / std_D, 0.0)
     x, held = (known_KD - mean_D) * scale_D, count_held(len(known_KD))
     with seeded(derive_seed(seed, "init", shape.name)):

@@ -14,16 +14,16 @@ from torch import Tensor
 from vfl_party.base.seeds import derive_seed
 
 Numbers = npt.NDArray[np.float64]
-# Of known rows and of judged rows.
+# Tensors of known rows and of judged rows.
 Pair = tuple[Tensor, Tensor]
-# Of a kernel ridge, in units of the kernel's mean diagonal.
+# Penalties of a kernel ridge, in units of the kernel's mean diagonal.
 _PENALTIES = 10.0 ** np.arange(-5, 3.5, 0.5)
-# Of a Gaussian kernel, over the number of inputs.
+# Factors of a Gaussian kernel, to be divided by the number of inputs.
 _GAMMAS = (1.0, 0.25)
 _TREES, _MIN_ROWS, _SHARE, _MAX_FEATURES = 100, 2, 0.4, 400
-# Numbers that have trees of their own; of more, all share some.
+# Maximum number of targets with separate trees; more targets share trees.
 _MAX_FORESTS = 30
-# Of the candidates, which are averaged.
+# Number of best candidates that are averaged.
 _BEST = 2
 
 

@@ -25,11 +25,11 @@ from vfl_party.models import generator
 from vfl_party.models.backward import backward
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 
-# Of a descent.
+# Steps and learning rate of a descent.
 _STEPS, _LR = 300, 0.05
-# Epochs that each descent looks at.
+# Numbers of epochs that the descents use, in order.
 _WIDENING = (1, 1, 2, 3, 4, 6, 8)
-# Weight of the columns' own density, beside the error of embeddings in units of their spread.
+# Weight of the columns' density against the error of embeddings in units of their spread.
 _PRIOR = 0.05
 _MIN_SPREAD = 1e-6
 

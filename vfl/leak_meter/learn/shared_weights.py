@@ -29,14 +29,14 @@ from vfl_party.models import TwoTowers, build_predictor, build_projector, seeded
 
 Weights = Mapping[str, Tensor]
 Flags = npt.NDArray[np.bool_]
-# Candidates, of those trained on and of the others.
+# Maximum and minimum number of candidates among the training rows, and among the others.
 _MAX_ROWS, _MIN_ROWS = 2000, 20
-# Pairs of views of a row.
+# Number of pairs of views of a row.
 _VIEWS = 4
-# Its input is the encoder's embedding.
+# The layer whose input is the encoder's embedding.
 _LAYER = "projector.0.weight"
 _ENERGY = 0.99
-# Of membership, for chance.
+# Number of shuffles of the membership for chance.
 _SHUFFLES = 50
 
 
@@ -121,7 +121,7 @@ def uploads(scene: Scene) -> dict[str, list[Upload]]:
                 Upload(round_, weights, messages.means.get(round_ - 1))
             )
     if not by_party:
-        raise UnfitError("no mean of the weights has come")
+        raise UnfitError("the attacker received no mean of the weights")
     return by_party
 
 
@@ -301,11 +301,12 @@ def describe_rank(owner: str, received: Sequence[Upload]) -> str:
         return ""
     width = min(received[0].weights[_LAYER].shape)
     rank, directions = (statistics.median(values) for values in zip(*ranks, strict=True))
-    words = (
-        f"{owner}: a round changes the first layer above the encoder by a matrix of rank "
-        f"{rank:g} of {width}"
+    return (
+        f"{owner}: a round changes the first layer above the encoder by a matrix of rank {rank:g} "
+        "of "
+        f"{width} (99 % of its energy in {directions:g} directions), so it has at least as many "
+        "inputs"
     )
-    return f"{words} (99 % of it in {directions:g} directions): at least as many inputs made it"
 
 
 def _figure(
@@ -345,7 +346,7 @@ def _candidates(scene: Scene, owner: str, count: int) -> tuple[Rows, Flags]:
     count_ = min(map(len, parts))
     if count_ < _MIN_ROWS:
         raise UnfitError(
-            f"it needs {_MIN_ROWS} training rows, and as many for validation or test, that "
+            f"the attack needs {_MIN_ROWS} training rows, and as many for validation or test, that "
             "all parties have"
         )
     parts = [rows[:count_] for rows in parts]

@@ -9,7 +9,7 @@ from vfl_party.assembly.party import Assembled
 from vfl_party.data.inputs.features import HIDDEN, UNKNOWN
 from vfl_party.data.inputs.preprocess import Preprocessor
 
-# Pixels of an image's height and width.
+# Minimum height and width of an image in pixels.
 _MIN_SIDE = 2
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from vfl.leak_meter.scene.scene import Image, Intercepted, Scene, UnfitError
 from vfl_party.base.seeds import Rows, derive_seed
 
-# Of a row's embeddings, side by side.
+# Concatenation of these embeddings of a row.
 ALL_THREE = "first, last and mean"
-# Of the rows; auxiliary rows; rows that are judged.
+# Share of known rows, minimum and maximum number of them, and maximum number of judged rows.
 _SHARE, _MIN_KNOWN, _MAX_KNOWN, _JUDGED = 0.1, 50, 2000, 5000
-# Numbers of a row's embeddings side by side; of more rounds some are left out.
+# Maximum width of the concatenated embeddings of a row; with more rounds, some are left out.
 _MAX_WIDTH = 2048
 
 
@@ -76,7 +76,7 @@ def pairs(scene: Scene, *, images: bool | None = None, what: str = "embeddings")
                 some = True
                 yield _pairs(scene, sender, place, sent)
     if not some:
-        raise UnfitError(f"no party sends {what} of {2 * _MIN_KNOWN} rows that the phases name")
+        raise UnfitError(f"no party sends {what} of at least {2 * _MIN_KNOWN} known rows")
 
 
 def exchanges_left_out(scene: Scene, *, images: bool | None = None) -> list[str]:

@@ -15,7 +15,7 @@ from vfl_common.config.models import OptimizerSettings, TaskSettings
 from vfl_party.base.seeds import Rows
 
 Role = Literal["active", "passive", "server"]
-# Ends what an attacker knows that has all messages about a row, not the last alone.
+# Suffix of the knowledge of an attacker that uses all messages about a row, not only the last.
 ALL_EPOCHS = "all epochs"
 
 
@@ -185,14 +185,14 @@ class Scene:
     def classes(self) -> int:
         """How many classes the labels have. Raises UnfitError for a regression."""
         if self.task.kind == "regression":
-            raise UnfitError("the labels are numbers, and the attack finds classes")
+            raise UnfitError("the labels are numbers, but the attack infers classes")
         return self.task.classes or 2
 
     @property
     def numbers(self) -> Tensor:
         """The labels of a regression, float64 [N]. Raises UnfitError for classes."""
         if self.targets is None:
-            raise UnfitError("the labels are classes, and the attack finds numbers")
+            raise UnfitError("the labels are classes, but the attack infers numbers")
         return self.targets
 
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from vfl.leak_meter.scene.scene import Heard, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Classes, Numbers
 
-# Instead of a node: the row is in a leaf.
+# Value in place of a node for a row in a leaf.
 SETTLED = 255
-# Of a sum that is not encrypted: g and h, int64.
+# Size of a sum that is not encrypted: g and h, int64.
 PAIR_BYTES = 16
-# The first ones, which say most.
+# Number of trees that attacks use: the first ones, which reveal most.
 MAX_TREES = 50
 
 Nodes = npt.NDArray[np.uint8]
@@ -76,7 +76,7 @@ def trees_of(scene: Scene) -> Iterator[TreeMessages]:
             some = True
             yield open_.pop(passive)
     if not some:
-        raise UnfitError("no trees grow between parties")
+        raise UnfitError("the parties grow no trees together")
 
 
 def places(tree: TreeMessages) -> Classes:

@@ -1,14 +1,15 @@
-"""A decoder from embeddings to the sender's columns, learnt from rows that the active party knows
-both of.
+"""Feature reconstruction: a decoder from embeddings to the sender's columns, trained on rows of
+which the active party knows both.
 
-It knows a tenth of the rows of an exchange, 50 to 2,000, and reads each exchange by itself. Beside
-it stands the same decoder from the attacker's own columns alone, which correlate with the others'
-without any message, and from shuffled embeddings (chance). It reads the embeddings of the last
-recorded epoch alone. Then it combines all that the attacker has: the embeddings of all epochs side
-by side, in which noise that is drawn anew averages out (MID, ``gaussian``, ``clipped_gaussian``),
-its own columns and the label; for each column cross-validation chooses among linear and Gaussian
-kernel ridges and trees (``vfl.leak_meter.learn.regression``). Numbers are judged by R², categories
-by accuracy. Pixels are left to ``images``: a pixel by itself says little.
+The attacker knows a tenth of the rows of an exchange, 50 to 2,000, and reads each exchange
+separately. The baselines are the same decoder on only the attacker's own columns, which correlate
+with the others' without any message, and on shuffled embeddings (chance). The first figure uses
+only the embeddings of the last recorded epoch. The second one combines all that the attacker has:
+the concatenated embeddings of all epochs, in which independent noise averages out (MID,
+``gaussian``, ``clipped_gaussian``), its own columns and the label; for each column,
+cross-validation chooses among linear and Gaussian kernel ridges and trees
+(``vfl.leak_meter.learn.regression``). Numbers are judged by R², categories by accuracy. Pixels are
+left to ``images``, because a single pixel says little.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitE
 from vfl_common.text import listed
 from vfl_party.base.seeds import derive_seed
 
-# Columns of a party; of more, only mean and best are given.
+# Maximum number of columns with a figure each; with more, only mean and best are given.
 _MAX_COLUMNS = 30
 FOUND, CHANCE, _OWN, _FREQUENT = "found", "chance", "own columns", "most frequent"
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns R² of each column of numbers and accuracy of each of categories, their means, and the
-    best column.
+    """Returns R² of each numeric column, accuracy of each categorical one, means, and the best
+    column.
 
-    R² of 0 is as good as the column's mean. Columns of one value are left out. Raises UnfitError
-    without enough rows or columns, or if all are pixels.
+    R² of 0 is as good as the column's mean. Constant columns are left out. Raises UnfitError
+    without enough rows or columns, or if all columns are pixels.
     """
     return decode_columns(scene, "embeddings")
 
 
 def decode_columns(scene: Scene, what: str) -> list[Figure]:
-    """Plays as ``play`` does. ``what``: the word for what the scene has as embeddings."""
+    """Plays the attack as ``play`` does; ``what``: the name of the embeddings in texts."""
     all_figures = []
     for pair in pairs(scene, images=False, what=what):
         guesses = _guesses(pair, scene.seed)
@@ -56,8 +57,8 @@ def decode_columns(scene: Scene, what: str) -> list[Figure]:
             len(pair.names) - sum(len(pair.groups[name]) for name in pair.groups) + len(pair.groups)
         )
         constant -= len(numbers) + len(categories)
-        one = "column has one value and is" if constant == 1 else "columns have one value and are"
-        notes += [f"{constant} {one} left out"] if constant else []
+        word = "column" if constant == 1 else "columns"
+        notes += [f"left out: {constant} constant {word}"] if constant else []
         figures = [*figures_of(pair.sender, "column", numbers, like)]
         figures += figures_of(pair.sender, "category", categories, replace(like, unit="accuracy"))
         figures += _combine(pair, guesses[CHANCE], like, scene.seed)
@@ -65,7 +66,7 @@ def decode_columns(scene: Scene, what: str) -> list[Figure]:
             figures[0] = replace(figures[0], note=f"{pair.sender}: {'; '.join(notes)}")
         all_figures += figures
     if not all_figures:
-        raise UnfitError("all columns have one value")
+        raise UnfitError("all columns are constant")
     few, pixels = exchanges_left_out(scene, images=False), senders_of(scene, images=True)
     notes = [f"not played on exchanges of too few rows: {listed(few)}"] if few else []
     notes += [f"pixels are left to the attack images: those of {listed(pixels)}"] if pixels else []
@@ -75,10 +76,9 @@ def decode_columns(scene: Scene, what: str) -> list[Figure]:
 
 
 def _nothing(of: list[str]) -> str:
-    same = ", so these figures are the same" if len(of) > 1 else ""
     return (
-        f"from {' and from '.join(of)} the decoder learnt nothing, and gives the mean of the "
-        f"rows it knows{same}"
+        f"from {' and from '.join(of)} the decoder learned nothing, and returns the mean of the "
+        f"known rows{', so these figures are equal' if len(of) > 1 else ''}"
     )
 
 
@@ -97,8 +97,8 @@ def _guesses(pair: Pairs, seed: int) -> dict[str, Tensor]:
 
 
 def _combine(pair: Pairs, chance: Tensor, like: Figure, seed: int) -> Iterator[Figure]:
-    """Yields the means again, of an attacker that combines all that it has: a row's embeddings of
-    all recorded epochs, its own columns of the row, and the row's label.
+    """Yields the means for an attacker that combines a row's embeddings of all recorded epochs, its
+    own columns of the row, and the row's label.
     """
     z = pair.stacked or (pair.z_known, pair.z_judged)
     own = [of for of in (pair.own, pair.labels) if of is not None]
@@ -119,9 +119,7 @@ def _combine(pair: Pairs, chance: Tensor, like: Figure, seed: int) -> Iterator[F
 
 
 def _numbers(pair: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Returns {column: {what is decoded: its R²}} of the columns of numbers with two values or
-    more.
-    """
+    """Returns {column: {what is decoded: its R²}} of the numeric columns that are not constant."""
     in_groups = {place for group in pair.groups.values() for place in group}
     spread_F = pair.values_judged.double().var(dim=0, correction=0)
     r2 = {what: explained(guess, pair.values_judged) for what, guess in guesses.items()}
@@ -133,11 +131,11 @@ def _numbers(pair: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, 
 
 
 def _categories(pair: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Returns {column: {what is decoded: its accuracy}} of the columns of categories with two
-    values or more.
+    """Returns {column: {what is decoded: its accuracy}} of the categorical columns that are not
+    constant.
 
-    Rows whose category is new are not judged. Beside them stands the most frequent value of the
-    known rows.
+    Rows with a new category are not judged. A baseline is the most frequent value of the known
+    rows.
     """
     accuracies = {}
     for name, group in pair.groups.items():
@@ -165,7 +163,7 @@ def figures_of(
     *,
     only_mean: bool = False,
 ) -> Iterator[Figure]:
-    """Yields mean, best and all of some columns."""
+    """Yields the figures of columns: their mean, the best one, and each of them."""
     if not columns:
         return
 

@@ -1,12 +1,13 @@
-"""Reconstructs the images behind embeddings, learnt from rows that the active party knows both of.
+"""Reconstructs images from embeddings with decoders trained on rows of which the active party knows
+both.
 
-It knows as many rows as ``columns`` does, drawn alike, and reads each exchange by itself: the
-embeddings of the last recorded epoch, then the first, the last and the mean of all epochs. Two
-decoders learn: a dense one and, if there are many rows, the convolutional one of model inversion
-(MocoSFL, appendix A.3). A fifth of the known rows decides which of them is used, or whether the
-mean of the known images is better than both. Images are judged by SSIM, and by the mean squared
-error of pixels from 0 to 1: less of it is a larger leak. Beside stand the mean image, the same
-decoders from the attacker's own columns, and from shuffled embeddings (chance).
+The attacker knows as many rows as in ``columns``, drawn in the same way, and reads each exchange
+separately: the embeddings of the last recorded epoch, then the first, the last and the mean of all
+epochs. Two decoders are trained: a dense one and, with many rows, the convolutional one of model
+inversion (MocoSFL, appendix A.3). A fifth of the known rows decides which of them is used, or
+whether the mean of the known images is better than both. Images are judged by SSIM, and by the mean
+squared error of pixels from 0 to 1, of which a lower value is a larger leak. The baselines are the
+mean image, and the same decoders on the attacker's own columns and on shuffled embeddings (chance).
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def play(scene: Scene) -> list[Figure]:
         )
         nothing = guesses[_FOUND].by == _MEAN
         note = (
-            f"{pair.sender}: from {pair.place} the decoders learnt nothing, and give the mean image"
+            f"{pair.sender}: from {pair.place} the decoders learned nothing, and return the mean "
+            "image"
         )
         first, *rest = _figures(figure, like)
         figures += [
@@ -78,7 +80,7 @@ def play(scene: Scene) -> list[Figure]:
 
 @dataclass(frozen=True, eq=False)
 class Guess:
-    """Images [N, C, H, W] of the judged rows, and what made them."""
+    """Images of the judged rows, [N, C, H, W], and the name of the decoder."""
 
     images: Tensor
     by: str
@@ -94,7 +96,7 @@ def _images(pair: Pairs) -> tuple[Tensor, Tensor]:
         for values in (pair.values_known, pair.values_judged[:_MAX_JUDGED])
     )
     low, high = (value.item() for value in torch.aminmax(known))
-    # Of pixels that were scaled and are scaled back.
+    # Tolerance for rounding of pixels that were scaled and are scaled back.
     slack = 1e-4
     if low < -slack or high > 1 + slack:
         known, truth = ((pixels - low) / max(high - low, 1e-30) for pixels in (known, truth))
@@ -116,8 +118,13 @@ def _guesses(pair: Pairs, known: Tensor, judged: int, seed: int) -> dict[str, Gu
 
 
 def decode_images(z_KD: Tensor, images_KCHW: Tensor, judged_ND: Tensor, seed: int) -> Guess:
-    """Returns what the better of two decoders gives for the judged rows; the mean image if that is
-    better.
+    """Returns the images of the better of two decoders, or the mean image if that is better.
+
+    Args:
+        z_KD: the embeddings of the known rows, [K, D].
+        images_KCHW: their images, [K, C, H, W], pixels from 0 to 1.
+        judged_ND: the embeddings of the judged rows, [N, D].
+        seed: the seed of the decoders.
     """
     held = count_held(len(z_KD))
     asked = torch.cat([z_KD[:held], judged_ND]).float()

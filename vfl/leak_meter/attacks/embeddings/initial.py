@@ -1,12 +1,13 @@
-"""Reads columns from the first epochs' embeddings, if it can compute with what weights the sender's
-encoder began.
+"""Reconstructs columns from the embeddings of the first epochs, if the attacker can compute the
+initial weights of the sender's encoder.
 
-Who knows the recipe knows the encoder's kind and the recipe's seed. If the sender's weights follow
-from these, descent finds the rows, with no row known (``vfl.leak_meter.learn.replay``). If they
-follow from a secret, the attacker computes other weights, and is no better off than with weights
-drawn at random (chance). Then there are lines for an attacker who is told the true weights. It
-knows how many columns there are and that they are standardised; then also the covariance of the
-columns of a tenth of the rows, as many as the attack ``columns`` knows.
+An attacker with the recipe knows the kind of the encoder and the recipe's seed. If the sender's
+weights are derived from these, gradient descent finds the rows without any known row
+(``vfl.leak_meter.learn.replay``). If they are derived from a secret, the attacker computes other
+weights, which are as good as random ones (chance). In that case there are also lines for an
+attacker that knows the true weights. The attacker knows the number of columns and that they are
+standardised; in further lines also the covariance of the columns of a tenth of the rows, as many as
+in the attack ``columns``.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from vfl.leak_meter.scene.scene import Attack, Beginning, Figure, Intercepted, S
 from vfl_common.text import listed
 from vfl_party.base.seeds import Rows, derive_seed
 
-# That are looked for: of more, those of the first batches, in the first epoch alone.
+# Maximum number of rows to find; with more, those of the first batches in the first epoch.
 _MAX_ROWS = 20_000
 _MIN_ROWS = 100
-# What is added to each variance of a covariance of few rows.
+# Added to each variance in a covariance of few rows.
 _SHRUNK = 0.05
 
 
@@ -45,7 +46,7 @@ def play(scene: Scene) -> list[Figure]:
     for sender, beginning in scene.beginnings.items():
         columns = scene.columns.get(sender)
         if columns is None or columns.image is not None or columns.codes is not None:
-            why.append(f"{sender} has other columns than numbers")
+            why.append(f"{sender} has columns that are not numbers")
             continue
         sent = scene.embeddings[sender]()
         epochs = _epochs(
@@ -60,7 +61,8 @@ def play(scene: Scene) -> list[Figure]:
         )
         if len(rows) < _MIN_ROWS:
             why.append(
-                f"{sender} sends {len(rows)} rows in the first epochs, and {_MIN_ROWS} are needed"
+                f"{sender} must send at least {_MIN_ROWS} rows in the first epochs (got "
+                f"{len(rows)})"
             )
             continue
         figures += _figures(scene, sender, beginning, epochs, rows)
@@ -160,8 +162,8 @@ def _figures(
             mean, *others = figures_of(
                 sender, "column", r2, Figure("", f"{knows}{also}", "R²", 0.0), only_mean=only_mean
             )
-            # Nobody has the true weights if they are secret: that figure is for comparison, and
-            # sums up no leak.
+            # If the true weights are secret, no attacker has them: that figure is for comparison
+            # only.
             yield replace(
                 mean,
                 value=max(0.0, mean.value),

@@ -30,7 +30,7 @@ def play(scene: Scene) -> list[Figure]:
     figures = []
     for pair in pairs(scene):
         n = min(CANDIDATES, len(pair.z_judged))
-        # The others tell no row from another.
+        # Constant columns do not distinguish rows.
         varies_F = pair.values_known.std(dim=0) > 0
         if not varies_F.any():
             continue
@@ -63,7 +63,7 @@ def play(scene: Scene) -> list[Figure]:
             value = _share(pair, varies_F, decode_over(pair, scene.seed, n))
             figures.append(replace(figure, knows=f"{knows}, {ALL_EPOCHS}", value=value))
     if not figures:
-        raise UnfitError("all columns have one value")
+        raise UnfitError("all columns are constant")
     return figures
 
 
@@ -78,7 +78,7 @@ def _share(pair: Pairs, varies_F: Tensor, guess_NF: Tensor) -> float:
     tried_HF, guess_NF = guess_NF[:held], guess_NF[held:]
     read_F = varies_F & (guess_NF != guess_NF[:1]).any(dim=0)
     if not read_F.any():
-        # Nothing is read: one of the candidates, by chance.
+        # The decoder has learned nothing: a random candidate.
         return 1 / len(guess_NF)
     error_F = (tried_HF - pair.values_known[:held])[:, read_F].pow(2).mean(dim=0).sqrt()
     scale_F = error_F.clamp_min(1e-3 * pair.values_known[:, read_F].std(dim=0))

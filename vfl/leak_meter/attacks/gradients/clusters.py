@@ -15,7 +15,7 @@ from vfl.leak_meter.scene.scene import Attack, Figure, Scene
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import derive_seed
 
-# Batches that are clustered, spread over the run.
+# Maximum number of batches that are clustered, spread over the run.
 _MAX_BATCHES = 200
 
 

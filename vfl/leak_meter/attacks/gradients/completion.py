@@ -30,7 +30,7 @@ FROZEN, TUNED, MIXMATCH = (
     f"{KNOWN} labels, tuned",
     f"{KNOWN} labels, MixMatch",
 )
-# Of each attack: the attacks on other encoders that stand beside it.
+# {attack: its baselines, which are attacks on other encoders}
 _BESIDE = {
     FROZEN: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
     TUNED: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
@@ -163,12 +163,14 @@ def _train(scene: Scene) -> Rows:
     """Returns the attacker's training rows. Raises UnfitError if they are few, or if there is none
     to judge.
     """
-    # Its own rows that are not labelled or aligned, too.
+    # The attacker also uses its rows that are not labelled or aligned.
     train = scene.rows.get("local", scene.rows["train"])
-    # Those that only this party has are not judged by a label.
+    # Rows that only this party has have no label.
     train = train[train < len(scene.labels)]
     if len(train) < 2 * KNOWN or not len(_judged_rows(scene)):
-        raise UnfitError(f"it needs {2 * KNOWN} training rows, and test or validation rows")
+        raise UnfitError(
+            f"the attack needs at least {2 * KNOWN} training rows, and test or validation rows"
+        )
     return train
 
 
@@ -187,7 +189,7 @@ def draw_stratified(
     order = random.permutation(len(rows))
     of_class = [rows_of_class for c in range(classes) if len(rows_of_class := order[y[order] == c])]
     taken = [max(1, round(count * len(rows_of_class) / len(rows))) for rows_of_class in of_class]
-    # Each rare class has one, at the cost of those that have most.
+    # Each rare class gets one row, at the cost of the largest classes.
     while sum(taken) > max(count, len(taken)):
         taken[int(np.argmax(taken))] -= 1
     chosen = np.concatenate(

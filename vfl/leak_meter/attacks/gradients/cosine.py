@@ -13,7 +13,7 @@ from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, Unfit
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import derive_seed
 
-# Positives of each batch; in a task of many classes: rows of each class.
+# Numbers of known positives in each batch; with many classes, of known rows of each class.
 _KNOWN = (1, 3, 5)
 
 

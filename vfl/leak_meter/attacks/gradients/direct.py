@@ -17,8 +17,8 @@ def play(scene: Scene) -> list[Figure]:
         g_BD, y_B = batch.came.double().flatten(1), scene.labels[batch.rows].numpy()
         if g_BD.shape[1] != scene.task.outputs:
             raise UnfitError(
-                f"an embedding has {g_BD.shape[1]} numbers, and the output "
-                f"{scene.task.outputs}: no logits"
+                f"embeddings must be logits, as wide as the output ({scene.task.outputs}), but "
+                f"have {g_BD.shape[1]} numbers"
             )
         if classes == 2:
             tally.binary(-g_BD[:, 0].numpy(), y_B == 1)

@@ -44,11 +44,11 @@ from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, Unfit
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import Rows, derive_seed
 
-# How many labels an attacker knows, and how many rows there are at least for each of them.
+# Numbers of labels that an attacker knows, and the minimum number of rows for each of them.
 KNOWN, _MANY, TIMES = 50, 200, 4
-# Of a training, over each of which gradients are averaged, and directions that are kept of a mean.
+# Number of parts of a training over which gradients are averaged, and of directions of each mean.
 _PARTS, _WIDTH = 4, 8
-# Of an axis, what is kept from the batches before.
+# Weight of the axis of earlier batches.
 _DECAY = 0.8
 
 Rounds = Sequence[Sequence[Intercepted]]
@@ -75,7 +75,7 @@ def play(scene: Scene) -> list[Figure]:
     figures = [_judge(scene, f"nothing, {how}", score_NC, rows) for how, score_NC in scores.items()]
     for known in (KNOWN, _MANY):
         if len(rows) >= TIMES * known:
-            # Of several classes a regression finds more than a mixture does with labels known.
+            # With several classes, a regression is better than a mixture with known labels.
             figures += _play_with_labels(
                 scene, views if classes == 2 else {}, stacked_ND, rows, known
             )
@@ -87,7 +87,7 @@ def rounds_of(scene: Scene) -> Rounds:
     whole = groupby(scene.gradients(), key=lambda batch: (batch.place, batch.round))
     rounds = [[*of] for _, of in whole]
     if not rounds:
-        raise UnfitError("no gradient came")
+        raise UnfitError("the attacker received no gradients")
     return rounds
 
 

@@ -35,7 +35,7 @@ def play(scene: Scene) -> list[Figure]:
     """
     numbers_N, batches = scene.numbers.numpy(), [*_batches(scene)]
     if not batches:
-        raise UnfitError("no gradient came")
+        raise UnfitError("the attacker received no gradients")
     first = {
         place: min(batch.round for batch in batches if batch.at == place)
         for place in {batch.at for batch in batches}

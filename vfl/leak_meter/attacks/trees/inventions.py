@@ -24,9 +24,9 @@ from vfl.leak_meter.scene.scores import Classes, Numbers, auc, fold_auc
 from vfl.leak_meter.scene.trees import MAX_TREES, trees_of
 from vfl_party.base.seeds import derive_seed
 
-# Learning rate, and the defaults of the others.
+# Learning rate, and the default regularisation and minimum weight.
 _RATE, _LAMBDA, _WEIGHT = 0.3, 1.0, 1.0
-# Rows, about, of the left sides that a column offers.
+# Approximate numbers of rows on the left sides that a column offers.
 _SIZES = (8, 16)
 
 Bools = npt.NDArray[np.bool_]
@@ -37,7 +37,7 @@ def play(scene: Scene) -> list[Figure]:
     not two classes.
     """
     if scene.classes != 2:
-        raise UnfitError("it is played on two classes")
+        raise UnfitError("the attack supports only two classes")
     trees = [tree for tree in trees_of(scene) if tree.chosen][:MAX_TREES]
     splits = max((tree.chosen[0].shape[1] for tree in trees), default=0)
     if not splits:

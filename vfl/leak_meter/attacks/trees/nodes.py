@@ -19,9 +19,9 @@ from vfl.leak_meter.scene.scores import Classes, Numbers, Tally, auc, best_accur
 from vfl.leak_meter.scene.trees import MAX_TREES, places, trees_of
 from vfl_party.base.seeds import Rows, derive_seed
 
-# Labels.
+# Number of labels that an attacker knows.
 KNOWN = 80
-# Of which many trees are looked at together.
+# Maximum number of rows for which many trees are combined.
 _MAX_ROWS = 5000
 
 
@@ -34,7 +34,7 @@ def play(scene: Scene) -> list[Figure]:
         if tree.nodes and len(trees) < MAX_TREES:
             trees.append(places(tree))
     if not trees:
-        raise UnfitError("trees of one level tell no nodes")
+        raise UnfitError("trees of one level reveal no nodes")
     train = scene.rows["train"]
     # Validation rows come after those of training.
     places_NT = np.stack(trees, axis=1)[: len(train)]
@@ -100,7 +100,7 @@ def _groups(scene: Scene, x_ND: Numbers) -> Numbers | None:
         along: Numbers = PCA(1, svd_solver="randomized", random_state=seed).fit_transform(x_ND)[
             :, 0
         ]
-        # Equal rows are equal.
+        # Rounded, so that equal rows get equal scores.
         return along.round(9)
     groups: Numbers = (
         KMeans(scene.classes, n_init=4, random_state=seed).fit_predict(x_ND).astype(np.float64)

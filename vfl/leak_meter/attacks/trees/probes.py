@@ -27,9 +27,9 @@ from vfl.leak_meter.scene.scores import Classes, Numbers
 from vfl.leak_meter.scene.trees import MAX_TREES, TreeMessages, trees_of
 from vfl_party.base.seeds import derive_seed
 
-# Rows of a node: a sum has 128 bits, of which some count rows.
+# Number of marked rows of a node: a sum has 128 bits, of which some count rows.
 MARKS = 100
-# Rows on a side, as the defaults of a binary task leave.
+# Minimum number of rows on a side, by the defaults of a binary task.
 _MIN_ROWS = 4
 
 

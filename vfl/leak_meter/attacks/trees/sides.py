@@ -21,7 +21,7 @@ from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, Unfit
 from vfl.leak_meter.scene.scores import Numbers
 from vfl.leak_meter.scene.trees import MAX_TREES, sides, trees_of
 
-# Known rows.
+# Minimum number of known rows that differ from the rest.
 _DIFFER = 10
 
 

@@ -18,7 +18,7 @@ from vfl.leak_meter.scene.scores import Classes, Numbers, Tally
 from vfl.leak_meter.scene.trees import MAX_TREES, TreeMessages, trees_of
 from vfl_party.base.seeds import derive_seed
 
-# Of sums, of a tree.
+# Number of pairs of sums of a tree.
 _PAIRS = 20_000
 
 
@@ -34,7 +34,7 @@ def play(scene: Scene) -> list[Figure]:
             continue
         if not len(tree.sums[0]):
             raise UnfitError(
-                'the sums are encrypted here; rehearse with encryption = "none": they are the same'
+                'the sums are encrypted; rehearse with encryption = "none", which has equal sums'
             )
         first, second = random.integers(0, len(tree.columns), (2, _PAIRS))
         first, second = first[first != second], second[first != second]
