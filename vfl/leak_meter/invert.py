@@ -198,7 +198,7 @@ def _auxiliary(
         raise InputError(
             Code.DATA_INVALID,
             f"{table.source}: must have images of {_by(shape or ())} (channels x height x width), "
-            f"like the party (got {'no images' if images is None else _by(images.shape[1:])}). Give "
+            f"as here (got {'no images' if images is None else _by(images.shape[1:])}). Give "
             "such images.",
         )
     theirs = set(_digests(private))

@@ -38,11 +38,11 @@ class End:
     def sentence(self) -> str:
         """The end as a sentence."""
         if self.state == "unfinished":
-            return "the run has not ended yet. If it was interrupted, the same commands resume it."
+            return "the run has not ended yet. If it was interrupted, resume it with the same commands."
         if self.state == "set aside":
             return f"the run was set aside and is never resumed ({self.why})"
         if self.state == "stopped":
-            remedy = ". The same commands resume it." if self.resumes else ""
+            remedy = ". Resume it with the same commands." if self.resumes else ""
             return f"the run was stopped{remedy}"
         remedy = ". Fix the cause, and resume it with the same commands." if self.resumes else ""
         return f"the run has failed{f' ({self.why})' if self.why else ''}{remedy}"

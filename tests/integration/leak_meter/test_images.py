@@ -18,7 +18,7 @@ from vfl.leak_meter import attacks
 from vfl.leak_meter.api import Leaks
 from vfl.leak_meter.attacks.embeddings.images import decode_images
 from vfl.leak_meter.rehearsal import Played
-from vfl.leak_meter.report.result import Drawing, AttackLine, Rehearsed, Spread, drawings
+from vfl.leak_meter.report.result import AttackLine, Drawing, Rehearsed, Spread, drawings
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Figure, Scene, UnfitError
 from vfl_party.methods.mocosfl.likeness import likeness
 

@@ -20,8 +20,8 @@ from vfl.leak_meter.learn.shared_weights import (
     Upload,
     changes_of,
     collect_shared,
-    spectrum,
     describe_rank,
+    spectrum,
     uploads,
 )
 from vfl.leak_meter.scene.scene import Figure, Heard, Owner, Scene, UnfitError

@@ -74,7 +74,7 @@ def test_a_page_says_how_good_the_model_is_for_rows_that_only_some_parties_hold(
         assert rows == str(len(held[name]))
         assert auc == f"{estimate_metrics(facts.predictions[name])['auc'].value:.4f}"
     assert [each[0] for each in shown.rows] == [*held]
-    assert "columns about those of these rows that they hold" in page_of(folder)
+    assert "columns for those of these rows that they have" in page_of(folder)
 
 
 def test_a_page_names_the_label_and_the_day_of_a_run_that_a_person_has_named(
@@ -276,14 +276,14 @@ def test_a_page_of_many_parties_stays_small_and_says_what_it_leaves_out(tmp_path
     parties = ("bank", *(f"shop{at}" for at in range(300)))
     html = page_of(pages.finished_run(tmp_path / "run", parties=parties))
     assert len(html) < 1_500_000
-    assert "Of 301 parties the first 24 are shown; summary.json has all." in html
+    assert "The first 24 of 301 parties are shown; summary.json has all." in html
     assert re.search(r"\d+ more rows are not shown", html)
 
 
 def test_a_run_without_predictions_still_has_a_page(tmp_path: Path) -> None:
     folder = pages.finished_run(tmp_path / "run")
     (folder / "bank" / "predictions.parquet").unlink()
-    assert "No predictions were kept, so there are no curves." in page_of(folder)
+    assert "No predictions were stored, so there are no curves." in page_of(folder)
     (folder / "bank" / "predictions.parquet").write_bytes(b"PAR1")
     with raises(InputError, Code.FILE_INVALID, names=("predictions.parquet", "bank")):
         page_of(folder)
