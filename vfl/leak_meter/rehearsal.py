@@ -199,7 +199,7 @@ class Rehearsal:
 
     def _encoders(self) -> set[str]:
         """Returns {"encoder"} if a phase has trained one."""
-        return {"encoder"} if any(map(self._scenes.trained, self.parties)) else set()
+        return {"encoder"} if any(map(self._scenes.is_trained, self.parties)) else set()
 
     def _readable(self) -> dict[tuple[Role, str], set[str]]:
         """Returns {(receiver's role, kind of a phase): what attacks can read of it}, if it sends

@@ -38,7 +38,7 @@ class End:
     def sentence(self) -> str:
         """The end as a sentence."""
         if self.state == "unfinished":
-            return "the run has not ended yet. If it was interrupted, resume it with the same commands."
+            return "the run has not ended. If it was interrupted, resume it with the same commands."
         if self.state == "set aside":
             return f"the run was set aside and is never resumed ({self.why})"
         if self.state == "stopped":

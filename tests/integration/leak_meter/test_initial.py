@@ -19,7 +19,7 @@ from tests.harness.memory import in_process
 from vfl.leak_meter.api import leaks
 from vfl.leak_meter.attacks.embeddings.initial import _batches, _epochs
 from vfl.leak_meter.learn import replay
-from vfl.leak_meter.learn.fitting import explained
+from vfl.leak_meter.learn.fitting import r2_by_column
 from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, _replay, columns_behind
 from vfl.leak_meter.rehearsal import Rehearsal
 from vfl.leak_meter.report.compare import in_short
@@ -62,7 +62,7 @@ def test_columns_are_found_with_the_right_weights_and_not_with_others(batch_norm
         kept = {name: each.clone() for name, each in encoder.state_dict().items()}
         found_NF = columns_behind(encoder, [epoch], (ROWS, COLUMNS), COURSE, torch.eye(COLUMNS))
         assert all(torch.equal(kept[name], each) for name, each in encoder.state_dict().items())
-        r2 = explained(found_NF, x_NF)
+        r2 = r2_by_column(found_NF, x_NF)
         assert sum(r2) / COLUMNS > 0.6 if seed == 1 else sum(r2) / COLUMNS < 0.1, r2
     assert torch.equal(torch.get_rng_state(), before)
 

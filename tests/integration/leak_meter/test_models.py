@@ -21,7 +21,7 @@ from vfl.leak_meter.attacks.gradients.completion import (
     TUNED,
     draw_stratified,
 )
-from vfl.leak_meter.learn.fitting import decode, explained
+from vfl.leak_meter.learn.fitting import decode, r2_by_column
 from vfl.leak_meter.report.result import ALL_EPOCHS, AttackLine, Rehearsed, Spread
 from vfl.leak_meter.scene import scene
 from vfl.leak_meter.scene.scene import EncoderInputs, Figure, Scene, UnfitError
@@ -120,7 +120,7 @@ def test_an_input_of_one_value_in_the_known_rows_tells_nothing_of_others() -> No
         for each in (torch.cat([x, 0 * x[:, :1]], dim=1), beside)
     )
     assert torch.equal(found, alone)
-    assert min(explained(found, x[300:])) > 0.9
+    assert min(r2_by_column(found, x[300:])) > 0.9
 
 
 @pytest.mark.parametrize("noise", [0.1, 1e4])

@@ -14,7 +14,7 @@ def unit(g: Tensor) -> Tensor:
     return functional.normalize(g.double().flatten(1), dim=1)
 
 
-def shared_direction(g_BD: Tensor) -> Tensor:
+def common_direction(g_BD: Tensor) -> Tensor:
     """Returns the direction [D] that most of the rows share: their first singular vector, up to its
     sign.
     """

@@ -295,7 +295,7 @@ def is_mean(values_NF: Tensor) -> bool:
     return bool((values_NF == values_NF[:1]).all())
 
 
-def explained(predicted_NF: Tensor, truth_NF: Tensor) -> list[float]:
+def r2_by_column(predicted_NF: Tensor, truth_NF: Tensor) -> list[float]:
     """Returns R² of each column: 1 − (squared error) / (that of the column's mean); 0 for a
     constant column.
     """

@@ -34,7 +34,7 @@ class Completed(nn.Module):
         self.encoder, self.head = encoder, nn.Linear(z_KD.shape[1], classes)
         self.mean_D, self.std_D = z_KD.mean(dim=0), z_KD.std(dim=0).clamp_min(1e-6)
 
-    def standardised(self, inputs: Inputs) -> Tensor:
+    def standardize(self, inputs: Inputs) -> Tensor:
         z: Tensor = (self.encoder(*inputs).flatten(1) - self.mean_D) / self.std_D
         return z
 
@@ -71,15 +71,15 @@ def semi_supervised(
         )
         with torch.no_grad():
             guess_BC = sharpen(
-                model.head(model.standardised(tuple(input_[size:] for input_ in inputs)))
+                model.head(model.standardize(tuple(input_[size:] for input_ in inputs)))
             )
         targets = torch.cat([hot_KC[few], guess_BC])
         b = float(random.beta(_ALPHA, _ALPHA))
         share, order = max(b, 1 - b), torch.from_numpy(random.permutation(2 * size))
         if all(input_.is_floating_point() for input_ in inputs):
-            z = model.standardised(tuple(mix(input_, share, order) for input_ in inputs))
+            z = model.standardize(tuple(mix(input_, share, order) for input_ in inputs))
         else:
-            z = mix(model.standardised(inputs), share, order)
+            z = mix(model.standardize(inputs), share, order)
         descent.step(
             mixmatch_loss(model.head(z), mix(targets, share, order), size, _WEIGHT * step / _STEPS)
         )

@@ -43,11 +43,11 @@ class Messages:
         """Returns the sums of each row, [N, X]."""
         return values_MX.new_zeros(self.rows, values_MX.shape[1]).index_add_(0, self.row, values_MX)
 
-    def summed(self) -> Tensor:
+    def sum_features(self) -> Tensor:
         """Returns the sum of each row's features over its messages, [N, F]."""
         return self.per_row(self.features)
 
-    def stacked(self) -> Tensor:
+    def stack_features(self) -> Tensor:
         """Returns the features of all groups side by side, [N, G * F]; 0 where a row has none."""
         groups, width = int(self.group.max()) + 1, self.features.shape[1]
         features = self.features.new_zeros(self.rows, groups, width)

@@ -50,7 +50,7 @@ def draw(results: Sequence[Rehearsed]) -> Figure:
     if not keys:
         figure.text(0.5, 0.5, "No attack was played.", ha="center")
     metric = next((result.metric for result in results if result.metric), "metric")
-    figure.supxlabel(f"{metric}\n{_left_out(rest, across)}", fontsize=8)
+    figure.supxlabel(f"{metric}\n{_describe_left_out(rest, across)}", fontsize=8)
     handles = [
         Line2D(
             [],
@@ -109,7 +109,7 @@ def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
     figure.suptitle(
         f"{of.name}{utility}, {size(of.payload_bytes)}", fontsize="medium", x=0.01, ha="left"
     )
-    figure.supxlabel(_left_out(rest, 2), fontsize=8)
+    figure.supxlabel(_describe_left_out(rest, 2), fontsize=8)
     handles = [Line2D([], [], color="0.2", ls="--", lw=1.2, label=_LEGEND.replace("\n", " "))]
     figure.legend(handles=handles, loc="outside upper right", fontsize=7, frameon=False)
     return figure
@@ -164,7 +164,7 @@ def _panels(results: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
     return list(worst.values())
 
 
-def _left_out(rest: Sequence[tuple[str, ...]], across: int) -> str:
+def _describe_left_out(rest: Sequence[tuple[str, ...]], across: int) -> str:
     few = (
         f"; {listed([f'{attack} by {attacker}: {of}' for attack, attacker, of, *_ in rest])}"
         if rest

@@ -45,7 +45,7 @@ class Scenes:
                 rows={},
                 seed=derive_seed(seed, "attack", attacker),
                 gradients=_nothing,
-                heard=partial(self._recording.heard, attacker),
+                heard=partial(self._recording.messages_of, attacker),
                 owners=owners,
             )
         own = self._parties[attacker].party
@@ -64,10 +64,12 @@ class Scenes:
                 name: partial(self._recording.batches, name, attacker, "embedding")
                 for name in senders
             },
-            encoder=deterministic(own.models["encoder"].eval()) if self.trained(attacker) else None,
+            encoder=deterministic(own.models["encoder"].eval())
+            if self.is_trained(attacker)
+            else None,
             inputs=features.inputs if features is not None else None,
             make_encoder=own.make_encoder,
-            heard=partial(self._recording.heard, attacker),
+            heard=partial(self._recording.messages_of, attacker),
             columns={
                 name: inputs
                 for name in self._parties
@@ -83,7 +85,7 @@ class Scenes:
         models = self._parties[name].party.models
         return [*models["encoder"].parameters()] if "encoder" in models else []
 
-    def trained(self, name: str) -> bool:
+    def is_trained(self, name: str) -> bool:
         """Whether a phase, or the run that this one starts from, has trained a party's encoder."""
         if (
             "encoder" not in self._parties[name].party.models

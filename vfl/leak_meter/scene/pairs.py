@@ -71,7 +71,7 @@ def pairs(scene: Scene, *, images: bool | None = None, what: str = "embeddings")
         )
     some = False
     for sender in senders:
-        for place, sent in _sent(scene.embeddings[sender]()).items():
+        for place, sent in _collect_embeddings(scene.embeddings[sender]()).items():
             if len(sent) >= 2 * _MIN_KNOWN:
                 some = True
                 yield _pairs(scene, sender, place, sent)
@@ -83,7 +83,10 @@ def exchanges_left_out(scene: Scene, *, images: bool | None = None) -> list[str]
     """Returns the exchanges that ``pairs`` leaves out, with the number of their rows."""
     exchanges = []
     for sender in senders_of(scene, images):
-        sizes = {place: len(sent) for place, sent in _sent(scene.embeddings[sender]()).items()}
+        sizes = {
+            place: len(sent)
+            for place, sent in _collect_embeddings(scene.embeddings[sender]()).items()
+        }
         exchanges += [
             f"{place} of {sender} ({n} rows)" for place, n in sizes.items() if n < 2 * _MIN_KNOWN
         ]
@@ -150,7 +153,7 @@ class _Sent:
         }
 
 
-def _sent(batches: Iterator[Intercepted]) -> dict[str, _Sent]:
+def _collect_embeddings(batches: Iterator[Intercepted]) -> dict[str, _Sent]:
     """Returns {phase and exchange: what has come of its rows}."""
     sent: dict[str, _Sent] = {}
     for batch in batches:

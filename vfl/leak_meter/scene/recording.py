@@ -60,7 +60,7 @@ class Recording:
         for end in party.exchanges.values():
             observe(end, partial(_Listener, self, name, party.role, end.exchange))
 
-    def heard(self, attacker: str) -> Iterator[Heard]:
+    def messages_of(self, attacker: str) -> Iterator[Heard]:
         """Yields what was overheard between the attacker and others, in order."""
         held: tuple[Key, Tensor] | None = None
         for key, tensor in self.overheard.messages():

@@ -57,7 +57,7 @@ def party_page(folder: Path) -> ReportPage:
         _quality(metrics),
         _columns(source.party, columns, folder),
         _learning(source.party, by_phase),
-        _crossed(entries),
+        _messages(entries),
         _about(source, recipe),
     ]
     return page
@@ -162,7 +162,7 @@ def _learning(party: str, by_phase: Mapping[str, Rounds]) -> Section:
     return part
 
 
-def _crossed(entries: list[Entry]) -> Section:
+def _messages(entries: list[Entry]) -> Section:
     part = Section("left", "Messages of this party")
     for direction, title in (("sent", "Sent"), ("received", "Received")):
         rows = [

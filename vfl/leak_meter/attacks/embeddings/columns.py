@@ -21,7 +21,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vfl.leak_meter.learn.fitting import decode_table, explained, is_mean
+from vfl.leak_meter.learn.fitting import decode_table, is_mean, r2_by_column
 from vfl.leak_meter.learn.regression import predict
 from vfl.leak_meter.scene.pairs import Pairs, exchanges_left_out, pairs, senders_of
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
@@ -122,7 +122,7 @@ def _numbers(pair: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, 
     """Returns {column: {what is decoded: its R²}} of the numeric columns that are not constant."""
     in_groups = {place for group in pair.groups.values() for place in group}
     spread_F = pair.values_judged.double().var(dim=0, correction=0)
-    r2 = {what: explained(guess, pair.values_judged) for what, guess in guesses.items()}
+    r2 = {what: r2_by_column(guess, pair.values_judged) for what, guess in guesses.items()}
     return {
         name: {what: values[place] for what, values in r2.items()}
         for place, name in enumerate(pair.names)

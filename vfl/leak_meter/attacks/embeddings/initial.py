@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vfl.leak_meter.attacks.embeddings.columns import CHANCE, FOUND, figures_of
-from vfl.leak_meter.learn.fitting import explained
+from vfl.leak_meter.learn.fitting import r2_by_column
 from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, columns_behind
 from vfl.leak_meter.scene.pairs import count_known
 from vfl.leak_meter.scene.scene import Attack, Beginning, Figure, Intercepted, Scene, UnfitError
@@ -149,15 +149,15 @@ def _figures(
         (f", covariance of {len(known)} rows", covariance_FF),
     ):
 
-        def judged_r2(root: int, prior_FF: Tensor = prior_FF) -> list[float]:
+        def r2_of_judged(root: int, prior_FF: Tensor = prior_FF) -> list[float]:
             x_NF = columns_behind(
                 beginning.make(root), batches, (len(rows), len(identity_FF)), course, prior_FF
             )
-            return explained(x_NF[judged], truth_NF[judged])
+            return r2_by_column(x_NF[judged], truth_NF[judged])
 
-        chance = judged_r2(derive_seed(scene.seed, "random weights", sender))
+        chance = r2_of_judged(derive_seed(scene.seed, "random weights", sender))
         for knows, root in roots.items():
-            r2 = _by_column(columns.names, judged_r2(root), chance, truth_NF[judged])
+            r2 = _by_column(columns.names, r2_of_judged(root), chance, truth_NF[judged])
             only_mean = root != beginning.known
             mean, *others = figures_of(
                 sender, "column", r2, Figure("", f"{knows}{also}", "R²", 0.0), only_mean=only_mean

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vfl.leak_meter.learn.directions import shared_direction, unit
+from vfl.leak_meter.learn.directions import common_direction, unit
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import derive_seed
@@ -34,7 +34,7 @@ def play(scene: Scene) -> list[Figure]:
         y_B = scene.labels[batch.rows].numpy()
         unit_BD = unit(batch.came)
         if classes == 2:
-            tally.binary((unit_BD @ shared_direction(unit_BD)).numpy(), y_B == 1)
+            tally.binary((unit_BD @ common_direction(unit_BD)).numpy(), y_B == 1)
         if len(y_B) > classes and len(np.unique(unit_BD.numpy(), axis=0)) >= classes:
             means = KMeans(
                 classes, n_init=4, random_state=derive_seed(scene.seed, "clusters") % 2**32

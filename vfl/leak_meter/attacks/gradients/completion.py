@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl.leak_meter.learn.fitting import Inputs, classify, estimate, explained, self_supervised
+from vfl.leak_meter.learn.fitting import Inputs, classify, estimate, r2_by_column, self_supervised
 from vfl.leak_meter.learn.mixmatch import semi_supervised
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import auc
@@ -49,7 +49,7 @@ def play(scene: Scene) -> list[Figure]:
     logits_by_attack, beside, truth = (
         recover_labels(scene),
         without(scene),
-        scene.labels[_judged_rows(scene)],
+        scene.labels[_rows_to_judge(scene)],
     )
     figures = []
     for unit, score in (("accuracy", accuracy), *((("AUC", _auc),) if scene.classes == 2 else ())):
@@ -66,7 +66,7 @@ def _play_regression(scene: Scene) -> list[Figure]:
     encoder, make, inputs = scene.encoder, scene.make_encoder, scene.inputs
     if encoder is None or make is None or inputs is None:
         raise UnfitError("the attacker has no encoder")
-    train, judged = _train(scene), _judged_rows(scene)
+    train, judged = _train(scene), _rows_to_judge(scene)
     random = np.random.default_rng(derive_seed(scene.seed, "auxiliary labels"))
     known = np.sort(random.permutation(train)[:KNOWN])
     x, device = inputs(known), inputs(known[:1])[0].device
@@ -76,7 +76,7 @@ def _play_regression(scene: Scene) -> list[Figure]:
     def r2(of: nn.Module, *, tuned: bool) -> float:
         numbers_K = scene.numbers[known].to(device)
         numbers_N = estimate(of, x, numbers_K, inputs(judged), tuned=tuned)
-        return explained(numbers_N[:, None], scene.numbers[judged][:, None])[0]
+        return r2_by_column(numbers_N[:, None], scene.numbers[judged][:, None])[0]
 
     beside = {
         "from scratch": r2(fresh, tuned=True),
@@ -150,7 +150,7 @@ class _Known:
 
 
 def _make_known(scene: Scene) -> _Known:
-    classes, train, judged = scene.classes, _train(scene), _judged_rows(scene)
+    classes, train, judged = scene.classes, _train(scene), _rows_to_judge(scene)
     if scene.inputs is None:
         raise UnfitError("the attacker has no encoder")
     known = draw_stratified(scene.labels, train, classes, scene.seed)
@@ -167,14 +167,14 @@ def _train(scene: Scene) -> Rows:
     train = scene.rows.get("local", scene.rows["train"])
     # Rows that only this party has have no label.
     train = train[train < len(scene.labels)]
-    if len(train) < 2 * KNOWN or not len(_judged_rows(scene)):
+    if len(train) < 2 * KNOWN or not len(_rows_to_judge(scene)):
         raise UnfitError(
             f"the attack needs at least {2 * KNOWN} training rows, and test or validation rows"
         )
     return train
 
 
-def _judged_rows(scene: Scene) -> Rows:
+def _rows_to_judge(scene: Scene) -> Rows:
     return scene.rows["test"] if len(scene.rows["test"]) else scene.rows["validation"]
 
 

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from vfl.leak_meter.attacks.gradients.completion import draw_stratified
-from vfl.leak_meter.learn.directions import shared_direction, unit
+from vfl.leak_meter.learn.directions import common_direction, unit
 from vfl.leak_meter.learn.mixture import Messages, separate
 from vfl.leak_meter.learn.regression import join, predict
 from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, UnfitError
@@ -60,13 +60,16 @@ def play(scene: Scene) -> list[Figure]:
     rounds = rounds_of(scene)
     rows = np.unique(np.concatenate([batch.rows for of in rounds for batch in of]))
     of_means = means(rounds, count, _PARTS)
-    stacked_ND = torch.cat([means(rounds, count, 1).stacked(), of_means.stacked()], 1)
+    stacked_ND = torch.cat([means(rounds, count, 1).stack_features(), of_means.stack_features()], 1)
     if classes == 2:
         of_batch, by_round_N = by_batch(rounds, count), _sum_by_round(rounds, count)
         views = {"mixture by batch": of_batch, "mixture of means": of_means}
-        begins = [_begin(of_batch.summed()[:, 0], rows), _begin(by_round_N, rows)]
-        scores = {"sum by round": _two(by_round_N), "sum by batch": _two(of_batch.summed()[:, 0])}
-        stacked_ND = torch.cat([of_batch.summed(), stacked_ND], 1)
+        begins = [_begin(of_batch.sum_features()[:, 0], rows), _begin(by_round_N, rows)]
+        scores = {
+            "sum by round": _two(by_round_N),
+            "sum by batch": _two(of_batch.sum_features()[:, 0]),
+        }
+        stacked_ND = torch.cat([of_batch.sum_features(), stacked_ND], 1)
     else:
         views, scores = {"mixture of means": of_means}, dict[str, Tensor]()
         begins = [_begin_by_clusters(of_means, rows, classes, scene.seed)]
@@ -123,7 +126,7 @@ def by_batch(rounds: Rounds, count: int) -> Messages:
     last_ND = torch.zeros(count, width, dtype=torch.float64)
     for number, batch in enumerate(batch for of in rounds for batch in of):
         g_BD, at_B = batch.came.double().flatten(1), torch.from_numpy(batch.rows)
-        unit_D = shared_direction(g_BD)
+        unit_D = common_direction(g_BD)
         unit_D = -unit_D if unit_D @ axis_D < 0 else unit_D
         axis_D = _DECAY * axis_D + unit_D
         along_B = g_BD @ unit_D
@@ -179,7 +182,7 @@ def _begin_by_clusters(view: Messages, rows: Rows, classes: int, seed: int) -> T
     kmeans = KMeans(
         min(classes, len(rows)), n_init=4, random_state=derive_seed(seed, "mixture") % 2**32
     )
-    groups = kmeans.fit_predict(view.stacked()[rows].numpy())
+    groups = kmeans.fit_predict(view.stack_features()[rows].numpy())
     begin_NC[rows] += functional.one_hot(torch.from_numpy(groups).long(), classes)
     return begin_NC / begin_NC.sum(1, keepdim=True)
 
@@ -190,7 +193,7 @@ def _sum_by_round(rounds: Rounds, count: int) -> Tensor:
     for of in rounds:
         rows = np.concatenate([batch.rows for batch in of])
         unit_BD = torch.cat([unit(batch.came) for batch in of])
-        place_B = unit_BD @ shared_direction(unit_BD)
+        place_B = unit_BD @ common_direction(unit_BD)
         place_B = -place_B if place_B @ scores_N[rows] < 0 else place_B
         scores_N.index_add_(0, torch.from_numpy(rows), place_B)
     return scores_N

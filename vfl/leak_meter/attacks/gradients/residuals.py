@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vfl.leak_meter.attacks.gradients.epochs import KNOWN, TIMES, means, rounds_of
-from vfl.leak_meter.learn.directions import shared_direction
+from vfl.leak_meter.learn.directions import common_direction
 from vfl.leak_meter.learn.regression import join, predict
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Numbers, Tally
@@ -67,7 +67,7 @@ def _play_with_labels(scene: Scene, rows: Rows, added_N: Tensor) -> Iterator[Fig
     random = np.random.default_rng(derive_seed(scene.seed, "auxiliary labels"))
     known, judged = np.split(random.permutation(rows), [KNOWN])
     rounds = rounds_of(scene)
-    stacks = [means(rounds, len(scene.numbers), parts).stacked() for parts in (1, 4)]
+    stacks = [means(rounds, len(scene.numbers), parts).stack_features() for parts in (1, 4)]
     came_ND = torch.cat([added_N[:, None], *stacks], 1)
     inputs = [(came_ND[known], came_ND[judged])]
     numbers_K1, beside = scene.numbers[known][:, None], dict[str, float]()
@@ -104,7 +104,7 @@ def _batches(scene: Scene) -> Iterator[_Placed]:
     for (place, round_), of in whole:
         batches = [*of]
         came = [batch.came.double().flatten(1) for batch in batches]
-        direction_D = shared_direction(torch.cat(came))
+        direction_D = common_direction(torch.cat(came))
         last_D = before.get(place)
         if last_D is not None and last_D @ direction_D < 0:
             direction_D = -direction_D

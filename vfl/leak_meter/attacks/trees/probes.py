@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from vfl.leak_meter.learn.fitting import explained
+from vfl.leak_meter.learn.fitting import r2_by_column
 from vfl.leak_meter.scene.pairs import count_known
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Classes, Numbers
@@ -166,7 +166,7 @@ def _mean_r2(values_NF: Numbers, bins_NF: Classes, low_NF: Classes, high_NF: Cla
         count_N, sum_N = (sums_[above_N] - sums_[low_N] for sums_ in (counts, sums))
         guess_NF[:, column] = np.where(count_N > 0, sum_N / count_N.clip(min=1), x_N[:known].mean())
     pair = (torch.from_numpy(values[known:]).float() for values in (guess_NF, values_NF))
-    return float(np.mean(explained(*pair)))
+    return float(np.mean(r2_by_column(*pair)))
 
 
 ATTACK = Attack(
