@@ -27,7 +27,7 @@ from vfl.leak_meter.scene.scene import (
 )
 from vfl.leak_meter.wiretap.sizes import MessageSizes, read_sizes
 from vfl.leak_meter.wiretap.times import Times
-from vfl.leak_meter.wiretap.times import read_times as told_by_times
+from vfl.leak_meter.wiretap.times import read_times
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import carry_out, in_process
@@ -146,7 +146,7 @@ class Rehearsal:
     def times(self) -> list[Times]:
         """Returns what the times of all messages reveal to any observer of the network."""
         phases = [phase for party in self.parties.values() for phase in party.phases]
-        return told_by_times(self.recording.passed, {phase.name: phase.rounds for phase in phases})
+        return read_times(self.recording.passed, {phase.name: phase.rounds for phase in phases})
 
     def unknown(self, attacks: Sequence[str]) -> list[str]:
         """Returns a sentence for each role that has phases which no attack supports."""

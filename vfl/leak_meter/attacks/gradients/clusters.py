@@ -1,9 +1,9 @@
-"""Reads labels from likeness among the gradients of a batch, without knowing any label (arXiv
+"""Label inference from the similarity of the gradients of a batch, without any known label (arXiv
 2203.05222).
 
-Two classes: the rows' place along the direction that most of the batch's gradients share (the first
-singular vector of the rows scaled to length one). Many classes: k-means of these rows, its groups
-named as well as they can be.
+With two classes, a row's score is its position along the main direction of the batch's gradients
+(the first singular vector of the rows scaled to length one). With many classes, the rows are
+clustered by k-means, and the clusters are assigned to classes in the best way.
 """
 
 from __future__ import annotations

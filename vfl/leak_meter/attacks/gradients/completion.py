@@ -1,12 +1,12 @@
-"""Model completion: a passive party puts a head on its trained encoder (Fu et al., USENIX Security
-2022).
+"""Model completion: a passive party trains a head on its trained encoder (Fu et al., USENIX
+Security 2022).
 
-The attacker knows the labels of 80 rows, drawn class by class in proportion. It leaves the encoder
-as it is (frozen), trains it with the head (tuned), or trains both with its other rows, too
-(MixMatch). In a regression it knows the numbers of 80 rows, and the head gives a number. Three
-baselines need no message: the most frequent class, the same attack on an encoder from scratch, and
-on one that the attacker has trained by itself without labels. What the trained encoder finds beyond
-them is what training with the others has given away.
+The attacker knows the labels of 80 rows, a stratified sample. It freezes the encoder (frozen),
+trains it with the head (tuned), or trains both also with its other rows (MixMatch). In a regression
+it knows the numbers of 80 rows, and the head predicts a number. Three baselines need no message:
+the most frequent class, the same attack on an untrained encoder, and on one that the attacker has
+trained alone without labels. The excess of the trained encoder over them is what federated training
+has leaked.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def play(scene: Scene) -> list[Figure]:
     """Judges heads on the test rows, or the validation rows. Raises UnfitError without an encoder
     or enough rows.
 
-    In a regression they are judged by R², and MixMatch, which is of classes, is left out.
+    In a regression they are judged by R², without MixMatch, which needs classes.
     """
     if scene.task.kind == "regression":
         return _play_regression(scene)
@@ -62,7 +62,7 @@ def play(scene: Scene) -> list[Figure]:
 
 
 def _play_regression(scene: Scene) -> list[Figure]:
-    """Returns the figures of a regression: 80 rows with their numbers are drawn at random."""
+    """Returns the figures of a regression with 80 random known rows."""
     encoder, make, inputs = scene.encoder, scene.make_encoder, scene.inputs
     if encoder is None or make is None or inputs is None:
         raise UnfitError("the attacker has no encoder")
@@ -90,9 +90,7 @@ def _play_regression(scene: Scene) -> list[Figure]:
 
 
 def recover_labels(scene: Scene) -> Mapping[str, Tensor]:
-    """Returns {what the attacker knows and does: its logits [N, classes] of the judged rows}.
-    Raises UnfitError.
-    """
+    """Returns {attack: logits of the judged rows, [N, classes]}. Raises UnfitError."""
     known = _make_known(scene)
     encoder = scene.encoder
     if encoder is None:
@@ -105,7 +103,8 @@ def recover_labels(scene: Scene) -> Mapping[str, Tensor]:
 
 
 def without(scene: Scene) -> Mapping[str, Tensor]:
-    """Returns {an attack without any message: its logits}; they depend on rows and seed alone.
+    """Returns {baseline without any message: its logits}, which depend only on rows and seed.
+
     Raises UnfitError.
     """
     known = _make_known(scene)
@@ -127,8 +126,8 @@ def without(scene: Scene) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """What the attacker has: inputs of the rows whose labels it knows, those labels, its training
-    and judged rows.
+    """What the attacker has: inputs of the known rows, their labels, its training rows, and the
+    judged rows.
     """
 
     x: Inputs
@@ -160,8 +159,8 @@ def _make_known(scene: Scene) -> _Known:
 
 
 def _train(scene: Scene) -> Rows:
-    """Returns the attacker's training rows. Raises UnfitError if they are few, or if there is none
-    to judge.
+    """Returns the attacker's training rows. Raises UnfitError for too few rows to train or
+    judge.
     """
     # The attacker also uses its rows that are not labelled or aligned.
     train = scene.rows.get("local", scene.rows["train"])
@@ -181,9 +180,16 @@ def _rows_to_judge(scene: Scene) -> Rows:
 def draw_stratified(
     labels: Tensor, rows: Rows, classes: int, seed: int, count: int = KNOWN
 ) -> Rows:
-    """Draws ``count`` of the rows, of each class in proportion and at least one if it occurs.
+    """Draws a stratified sample of ``count`` rows, with at least one row of each class.
 
-    If there are more classes than that, it draws one of each.
+    With more classes than ``count``, it draws one row of each class.
+
+    Args:
+        labels: the class of each row, int64 [N].
+        rows: the rows to draw from, int64 [R].
+        classes: the number of classes.
+        seed: the seed of the sample.
+        count: the number of rows.
     """
     random, y = np.random.default_rng(derive_seed(seed, "auxiliary labels")), labels.numpy()[rows]
     order = random.permutation(len(rows))

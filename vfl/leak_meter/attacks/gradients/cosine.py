@@ -1,5 +1,5 @@
-"""Reads labels from the direction of a row's gradient, beside rows whose label is known (Li et al.
-2022, Marvell).
+"""Label inference from the direction of a row's gradient, compared with rows of known labels (Li et
+al. 2022, Marvell).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _KNOWN = (1, 3, 5)
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Scores each row of a batch by its cosine to known positives: 1, 3, 5 as they came, or one
+    """Scores each row of a batch by its cosine to known positives: 1, 3 or 5 as received, or one
     without its noise.
 
-    The last is an oracle, which is left out if nothing changes the gradients on their way. Known
-    rows are not judged. In a task of many classes a row gets the class whose known rows are
-    nearest. Raises UnfitError if no batch has enough rows of a class.
+    The last is an oracle, which is left out if no defence changes the gradients. Known rows are not
+    judged. With many classes, a row gets the class whose known rows are nearest. Raises UnfitError
+    if no batch has enough rows of a class.
     """
     classes = scene.classes
     figures = []

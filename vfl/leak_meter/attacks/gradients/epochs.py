@@ -1,28 +1,28 @@
-"""Reads classes from all gradients that a row has had, not from one batch: noise that is drawn anew
-adds up to little.
+"""Label inference from all gradients of a row instead of one batch, because independent noise
+averages out over epochs.
 
-A row has one gradient a round. The attacker needs no model, and no label. Three attacks, of which
-the last two are made for defences that the attacker knows, and read more with labels that it knows:
+A row has one gradient per round. The attacker needs no model and no label. There are three attacks,
+of which the last two target known defences, and read more with known labels:
 
-*Sum*: of a row's places along the direction that most of a round's gradients share (the first
-singular vector of the rows scaled to length one, turned so that it agrees with the rounds before).
-It reads through ``iso``. Two classes.
+*Sum*: the sum of a row's positions along the main direction of each round's gradients (the first
+singular vector of the rows scaled to length one, with the sign that agrees with earlier rounds). It
+defeats ``iso``. Two classes.
 
-*Mixture by batch*: through Marvell (arXiv 2102.08504), whose noise is drawn to the measure of a
-batch. It is largest along the axis between the classes, and across the axis one class may get none.
-The first singular vector of a batch is that axis. A row's features are its place along the axis,
-the logarithm of its length across the axis, and the cosine of its part across the axis with that of
-the round before. In each batch the rows of a class are one Gaussian, and expectation maximisation
-adds up what all batches tell of a row (``vfl.leak_meter.learn.mixture``). Two classes.
+*Mixture by batch*: it defeats Marvell (arXiv 2102.08504), whose noise depends on the batch. The noise
+is largest along the axis between the classes, and orthogonal to it one class may get none. The
+first singular vector of a batch is that axis. A row's features are its position along the axis, the
+logarithm of its length orthogonal to the axis, and the cosine of its orthogonal part with that of
+the previous round. In each batch the rows of a class are one Gaussian, and expectation maximisation
+combines all batches of a row (``vfl.leak_meter.learn.mixture``). Two classes.
 
-*Mixture of means*: through ``max_norm``, ``iso`` and noise on each message's labels. Of a row's
-gradients, scaled to length one, the means over each quarter of the training are features of a
-mixture of Gaussians. Any number of classes.
+*Mixture of means*: it defeats ``max_norm``, ``iso`` and noise on each message's labels. The means of
+a row's gradients, scaled to length one, over each quarter of the training are features of a mixture
+of Gaussians. Any number of classes.
 
-With labels known, the classes of their rows are held fixed, and the search begins with a regression
-from the means and the attacker's own columns to these classes. *Regression* is that by itself, and
-*own columns* the same without any message. A figure is one for all training rows, so it also stands
-for batches of one row or of one class.
+With known labels, the classes of their rows are fixed, and the search begins with a regression from
+the means and the attacker's own columns to these classes. *Regression* is this regression alone,
+and *own columns* the same without any message. A figure is for all training rows, so it also covers
+batches of one row or of one class.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Reads labels from the length of a row's gradient: that of a rare class is longer (Li et al. 2022,
-Marvell).
+"""Label inference from the length of a row's gradient, which is longer for a rare class (Li et al.
+2022, Marvell).
 """
 
 from __future__ import annotations

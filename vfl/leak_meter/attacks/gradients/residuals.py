@@ -1,12 +1,12 @@
-"""Reads numbers as labels from gradients: under squared error a row's gradient is as long as the
-model is wrong.
+"""Label inference in a regression: with squared error, the length of a row's gradient is the error
+of the model.
 
 g = 2/B · (f(z) − y) · ∂f/∂z. If the top model is linear, ∂f/∂z is one direction for all rows, and a
-row's place along it is f(z) − y but for sign and scale. Before training f(z) is nearly the same for
-all rows, so the first round tells most: then the place is y. Later it tells how wrong the model is
-about a row. The direction is that which most of a round's gradients share, their first singular
-vector: over a round it stands out of noise in all directions (``iso``) that hides it in a batch.
-|ρ| is Spearman's rank correlation of places and labels.
+row's position along it is f(z) − y up to sign and scale. Before training, f(z) is nearly the same
+for all rows, so the first round reveals most: the position is y. Later it reveals the error of the
+model for a row. The direction is the first singular vector of a round's gradients, which stands out
+from isotropic noise (``iso``) that hides it in a single batch. |ρ| is Spearman's rank correlation of
+positions and labels.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from vfl_party.base.seeds import Rows, derive_seed
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Scores each batch, those of the first round, and all rows by what all rounds add up to.
+    """Scores each batch, the batches of the first round, and all rows by the sum over rounds.
 
-    With 50 numbers known a regression learns from all gradients of a row. Raises UnfitError if the
+    With 50 known numbers, a regression learns from all gradients of a row. Raises UnfitError if the
     labels are classes, or if nothing can be judged.
     """
     numbers_N, batches = scene.numbers.numpy(), [*_batches(scene)]
@@ -52,7 +52,7 @@ def play(scene: Scene) -> list[Figure]:
         added_N = _sum_places(batches, len(numbers_N))
         together.numbers(added_N[rows], numbers_N[rows])
         figure = together.figure(f"nothing, {ALL_EPOCHS}", "|ρ|")
-        # There is one figure.
+        # There is one figure, so no quantile over batches.
         figures.append(replace(figure, high=None, chance_high=None))
         figures += _play_with_labels(scene, rows, torch.from_numpy(added_N))
     return figures

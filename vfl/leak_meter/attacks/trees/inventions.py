@@ -1,15 +1,15 @@
-"""Reads labels as a passive party that lies: the columns that it offers to trees are invented, and
-new in each level.
+"""Label inference by a malicious passive party: the columns that it offers to trees are invented,
+and new on each level.
 
-No check can tell a column of made-up bins from a true one. The active party answers with the best
-split of each node, so an answer tells log2 of their number of bits about labels. The liar draws its
-bins so that a side has few rows: those that win hold the rarer class, whose gradients are larger. A
-row's score grows with each small side that it is on. Beside that stands what the leaves' values
-would tell, which only the active party has (an oracle).
+No check can distinguish a column of invented bins from a true one. The active party answers with
+the best split of each node, so an answer reveals log2 of the number of splits in bits about labels.
+The attacker draws its bins so that a side has few rows: winning sides have the rarer class, whose
+gradients are larger. A row's score grows with each small side that it is on. For comparison, an
+oracle uses the leaves' values, which only the active party has.
 
-The trees are grown here, from the true labels, with as many splits as the party offers in the
-rehearsal. The active party's own columns are left out: they would win most nodes. So this is about
-the most that such columns tell.
+The trees are grown here from the true labels, with as many splits as the party offers in the
+rehearsal. The active party's own columns are left out, because they win most nodes. So the figure
+is an approximate maximum of what such columns reveal.
 """
 
 from __future__ import annotations

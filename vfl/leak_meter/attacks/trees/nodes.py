@@ -1,10 +1,9 @@
-"""Reads labels from the nodes of trees in which rows stand, as a passive party learns them level by
-level.
+"""Label inference from the tree nodes of rows, which a passive party learns level by level.
 
-Three attackers: one that is told the share of each class in a tree's nodes (an oracle: what one
-partition says at most), one that knows nothing and looks for the direction or the groups that the
-nodes of many trees share, and one that knows the labels of 80 rows. Beside the last one stands the
-same head on its own columns.
+There are three attackers: one that knows the share of each class in a tree's nodes (an oracle: the
+most that one partition reveals), one that knows nothing and finds the main direction or clusters of
+the nodes of many trees, and one that knows the labels of 80 rows. The baseline of the last one is
+the same head on its own columns.
 """
 
 from __future__ import annotations

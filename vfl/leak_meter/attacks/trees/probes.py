@@ -1,15 +1,15 @@
-"""Reads columns as an active party that lies, within what a passive party checks: as many trees,
-levels and sides.
+"""Feature reconstruction by a malicious active party within the limits that a passive party checks:
+the numbers of trees, levels and sides.
 
-It lies in two ways. It names winners as it likes: each split of a node then tells on which side of
-a threshold of its choice all rows of the node are, and it chooses the one that tells most. Or it
-encrypts marks in place of gradients, a bit of its own for each of some rows, and reads from each
-sum which of them are in it: so it knows their bins in every column. It divides the rows among the
-nodes of the last level by columns of its own, and marks as many in each node.
+It attacks in two ways. It names arbitrary winners: each split of a node then reveals on which side
+of a chosen threshold all rows of the node are, and it chooses the most informative one. Or it
+encrypts marks in place of gradients, a separate bit for each of some rows, and reads from each sum
+which of them are in it, and thus their bins in every column. It divides the rows among the nodes of
+the last level by its own columns, and marks the same number in each node.
 
-It must know which entry is which threshold. Marks that count rows tell it, because bins are
-quantiles; here it knows. Values are read as the mean of the known rows (as many as in ``columns``)
-in the bins that remain possible.
+It must know which entry belongs to which threshold. Marks that count rows reveal that, because bins
+are quantiles; here it is given. Values are estimated as the mean of the known rows (as many as in
+``columns``) in the bins that remain possible.
 """
 
 from __future__ import annotations

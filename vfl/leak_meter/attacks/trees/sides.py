@@ -1,8 +1,8 @@
-"""A decoder from the sides of splits to the columns of their owner, learnt from rows that the
-active party knows.
+"""Feature reconstruction from the sides of splits, with a decoder trained on rows that the active
+party knows.
 
 At each split of a passive party the active party learns for each row of the node whether it goes
-left. These bits are decoded as embeddings are (``columns``), with the same known rows, chance and
+left. These bits are decoded like embeddings (``columns``), with the same known rows, chance and
 baseline.
 """
 

@@ -1,10 +1,10 @@
-"""Finds which sums of a tree are of one column, although their order is secret, from the sums
-alone.
+"""Finds which sums of a tree belong to the same column from the sums alone, although their order is
+secret.
 
-The sums of a column are those of prefixes: between two of them lie the rows of some bins. If two
-sums are of one column, their difference is a sum over rows, and is spread over the nodes nearly as
-all rows are. If they are of two columns, rows of both sides count against each other, and the
-difference strays further. Within a column the order needs no attack: sums of h grow with it.
+The sums of a column are sums over prefixes: two of them differ by the rows of some bins. If two
+sums belong to one column, their difference is a sum over rows, and is distributed over the nodes
+nearly like all rows. If they belong to two columns, rows of both sides cancel, and the difference
+deviates further. Within a column the order needs no attack: sums of h increase with it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""A peer asks which rows another party trained on, from the mean of shared weights and its own view
-of the rows.
+"""Membership inference by a peer, from the mean of shared weights and its own view of the rows.
 
-With two parties it subtracts its own weights and has the other's; with more it has the mean of the
-others'. Below them it puts its own encoder, because the lower layers of the others never leave
-them. Its own encoder has seen its own view of the same training rows, so it fits them better by
-itself: that stands beside, with its own top and an untrained one.
+With two parties it subtracts its own weights and gets the other's; with more it gets the mean of
+the others'. It puts them on its own encoder, because the lower layers of the others never leave
+them. Its own encoder was trained on its own view of the same rows, so it fits them better even
+alone: baselines are its own top and an untrained one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The server asks which rows a party trained on, from the weights that this party uploads.
+"""Membership inference by the server, from the weights that a party uploads.
 
-It has no encoder and no columns. Two attackers stand for what it might get: one has the columns of
-the rows in question and an encoder that it has drawn by itself; the other has the party's own
-encoder and columns, too (an oracle: what the weights tell at most, to somebody from inside).
+The server has no encoder and no columns. Two attackers represent what it may obtain: one has the
+columns of the rows in question and a random encoder; the other has the party's encoder and columns
+(an oracle: the most that the weights reveal to an insider).
 """
 
 from __future__ import annotations
