@@ -26,8 +26,7 @@ from vfl.leak_meter.scene.scene import (
     UnfitError,
 )
 from vfl.leak_meter.wiretap.sizes import MessageSizes, read_sizes
-from vfl.leak_meter.wiretap.times import Times
-from vfl.leak_meter.wiretap.times import read_times
+from vfl.leak_meter.wiretap.times import Times, read_times
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import carry_out, in_process

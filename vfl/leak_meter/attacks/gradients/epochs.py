@@ -8,16 +8,16 @@ of which the last two target known defences, and read more with known labels:
 singular vector of the rows scaled to length one, with the sign that agrees with earlier rounds). It
 defeats ``iso``. Two classes.
 
-*Mixture by batch*: it defeats Marvell (arXiv 2102.08504), whose noise depends on the batch. The noise
-is largest along the axis between the classes, and orthogonal to it one class may get none. The
-first singular vector of a batch is that axis. A row's features are its position along the axis, the
-logarithm of its length orthogonal to the axis, and the cosine of its orthogonal part with that of
-the previous round. In each batch the rows of a class are one Gaussian, and expectation maximisation
-combines all batches of a row (``vfl.leak_meter.learn.mixture``). Two classes.
+*Mixture by batch*: it defeats Marvell (arXiv 2102.08504), whose noise depends on the batch. The
+noise is largest along the axis between the classes, and orthogonal to it one class may get none.
+The first singular vector of a batch is that axis. A row's features are its position along the axis,
+the logarithm of its length orthogonal to the axis, and the cosine of its orthogonal part with that
+of the previous round. In each batch the rows of a class are one Gaussian, and expectation
+maximisation combines all batches of a row (``vfl.leak_meter.learn.mixture``). Two classes.
 
-*Mixture of means*: it defeats ``max_norm``, ``iso`` and noise on each message's labels. The means of
-a row's gradients, scaled to length one, over each quarter of the training are features of a mixture
-of Gaussians. Any number of classes.
+*Mixture of means*: it defeats ``max_norm``, ``iso`` and noise on each message's labels. The means
+of a row's gradients, scaled to length one, over each quarter of the training are features of a
+mixture of Gaussians. Any number of classes.
 
 With known labels, the classes of their rows are fixed, and the search begins with a regression from
 the means and the attacker's own columns to these classes. *Regression* is this regression alone,
