@@ -81,10 +81,10 @@ def classify(
     *,
     tuned: bool,
 ) -> Tensor:
-    """Trains a linear head on an encoder with the classes of K rows; returns the logits [N,
-    classes] of others.
+    """Trains a linear head on an encoder with the classes of K rows; returns the logits of others,
+    [N, classes].
 
-    ``tuned``: the encoder is trained, too (a copy of it), otherwise it stays as it is.
+    ``tuned``: also train a copy of the encoder; otherwise it is frozen.
     """
     encoder = copy.deepcopy(encoder).eval()
     mean_D, std_D = _spread(embed(encoder, known))
@@ -98,11 +98,11 @@ def classify(
 def estimate(
     encoder: nn.Module, known: Inputs, numbers_K: Tensor, judged: Inputs, *, tuned: bool
 ) -> Tensor:
-    """Fits a linear head on an encoder to the numbers of K rows; returns those [N] that it gives
-    others.
+    """Fits a linear head on an encoder to the numbers of K rows; returns its predictions for
+    others, [N].
 
-    It is a ridge regression, its penalty chosen by leaving one row out. ``tuned``: it is then
-    trained with the encoder.
+    The head is a ridge regression whose penalty is chosen by leave-one-out. ``tuned``: the head is
+    then trained together with the encoder.
     """
     from sklearn.linear_model import RidgeCV
 
@@ -150,14 +150,14 @@ class _Headed:
 
     @torch.no_grad()
     def of(self, judged: Inputs) -> Tensor:
-        """Returns what the head gives rows, [N, outputs]."""
+        """Returns the outputs of the head for rows, [N, outputs]."""
         outputs: Tensor = self.head((embed(self.encoder, judged) - self.mean_D) / self.std_D)
         return outputs.cpu()
 
 
 def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
-    """Trains an encoder on rows without labels: SimSiam; in each of two views some numbers are
-    another row's.
+    """Trains an encoder on rows without labels by SimSiam; in each of two views some numbers are
+    those of another row.
     """
     rows = np.arange(min(len(inputs[0]), _SSL_ROWS), dtype=np.int64)
     some = tuple(input_[: len(rows)] for input_ in inputs)
@@ -184,7 +184,7 @@ def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
 
 
 def view(inputs: Inputs, rows_B: np.ndarray, drawn: torch.Generator) -> Inputs:
-    """Returns rows in which some numbers are another row's."""
+    """Returns rows in which some numbers are those of another row."""
     views = []
     for input_ in inputs:
         own = input_[torch.from_numpy(rows_B)]
@@ -195,11 +195,17 @@ def view(inputs: Inputs, rows_B: np.ndarray, drawn: torch.Generator) -> Inputs:
 
 
 def decode(known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int) -> Tensor:
-    """Trains an MLP from K rows' inputs to their values, and returns the values [N, F] that it
-    finds for others.
+    """Trains an MLP from the inputs of K rows to their values, and returns its values for others,
+    [N, F].
 
-    A fifth of the known rows decides when training stops, and whether the known rows' mean is
-    better than all.
+    A fifth of the known rows decides when training stops, and whether the mean of the known rows is
+    better.
+
+    Args:
+        known_KD: the inputs of the known rows, [K, D].
+        values_KF: their values, [K, F].
+        judged_ND: the inputs of the others, [N, D].
+        seed: the seed of the MLP.
     """
     mean_F, std_F = values_KF.mean(dim=0), values_KF.std(dim=0).clamp_min(1e-6)
     rows = repeat(slice(count_held(len(known_KD)), None), _DECODER_STEPS)
@@ -208,9 +214,10 @@ def decode(known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int) ->
 
 
 def decode_pixels(known_KD: Tensor, pixels_KF: Tensor, judged_ND: Tensor, seed: int) -> Tensor:
-    """Does as ``decode`` with the pixels of images.
+    """Decodes the pixels of images, [N, F]; the arguments are those of ``decode``.
 
-    Pixels keep their scale, because those that vary most tell most, and a wider MLP sees batches.
+    Pixels keep their scale, because those that vary most are most informative, and a wider MLP is
+    trained on batches.
     """
     mean_F, held = pixels_KF.mean(dim=0), count_held(len(known_KD))
     drawn = torch.Generator().manual_seed(derive_seed(seed, "batches of pixels") % 2**63)
@@ -223,7 +230,7 @@ def decode_pixels(known_KD: Tensor, pixels_KF: Tensor, judged_ND: Tensor, seed: 
 
 
 def count_held(known: int) -> int:
-    """Returns how many of the known rows, the first ones, decide when a decoder's training
+    """Returns the number of the first known rows that decide when the training of a decoder
     stops.
     """
     return max(1, known // 5)
@@ -237,10 +244,10 @@ def _fit_decoder(
     shape: _Shape,
     seed: int,
 ) -> Tensor | None:
-    """Returns what an MLP gives for judged rows, as it was when the first known rows' error was
-    least.
+    """Returns the outputs of an MLP for judged rows, at the step with the smallest error on the
+    first known rows; None if it was never better than the mean.
 
-    ``rows``: of each step. None if it was never better than 0.
+    ``rows``: the known rows of each step.
     """
     mean_D, std_D = known_KD.mean(dim=0), known_KD.std(dim=0)
     # An input that is constant in the known rows has no information.
@@ -272,11 +279,11 @@ def _fit_decoder(
 def decode_table(
     known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int, groups: Iterable[range] = ()
 ) -> Tensor:
-    """Returns what ``decode`` finds for the columns of numbers, and by itself for each of
+    """Returns the values of ``decode`` for the numeric columns, and separately for each of
     ``groups``, [N, F].
 
-    One decoder for all would give up on all if there are many columns that cannot be read, as those
-    of a category with many values.
+    A common decoder gives up on all columns if many of them cannot be decoded, such as those of a
+    category with many values.
     """
     parts = [[*group] for group in groups]
     inside = {place for part in parts for place in part}
@@ -289,15 +296,16 @@ def decode_table(
 
 
 def is_mean(values_NF: Tensor) -> bool:
-    """Whether ``decode`` has found nothing better than the mean: then it gives all rows the
-    same.
-    """
+    """Whether ``decode`` has returned the mean, which is equal for all rows, [N, F]."""
     return bool((values_NF == values_NF[:1]).all())
 
 
 def r2_by_column(predicted_NF: Tensor, truth_NF: Tensor) -> list[float]:
-    """Returns R² of each column: 1 − (squared error) / (that of the column's mean); 0 for a
-    constant column.
+    """Returns R² of each column: 1 − (squared error) / (variance); 0 for a constant column.
+
+    Args:
+        predicted_NF: the predicted values, [N, F].
+        truth_NF: the true values, [N, F].
     """
     error = (predicted_NF.double() - truth_NF.double()).pow(2).mean(dim=0)
     spread = truth_NF.double().var(dim=0, correction=0)

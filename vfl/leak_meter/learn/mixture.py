@@ -1,10 +1,9 @@
-"""Expectation maximisation over all messages about a row: which class it is of.
+"""Infers the class of each row from all messages about it by expectation maximisation.
 
-A row has one message a round, and each message belongs to a *group* whose statistics it shares: a
-batch, if the noise is drawn to the measure of the batch, or a round. In each group the rows of a
-class are one Gaussian, and the posterior of a row adds up its log likelihoods over all of its
-messages. So noise that is drawn anew in each message adds up to little, and a direction may change
-from group to group.
+A row has one message per round, and each message belongs to a *group* with common statistics: a
+batch, if the noise depends on the batch, or a round. In each group the rows of a class are one
+Gaussian, and the posterior of a row sums the log likelihoods of all of its messages. So independent
+noise averages out, and a direction may change from group to group.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor
 
 _STEPS, _ENOUGH = 60, 3e-4
-# Rows of a class that its Gaussian is shrunk by, towards the group's own.
+# Numbers of rows by which the Gaussian of a class is shrunk towards that of the group.
 _MEAN_ROWS, _COVARIANCE_ROWS = 2.0, 4.0
-# One message says no more than this: a Gaussian is a rough model of it.
+# Limit of the log ratio of one message, for which a Gaussian is a rough model, and a temperature.
 _MAX_LOG_RATIO, _TEMPER = 4.0, 0.7
 
 

@@ -1,4 +1,4 @@
-"""Regressions from few rows, chosen for each number by cross-validation: linear and Gaussian kernel
+"""Regressions on few rows, chosen for each target by cross-validation: linear and Gaussian kernel
 ridges, and extremely randomised trees.
 """
 
@@ -78,7 +78,7 @@ def _ridges(x: Numbers, y_KF: Numbers, asked: Numbers) -> Iterator[tuple[Numbers
     """Yields the leave-one-out error [F] and the guesses [N, F] of each kernel."""
     width = x.shape[1]
     inner_KK, inner_NK = x @ x.T / width, asked @ x.T / width
-    # The constant is an input: centred inputs would tell a left-out row by the sum of the others.
+    # The constant is an input, because with centred inputs the other rows reveal a left-out row.
     yield _ridge(1 + inner_KK, y_KF, 1 + inner_NK)
     own_K, own_N = np.diag(inner_KK), (asked**2).sum(1) / width
     far_KK = np.maximum(own_K[:, None] + own_K - 2 * inner_KK, 0.0)

@@ -1,9 +1,9 @@
-"""Finds columns from embeddings of an encoder whose first weights are known, with no row known:
-descent, and a replay.
+"""Reconstructs columns from embeddings of an encoder with known initial weights, without known
+rows, by gradient descent and replay.
 
-The active party has made every gradient itself. So once it has a guess of a party's rows, it can do
-all updates of that party's encoder again. This gives the weights behind later embeddings, which in
-turn correct the guess. It takes the first epoch alone, then two of them, three and so on.
+The active party has computed every gradient. With a guess of a party's rows, it can therefore
+replay all updates of that party's encoder. This gives the weights of later epochs, whose embeddings
+in turn correct the guess. The attack uses the first epoch, then the first two, three and so on.
 """
 
 from __future__ import annotations

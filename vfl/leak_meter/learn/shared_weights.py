@@ -1,11 +1,10 @@
-"""Weights that a phase shares, as the server or a peer receives them, and what they tell of the
-rows behind them.
+"""Membership inference from weights that a phase shares, as the server or a peer receives them.
 
-Two scores of a row. *Fit*: how alike two views of it are behind the shared weights, the loss
-threshold of Yeom et al. (CSF 2018) for self-supervised training: rows that were trained on fit
-better. *Span*: a linear layer's change is a sum of outer products of gradients and inputs, so its
-row space holds the inputs' directions; the score is how much of the row's direction it has. Both
-need an encoder below the shared layers.
+A row has two scores. *Fit*: the similarity of two views of it under the shared weights, the loss
+threshold of Yeom et al. (CSF 2018) for self-supervised training: training rows fit better. *Span*:
+a linear layer's change is a sum of outer products of gradients and inputs, so its row space
+contains the inputs' directions; the score is the share of the row's direction in it. Both need an
+encoder below the shared layers.
 """
 
 from __future__ import annotations
@@ -53,9 +52,9 @@ class Upload:
 
 @dataclass(frozen=True, eq=False)
 class Eye:
-    """Through what an attacker looks at a row: an encoder, and its arguments for rows.
+    """The view of an attacker on rows: an encoder, and its arguments for rows.
 
-    ``beside``: {what an attacker has without the message: the weights that take their place}.
+    ``beside``: {baseline without the message: the weights in place of the shared ones}.
     """
 
     knows: str
@@ -66,8 +65,9 @@ class Eye:
 
 @dataclass
 class SharedWeights:
-    """What one phase shared, as one attacker has heard it. ``sent``: {round: {party: weights}};
-    ``means``: by round.
+    """The weights that one phase shared, as one attacker received them.
+
+    ``sent``: {round: {party: weights}}; ``means``: {round: weights}.
     """
 
     sent: dict[int, dict[str, dict[str, Tensor]]] = field(default_factory=dict)
@@ -104,11 +104,11 @@ def collect_shared(scene: Scene) -> SharedWeights:
 
 
 def uploads(scene: Scene) -> dict[str, list[Upload]]:
-    """Returns {party: its uploads}, as far as the attacker can tell them. Raises UnfitError if
+    """Returns {party: its uploads}, as far as the attacker can compute them. Raises UnfitError if
     there are none.
 
-    The server gets each party's own. A peer gets the mean: it subtracts its own, and has the mean
-    of the others'.
+    The server receives the weights of each party. A peer receives the mean, and subtracts its own
+    weights to get the mean of the others.
     """
     messages, by_party = collect_shared(scene), dict[str, list[Upload]]()
     for round_, of_party in sorted(messages.sent.items()):
@@ -180,8 +180,8 @@ def _is_layer(name: str, weight: Tensor) -> bool:
 
 @torch.no_grad()
 def fit(encoder: nn.Module, weights: Weights, inputs: Inputs, seed: int) -> Numbers:
-    """Returns how alike two views of each row are behind shared weights, [N]: the mean cosine of p
-    and z.
+    """Returns the similarity of two views of each row under shared weights, [N]: the mean cosine of
+    p and z.
     """
     tower = copy.deepcopy(encoder)
     top = {

@@ -18,7 +18,7 @@ from vfl_party.models import deterministic
 
 
 class Scenes:
-    """Makes the scene of each attacker from what was recorded."""
+    """Builds the scene of each attacker from the recording."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording, self._parties = recording, recording.parties
@@ -26,7 +26,7 @@ class Scenes:
         self._begun: dict[str, list[Tensor]] = {}
 
     def begin(self, name: str) -> None:
-        """Notes a party's untrained weights; called before it runs."""
+        """Stores a party's untrained weights; called before it runs."""
         self._begun[name] = [weight.detach().cpu().clone() for weight in self._weights(name)]
 
     def of(self, attacker: str, seed: int) -> Scene:

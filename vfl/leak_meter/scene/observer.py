@@ -1,7 +1,7 @@
-"""Observer: hears what crosses the exchanges of a party in a rehearsal.
+"""An observer sees the messages of a party's exchanges in a rehearsal.
 
-It sits in the chains of that party, which the leak meter replaces before the party runs. A real
-party has no observer and no place for one: its steps do nothing for the leak meter.
+It is part of the chains of that party, which the leak meter replaces before the party runs. A real
+party has no observer and no hook for one: its steps do nothing for the leak meter.
 """
 
 from __future__ import annotations

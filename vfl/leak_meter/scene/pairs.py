@@ -1,5 +1,5 @@
-"""Pairs of an active attacker: rows' embeddings as they came in an exchange, and the columns behind
-them.
+"""Pairs of an active attacker: the embeddings of rows in an exchange, and the columns of these
+rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Pairs:
 
 
 def count_known(count: int) -> int:
-    """Returns of how many of ``count`` rows the attacker knows the columns."""
+    """Returns the number of rows, of ``count``, whose columns the attacker knows."""
     return min(_MAX_KNOWN, max(_MIN_KNOWN, int(_SHARE * count)))
 
 

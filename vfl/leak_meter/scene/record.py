@@ -1,6 +1,4 @@
-"""Keeps what parties receive in a rehearsal in files of a folder, so that a long run needs little
-memory.
-"""
+"""Stores what parties receive in a rehearsal in files, so that a long run needs little memory."""
 
 from __future__ import annotations
 
@@ -13,9 +11,9 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 
-# Phase, exchange, sender, receiver.
+# (phase, exchange, sender, receiver)
 Way = tuple[str, str, str, str]
-# Bytes that are held before they are written.
+# Number of bytes that are buffered before they are written.
 _AT_ONCE = 32 * 2**20
 
 

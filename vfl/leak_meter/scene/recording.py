@@ -1,4 +1,4 @@
-"""Recording: what all parties of a rehearsal send and receive, as attacks and judges need it."""
+"""Records what all parties of a rehearsal send and receive, for attacks and judges."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class _Listener:
     chains: Chains
 
     def leaves(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
-        # What all receivers get alike is about no rows.
+        # A message for all receivers is not about rows.
         if not at.receiver:
             return
         self._passes(at)

@@ -1,6 +1,4 @@
-"""What two parties tell each other while trees grow, tree by tree: sums, chosen entries, sides,
-nodes of the rows.
-"""
+"""The messages of two parties for each tree: sums, chosen entries, sides, and nodes of rows."""
 
 from __future__ import annotations
 

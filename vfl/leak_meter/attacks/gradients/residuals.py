@@ -5,7 +5,7 @@ g = 2/B · (f(z) − y) · ∂f/∂z. If the top model is linear, ∂f/∂z is o
 row's position along it is f(z) − y up to sign and scale. Before training, f(z) is nearly the same
 for all rows, so the first round reveals most: the position is y. Later it reveals the error of the
 model for a row. The direction is the first singular vector of a round's gradients, which stands out
-from isotropic noise (``iso``) that hides it in a single batch. |ρ| is Spearman's rank correlation of
+from isotropic noise (``iso``) that hides it in one batch. |ρ| is Spearman's rank correlation of
 positions and labels.
 """
 
