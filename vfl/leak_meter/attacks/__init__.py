@@ -1,6 +1,4 @@
-"""Attacks of the leak meter, one file for each in a package by what it reads, and attacks of
-plug-ins.
-"""
+"""Attacks of the leak meter, one file for each, in packages by what they read."""
 
 from __future__ import annotations
 
