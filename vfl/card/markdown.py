@@ -27,7 +27,7 @@ def code(name: str) -> str:
         return ""
     longest = max((len(ticks) for ticks in _TICKS.findall(name)), default=0)
     fence = "`" * (longest + 1)
-    # A tick at an end would belong to the fence.
+    # A space separates a tick at an end from the fence.
     pad = " " if name.startswith("`") or name.endswith("`") else ""
     return f"{fence}{pad}{name}{pad}{fence}"
 

@@ -120,7 +120,7 @@ def leaks(
         quiet: whether to show no progress.
         tell: called with the result of each recipe as soon as it is known, also with that of the
             seeds before one that failed.
-        jobs: the number of runs at a time, each in a process of its own if greater than 1.
+        jobs: the number of runs at a time, each in a separate process if greater than 1.
         backend: the joblib backend that makes the runs; None: processes of this machine.
 
     Raises VflError: invalid input, or a run that failed.

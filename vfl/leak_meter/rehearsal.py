@@ -225,7 +225,7 @@ class Rehearsal:
                 ):
                     readable_by_kind.setdefault((me.role, of_kind[phase]), {of_kind[phase]})
         seen: set[tuple[str, str, str]] = set()
-        for key in self.recording.rows.keys():  # noqa: SIM118 - it is no dict
+        for key in self.recording.rows.keys():  # noqa: SIM118 - not a dict
             place = (key.phase, key.exchange, key.receiver)
             if key.meant or place in seen or key.phase not in of_kind:
                 continue

@@ -138,7 +138,7 @@ def tower_of(encoder: nn.Module) -> nn.Module:
 
 
 def draw_untrained(encoder: nn.Module, seed: int) -> nn.Module:
-    """Returns a copy of an encoder whose layers are drawn anew."""
+    """Returns a copy of an encoder with new random weights."""
     fresh = copy.deepcopy(encoder)
     with seeded(derive_seed(seed, "init", "untrained encoder")):
         for module in fresh.modules():
@@ -249,7 +249,9 @@ def changes_of(received: Sequence[Upload]) -> list[Tensor]:
 
 
 def spectrum(change: Tensor) -> tuple[int, int]:
-    """Returns the numerical rank of a change, and how many directions hold 99 % of its energy."""
+    """Returns the numerical rank of a change, and the number of directions with 99 % of its
+    energy.
+    """
     values = torch.linalg.svdvals(change.double())
     tolerance = values[0] * max(change.shape) * torch.finfo(torch.float32).eps
     energy = (values.square().cumsum(0) / values.square().sum().clamp_min(1e-300)) < _ENERGY
@@ -316,7 +318,7 @@ def _figure(
     trained_N: Flags,
     shuffled_SN: Sequence[Flags],
 ) -> Figure:
-    """Returns the figure of the score '' beside the others, and beside shuffled membership."""
+    """Returns the figure of the score '' with the others and shuffled membership as baselines."""
     value = fold_auc(auc(scores[""], trained_N))
     chance, chance_high = middle_and_high(
         [fold_auc(auc(scores[""], trained_S)) for trained_S in shuffled_SN]

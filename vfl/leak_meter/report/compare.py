@@ -85,7 +85,7 @@ def _side_by_side(results: Sequence[Rehearsed]) -> RenderableType:
     table.add_row(metric, "", "", "", *("" if own is None else f"{own.mean:.3f}" for own in same))
     if first is not None:
         lost = ("" if own is None else f"{first.mean - own.mean:+.3f}" for own in same)
-        table.add_row(f"lost beside {results[0].name}", "", "", "", *lost)
+        table.add_row(f"lost against {results[0].name}", "", "", "", *lost)
     table.add_row(
         "bytes sent",
         "",

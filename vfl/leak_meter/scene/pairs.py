@@ -24,16 +24,15 @@ _MAX_WIDTH = 2048
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Rows that one sender sent in one exchange: some whose columns the attacker knows, and others
-    that are judged.
+    """Rows that one sender sent in one exchange: known rows, whose columns the attacker has, and
+    rows that are judged.
 
     ``place``: the phase and the exchange. ``z_known``, ``values_known``: [K, D] and [K, F].
-    ``own``: what the attacker has of the same rows by itself; None if it has no columns.
-    ``groups``, ``image``: see ``EncoderInputs``. ``over``: {how a row's embeddings of all recorded
-    rounds are put together: those of the known and of the judged rows}; empty if each row came
-    once. ``stacked``: the embeddings of all rounds side by side, of the known and of the judged
-    rows. ``labels``: of the known and of the judged rows, which an active party has, [K, 1] and
-    [N, 1].
+    ``own``: the attacker's own columns of these rows; None without columns. ``groups``, ``image``:
+    see ``EncoderInputs``. ``over``: {how the embeddings of all recorded rounds are combined: those
+    of the known and of the judged rows}; empty if each row came once. ``stacked``: the concatenated
+    embeddings of all rounds, of the known and of the judged rows. ``labels``: the labels of the
+    known and of the judged rows, which an active party has, [K, 1] and [N, 1].
     """
 
     sender: str
@@ -59,10 +58,10 @@ def count_known(count: int) -> int:
 def pairs(scene: Scene, *, images: bool | None = None, what: str = "embeddings") -> Iterator[Pairs]:
     """Yields the pairs of each sender whose columns are known, exchange by exchange.
 
-    A defence may be on one exchange and not on another, and each is read by itself. Those of too
-    few rows are left out. ``images``: only of senders whose columns are an image, or (False) are
-    none. ``what``: the word for what is sent. Raises UnfitError if there is no such sender, or no
-    exchange has enough rows.
+    Each exchange is read separately, because a defence may protect only some. Exchanges with too
+    few rows are left out. ``images``: only senders whose columns are (True) or are not (False) an
+    image. ``what``: the name of the embeddings in texts. Raises UnfitError if there is no such
+    sender, or no exchange has enough rows.
     """
     senders = senders_of(scene, images)
     if not senders and senders_of(scene):

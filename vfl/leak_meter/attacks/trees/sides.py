@@ -54,10 +54,12 @@ def play(scene: Scene) -> list[Figure]:
 
 
 def telling(sides_SN: list[Numbers]) -> Tensor:
-    """Returns [N, S]: the splits that the rows whose columns are known tell apart.
+    """Returns the splits that distinguish known rows, [N, S].
 
-    Of the known rows at least ten, on average, must differ from the rest: a decoder could learn
-    nothing of other splits, and would be led astray by the few rows that are there.
+    At least ten of the known rows, on average, must differ from the rest: a decoder cannot learn
+    from other splits, and overfits to the few rows that differ.
+
+    ``sides_SN``: the side of each row, 1, -1 or 0, of S splits, [N] each.
     """
     sides_NS = torch.from_numpy(np.stack(sides_SN, axis=1)).float()
     largest_S = (
