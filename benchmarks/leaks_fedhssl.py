@@ -159,7 +159,7 @@ def _attacked(
             beside[seed] = _accuracies(scene, completion.without(scene)) | {
                 "majority": _majority(scene)
             }
-        recovered = _accuracies(scene, completion.recovered(scene))
+        recovered = _accuracies(scene, completion.recover_labels(scene))
     main = None if lambda_f is None else found.metrics["test"]["accuracy"]
     return Attacked(seed, group.method, group.lambda_p, lambda_f, main, recovered, beside[seed])
 

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 import vfl
-from vfl.leak_meter.report.result import Line, Rehearsed, as_json
+from vfl.leak_meter.report.result import AttackLine, Rehearsed, as_json
 from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results" / "leaks-images"
@@ -104,7 +104,7 @@ def written(found: Sequence[Rehearsed]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _figures(line: Line) -> Iterator[str]:
+def _figures(line: AttackLine) -> Iterator[str]:
     yield str(line.value)
     for name in ("mean image", "own columns"):
         yield str(line.baselines.get(name, ""))

@@ -18,7 +18,7 @@ import click
 
 import vfl
 from benchmarks.leaks import credit
-from vfl.leak_meter.report.result import Line, Rehearsed
+from vfl.leak_meter.report.result import AttackLine, Rehearsed
 from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results"
@@ -83,7 +83,7 @@ def table(found: dict[str, list[Rehearsed]]) -> str:
     return "\n".join(lines)
 
 
-def _values(line: Line) -> tuple[str, str]:
+def _values(line: AttackLine) -> tuple[str, str]:
     return str(line.value), str(line.chance)
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 import vfl
 from benchmarks.ssl import CROSS, DIGITS, HEAD, halves
 from benchmarks.studies import EVALUATE, Tables
-from vfl.leak_meter.report.result import Line, Rehearsed, as_json
+from vfl.leak_meter.report.result import AttackLine, Rehearsed, as_json
 from vfl_common.text import to_json
 
 RESULTS = Path(__file__).parent / "results" / "leaks-tops"
@@ -83,7 +83,7 @@ def written(found: Mapping[float, Rehearsed]) -> str:
         + " | | |",
     ]
     for key in keys:
-        of_key: list[Line | None] = [_line(each, key) for each in found.values()]
+        of_key: list[AttackLine | None] = [_line(each, key) for each in found.values()]
         first = next(each for each in of_key if each is not None)
         cells: list[Any] = ["" if each is None else each.value for each in of_key]
         beside = ", ".join(f"{name} {spread}" for name, spread in first.baselines.items())
@@ -94,5 +94,5 @@ def written(found: Mapping[float, Rehearsed]) -> str:
     return "\n".join([*lines, "", *(f"- {note}" for note in notes), ""])
 
 
-def _line(found: Rehearsed, key: tuple[str, str, str]) -> Line | None:
+def _line(found: Rehearsed, key: tuple[str, str, str]) -> AttackLine | None:
     return next((each for each in found.lines if (each.attacker, each.of, each.knows) == key), None)

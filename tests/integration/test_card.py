@@ -15,7 +15,7 @@ from tests.harness import cases
 from tests.harness.errors import raises
 from tests.harness.federation import toml
 from tests.harness.here import vfl_here
-from vfl.card.known import Known, known
+from vfl.card.known import CardFacts, read_run
 from vfl.card.markdown import block, code, prose, table
 from vfl.card.marks import TO_WRITE, write
 from vfl.card.sections import card
@@ -83,9 +83,9 @@ def test_a_passive_party_tells_what_it_knows(run: Path, tmp_path: Path) -> None:
     # On its own machine it has only its own folder.
     own = tmp_path / "runs" / run.name
     shutil.copytree(run / "p1", own / "p1")
-    text = card(known(own, None))
-    assert text == card(known(run, "p1")) == card(known(run / "p1", None))
-    assert "told by `p1` from its own files" in text
+    text = card(read_run(own, None))
+    assert text == card(read_run(run, "p1")) == card(read_run(run / "p1", None))
+    assert "as described by the files of `p1`" in text
     ledger = json.loads((own / "p1" / "ledger.json").read_text())["entries"]
     (embeddings,) = (
         each
@@ -121,7 +121,7 @@ def test_what_a_party_is_worth_stands_in_the_card_if_it_was_measured(
         },
     }
     (copy / "summary.json").write_text(json.dumps(summary))
-    text = card(known(copy, None))
+    text = card(read_run(copy, None))
     assert "| `p0` | 0.125 | 0 |" in text
     assert "| `p0` | 0.75 | 0.5 |\n| none |  | 0.25 |" in text
     assert "<img" not in rendered(text)
@@ -145,7 +145,7 @@ def test_a_name_is_only_text(name: str) -> None:
 
 
 def test_a_person_s_words_stay_and_are_never_lost(run: Path, tmp_path: Path) -> None:
-    path, text = tmp_path / "card.md", card(known(run, None))
+    path, text = tmp_path / "card.md", card(read_run(run, None))
     assert write(path, text) == PLACES
     before = path.read_text()
     mine = "Scores of digits.\n\n# A heading of mine, and `code`\n"
@@ -180,19 +180,19 @@ def test_a_person_s_words_stay_and_are_never_lost(run: Path, tmp_path: Path) -> 
 
 def test_what_is_no_trained_run_is_one_sentence(run: Path, tmp_path: Path) -> None:
     with raises(InputError, Code.FILE_INVALID):
-        known(tmp_path, None)
+        read_run(tmp_path, None)
     with raises(InputError, Code.FILE_INVALID, names=("p7", "p0")):
-        known(run, "p7")
+        read_run(run, "p7")
     own = tmp_path / "20260101-120000-case-1f2e"
     shutil.copytree(run / "p1", own / "p1")
     facts = json.loads((own / "p1" / "run.json").read_text())
     (own / "p1" / "run.json").write_text(json.dumps(facts | {"finished": False}))
     with raises(InputError, Code.FILE_INVALID, names="p1"):
-        known(own, None)
+        read_run(own, None)
 
 
 def test_hostile_words_of_peers_are_only_text(run: Path) -> None:
-    found = known(run, None)
+    found = read_run(run, None)
     assert found.summary is not None
     summary = found.summary.model_copy(
         update={
@@ -204,7 +204,7 @@ def test_hostile_words_of_peers_are_only_text(run: Path) -> None:
             "metrics": {HOSTILE: {HOSTILE: float("nan")}},
         }
     )
-    page = rendered(card(Known(found.folder, found.recipe, summary=summary)))
+    page = rendered(card(CardFacts(found.folder, found.recipe, summary=summary)))
     assert "<img" not in page
     assert "<a " not in page
     assert "not a number" in page

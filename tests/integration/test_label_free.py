@@ -278,7 +278,7 @@ def test_messages_follow_from_noisy_labels_alone(
 
 def test_a_recipe_that_spells_ids_in_another_way_draws_no_other_noise() -> None:
     """Under a recipe for each spelling, the mean of the draws would tell the labels."""
-    rows = {"id_rules": ["casefold"]}
+    rows: dict[str, Any] = {"id_rules": ["casefold"]}
     made = recipe(TELLING["splitnn"], task={"kind": "binary", "label_epsilon": 1.0}, **rows)
     data = cases.columns("sklearn:breast_cancer", 2, limit=60)["p0"]
 

@@ -23,7 +23,7 @@ from tests.harness.memory import parameters
 from vfl.leak_meter import attacks as kinds
 from vfl.leak_meter.rehearsal import Rehearsal, rehearse
 from vfl.leak_meter.report.picture import draw
-from vfl.leak_meter.report.result import REHEARSAL, Line, Rehearsed, Spread
+from vfl.leak_meter.report.result import REHEARSAL, AttackLine, Rehearsed, Spread
 from vfl.leak_meter.scene.scene import Attack, Figure
 from vfl_common.errors import Code, InputError
 
@@ -230,7 +230,7 @@ def test_recipes_of_one_name_are_told_apart_by_their_files(tmp_path: Path) -> No
     assert f"plain, seed {vfl.Recipe.from_dict(made).settings.seed}\n" in done.stderr
     assert done.stderr.index("plain, seed") < done.stderr.index("noisy, seed")
     assert " ".join(done.stdout.split()).startswith("plain: labels: ")
-    rows = done.stdout[done.stdout.index("beside each other") : done.stdout.index("plain: test")]
+    rows = done.stdout[done.stdout.index("Recipes compared") : done.stdout.index("plain: test")]
     assert "beside plain" in rows
     # The worst first.
     assert rows.index("cosine") < rows.index("norm")
@@ -239,8 +239,8 @@ def test_recipes_of_one_name_are_told_apart_by_their_files(tmp_path: Path) -> No
 
 
 def test_the_worst_leaks_are_drawn_first_and_the_rest_is_named() -> None:
-    def line(attack: str, leak: float, **more: Any) -> Line:
-        return Line(
+    def line(attack: str, leak: float, **more: Any) -> AttackLine:
+        return AttackLine(
             attack, "p1", "labels", "nothing", "AUC", Spread((leak,)), chance=Spread((0.5,)), **more
         )
 
@@ -266,8 +266,8 @@ def test_the_worst_leaks_are_drawn_first_and_the_rest_is_named() -> None:
 
 
 def test_one_recipe_is_drawn_as_bars_beside_chance() -> None:
-    def line(of: str, leak: float, unit: str, **more: Any) -> Line:
-        return Line("a", "p1", of, "nothing", unit, Spread((leak,)), chance=Spread((0.5,)), **more)
+    def line(of: str, leak: float, unit: str, **more: Any) -> AttackLine:
+        return AttackLine("a", "p1", of, "nothing", unit, Spread((leak,)), chance=Spread((0.5,)), **more)
 
     lines = (
         line("x", 0.6, "AUC"),
@@ -386,7 +386,7 @@ NOISE = {
     ("phase", "gradients", "embeddings"),
     [
         ({}, "leave without a defence", "splitnn, evaluate"),
-        ({"iso": 1.0}, "leave with noise: attacks that add up all epochs", "splitnn, evaluate"),
+        ({"iso": 1.0}, "leave with noise: attacks that average over all epochs", "splitnn, evaluate"),
         (
             {"transforms": [NOISE | {"exchange": name} for name in ("embedding", "validation")]},
             "leave without a defence",

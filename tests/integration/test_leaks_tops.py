@@ -14,7 +14,7 @@ import vfl
 from tests.harness import cases
 from tests.harness.errors import assert_names
 from tests.harness.memory import parameters
-from vfl.leak_meter.learn.shared_weights import shared
+from vfl.leak_meter.learn.shared_weights import collect_shared
 from vfl.leak_meter.rehearsal import Rehearsal, rehearse
 
 
@@ -53,7 +53,7 @@ def test_what_is_overheard_is_what_the_server_averages_and_changes_nothing(
         # Noise is nobody's to draw again.
         assert noisy or all(torch.equal(one[key], other[key]) for key in one)
     server = rehearsal.parties["p0"].party.recipe.server
-    heard = shared(rehearsal.scene(server, 1))
+    heard = collect_shared(rehearsal.scene(server, 1))
     assert sorted(heard.sent) == sorted(heard.means) == [0, 1, 2]
     for round_, mean in heard.means.items():
         uploads = heard.sent[round_]
@@ -62,7 +62,7 @@ def test_what_is_overheard_is_what_the_server_averages_and_changes_nothing(
             wanted = (uploads["p0"][key] + uploads["p1"][key]) / 2
             assert torch.allclose(value, wanted, atol=1e-6, rtol=0 if noisy else 1e-3), key
         assert any(not torch.equal(uploads["p0"][key], uploads["p1"][key]) for key in mean)
-    peer = shared(rehearsal.scene("p1", 1))
+    peer = collect_shared(rehearsal.scene("p1", 1))
     assert all(of_party.keys() == {"p1"} for of_party in peer.sent.values())
     assert all(
         torch.equal(peer.sent[2]["p1"][key], heard.sent[2]["p1"][key]) for key in heard.means[2]

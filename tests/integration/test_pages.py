@@ -36,7 +36,7 @@ from vfl.library.simulate import run_files
 from vfl.report.page import command
 from vfl.report.page.baselines import find_baselines, make
 from vfl.report.page.facts import Facts
-from vfl.report.quality.measures import FIRST, measured
+from vfl.report.quality.measures import FIRST, estimate_metrics
 from vfl.report.reading import find
 from vfl.simulation.live import View
 from vfl.simulation.run import run_federation
@@ -77,15 +77,15 @@ def test_a_page_has_the_numbers_that_the_run_has_reported(
         assert Facts(find(run)).label == label.get("label", ", ".join(label.get("labels", ())))
     facts = Facts(find(run))
     reported = summary.metrics["test"]
-    found = {name: each.value for name, each in measured(facts.kept["test"], 20).items()}
+    found = {name: each.value for name, each in estimate_metrics(facts.predictions["test"], 20).items()}
     shared = found.keys() & reported.keys()
-    assert FIRST[facts.kept["test"].kind] in shared
+    assert FIRST[facts.predictions["test"].kind] in shared
     # Parties measure in float32.
     assert {n: found[n] for n in shared} == pytest.approx(
         {n: reported[n] for n in shared}, abs=1e-5, rel=1e-5
     )
     html = command.page_of_run(find(run)).read_text()
-    assert f"{found[FIRST[facts.kept['test'].kind]]:.4g}"[:5] in html
+    assert f"{found[FIRST[facts.predictions['test'].kind]]:.4g}"[:5] in html
 
 
 def told_recipe(tables: Path) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def test_passive_parties_are_told_the_metrics_that_the_recipe_names(
         )
     assert told(tmp_path / "here") == told(tmp_path / "apart")
     html = command.page_of_party(tmp_path / "here" / "p1").read_text()
-    assert "p0 has told how good the model is on the test rows" in html
+    assert "Metrics of the model on the test rows, from p0" in html
 
 
 @pytest.mark.slow
@@ -175,7 +175,7 @@ def test_a_missing_baseline_is_trained_beside_the_run(tables: Path, tmp_path: Pa
     make(facts, ["gbdt"])
     (kind, found), *others = find_baselines(facts).items()
     assert (kind, others) == ("gbdt", [])
-    assert found.kept["test"].keys == facts.kept["test"].keys
+    assert found.predictions["test"].keys == facts.predictions["test"].keys
     done = vfl_here("report", run, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     html = (run / "report.html").read_text()

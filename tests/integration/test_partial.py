@@ -542,4 +542,4 @@ def test_rehearsals_are_refused(data: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_the_report_says_how_many_rows_of_each_party_count(ran: Run) -> None:
-    assert "rows that count (p0 " in ran._repr_html_()
+    assert "rows used (p0 " in ran._repr_html_()

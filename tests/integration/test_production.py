@@ -30,7 +30,7 @@ from vfl_common.production.registry import ModelRegistry
 from vfl_common.run_folder import RunFolder
 from vfl_party.data.inputs import profile
 from vfl_party.predict.results import KEPT
-from vfl_party.production.forget import Held, Trace, outputs, person, trace
+from vfl_party.production.forget import FileWithId, Trace, outputs, person, trace
 
 # -- on one machine
 # ----------------------------------------------------------------------
@@ -219,7 +219,7 @@ def test_old_runs_go_and_what_is_needed_stays(place: Path, tmp_path: Path) -> No
         vfl_here("models", "promote", name, cwd=tmp_path)
     vfl_here("predict", f"runs/{names[0]}", cwd=tmp_path)
     done = vfl_here("prune", "--older-than", "30", "--dry-run", cwd=tmp_path)
-    assert done.stdout.count("would be removed") == 2
+    assert done.stdout.count("to remove") == 2
     assert len([*(tmp_path / "runs").glob("2*")]) == 5
     vfl_here("prune", "--older-than", "30", "--log-older-than", "30", cwd=tmp_path)
     # Before production, in production, the newest.
@@ -228,7 +228,7 @@ def test_old_runs_go_and_what_is_needed_stays(place: Path, tmp_path: Path) -> No
     }  # fmt: skip
     assert len(scorings.read(tmp_path / "runs")) == 1
     done = vfl_here("prune", "--log-older-than", "0", cwd=tmp_path)
-    assert done.stdout == "predictions.jsonl: 1 lines removed\n"
+    assert done.stdout == "predictions.jsonl: 1 line removed\n"
     assert scorings.read(tmp_path / "runs") == []
     assert vfl_here("models", "rollback", cwd=tmp_path).stdout.startswith(names[1])
     assert_names(vfl_here("prune", cwd=tmp_path).stderr, "--older-than", "--log-older-than")
@@ -418,7 +418,7 @@ def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
     assert tested in (between.folder / "scores.csv").read_text()
 
     said = forget(between, "p0", in_training, "--all")
-    assert said.count("was trained with the row: train again without it") == 2
+    assert said.count("was trained with the row. Train again without it.") == 2
     assert said.count("was trained with the row") == forget(
         between, "p1", in_training, "--all"
     ).count("was trained with the row")
@@ -426,7 +426,7 @@ def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
     # An id of nobody gets no all-clear.
     said = forget(between, "p1", "nobody", "--run", "latest", code=2)
     assert "no run or prediction of p1 contains it. Check the spelling" in said
-    assert "p1.csv has this id, and this run knows none; check its spelling" in said
+    assert "p1.csv has this id, and this run does not know it. Check the spelling." in said
     assert "was not trained" not in said
     assert "remove the row there" not in said
 
@@ -467,7 +467,7 @@ def spelt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def traced(folder: Path, cell: str, *, remove: bool = False) -> tuple[Trace, list[Held]]:
+def traced(folder: Path, cell: str, *, remove: bool = False) -> tuple[Trace, list[FileWithId]]:
     settings = DataSettings(source=str(folder / "bank.csv"), id=("id",), label="target")
     who = person([cell], settings)
     (run_,) = ModelRegistry(folder / "runs").trained()
@@ -488,11 +488,11 @@ def test_a_person_is_found_in_every_spelling_that_the_rules_make_one(spelt: Path
     for cell in ("c-0001", "nobody"):
         found, handed_out = traced(spelt, cell)
         assert (found.part, found.held, handed_out) == ("none", (), [])
-        assert "knows none; check its spelling" in found.said
+        assert "does not know it. Check the spelling." in found.said
     # A file that has this text has it for another reason.
     found, _ = traced(spelt, "splitnn")
     assert found.held
-    assert "knows none; check its spelling" in found.said
+    assert "does not know it. Check the spelling." in found.said
     # The table that nobody has any more says nothing.
     (spelt / "bank.csv").rename(spelt / "away.csv")
     assert (traced(spelt, own.lower())[0].part, len(traced(spelt, own.lower())[1])) == ("test", 1)

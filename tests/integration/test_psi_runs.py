@@ -87,8 +87,8 @@ def test_the_summary_says_how_many_rows_are_in_common(found: vfl.Run, by_hand: v
     parties = json.loads((Path(found.folder) / "summary.json").read_text())["parties"]
     counts = {each["name"]: (each["rows"], each["common_rows"]) for each in parties}
     assert counts == {"server": (0, 0), "bank": (120, 80), "shop": (120, 80)}
-    assert "80 rows in common (bank 67 % of 120, shop 67 % of 120)" in found._repr_html_()
-    assert "rows in common (" not in by_hand._repr_html_()
+    assert "80 common rows (bank 67 % of 120, shop 67 % of 120)" in found._repr_html_()
+    assert "common rows (" not in by_hand._repr_html_()
 
 
 def test_each_party_is_told_the_share_of_its_own_rows(caplog: pytest.LogCaptureFixture) -> None:
@@ -154,8 +154,8 @@ def test_baselines_have_the_rows_in_common(baseline: str, by_hand: vfl.Run) -> N
     assert ours.metrics == theirs.metrics
     assert len(ours.predictions["id"]) == len(by_hand.predictions["id"])
     name = "combined" if baseline == "combined" else "bank"
-    assert f"80 rows in common ({name} 67 % of 120)" in ours._repr_html_()
-    assert "rows in common (" not in theirs._repr_html_()
+    assert f"80 common rows ({name} 67 % of 120)" in ours._repr_html_()
+    assert "common rows (" not in theirs._repr_html_()
 
 
 def test_a_forecast_is_what_the_alignment_sends() -> None:

@@ -147,8 +147,8 @@ def test_every_folder_is_one_line(runs: Path) -> None:
     assert "prediction" in lines["foretold"]
     assert "2 runs" in lines["sweep/"]
     assert "finished" in lines["of-a-passive-party"]
-    assert "no run in charts" in done.output
-    assert "unfinished: it runs now, was killed, or was pruned or failed in a search" in done.output
+    assert "folders without a run: charts" in done.output
+    assert "unfinished: running, killed, or pruned or failed in a search" in done.output
 
 
 def test_a_long_name_cuts_no_number(runs: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_baseline_is_not_taken_for_the_newest_run(runs: Path) -> None:
     assert_names(invoke("report").stderr, "federation")
     for name in ("first", "second", "of-a-passive-party"):
         shutil.rmtree(runs / name)
-    said = "taking the newest finished run, which is of one party: runs/alone\n"
+    said = "using the newest finished run (of one party): runs/alone\n"
     assert invoke("report").stderr == said
 
 

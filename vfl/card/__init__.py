@@ -1,1 +1,1 @@
-"""`vfl card`: a model card of a trained run, filled in as far as its files say."""
+"""``vfl card``: writes a model card of a trained run from its files."""

@@ -15,22 +15,21 @@ from vfl_common.process.program import EXIT_CODES
 @click.option(
     "--party",
     metavar="NAME",
-    help="Whose card, told from its own folder. [default: the only one whose folder is here, or "
-    "all that is here]",
+    help="Write the card of this party, from its own folder. [default: the only one here, or all]",
 )
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The card. [default: model-card.md in the run's folder, or in that of --party]",
+    help="Write the card to FILE. [default: model-card.md in the folder of the run or of --party]",
 )
 def card(run: Path, party: str | None, out: Path | None) -> None:
-    """Write a model card of RUN in Markdown, with what its files say; what a person must write is
-    marked TO WRITE.
+    """Write a model card of RUN in Markdown.
 
     RUN is the folder of a run, or a party's folder in it; each party can write its own card from
-    its own folder. Write your words between the marks: when the card is written again, they stay.
-    A file with words outside of the marks is not overwritten. The card has no names, categories or
+    its own folder. The card states what the files say; places that a person must fill in are marked
+    TO WRITE. Write your text between the marks: it stays when the card is written again. A file
+    with text outside of the marks is not overwritten. The card has no names, categories or
     statistics of columns.
 
     \b
@@ -38,13 +37,13 @@ def card(run: Path, party: str | None, out: Path | None) -> None:
       vfl card runs/20260101-120000-churn-1f2e
       vfl card runs/20260101-120000-churn-1f2e/shop --out shop.md
     """
-    from vfl.card.known import known
+    from vfl.card.known import read_run
     from vfl.card.marks import write
-    from vfl.card.sections import card as written
+    from vfl.card.sections import card as render_card
 
-    found = known(run, party)
-    out = out or found.folder / found.party / "model-card.md"
-    left = write(out, written(found))
+    facts = read_run(run, party)
+    out = out or facts.folder / facts.party / "model-card.md"
+    left = write(out, render_card(facts))
     click.echo(out)
     if left:
         click.echo(f"to write: {', '.join(left)}", err=True)

@@ -1,7 +1,7 @@
-"""What the files of a run say that belongs into a card, at whichever process they are.
+"""Reads the facts of a run that a model card states from the files of one process.
 
-A card is passed on, so it has no name, category, statistic or value of a column: only what all
-parties know, and counts.
+A card is passed on, so it contains only counts and what all parties know: no name, category,
+statistic or value of a column.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from vfl_common.summary import Summary
 
 
 @dataclass(frozen=True)
-class Known:
-    """A trained run, as far as the files say.
+class CardFacts:
+    """What the files say about a trained run.
 
-    ``party``: whose folder it is told from; '' if it is all of the run that is here. ``summary``:
-    only the server and the active party have it. ``sent``: {(receiver, phase, kind): bytes} of
-    ``party``'s own ledger. ``own``: {phase: {split: {metric: value}}} of its last rounds.
-    ``baselines``: {kind: the newest of the same recipe's name and seed}.
+    ``party``: the party whose folder was read; '' if all folders of the run were read.
+    ``summary``: only the server and the active party have it. ``sent``: {(receiver, phase, kind):
+    bytes} from ``party``'s ledger. ``own``: {phase: {split: {metric: value}}} of its last rounds.
+    ``baselines``: {kind: the newest baseline with the same recipe name and seed}.
     """
 
     folder: Path
@@ -42,69 +42,78 @@ class Known:
     baselines: Mapping[str, Summary] = field(default_factory=dict)
 
 
-def known(path: Path, party: str | None) -> Known:
+def read_run(path: Path, party: str | None) -> CardFacts:
     """Reads a run from its folder, or from a party's folder in it.
 
-    ``party``: whose card it is; if not given, the party whose folder it is, or the only one that is
-    here. Raises InputError if the run was not trained to its end, or is not here.
+    Args:
+        path: the folder of the run, or of a party in it.
+        party: the party that the card is for; None: the party of the folder, or the only one.
+
+    Raises InputError if the folder has no run that was trained to its end.
     """
     folder = of_run(path)
-    names = sorted(each.parent.name for each in folder.glob("*/run.json"))
+    names = sorted(file.parent.name for file in folder.glob("*/run.json"))
     if not names:
-        text = f"{path}: holds no run; give the folder OUT/RUN-ID, or a party's folder in it"
-        raise InputError(Code.FILE_INVALID, text)
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: does not contain a run. Give the folder OUT/RUN-ID, or a party's folder in "
+            "it.",
+        )
     name = party or (path.resolve().name if folder != path else "")
     if not name and len(names) == 1:
         name = names[0]
     if name and name not in names:
-        text = f"{folder}: has no folder of {name} (there are {', '.join(names)})"
-        raise InputError(Code.FILE_INVALID, text)
-    told = Source(folder / (name or names[0]))
-    facts = told.read("run.json")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder}: has no folder of party {name}. Choose one of {', '.join(names)}.",
+        )
+    source = Source(folder / (name or names[0]))
+    facts = source.read("run.json")
     if facts.get("job") != "train" or not facts.get("finished"):
-        text = f"{told.folder}: is not of a training run that has finished; give one that has"
-        raise InputError(Code.FILE_INVALID, text)
-    recipe = RunFolder(told.folder, told.run_id).recipe()
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{source.folder}: is not from a finished training run. Give the folder of one.",
+        )
+    recipe = RunFolder(source.folder, source.run_id).recipe()
     has_summary = (folder / "summary.json").is_file()
     whole = find(folder).summary if has_summary else None
-    # A passive party on the machine of a simulation has no more than it would have on its own.
-    passive = {each.name for each in recipe.passives}
+    # In a simulation a passive party's card states only what its own machine has otherwise.
+    passive = {other.name for other in recipe.passives}
     summary = None if name in passive else whole
-    return Known(
+    return CardFacts(
         folder,
         recipe,
         name,
         summary,
         facts,
-        _sent(told.folder),
-        _last(told.folder),
+        _sum_sent_bytes(source.folder),
+        _last_metrics(source.folder),
         _baselines(folder, summary) if summary is not None else {},
     )
 
 
-def _sent(folder: Path) -> dict[tuple[str, str, str], int]:
-    found: dict[tuple[str, str, str], int] = {}
-    for each in load_entries(folder / "ledger.json"):
-        if each.direction == "sent":
-            key = (each.peer, each.phase, each.kind)
-            found[key] = found.get(key, 0) + each.message_bytes
-    return found
+def _sum_sent_bytes(folder: Path) -> dict[tuple[str, str, str], int]:
+    totals: dict[tuple[str, str, str], int] = {}
+    for entry in load_entries(folder / "ledger.json"):
+        if entry.direction == "sent":
+            key = (entry.peer, entry.phase, entry.kind)
+            totals[key] = totals.get(key, 0) + entry.message_bytes
+    return totals
 
 
-def _last(folder: Path) -> dict[str, Mapping[str, Mapping[str, float]]]:
+def _last_metrics(folder: Path) -> dict[str, Mapping[str, Mapping[str, float]]]:
     """Returns {phase: the metrics of its last round}, of phases in which the party has any."""
-    return {each.phase: each.metrics for each in history(folder) if each.metrics}
+    return {line.phase: line.metrics for line in history(folder) if line.metrics}
 
 
 def _baselines(folder: Path, summary: Summary) -> dict[str, Summary]:
-    found: dict[str, Summary] = {}
-    # The newest first.
-    for each in find_runs(folder.parent)[0]:
+    baselines: dict[str, Summary] = {}
+    for run in find_runs(folder.parent)[0]:
         for kind in BASELINES:
             its_name = f"{summary.name}-{kind}"
-            if each.summary is None or each.summary.seed != summary.seed or not each.alone:
+            if run.summary is None or run.summary.seed != summary.seed or not run.alone:
                 continue
-            # YYYYmmdd-HHMMSS-<name>-<kind>-xxxx.
-            if each.folder.name[16:-5] == its_name:
-                found.setdefault(kind, each.summary)
-    return found
+            # The name of a folder is YYYYmmdd-HHMMSS-<name>-<kind>-xxxx.
+            if run.folder.name[16:-5] == its_name:
+                baselines.setdefault(kind, run.summary)
+    return baselines

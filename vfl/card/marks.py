@@ -1,7 +1,7 @@
-"""What a person writes into a card stands between marks, and stays when the card is written again.
+"""Keeps what a person has written between the marks of a card when the card is written again.
 
-A card ends with a digest of all that stands outside of the marks: so words that a person has
-written elsewhere are noticed before they would be lost.
+A card ends with a digest of all text outside of the marks, so that text that a person has written
+elsewhere is noticed before it is overwritten.
 """
 
 from __future__ import annotations
@@ -21,62 +21,69 @@ _DIGEST = re.compile(r"<!-- vfl card: ([0-9a-f]{64}) -->\n")
 
 
 def yours(name: str, what: str) -> str:
-    """Returns a place for a person's words; ``what``: what is to be written there."""
+    """Returns a place for a person's text; ``what``: what to write there."""
     return f"<!-- yours: {name} -->\n{TO_WRITE} {what}\n{_END}"
 
 
 def write(path: Path, card: str) -> list[str]:
-    """Writes a card, and keeps what a person has written between the marks of the one that is
-    there. Returns the names of the places where nobody has written yet.
+    """Writes a card, and keeps what a person has written between the marks of an existing card.
 
-    Raises InputError if the file is no card of ours, was changed outside of the marks, or has words
-    in a place that the new card lacks; and if it cannot be read or written.
+    Returns the names of the places where nobody has written yet. Raises InputError if the file is
+    not a card, was changed outside of the marks, has text in a place that the new card lacks, or
+    cannot be read or written.
     """
-    kept = _kept(path)
+    old_places = _read_places(path)
     places = dict(_YOURS.findall(card))
-    lost = sorted(name for name, text in kept.items() if name not in places and _written(text))
+    lost = sorted(
+        name for name, text in old_places.items() if name not in places and _is_written(text)
+    )
     if lost:
-        text = f"{path}: has your words in {lost[0]!r}, for which the new card has no place"
-        raise InputError(Code.FILE_INVALID, f"{text}; move the file away, or give another --out")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: has text in {lost[0]!r}, for which the new card has no place. Move the file "
+            "away, or give another --out.",
+        )
 
-    def filled(found: re.Match[str]) -> str:
-        name, text = found[1], found[2]
-        text = kept[name] if name in kept and _written(kept[name]) else text
+    def fill(match: re.Match[str]) -> str:
+        name, text = match[1], match[2]
+        text = old_places[name] if name in old_places and _is_written(old_places[name]) else text
         places[name] = text
         return f"<!-- yours: {name} -->\n{text}{_END}"
 
-    body = _YOURS.sub(filled, card.rstrip("\n") + "\n\n")
+    body = _YOURS.sub(fill, card.rstrip("\n") + "\n\n")
     write_atomic(path, f"{body}<!-- vfl card: {_digest(body)} -->\n")
-    return [name for name, text in places.items() if not _written(text)]
+    return [name for name, text in places.items() if not _is_written(text)]
 
 
-def _kept(path: Path) -> Mapping[str, str]:
-    """Returns {place: what stands there} of the card that is there; nothing if there is none."""
+def _read_places(path: Path) -> Mapping[str, str]:
+    """Returns {place: its text} of an existing card; empty without one."""
     try:
         before = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError):
         raise InputError(
-            Code.FILE_INVALID, f"{path}: cannot be read; move it away, or give another --out"
+            Code.FILE_INVALID, f"{path}: cannot be read. Move it away, or give another --out."
         ) from None
-    # Editors of other systems end lines otherwise.
+    # Editors on other systems write other line ends.
     before = before.replace("\r\n", "\n").rstrip("\n") + "\n"
-    found = _DIGEST.search(before)
-    body = before[: found.start()] if found is not None else ""
-    if found is None or found.end() != len(before) or _digest(body) != found[1]:
-        text = f"{path}: has words outside of the marks, which would be lost"
-        text += ": move them between '<!-- yours: … -->' and '<!-- /yours -->' of a new card"
-        raise InputError(Code.FILE_INVALID, f"{text}, which --out writes to another file")
+    match = _DIGEST.search(before)
+    body = before[: match.start()] if match is not None else ""
+    if match is None or match.end() != len(before) or _digest(body) != match[1]:
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: has text outside of the marks, which writing the card loses. Give another "
+            "--out, and move the text between '<!-- yours: … -->' and '<!-- /yours -->' there.",
+        )
     places: list[tuple[str, str]] = _YOURS.findall(body)
     return dict(places)
 
 
 def _digest(body: str) -> str:
-    outside = _YOURS.sub(lambda found: f"<!-- yours: {found[1]} -->", body)
+    outside = _YOURS.sub(lambda match: f"<!-- yours: {match[1]} -->", body)
     return hashlib.sha256(outside.encode()).hexdigest()
 
 
-def _written(text: str) -> bool:
-    """Whether a person has written there."""
+def _is_written(text: str) -> bool:
+    """Whether a person has written this text."""
     return bool(text.strip()) and not text.startswith(TO_WRITE)

@@ -8,29 +8,29 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vfl.card.known import Known
+from vfl.card.known import CardFacts
 from vfl.card.markdown import block, code, prose, table
 from vfl.card.marks import yours
-from vfl.report.notes import about_exchanges, unprotected
+from vfl.report.notes import about_exchanges, protection_notes
 from vfl.report.table import size
 from vfl_common.summary import Worth
 from vfl_common.text import to_json
 
 _TAGS = ("vertical-federated-learning", "pytorch")
-_ABSENT = "Not known here: only the server and the active party have the summary of a run."
+_ABSENT = "Unknown here: only the server and the active party have the summary of a run."
 _SPLITS = ("train", "validation", "test")
 
 
-def card(known: Known) -> str:
+def card(known: CardFacts) -> str:
     """Returns the whole card as Markdown, with places for what a person must write."""
     return "\n\n".join(part for part in _parts(known) if part)
 
 
-def _parts(known: Known) -> Iterator[str]:
+def _parts(known: CardFacts) -> Iterator[str]:
     recipe = known.recipe
     yield _front(known)
     yield f"# Model card: {code(recipe.name)}"
-    yield _told_by(known)
+    yield _describe_source(known)
     yield "## Model details"
     yield yours("summary", "what the model does, for whom, in two sentences.")
     yield _details(known)
@@ -54,7 +54,9 @@ def _parts(known: Known) -> Iterator[str]:
     yield "### Privacy: what left each party"
     yield from _privacy(known)
     yield "## Evaluation"
-    yield yours("evaluation", "whether the test rows are like those of use, and which errors cost.")
+    yield yours(
+        "evaluation", "whether the test rows resemble those in use; which errors are costly."
+    )
     yield from _evaluation(known)
     yield "## Environment"
     yield _environment(known)
@@ -62,21 +64,21 @@ def _parts(known: Known) -> Iterator[str]:
     yield from _again(known)
 
 
-def _front(known: Known) -> str:
-    """The metadata that model hubs read; without any name of ours or the parties'."""
+def _front(known: CardFacts) -> str:
+    """Returns the metadata that model hubs read; it contains no names of recipes or parties."""
     tags = "\n".join(f"- {tag}" for tag in (*_TAGS, known.recipe.task.kind))
     return f"---\nlibrary_name: vfl\ntags:\n{tags}\n---"
 
 
-def _told_by(known: Known) -> str:
-    whom = code(known.party) if known.party else "the machine that has all of the run's files"
+def _describe_source(known: CardFacts) -> str:
+    source = code(known.party) if known.party else "the machine that has all files of the run"
     return (
-        f"Run {code(known.folder.name)}, told by {whom} from its own files. It has no names, "
-        "categories or statistics of columns."
+        f"Run {code(known.folder.name)}, as described by the files of {source}. This card has no "
+        "names, categories or statistics of columns."
     )
 
 
-def _details(known: Known) -> str:
+def _details(known: CardFacts) -> str:
     recipe = known.recipe
     task = recipe.task
     classes = f", {task.classes} classes" if getattr(task, "classes", 0) else ""
@@ -99,12 +101,12 @@ def _kind(value: Any) -> str:
     return value if isinstance(value, str) else str(getattr(value, "kind", value))
 
 
-def _settings(found: Mapping[str, Any]) -> str:
-    parts = (f"{key} = {to_json(value)}" for key, value in found.items() if value is not None)
+def _settings(settings: Mapping[str, Any]) -> str:
+    parts = (f"{key} = {to_json(value)}" for key, value in settings.items() if value is not None)
     return ", ".join(code(part) for part in parts)
 
 
-def _limits(known: Known) -> str:
+def _limits(known: CardFacts) -> str:
     lines = [
         _needs(known),
         "- The model knows only rows like those of training; a column that drifts shows in "
@@ -112,80 +114,88 @@ def _limits(known: Known) -> str:
     ]
     if known.summary is not None:
         for absence in known.summary.absences:
-            what = f"{code(absence.phase)} had {absence.steps:,} steps without"
-            lines.append(f"- Training: {what} {code(absence.party)}.")
+            lines.append(
+                f"- Training: {code(absence.phase)} ran {absence.steps:,} steps without "
+                f"{code(absence.party)}."
+            )
         lines += [
-            f"- Training: {code(name)} came too late, and the model has not seen its data."
+            f"- Training: {code(name)} joined too late; the model was trained without its data."
             for name in known.summary.without
         ]
     return "\n".join(lines)
 
 
-def _needs(known: Known) -> str:
-    """Who must know a row so that it gets a score."""
-    # Torch comes with it.
+def _needs(known: CardFacts) -> str:
+    """Says which parties must have a row so that it gets a score."""
+    # Imported here because it imports torch.
     from vfl_party.phases.course import Course
 
     recipe = known.recipe
     if Course(recipe).without == "wait":
-        return f"- A score needs all {len(recipe.parties)} parties: a row that one lacks has none."
+        return (
+            f"- A score needs all {len(recipe.parties)} parties: a row that a party lacks gets no "
+            "score."
+        )
     return (
-        f"- A score needs {code(recipe.active.name)}. The other parties may be missing, and the "
-        "score is then of less worth."
+        f"- A score needs {code(recipe.active.name)}. Other parties may be missing, which makes "
+        "the score less accurate."
     )
 
 
-def _commands(known: Known) -> str:
+def _commands(known: CardFacts) -> str:
     run = known.folder.name
     return (
         f"vfl-party predict PARTY.toml --run {run}     # every party, at the same time\n"
-        f"vfl export model runs/{run} --party NAME     # a party's own half"
+        f"vfl export model runs/{run} --party NAME     # a party's own part of the model"
     )
 
 
-def _data(known: Known) -> str:
+def _data(known: CardFacts) -> str:
     recipe, summary = known.recipe, known.summary
-    rows = {each.name: each for each in summary.parties} if summary is not None else {}
+    rows = {entry.name: entry for entry in summary.parties} if summary is not None else {}
     lines = []
-    for each in recipe.parties:
-        found = rows.get(each.name)
-        own = f"{found.rows:,}" if found is not None and found.rows else ""
-        common = f"{found.common_rows:,}" if found is not None and found.common_rows else ""
-        has = "columns and labels" if each.role == "active" else "columns"
-        has = has if each.features else "labels"
-        lines.append((code(each.name), each.role, has, own, common))
+    for party in recipe.parties:
+        entry = rows.get(party.name)
+        own = f"{entry.rows:,}" if entry is not None and entry.rows else ""
+        common = f"{entry.common_rows:,}" if entry is not None and entry.common_rows else ""
+        has = "columns and labels" if party.role == "active" else "columns"
+        has = has if party.features else "labels"
+        lines.append((code(party.name), party.role, has, own, common))
     split = recipe.rows
     shares = (
         f"Validation rows: {split.validation:.0%}, test rows: {split.test:.0%}, by a split "
         f"({code(str(split.split))}) that follows from seed {recipe.seed}."
     )
-    head = ("party", "role", "has", "rows", "rows that all have")
+    head = ("party", "role", "has", "rows", "common rows")
     return f"{table(head, lines)}\n\n{shares}"
 
 
-def _procedure(known: Known) -> str:
+def _procedure(known: CardFacts) -> str:
     rows = [
-        (code(each.name), code(each.kind), _settings(each.settings)) for each in known.recipe.phases
+        (code(phase.name), code(phase.kind), _settings(phase.settings))
+        for phase in known.recipe.phases
     ]
-    found = table(("phase", "kind", "settings"), rows)
+    text = table(("phase", "kind", "settings"), rows)
     if known.summary is not None:
         summary = known.summary
-        found += f"\n\n{summary.steps:,} steps in {summary.wall_s:.1f} s; {summary.interruptions} "
-        found += f"interruptions; precision {code(known.recipe.model.precision)}."
-    return found
+        text += (
+            f"\n\n{summary.steps:,} steps in {summary.wall_s:.1f} s; interruptions: "
+            f"{summary.interruptions}; precision {code(known.recipe.model.precision)}."
+        )
+    return text
 
 
-def _privacy(known: Known) -> Iterator[str]:
+def _privacy(known: CardFacts) -> Iterator[str]:
     summary = known.summary
     if summary is None:
         rows = [
             (code(peer), code(phase), code(kind), size(count))
             for (peer, phase, kind), count in sorted(known.sent.items())
         ]
-        yield f"What {code(known.party)} has sent, by its own count:"
+        yield f"Sent by {code(known.party)}, by its own count:"
         yield table(("to", "phase", "kind", "bytes"), rows)
-        chains = [(code(each.name), _chain(each)) for each in known.recipe.phases]
-        yield "What the recipe asks to be done to what leaves (a party's own policy may add to it):"
+        chains = [(code(phase.name), _chain(phase)) for phase in known.recipe.phases]
+        yield "Transforms that the recipe applies before sending (a party's policy may add more):"
         yield table(("phase", "chain"), chains)
         return
     left = [
@@ -194,7 +204,7 @@ def _privacy(known: Known) -> Iterator[str]:
     ]
     yield table(("phase", "from", "to", "what", "chain", "when"), left) or "Nothing left a party."
     total = summary.bytes.total
-    yield f"In all {size(total.message_bytes)} in {total.messages:,} messages."
+    yield f"Total: {size(total.message_bytes)} in {total.messages:,} messages."
     if summary.privacy is not None:
         promised = summary.privacy
         yield (
@@ -203,15 +213,15 @@ def _privacy(known: Known) -> Iterator[str]:
         )
     else:
         yield "No phase trained with differential privacy."
-    yield from map(prose, (*unprotected(summary), *about_exchanges(summary)))
+    yield from map(prose, (*protection_notes(summary), *about_exchanges(summary)))
 
 
 def _chain(phase: Any) -> str:
-    names = [_kind(each) for each in phase.transforms]
+    names = [_kind(transform) for transform in phase.transforms]
     return " → ".join(code(name) for name in (*names, _kind(phase.codec)))
 
 
-def _evaluation(known: Known) -> Iterator[str]:
+def _evaluation(known: CardFacts) -> Iterator[str]:
     summary = known.summary
     if summary is None:
         yield _ABSENT
@@ -223,7 +233,7 @@ def _evaluation(known: Known) -> Iterator[str]:
         ]
         yield table(("phase", "of", "metric", "last round"), rows)
         return
-    splits = [each for each in _SPLITS if each in summary.metrics]
+    splits = [split for split in _SPLITS if split in summary.metrics]
     splits += sorted(set(summary.metrics) - set(_SPLITS))
     names = list(dict.fromkeys(name for split in splits for name in summary.metrics[split]))
     yield table(
@@ -234,15 +244,17 @@ def _evaluation(known: Known) -> Iterator[str]:
         ],
     )
     if known.baselines:
-        yield "Beside it, baselines of the same recipe and seed, on the test rows:"
+        yield "Compared with baselines of the same recipe and seed, on the test rows:"
         tested = summary.metrics.get("test", {})
         kinds = {"together": tested}
-        kinds |= {kind: each.metrics.get("test", {}) for kind, each in known.baselines.items()}
+        kinds |= {
+            kind: baseline.metrics.get("test", {}) for kind, baseline in known.baselines.items()
+        }
         yield table(
             ("run", *map(code, tested)),
             [
-                (code(kind), *(_number(found.get(name)) for name in tested))
-                for kind, found in kinds.items()
+                (code(kind), *(_number(values.get(name)) for name in tested))
+                for kind, values in kinds.items()
             ],
         )
     else:
@@ -252,33 +264,33 @@ def _evaluation(known: Known) -> Iterator[str]:
 
 
 def _worth(worth: Worth) -> Iterator[str]:
-    """What each party is worth."""
+    """Yields what each party contributes."""
     metric = code(worth.metric)
     if worth.shapley:
         shares = [
-            (code(name), _number(each.value), _number(each.error))
-            for name, each in worth.shapley.items()
+            (code(name), _number(share.value), _number(share.error))
+            for name, share in worth.shapley.items()
         ]
-        yield f"What each party is worth (Shapley values of {metric}):"
+        yield f"The contribution of each party (Shapley values of {metric}):"
         yield table(("party", "value", "error"), shares)
     rows = [
         (
-            ", ".join(map(code, each.parties)) or "none",
-            _number(each.validation),
-            _number(each.test),
+            ", ".join(map(code, subset.parties)) or "none",
+            _number(subset.validation),
+            _number(subset.test),
         )
-        for each in worth.subsets
+        for subset in worth.subsets
     ]
-    yield f"{metric} with some of the parties:"
+    yield f"{metric} of each subset of the parties:"
     yield table(("parties", "validation", "test"), rows)
 
 
-def _dict(found: Any) -> dict[str, Any]:
-    return found if isinstance(found, dict) else {}
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
-def _get(found: Any, key: str) -> Any:
-    return _dict(found).get(key)
+def _get(value: Any, key: str) -> Any:
+    return _dict(value).get(key)
 
 
 def _number(value: Any) -> str:
@@ -287,29 +299,29 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if math.isfinite(value) else "not a number"
 
 
-def _environment(known: Known) -> str:
+def _environment(known: CardFacts) -> str:
     summary = known.summary
     if summary is None:
         return "The energy of training was not measured."
     rows: list[Sequence[str]] = [
         (
-            code(each.name),
-            code(each.device),
-            prose(each.device_name),
-            code(each.version),
-            prose(str(each.arithmetic or "")),
-            f"{each.wall_s:.1f}" if each.role != "server" else "",
+            code(party.name),
+            code(party.device),
+            prose(party.device_name),
+            code(party.version),
+            prose(str(party.arithmetic or "")),
+            f"{party.wall_s:.1f}" if party.role != "server" else "",
         )
-        for each in summary.parties
+        for party in summary.parties
     ]
     head = ("process", "device", "hardware", "version of vfl", "computed with", "seconds")
     return f"{table(head, rows)}\n\nThe energy of training was not measured."
 
 
-def _again(known: Known) -> Iterator[str]:
+def _again(known: CardFacts) -> Iterator[str]:
     yield (
-        f"The recipe, with its defaults, has the digest {code(known.recipe.digest())}. With the "
-        "same rows, versions and devices it gives the same model, unless a party draws its initial "
-        "weights from a secret."
+        f"The digest of the recipe with its defaults is {code(known.recipe.digest())}. The same "
+        "rows, versions and devices give the same model, unless a party draws its initial weights "
+        "from a secret."
     )
     yield block(known.recipe.model_dump_json(indent=1), "json")

@@ -1,1 +1,1 @@
-"""``vfl export``: the metrics of a run for TensorBoard and MLflow."""
+"""``vfl export``: exports metrics to TensorBoard and MLflow, and models to files."""

@@ -1,6 +1,4 @@
-"""``vfl export``: the rounds of a run in TensorBoard or MLflow, after the run or during it; a
-party's models.
-"""
+"""``vfl export``: rounds of a run for TensorBoard or MLflow, and a party's models as files."""
 
 from __future__ import annotations
 
@@ -20,28 +18,29 @@ if TYPE_CHECKING:
 
 _POLL_S = 1.0
 _FOLLOW = click.option(
-    "--follow", is_flag=True, help="Keep exporting until the run is finished, or Ctrl-C."
+    "--follow", is_flag=True, help="Keep exporting until the run finishes, or until Ctrl-C."
 )
 
 
 class Sink(Protocol):
-    """Takes the rounds of one party."""
+    """Writes the rounds of one party."""
 
     def update(self, rounds: Sequence[RoundLine]) -> None:
-        """Takes all rounds so far; rounds that were written before are not written again."""
+        """Writes the new ones of all rounds so far."""
 
     def close(self, *, finished: bool) -> None:
-        """Ends the export; ``finished``: the run is finished."""
+        """Ends the export; ``finished``: whether the run is finished."""
 
 
 @click.group(epilog=EXIT_CODES)
 def export() -> None:
-    """Give the metrics of a run to TensorBoard or MLflow, or a party's trained models to a file.
+    """Export the metrics or the models of a run.
 
-    Metrics are those in metrics.jsonl of each party. Steps on the axis are training steps since the
-    run began. A round that was repeated after a rollback counts once. Only the content of
-    metrics.jsonl is sent and, to MLflow, the recipe. Without RUN, a command takes the newest
-    finished run of a federation in the folder runs.
+    Metrics go to TensorBoard or MLflow, a party's trained models to files. Metrics are those in
+    metrics.jsonl of each party. Steps on the axis are training steps since the run began. A round
+    that was repeated after a rollback counts once. Only the content of metrics.jsonl is sent and,
+    to MLflow, the recipe. Without RUN, a command takes the newest finished run of a federation in
+    the folder runs.
     """
 
 
@@ -52,12 +51,14 @@ def export() -> None:
     default="tensorboard",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Folder of logs; files go to DIR/<run id>/<party> and replace those of an earlier export.",
+    help="Write to DIR/<run id>/<party>, and replace an earlier export there.",
     metavar="DIR",
 )
 @_FOLLOW
 def tensorboard(run: Path, out: Path, follow: bool) -> None:
-    """Write event files for TensorBoard. RUN is a run's folder, or one party's in it.
+    """Write event files for TensorBoard.
+
+    RUN is the folder of a run, or a party's folder in it.
 
     \b
     Example:
@@ -76,22 +77,23 @@ def tensorboard(run: Path, out: Path, follow: bool) -> None:
     "--tracking-uri",
     envvar="MLFLOW_TRACKING_URI",
     required=True,
-    help="MLflow's server, http://HOST:PORT. [default: the variable MLFLOW_TRACKING_URI]",
+    help="Send to this MLflow server, http://HOST:PORT. [default: $MLFLOW_TRACKING_URI]",
 )
 @click.option(
-    "--experiment", default="vfl", show_default=True, help="Created if it does not exist."
+    "--experiment",
+    default="vfl",
+    show_default=True,
+    help="Log to this experiment; it is created if it does not exist.",
 )
 @click.option(
     "--register",
     metavar="NAME",
-    help="Register the run as a version of MLflow's model NAME, too. The version has the alias "
-    "production if the run is in production (vfl models), else not.",
+    help="Register the run as a version of the MLflow model NAME, too.",
 )
 @click.option(
     "--under",
     metavar="NAME",
-    help="Nest the runs in a run of MLflow with this name, such as a study's or a search's. It is "
-    "made if there is none.",
+    help="Nest the runs in the MLflow run NAME, created if needed.",
 )
 @_FOLLOW
 def mlflow(
@@ -102,10 +104,12 @@ def mlflow(
     under: str | None,
     follow: bool,
 ) -> None:
-    """Log one MLflow run for each party. RUN is a run's folder, or one party's in it.
+    """Log one MLflow run for each party.
 
-    A later export appends the new rounds. With --register, it moves the alias to the run's present
-    stage. If several parties' folders are here, the version is of the active party.
+    RUN is the folder of a run, or a party's folder in it. A later export appends the new rounds.
+    With --register, the version has the alias production while the run is in production (vfl
+    models); a later export moves the alias. If several parties' folders are here, the version is
+    the active party's. --under suits the runs of a study or a search.
 
     \b
     Examples:
@@ -114,21 +118,22 @@ def mlflow(
     """
     from vfl.export.to_mlflow import Mlflow
 
-    def opened(source: Source) -> Mlflow:
+    def open_sink(source: Source) -> Mlflow:
         return Mlflow(source, tracking_uri, experiment, under)
 
-    sources = copy(run, opened, follow=follow)
+    sources = copy(run, open_sink, follow=follow)
     for source in sources:
         click.echo(f"{experiment}: {source.run_id}/{source.party}")
     if register is not None:
-        source, stage = _staged(sources)
-        version = opened(source).register(register, stage)
+        source, stage = _choose_source(sources)
+        version = open_sink(source).register(register, stage)
         click.echo(f"{register}: version {version} is {source.run_id}/{source.party}, {stage}")
 
 
-def _staged(sources: Sequence[Source]) -> tuple[Source, Stage]:
-    """Returns the active party, or else the first that is here, and the run's stage. Raises
-    InputError if the run was not trained to its end.
+def _choose_source(sources: Sequence[Source]) -> tuple[Source, Stage]:
+    """Returns the source of the active party, or else the first one, and the run's stage.
+
+    Raises InputError if the run was not trained to its end.
     """
     from vfl_common.production.registry import ModelRegistry
     from vfl_common.run_folder import RunFolder
@@ -136,7 +141,7 @@ def _staged(sources: Sequence[Source]) -> tuple[Source, Stage]:
     run = sources[0].folder.resolve().parent
     stage = ModelRegistry(run.parent).stage(run.name)
     active = RunFolder(sources[0].folder, run.name).recipe().active.name
-    return next((each for each in sources if each.party == active), sources[0]), stage
+    return next((source for source in sources if source.party == active), sources[0]), stage
 
 
 @export.command(epilog=EXIT_CODES)
@@ -144,14 +149,13 @@ def _staged(sources: Sequence[Source]) -> tuple[Source, Stage]:
 @click.option(
     "--party",
     metavar="NAME",
-    help="Whose. [default: the only one whose folder is there, or the active one]",
+    help="Export the models of this party. [default: the only party here, or the active one]",
 )
 @click.option(
     "--out",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A new file, whose name ends in .safetensors, or in .onnx. [default: NAME.safetensors, or "
-    "NAME.onnx]",
+    help="Write to this new file. [default: NAME.safetensors, or NAME.onnx]",
 )
 @click.option(
     "--format",
@@ -159,18 +163,18 @@ def _staged(sources: Sequence[Source]) -> tuple[Source, Stage]:
     type=click.Choice(["safetensors", "onnx"]),
     default="safetensors",
     show_default=True,
-    help="safetensors: weights, for Python with vfl. onnx: what computes them, for any program "
-    "with an ONNX runtime.",
+    help="Write weights for vfl.Model, or models for an ONNX runtime.",
 )
 def model(run: Path, party: str | None, out: Path | None, kind: str) -> None:
-    """Write a party's encoder, and the active party's top model, to files. RUN is as for the
-    others.
+    """Write a party's bottom and top models to files.
 
-    Of safetensors, tensors have their names in the modules, after encoder. or top.;
-    `vfl.Model.load(FILE)` makes the modules again, and prepares rows for them. Of ONNX, NAME.onnx
-    takes the party's own columns and gives the embedding, NAME-top.onnx takes the embeddings of all
-    parties, and NAME.json says what inputs and outputs are. The files hold column names, categories
-    and statistics too: private, only you may read them.
+    RUN is the folder of a run, or a party's folder in it. Every party with columns has a bottom
+    model (its encoder); the active party has the top model, too. In a .safetensors file, tensors
+    have their names in the modules, after encoder. or top.; `vfl.Model.load(FILE)` builds the
+    modules from it and prepares rows for them. With --format onnx, NAME.onnx maps the party's own
+    columns to the embedding, NAME-top.onnx takes the embeddings of all parties, and NAME.json
+    describes inputs and outputs. The files contain column names, categories and statistics, too:
+    they are private, and only you may read them.
 
     \b
     Examples:
@@ -179,19 +183,19 @@ def model(run: Path, party: str | None, out: Path | None, kind: str) -> None:
     """
     from vfl.library.model import Model
 
-    found = Model.load(run, party)
-    out = out or Path(f"{found.party}.{kind}")
+    trained = Model.load(run, party)
+    out = out or Path(f"{trained.party}.{kind}")
     paths = [out]
     if kind == "onnx":
-        paths = found.to_onnx(out)
+        paths = trained.to_onnx(out)
     else:
-        found.save(out)
+        trained.save(out)
     for path in paths:
         click.echo(path)
 
 
 def copy(run: Path, open_sink: Callable[[Source], Sink], *, follow: bool) -> list[Source]:
-    """Gives each party's rounds to its own sink; returns the parties. Raises InputError."""
+    """Writes each party's rounds to its own sink; returns the sources. Raises InputError."""
     histories = [History(source) for source in find_sources(run)]
     # Unreadable files must fail before an earlier export is replaced.
     for history in histories:
@@ -200,7 +204,7 @@ def copy(run: Path, open_sink: Callable[[Source], Sink], *, follow: bool) -> lis
     finished = [False] * len(sinks)
     try:
         while True:
-            # Before the last lines are read.
+            # Asked before the last lines are read, so that none is missed.
             finished = [history.source.finished for history in histories]
             for history, sink in zip(histories, sinks, strict=True):
                 history.update()

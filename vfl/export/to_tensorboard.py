@@ -12,7 +12,7 @@ from vfl.report.rounds import RoundLine, Source
 from vfl_common.errors import Code, InputError
 
 INSTALL = "pip install tensorboard"
-# Marks our files, so that no others are replaced.
+# The suffix of our files, so that no others are replaced.
 SUFFIX = ".vfl"
 
 
@@ -26,8 +26,11 @@ class TensorBoard:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer import event_file_writer
         except ImportError as error:
-            text = f"TensorBoard cannot be imported here ({str(error).splitlines()[0]}); {INSTALL}"
-            raise InputError(Code.CONFIG_INVALID, f"vfl export tensorboard: {text}") from None
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "vfl export tensorboard: TensorBoard cannot be imported "
+                f"({str(error).splitlines()[0]}). Install it with `{INSTALL}`.",
+            ) from None
         self._events, self._summaries, self._writers = event_pb2, summary_pb2, event_file_writer
         self._folder = out / source.run_id / source.party
         self._written: list[RoundLine] = []
@@ -41,26 +44,30 @@ class TensorBoard:
             return self._writers.EventFileWriter(str(self._folder), filename_suffix=SUFFIX)
         except OSError as error:
             raise InputError(
-                Code.FILE_INVALID, f"{self._folder}: cannot be written ({error.strerror})"
+                Code.FILE_INVALID,
+                f"{self._folder}: cannot be written ({error.strerror}). Give another folder with "
+                "--out.",
             ) from None
 
     def update(self, rounds: Sequence[RoundLine]) -> None:
-        # After a rollback these rounds are replaced.
+        """Writes the rounds that are new; after a rollback, all of them again."""
+        # A rollback has replaced rounds that were written before.
         if list(rounds[: len(self._written)]) != self._written:
             self._writer.close()
             self._writer, self._written = self._open(), []
-        for each in rounds[len(self._written) :]:
+        for line in rounds[len(self._written) :]:
             values = [
                 self._summaries.Summary.Value(tag=tag, simple_value=value)
-                for tag, value in each.values.items()
+                for tag, value in line.values.items()
             ]
             summary = self._summaries.Summary(value=values)
             self._writer.add_event(
-                self._events.Event(wall_time=each.time_s, step=each.steps, summary=summary)
+                self._events.Event(wall_time=line.time_s, step=line.steps, summary=summary)
             )
         self._written = list(rounds)
         self._writer.flush()
 
     def close(self, *, finished: bool) -> None:
+        """Closes the file of events."""
         _ = finished
         self._writer.close()

@@ -34,24 +34,24 @@ from vfl_party.base.plugins import Given
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vfl.leak_meter.part import Asked, Part
+    from vfl.leak_meter.part import AttackRequest, SeedResult
 
     # Makes the run of a seed.
-    _Make = Callable[[int], Part]
+    _Make = Callable[[int], SeedResult]
 
-# The first that a run has is its utility.
+# Metrics of utility; the first one that a run has is used.
 _GOOD = ("auc", "accuracy", "rmse", "loss")
 _SPLITS = ("test", "validation", "train")
 
 
 @dataclass(frozen=True)
 class Leaks:
-    """What was found, one entry a recipe."""
+    """The results of a rehearsal, one for each recipe."""
 
     found: tuple[Rehearsed, ...]
 
     def columns(self) -> dict[str, list[Any]]:
-        """Returns a row a figure, as columns; ``pandas.DataFrame`` takes them as they are."""
+        """Returns a row for each figure, as columns that ``pandas.DataFrame`` accepts."""
         return as_columns(self.found)
 
     def as_json(self) -> dict[str, Any]:
@@ -59,16 +59,17 @@ class Leaks:
         return as_json(self.found)
 
     def plot(self) -> Figure:
-        """Draws each leak over the metric; the larger a point, the more bytes the run sent."""
+        """Draws each leak over the metric; the area of a point grows with the bytes sent."""
         from vfl.leak_meter.report.picture import draw
 
         return draw(self.found)
 
     def images(self) -> dict[str, bytes]:
-        """Returns {file name: PNG}: of each recipe and party, private images above what an attack
-        made of them.
+        """Returns {file name: PNG} with private images above their reconstructions, for each recipe
+        and party.
 
-        It is empty if no attack reads images. ``IPython.display.Image`` shows a PNG in a notebook.
+        It is empty if no attack reconstructs images. ``IPython.display.Image`` shows a PNG in a
+        notebook.
         """
         from vfl.leak_meter.report.picture import draw_images
 
@@ -107,20 +108,22 @@ def leaks(
     Args:
         recipe: as in ``simulate``; or several, such as one for each defence, to compare. A list of
             paths of party files is one recipe.
-        data: as in ``simulate``; all parties' rows are needed here.
-        plugins: as in ``simulate``; attacks of your own are played with the others.
-        attacks: their names; all that are known, those of plug-ins too, if not given.
-        seeds: of the recipe, one run each; its own if not given.
+        data: as in ``simulate``; the rows of all parties are needed.
+        plugins: as in ``simulate``; attacks of plug-ins are played with the others.
+        attacks: the names of attacks; by default all, also those of plug-ins.
+        seeds: the seeds, with one run each; by default that of the recipe.
         every: records rounds 0, every, 2 x every, … of each phase.
-        init: as in a party file: whether the parties' own weights, dropout, orders and views follow
-            from secrets, as in a run of parties, or from the recipe's seed. The secrets of a
-            rehearsal are the same each time.
-        out: the folder of the runs; without it, their files go at the end.
-        quiet: whether to show nothing while it goes on.
-        tell: is given what was found of each recipe, as soon as it is, also of the seeds before one
-            that failed.
+        init: as in a party file: whether the parties' weights, dropout, orders and views are
+            derived from secrets, as in a run of parties, or from the recipe's seed. The secrets of
+            a rehearsal are the same each time.
+        out: the folder of the runs; without it, their files are removed at the end.
+        quiet: whether to show no progress.
+        tell: called with the result of each recipe as soon as it is known, also with that of the
+            seeds before one that failed.
+        jobs: the number of runs at a time, each in a separate process if greater than 1.
+        backend: the joblib backend that makes the runs; None: processes of this machine.
 
-    Raises VflError: bad input, or a run that failed.
+    Raises VflError: invalid input, or a run that failed.
     """
     with with_plugins(plugins):
         given = _recipes(recipe)
@@ -130,59 +133,69 @@ def leaks(
         return _leaks(given, attacks, plan, tell)
 
 
-def _recipes(given: GivenRecipe | Sequence[GivenRecipe]) -> list[GivenRecipe]:
-    """Returns one entry a recipe: the paths of party files are one recipe together."""
-    if isinstance(given, Recipe | Mapping | str | Path):
-        return [given]
-    found: list[Any] = list(given)
-    return [found] if are_party_files(found) else found
+def _recipes(recipes: GivenRecipe | Sequence[GivenRecipe]) -> list[GivenRecipe]:
+    """Returns a list of recipes; the paths of party files together are one recipe."""
+    if isinstance(recipes, Recipe | Mapping | str | Path):
+        return [recipes]
+    items: list[Any] = list(recipes)
+    return [items] if are_party_files(items) else items
 
 
 def _leaks(
-    given: Sequence[GivenRecipe],
+    recipes: Sequence[GivenRecipe],
     attacks: Sequence[str] | None,
     plan: _Plan,
     tell: Callable[[Rehearsed], None] | None,
 ) -> Leaks:
     from vfl.leak_meter import attacks as kinds
-    from vfl.leak_meter.part import Asked
+    from vfl.leak_meter.part import AttackRequest
 
-    made = [Recipe.of(each) for each in given]
+    made = [Recipe.of(recipe_) for recipe_ in recipes]
     names = list(attacks) if attacks is not None else kinds.REGISTRY.names()
     for name in names:
         kinds.load(name, "attacks")
-    odd = {each.settings.task.kind for each in made} & {"multilabel", *COMPARED}
+    odd = {recipe_.settings.task.kind for recipe_ in made} & {"multilabel", *COMPARED}
     if odd:
-        text = f"leaks are measured of one class or number a row, and the task is {odd.pop()}"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; give a recipe for one of them")
-    if plan.every < 1 or (plan.seeds is not None and not plan.seeds):
-        raise InputError(Code.CONFIG_INVALID, "give every = 1 or more, and at least one seed")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"leaks: the task must have one class or number per row (got {odd.pop()}). Give a "
+            "recipe "
+            "with such a task.",
+        )
+    if plan.every < 1:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"every: must be at least 1 (got {plan.every}). Set a positive number.",
+        )
+    if plan.seeds is not None and not plan.seeds:
+        raise InputError(Code.CONFIG_INVALID, "seeds: must not be empty. Give at least one seed.")
     for what, of in (("attacks", names), ("seeds", [*map(str, plan.seeds or [])])):
-        twice = next((each for each in of if of.count(each) > 1), None)
+        twice = next((value for value in of if of.count(value) > 1), None)
         if twice is not None:
-            text = f"{what}: {twice} is there twice, and would count as two"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; name each once")
-    _refuse_again([Path(each) for each in given if isinstance(each, str | Path)])
-    found = list[Rehearsed]()
-    asked = Asked(names, plan.every, plan.init)
-    runs = [(each, plan.seeds_of(each)) for each in made]
+            raise InputError(
+                Code.CONFIG_INVALID, f"{what}: contains {twice} more than once. Name each once."
+            )
+    _refuse_duplicates([Path(path_) for path_ in recipes if isinstance(path_, str | Path)])
+    results = list[Rehearsed]()
+    asked = AttackRequest(names, plan.every, plan.init)
+    runs = [(recipe_, plan.seeds_of(recipe_)) for recipe_ in made]
     with _makers(runs, plan, asked) as makers:
         for label, source, (_, seeds), make in zip(
-            _labels(given, made), given, runs, makers, strict=True
+            _labels(recipes, made), recipes, runs, makers, strict=True
         ):
             several = sum(len(own) for _, own in runs) > 1 and not plan.quiet
             path = Path(source) if isinstance(source, str | Path) else None
             with naming(path) if path is not None else contextlib.nullcontext():
-                for part in _rehearsed(label, seeds, make, plan, several=several):
-                    found.append(part)
+                for part in _rehearse(label, seeds, make, plan, several=several):
+                    results.append(part)
                     if tell is not None:
                         tell(part)
-    return Leaks(tuple(found))
+    return Leaks(tuple(results))
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What ``leaks`` was asked for."""
+    """The arguments of ``leaks``."""
 
     data: Mapping[str, Any]
     seeds: Sequence[int] | None
@@ -194,51 +207,52 @@ class _Plan:
     backend: str | None
 
     def seeds_of(self, recipe: Recipe) -> list[int]:
-        """The seeds of a recipe's runs."""
+        """Returns the seeds of a recipe's runs."""
         return [recipe.settings.seed] if self.seeds is None else list(self.seeds)
 
 
 @contextlib.contextmanager
 def _makers(
-    runs: Sequence[tuple[Recipe, Sequence[int]]], plan: _Plan, asked: Asked
+    runs: Sequence[tuple[Recipe, Sequence[int]]], plan: _Plan, asked: AttackRequest
 ) -> Iterator[list[_Make]]:
-    """Yields for each recipe what makes the run of a seed: in this process, when it is called; or
-    in others, which have begun all of them. What has not begun at the end is not made.
+    """Yields for each recipe a function that makes the run of a seed: in this process when it is
+    called, or in other processes, which have all been started. Runs that have not begun at the end
+    are not made.
     """
-    from vfl.leak_meter.part import made_here
+    from vfl.leak_meter.part import make_here
 
     with _folder(plan.out) as place:
         several = min(plan.jobs, sum(len(seeds) for _, seeds in runs))
         if several <= 1 and plan.backend is None:
             tell = _quiet if plan.quiet else _tell
 
-            def here(recipe: Recipe, seed: int) -> Part:
+            def here(recipe: Recipe, seed: int) -> SeedResult:
                 made_of = recipe.replace(seed=seed)
-                return made_here(made_of, plan.data, place, asked, quiet=plan.quiet, tell=tell)
+                return make_here(made_of, plan.data, place, asked, quiet=plan.quiet, tell=tell)
 
             yield [partial(here, recipe) for recipe, _ in runs]
             return
         from vfl.jobs.pool import pool, waiting
-        from vfl.leak_meter.orders import MAKES, made_by
+        from vfl.leak_meter.orders import MAKES, make_in_pool
 
         with pool(MAKES, several, 1, plan.backend) as workers, waiting(workers, several) as threads:
 
-            def there(recipe: Recipe, seed: int) -> Part:
-                return made_by(workers, recipe.replace(seed=seed), plan.data, place, asked)
+            def there(recipe: Recipe, seed: int) -> SeedResult:
+                return make_in_pool(workers, recipe.replace(seed=seed), plan.data, place, asked)
 
-            # A thread sees nothing of what this one was given.
+            # A thread does not inherit the context variables of this one.
             begun = [
                 {seed: threads.submit(copy_context().run, there, recipe, seed) for seed in seeds}
                 for recipe, seeds in runs
             ]
-            yield [partial(_ended, own) for own in begun]
+            yield [partial(_result_of, own) for own in begun]
 
 
-def _ended(begun: Mapping[int, Future[Part]], seed: int) -> Part:
+def _result_of(begun: Mapping[int, Future[SeedResult]], seed: int) -> SeedResult:
     return begun[seed].result()
 
 
-def _rehearsed(
+def _rehearse(
     label: str,
     seeds: Sequence[int],
     make: _Make,
@@ -246,12 +260,12 @@ def _rehearsed(
     *,
     several: bool,
 ) -> Iterator[Rehearsed]:
-    """Yields what a recipe's runs give away. If one fails, it yields what those before have, and
-    then raises VflError.
+    """Yields the result of a recipe's runs. If a run fails, it yields the result of those before,
+    and then raises VflError.
 
-    ``several``: whether to say which run it is.
+    ``several``: whether to print which run begins.
     """
-    parts: list[Part] = []
+    parts: list[SeedResult] = []
     failed: VflError | None = None
     for seed in seeds:
         if several:
@@ -262,8 +276,8 @@ def _rehearsed(
             failed = error
             break
     if parts:
-        lines, notes = over_seeds([each.played for each in parts])
-        runs, last = [each.run for each in parts], parts[-1]
+        lines, notes = over_seeds([part.played for part in parts])
+        runs, last = [part.run for part in parts], parts[-1]
         metric, utility = _utility(runs)
         sent = sum(run.bytes.total.payload_bytes for run in runs) // len(runs)
         yield Rehearsed(
@@ -284,36 +298,36 @@ def _rehearsed(
         raise failed
 
 
-def _refuse_again(paths: Sequence[Path]) -> None:
-    """Raises InputError if two paths are of the same file: both runs would be the same."""
+def _refuse_duplicates(paths: Sequence[Path]) -> None:
+    """Raises InputError if two paths name the same file, because both runs are the same."""
     whole = [path.resolve() for path in paths]
     again = next(
         (path for number, path in enumerate(paths) if whole[number] in whole[:number]), None
     )
     if again is not None:
         raise InputError(
-            Code.CONFIG_INVALID, f"{again}: this recipe is there twice; name each once"
+            Code.CONFIG_INVALID, f"{again}: this recipe is given more than once. Name each once."
         )
 
 
-def _labels(given: Sequence[GivenRecipe], made: Sequence[Recipe]) -> list[str]:
-    """Returns a label for each recipe: its name; of those with the same name the file, or the name
-    and a number.
+def _labels(recipes: Sequence[GivenRecipe], made: Sequence[Recipe]) -> list[str]:
+    """Returns a label for each recipe: its name, or, if several have the same name, its file, or
+    its name and a number.
     """
-    names = [each.name for each in made]
+    names = [recipe.name for recipe in made]
     if len(set(names)) == len(names):
         return names
-    paths = [Path(each) if isinstance(each, str | Path) else None for each in given]
+    paths = [Path(recipe) if isinstance(recipe, str | Path) else None for recipe in recipes]
     stems = [path.stem if path is not None else None for path in paths]
-    found = []
+    labels = []
     for number, (name, path, stem) in enumerate(zip(names, paths, stems, strict=True), 1):
         if names.count(name) == 1:
-            found.append(name)
+            labels.append(name)
         elif path is None:
-            found.append(f"{name} {number}")
+            labels.append(f"{name} {number}")
         else:
-            found.append(str(path) if stems.count(stem) > 1 else path.stem)
-    return found
+            labels.append(str(path) if stems.count(stem) > 1 else path.stem)
+    return labels
 
 
 def _quiet(_text: str) -> None:
@@ -327,7 +341,7 @@ def _tell(text: str) -> None:
 
 
 def _utility(runs: Sequence[Run]) -> tuple[str, Spread | None]:
-    """Returns the name of the first good metric that all runs have, and its values."""
+    """Returns the name of the first metric in ``_GOOD`` that all runs have, and its values."""
     for split in _SPLITS:
         for name in _GOOD:
             values = [run.metrics.get(split, {}).get(name) for run in runs]

@@ -21,32 +21,36 @@ if TYPE_CHECKING:
     required=True,
     type=click.Path(path_type=Path),
 )
-@click.option("--attacks", metavar="A,B,…", help="Which attacks to play; all, if it is left out.")
+@click.option("--attacks", metavar="A,B,…", help="Play only these attacks. [default: all]")
 @click.option(
     "--seeds",
     metavar="1,2,…",
-    help="Seeds of the recipe, one run each; its own, if it is left out.",
+    help="Make one run for each seed. [default: that of the recipe]",
 )
 @click.option(
     "--every",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Record each n-th round only.",
+    help="Record only each n-th round.",
 )
 @click.option(
-    "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Runs at a time."
+    "--jobs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Make this many runs at a time.",
 )
 @click.option(
     "--backend",
     metavar="NAME",
-    help="Let a backend of joblib make the runs and play the attacks, as for vfl study.",
+    help="Make the runs with this joblib backend, as for vfl study.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line instead of the table.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder for the picture, the JSON and the runs.",
+    help="Write the picture, the JSON and the runs to this folder.",
 )
 def leaks(
     recipes: tuple[Path, ...],
@@ -58,13 +62,15 @@ def leaks(
     as_json: bool,
     out: Path | None,
 ) -> None:
-    """Rehearse attacks: what could each party of RECIPE read from the messages that it receives?
+    """Rehearse attacks on the messages of RECIPE.
 
-    All parties run in this process, what arrives at each is recorded, and each attack is played on
-    it. So all parties' data must be in this one place: take data that may be, or data that stand in
-    for the real ones. Beside each leak stands what the same attack finds without the information,
-    and the metric and bytes of the run. Several recipes, such as one for each defence, are
-    compared. The party files of all parties are one recipe together, as for vfl simulate.
+    The command measures what each party can read from the messages that it receives: all parties
+    run in this process, the messages are recorded, and each attack is played on them. The data of
+    all parties must therefore be on this machine: use data for which that is allowed, or data that
+    resemble the real ones. For each leak the table also shows what the same attack finds without
+    the information, and the metric and bytes of the run. Several recipes, such as one for each
+    defence, are compared. The party files of all parties together are one recipe, as for vfl
+    simulate.
 
     \b
     Examples:
@@ -72,11 +78,11 @@ def leaks(
       vfl leaks bank.toml ../shop/shop.toml
       vfl leaks plain.toml marvell.toml --seeds 1,2,3 --attacks norm,cosine --out leaks
     """
-    # Late, because this imports torch.
+    # Imported here because it imports torch.
     from vfl.leak_meter.api import leaks as rehearse
     from vfl.leak_meter.report.show import read_list, show_leaks
 
-    found: list[Rehearsed] = []
+    results: list[Rehearsed] = []
     try:
         rehearse(
             recipes,
@@ -85,11 +91,11 @@ def leaks(
             every=every,
             out=out,
             quiet=as_json,
-            tell=found.append,
+            tell=results.append,
             jobs=jobs,
             backend=backend,
         )
     finally:
-        # What was found before a run that failed took its time.
-        if found:
-            show_leaks(found, as_json=as_json, out=out)
+        # Results before a failed run took long to compute, so they are shown.
+        if results:
+            show_leaks(results, as_json=as_json, out=out)

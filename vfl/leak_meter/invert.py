@@ -1,5 +1,5 @@
-"""``python -m vfl.leak_meter.invert``: how much of a party's training images its own bottom gives
-away, after a run.
+"""``python -m vfl.leak_meter.invert``: feature reconstruction of a party's training images from its
+bottom model, after a run.
 
 Nothing leaves this machine: the party attacks itself, as an honest-but-curious server could.
 """
@@ -24,7 +24,7 @@ from rich.table import Table as Lines
 from torch import Tensor, nn
 
 from vfl.leak_meter.learn.inversion import (
-    MOST_IMAGES,
+    MAX_IMAGES,
     PRIVATE_IMAGES,
     InversionSettings,
     Inverted,
@@ -52,34 +52,34 @@ from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
 from vfl_party.predict.prediction import TrainedRun, load_trained
 
-# Images that the bottom sees at once.
+# Batch size of the bottom model.
 _AT_ONCE = 256
-# How far beyond 0 to 1 pixels may be, scaled by the range of the party's.
+# How far pixels may be outside of 0 to 1, after scaling by the range of the party's pixels.
 _OUTSIDE = 0.25
-# Between lines of progress, if there is no terminal.
+# Seconds between lines of progress without a terminal.
 _SAY_S = 10.0
-# If there is no terminal.
+# Width in characters without a terminal.
 _PIPE_WIDTH = 120
 _FAILED = (
-    "The attack failed: the mean image is nearer than the reconstructions are. That does "
-    "not show that the images are "
-    "private: the decoder may not be trained enough. Give more --epochs, or more auxiliary images."
+    "The attack failed: the mean image has a smaller error than the reconstructions. That does not "
+    "show that the images are private, because the decoder may need more training. Give more "
+    "--epochs, or more auxiliary images."
 )
 _BETTER = (
-    "A larger mean squared error is better privacy. The mean image is what an attacker has "
+    "A larger mean squared error means better privacy. The mean image is what an attacker has "
     "without latents."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The result of an attack. ``about``: what stands beside every figure, for JSON."""
+    """The result of an attack. ``about``: facts about the attack, for JSON."""
 
     about: dict[str, Any]
     inverted: Inverted
 
     def as_json(self) -> dict[str, Any]:
-        """Returns all but the images."""
+        """Returns the result without the images."""
         inverted = self.inverted
         measured = {
             "reconstruction": asdict(inverted.found),
@@ -100,19 +100,22 @@ def attack(
     device: torch.device,
     progress: Callable[[int, int, float], None],
 ) -> Report:
-    """Attacks the bottom that a finished run has left in the party's folder.
+    """Attacks the bottom model in the party's folder of a finished run.
 
     Args:
         run: the run's folder, or the party's folder in it.
-        party: whose bottom and images.
+        party: the party whose bottom model and images are attacked.
         data: the party's data in that run.
-        auxiliary: the images that the attacker has. Those that are the party's, too, are left out.
+        auxiliary: the images that the attacker has; images of the party are left out.
+        settings: how the decoder is trained.
+        device: the device of the bottom model and the decoder.
+        progress: called after each epoch.
 
     Raises InputError.
     """
     trained = load_trained(run, party)
     if trained.recipe.rows.align == "none" and "scale" not in data.model_fields_set:
-        # As all but few have it; a bare source says nothing.
+        # A bare source has no scale, so the usual one is assumed.
         data = data.model_copy(update={"scale": "minmax"})
     place = trained.recipe.party(party)
     if place is not None and not place.features:
@@ -129,15 +132,15 @@ def attack(
     def pairs(table: Table, features: Features, rows: Rows) -> LatentPairs:
         z = _latents(bottom, features, rows, trained.recipe, device)
         if z.dim() not in (2, 4):
-            text = (
-                f"{party}: its encoder gives {list(z.shape[1:])} a row; the attack is on "
-                "latents [C, H, W] or [D]"
+            raise InputError(
+                Code.MODEL_INVALID,
+                f"{party}: its encoder must return latents [C, H, W] or [D] per row (got "
+                f"{list(z.shape[1:])}). Attack a party with such an encoder.",
             )
-            raise InputError(Code.MODEL_INVALID, text)
         return LatentPairs(z, torch.from_numpy(_pixels(table, rows, features if scaled else None)))
 
     local = prepared.splits["local"]
-    # Rows after them are of data.unaligned.
+    # Later rows are those of data.unaligned.
     local = local[local < len(prepared.table)]
     chosen = _some(local, PRIVATE_IMAGES, settings.seed, "private")
     scaled = data.scale == "minmax" and not _is_unit(prepared.table, chosen)
@@ -161,28 +164,28 @@ def attack(
 
 def _no_images(party: str) -> InputError:
     return InputError(
-        Code.DATA_INVALID, f"{party}: its rows are no images; the attack is on those of images"
+        Code.DATA_INVALID, f"{party}: its rows are not images. Attack a party with images."
     )
 
 
 def _rows_of(trained: TrainedRun, party: str, data: DataSettings) -> Prepared:
-    """Returns the party's rows as the run had them. Raises InputError if they are others."""
+    """Returns the party's rows as in the run. Raises InputError if they differ."""
     opened = open_party(trained.recipe, party, data, trained.encoder)
     prepared = TRAINING.prepare(opened, expected_rows(opened))
     if prepared.fingerprint != trained.state["data"]:
-        text = (
-            f"{opened.table.source}: these are not the rows with which {party} took part in "
-            f"{trained.run_id}"
+        raise InputError(
+            Code.DATA_INVALID,
+            f"{opened.table.source}: has other rows than those that {party} used in "
+            f"{trained.run_id}. Give the data of that run.",
         )
-        raise InputError(Code.DATA_INVALID, f"{text}; give its data as they were then")
     return prepared
 
 
 def _auxiliary(
     settings: DataSettings, preprocessor: Preprocessor, private: Table, seed: int
 ) -> tuple[Table, int]:
-    """Reads the attacker's images. Returns them, and how many are left out because they are the
-    party's.
+    """Reads the attacker's images. Returns them, and the number of images that are left out because
+    they are the party's.
 
     Raises InputError if they cannot be used.
     """
@@ -192,17 +195,23 @@ def _auxiliary(
     table = load_table(settings, with_label=False)
     images = table.images_NCHW
     if images is None or images.shape[1:] != shape:
-        found = "no images" if images is None else f"images of {_by(images.shape[1:])}"
-        text = f"{table.source}: has {found}, and those of the party are {_by(shape or ())}"
-        raise InputError(Code.DATA_INVALID, f"{text} (channels x height x width); give such images")
+        raise InputError(
+            Code.DATA_INVALID,
+            f"{table.source}: must have images of {_by(shape or ())} (channels x height x width), "
+            f"as here (got {'no images' if images is None else _by(images.shape[1:])}). Give "
+            "such images.",
+        )
     theirs = set(_digests(private))
     unknown = np.array(
-        [row for row, each in enumerate(_digests(table)) if each not in theirs], np.int64
+        [row for row, digest in enumerate(_digests(table)) if digest not in theirs], np.int64
     )
     if len(unknown) < 2:
-        text = f"{table.source}: {len(unknown)} of its {len(images)} images are not the party's own"
-        raise InputError(Code.DATA_INVALID, f"{text}; give at least 2 others")
-    return table.select(_some(unknown, MOST_IMAGES, seed, "auxiliary")), len(images) - len(unknown)
+        raise InputError(
+            Code.DATA_INVALID,
+            f"{table.source}: must have at least 2 images that are not the party's (got "
+            f"{len(unknown)} of {len(images)}). Add images.",
+        )
+    return table.select(_some(unknown, MAX_IMAGES, seed, "auxiliary")), len(images) - len(unknown)
 
 
 def _digests(table: Table) -> Iterator[bytes]:
@@ -214,9 +223,9 @@ def _digests(table: Table) -> Iterator[bytes]:
             release(table.images_NCHW)
 
 
-def _some(rows: Rows, most: int, seed: int, name: str) -> Rows:
+def _some(rows: Rows, max_rows: int, seed: int, name: str) -> Rows:
     """Returns at most ``most`` of the rows, drawn by the seed, ascending."""
-    return np.sort(rows[permutation(derive_seed(seed, name), len(rows))[:most]])
+    return np.sort(rows[permutation(derive_seed(seed, name), len(rows))[:max_rows]])
 
 
 def _is_unit(table: Table, rows: Rows) -> bool:
@@ -226,30 +235,35 @@ def _is_unit(table: Table, rows: Rows) -> bool:
 
 
 def _pixels(table: Table, rows: Rows, scaled: Features | None) -> npt.NDArray[np.float32]:
-    """Returns images [N, C, H, W]. Raises InputError if they cannot be compared with what a decoder
-    makes.
+    """Returns images [N, C, H, W]. Raises InputError if they cannot be compared with the output of
+    a decoder.
 
-    ``scaled``: the bottom's inputs, if these are compared: the party's pixels have another scale.
+    ``scaled``: the inputs of the bottom model, which are compared if the party's pixels are not
+    from 0 to 1.
     """
     source, images = table.source, table.pixels(rows)
     if min(images.shape[2:]) < 2:
         raise InputError(
             Code.DATA_INVALID,
-            f"{source}: images of {_by(images.shape[1:])} are too small to be compared",
+            f"{source}: its images are too small to compare (got {_by(images.shape[1:])}). Give "
+            "images of at least 2 x 2 pixels.",
         )
     if scaled is not None and not bool(np.isnan(images).any()):
         images = np.ascontiguousarray(scaled.inputs(rows)[0].numpy())
         if _is_unit(table, rows) or images.min() < -_OUTSIDE or images.max() > 1.0 + _OUTSIDE:
-            text = f"{source}: its pixels have another scale than the party's"
             raise InputError(
-                Code.DATA_INVALID, f"{text}; give them in the numbers that the party's images have"
+                Code.DATA_INVALID,
+                f"{source}: its pixels have another scale than the party's. Give images with "
+                "pixels "
+                "on the scale of the party's images.",
             )
         return images.clip(0.0, 1.0)
-    # A missing pixel is neither.
+    # A missing pixel (NaN) fails both comparisons.
     if not bool(((images >= 0.0) & (images <= 1.0)).all()):
-        text = f"{source}: some pixels are missing, or not from 0 to 1"
         raise InputError(
-            Code.DATA_INVALID, f"{text}; give bytes (0 to 255), or numbers from 0 to 1"
+            Code.DATA_INVALID,
+            f"{source}: some pixels are missing, or not from 0 to 1. Give bytes (0 to 255), or "
+            "numbers from 0 to 1.",
         )
     return images
 
@@ -259,15 +273,15 @@ def _latents(
     bottom: nn.Module, features: Features, rows: Rows, recipe: Recipe, device: torch.device
 ) -> Tensor:
     parts = [rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)]
-    inputs = ((each.to(device) for each in features.inputs(part)) for part in parts)
+    inputs = ((input_.to(device) for input_ in features.inputs(part)) for part in parts)
     return torch.cat(
-        [forward(bottom, *each, precision=recipe.model.precision).cpu() for each in inputs]
+        [forward(bottom, *input_, precision=recipe.model.precision).cpu() for input_ in inputs]
     )
 
 
 def _depth(recipe: Recipe) -> dict[str, Any]:
-    """Returns how many convolutions the bottom has, and its bottleneck; None if the encoder is not
-    a cut network's.
+    """Returns the number of convolutions of the bottom model and its bottleneck; None if the
+    encoder is not a cut network.
     """
     course = Course(recipe)
     for phase in (*course.before, *course.phases):
@@ -298,14 +312,15 @@ def read_data(text: str, option: str, party: str | None = None) -> DataSettings:
     name = tables.get("name")
     if party is not None and name not in (None, party):
         raise InputError(
-            Code.CONFIG_INVALID, f"{path}: is the file of another party than {party}; give its own"
+            Code.CONFIG_INVALID,
+            f"{path}: is not the party file of {party} (got {name}). Give that of {party}.",
         )
     where = f"{path}: data" if "data" in tables else str(path)
     return parse(DataSettings, tables.get("data", tables), where).absolute(path.resolve().parent)
 
 
 def title_of(report: Report) -> str:
-    """Words whose bottom was attacked, how deep it is, and what the attacker had."""
+    """Returns the title: the party, the depth of its bottom model, and the auxiliary images."""
     about, auxiliary = report.about, report.about["auxiliary"]
     neck = f" and bottleneck {about['bottleneck']}" if about["bottleneck"] else ""
     cut = f"cut = {about['cut']}{neck}" if about["cut"] is not None else "whole encoder"
@@ -315,31 +330,30 @@ def title_of(report: Report) -> str:
 
 
 def show(report: Report, console: Console) -> None:
-    """Prints the table."""
+    """Prints the result as a table."""
     about, inverted = report.about, report.inverted
     console.print(title_of(report), style="bold")
     lines = Lines(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     lines.add_column(f"{about['private']['images']} training images against")
     for heading in ("MSE", "SSIM", "PSNR (dB)"):
         lines.add_column(heading, justify="right")
-    for name, each in (
+    for name, likeness in (
         ("their reconstructions", inverted.found),
         ("the mean auxiliary image", inverted.baseline),
     ):
-        lines.add_row(name, f"{each.mse:.5f}", f"{each.ssim:.3f}", f"{each.psnr:.2f}")
+        lines.add_row(name, f"{likeness.mse:.5f}", f"{likeness.ssim:.3f}", f"{likeness.psnr:.2f}")
     console.print(lines)
     left = about["auxiliary"]["left_out"]
-    own = f"\n{left:,} auxiliary images were left out: they are the party's own." if left else ""
+    own = f"\n{left:,} auxiliary images were left out because they are the party's." if left else ""
     if inverted.failed:
         console.print(f"\n{_FAILED}", style="yellow")
     console.print(f"\n{_BETTER}{own}", style="dim")
 
 
 def write(report: Report, out: Path) -> Path:
-    """Writes the JSON file and, beside it, the picture, which only its owner may read. Returns the
-    picture's path.
+    """Writes the JSON file and, in the same folder, the picture, which only its owner may read.
 
-    Raises InputError.
+    Returns the path of the picture. Raises InputError.
     """
     from vfl.leak_meter.report.reconstructions import draw_pairs
 
@@ -355,27 +369,30 @@ def write(report: Report, out: Path) -> Path:
 
 @click.command(epilog=EXIT_CODES)
 @click.option(
-    "--run", required=True, type=click.Path(path_type=Path), help="The finished run: OUT/RUN-ID."
+    "--run",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Attack this finished run: OUT/RUN-ID.",
 )
-@click.option("--party", required=True, metavar="NAME", help="Whose bottom and images.")
+@click.option("--party", required=True, metavar="NAME", help="Attack the images of this party.")
 @click.option(
     "--data",
     required=True,
     metavar="DATA",
-    help="The party's data in that run: its party file, or as below.",
+    help="Read the party's images in that run from DATA.",
 )
 @click.option(
     "--auxiliary",
     required=True,
     metavar="DATA",
-    help="The attacker's images: a source, or a TOML file as below.",
+    help="Read the attacker's images from DATA.",
 )
 @click.option(
     "--out",
     default="inversion.json",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Where to write the figures; the picture goes beside it, as .png.",
+    help="Write figures to this file, and the picture next to it.",
 )
 @click.option(
     "--epochs", default=InversionSettings.epochs, show_default=True, type=click.IntRange(1, 100_000)
@@ -387,21 +404,25 @@ def write(report: Report, out: Path) -> Path:
 def cli(
     run: Path, party: str, data: str, auxiliary: str, out: Path, epochs: int, seed: int, device: str
 ) -> None:
-    """Attack a party's own bottom, by model inversion, to see how much it gives away.
+    """Attack a party's bottom model by model inversion.
 
-    A decoder learns to undo the bottom from at most 10,000 auxiliary images. Then it reconstructs
-    128 training images of the party. DATA is a source, as data.source of a party file, or a TOML
-    file with the keys of [data].
+    The command shows how well training images can be reconstructed. A decoder learns to invert the
+    bottom model from at most 10,000 auxiliary images. Then it reconstructs 128 training images of
+    the party. DATA is a source, such as data.source of a party file, or a TOML file with the keys of
+    [data], such as a party file.
 
     \b
     Example:
       python -m vfl.leak_meter.invert --run runs/RUN-ID --party north --data north.toml --auxiliary public.npz
     """  # noqa: E501
     if out.suffix != ".json":
-        raise InputError(Code.FILE_INVALID, f"{out}: the name of the result must end in .json")
+        raise InputError(
+            Code.FILE_INVALID, f"--out: must end in .json (got {out}). Give such a file name."
+        )
     if not out.absolute().parent.is_dir():
         raise InputError(
-            Code.FILE_INVALID, f"{out}: its folder does not exist; make it, or give another"
+            Code.FILE_INVALID,
+            f"{out}: its folder does not exist. Create it, or give another --out.",
         )
     plain_arithmetic()
     resolved_device, settings = resolve_device(device), InversionSettings(epochs=epochs, seed=seed)
@@ -410,13 +431,13 @@ def cli(
     with Progress(console=errors, transient=True, disable=not errors.is_terminal) as live:
         bar = live.add_task("training the decoder", total=epochs)
 
-        said_s = time.monotonic()
+        shown_s = time.monotonic()
 
         def note(done: int, _epochs: int, mse: float) -> None:
-            nonlocal said_s
+            nonlocal shown_s
             live.update(bar, completed=done, description=f"training the decoder: MSE {mse:.5f}")
-            if not errors.is_terminal and (done == 1 or time.monotonic() - said_s > _SAY_S):
-                said_s = time.monotonic()
+            if not errors.is_terminal and (done == 1 or time.monotonic() - shown_s > _SAY_S):
+                shown_s = time.monotonic()
                 click.echo(
                     f"training the decoder: epoch {done} of {epochs}, MSE {mse:.5f}", err=True
                 )
@@ -431,6 +452,7 @@ def cli(
 
 
 def main() -> None:
+    """Runs the program."""
     run_program(cli, "python -m vfl.leak_meter.invert", private=True)
 
 

@@ -1,4 +1,4 @@
-"""Rehearsals as orders for other processes: what one has found comes back as a file."""
+"""Runs rehearsals in other processes, which return their findings as a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vfl.jobs.pool import Pool
-from vfl.leak_meter.part import Asked, Found, Part, played_on
+from vfl.leak_meter.part import AttackRequest, Findings, SeedResult, play_on
 from vfl.leak_meter.rehearsal import Played
 from vfl.leak_meter.scene.scene import Figure, Shown
 from vfl.leak_meter.wiretap.sizes import MessageSizes
@@ -25,13 +25,16 @@ from vfl_common.config.recipe import Recipe as Settings
 from vfl_party.base.plugins import using
 
 MAKES = "vfl.leak_meter.orders:make"
-# In the run's folder, until it is read.
+# The file in the run's folder with the findings, until they are read.
 _FILE = "rehearsal.json"
 
 
-def made_by(workers: Pool, recipe: Recipe, data: Any, out: Path, asked: Asked) -> Part:
-    """Has a process of ``workers``, which carries out ``MAKES``, make a run and play the attacks
-    on it. The arguments are those of ``made_here``. Raises VflError.
+def make_in_pool(
+    workers: Pool, recipe: Recipe, data: Any, out: Path, asked: AttackRequest
+) -> SeedResult:
+    """Makes a run and plays the attacks in a process of ``workers``, which executes ``MAKES``.
+
+    The other arguments are those of ``make_here``. Raises VflError.
     """
 
     def send(order: Order) -> None:
@@ -42,70 +45,70 @@ def made_by(workers: Pool, recipe: Recipe, data: Any, out: Path, asked: Asked) -
                 "folder": str(order.folder.resolve()),
                 "plugins": named_now("jobs=1"),
                 "asked": asdict(asked),
-                # What an attack finds may depend on it.
+                # The result of an attack may depend on the number of threads.
                 "threads": torch.get_num_threads(),
             }
         )
 
     run = carry_out(recipe, data, send, baseline=None, out=out)
     path = run.folder / _FILE
-    found = read(json.loads(path.read_bytes()))
+    findings = read(json.loads(path.read_bytes()))
     path.unlink()
-    return Part(run, *found)
+    return SeedResult(run, *findings)
 
 
 def make(order: dict[str, Any]) -> None:
-    """Makes a run in this process, and plays the attacks. Raises whatever it raises."""
+    """Makes a run in this process and plays the attacks. Raises the error of the run."""
     folder, base = emptied(order["folder"]), Path(order["base"])
-    asked, before = Asked(**order["asked"]), torch.get_num_threads()
+    asked, before = AttackRequest(**order["asked"]), torch.get_num_threads()
     torch.set_num_threads(order["threads"])
     try:
         with using(imported(order["plugins"])):
             settings = parse(Settings, order["recipe"], "recipe")
             parts = settings, divide(settings, base), base, folder
-            found = played_on(Order(order["recipe"], *parts, order["recipe"], None, {}), asked)
+            findings = play_on(Order(order["recipe"], *parts, order["recipe"], None, {}), asked)
     finally:
         torch.set_num_threads(before)
-    (folder / _FILE).write_text(json.dumps(plain(found)))
+    (folder / _FILE).write_text(json.dumps(plain(findings)))
 
 
-def plain(found: Found) -> list[list[Any]]:
-    """Returns what was found as JSON holds it, whole."""
+def plain(findings: Findings) -> list[list[Any]]:
+    """Returns the findings as values for JSON, without loss."""
     return [
         [
-            each if isinstance(each, str) else asdict(each, dict_factory=_plain_fields)
-            for each in part
+            item if isinstance(item, str) else asdict(item, dict_factory=_plain_fields)
+            for item in part
         ]
-        for part in found
+        for part in findings
     ]
 
 
 def _plain_fields(named: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Tensors become lists: the numbers of JSON hold those of float32 whole."""
+    """Turns tensors into lists; numbers in JSON represent float32 exactly."""
     return {
         name: [(of, images.tolist()) for of, images in value] if name == "rows" else value
         for name, value in named
     }
 
 
-def read(found: list[list[Any]]) -> Found:
-    """Returns what ``plain`` was given."""
-    played, sizes, times, gaps = found
+def read(content: list[list[Any]]) -> Findings:
+    """Returns the findings from the values that ``plain`` returned."""
+    played, sizes, times, gaps = content
     return (
-        [Played(**each | {"figures": tuple(map(_figure, each["figures"]))}) for each in played],
-        tuple(MessageSizes(**each | {"sizes": _pairs(each["sizes"])}) for each in sizes),
-        tuple(Times(**each) for each in times),
+        [Played(**line | {"figures": tuple(map(_figure, line["figures"]))}) for line in played],
+        tuple(MessageSizes(**line | {"sizes": _pairs(line["sizes"])}) for line in sizes),
+        tuple(Times(**line) for line in times),
         tuple(gaps),
     )
 
 
-def _figure(given: dict[str, Any]) -> Figure:
-    shown = given["shown"]
-    if shown is not None:
-        rows = tuple((name, torch.tensor(images)) for name, images in shown["rows"])
-        shown = Shown(shown["party"], rows, shown["says"])
-    return Figure(**given | {"shown": shown})
+def _figure(fields: dict[str, Any]) -> Figure:
+    drawn = fields["shown"]
+    if drawn is not None:
+        rows = tuple((name, torch.tensor(images)) for name, images in drawn["rows"])
+        drawn = Shown(drawn["party"], rows, drawn["says"])
+    return Figure(**fields | {"shown": drawn})
 
 
-def _pairs(given: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((size, number) for size, number in given)
+def _pairs(pairs: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((size, number) for size, number in pairs)

@@ -1,4 +1,4 @@
-"""One run of a rehearsal, and what the attacks have found on it."""
+"""Makes one run of a rehearsal and plays the attacks on it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vfl.library.simulate import Order, carry_out, in_process
 from vfl_common.config.party import Init
 from vfl_party.assembly.trial import modules_of
 
-Found = tuple[list[Played], tuple[MessageSizes, ...], tuple[Times, ...], tuple[str, ...]]
+Findings = tuple[list[Played], tuple[MessageSizes, ...], tuple[Times, ...], tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What ``leaks`` was asked for; ``attacks`` are names."""
+class AttackRequest:
+    """The attacks to play, by name, and what is recorded."""
 
     attacks: Sequence[str]
     every: int
@@ -31,8 +31,8 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What the run of one seed gives away; see ``Rehearsed``."""
+class SeedResult:
+    """The result of the run of one seed; see ``Rehearsed``."""
 
     run: Run
     played: list[Played]
@@ -41,49 +41,49 @@ class Part:
     gaps: tuple[str, ...]
 
 
-def made_here(
+def make_here(
     recipe: Recipe,
     data: Mapping[str, Any],
     out: Path,
-    asked: Asked,
+    asked: AttackRequest,
     *,
     quiet: bool,
     tell: Callable[[str], None],
-) -> Part:
-    """Makes a run in this process, and plays the attacks on it.
+) -> SeedResult:
+    """Makes a run in this process and plays the attacks on it.
 
     Args:
         recipe: the recipe, whose seed is also that of the attacks.
         data: as in ``simulate``.
         out: the folder of runs.
         asked: the attacks, and what is recorded.
-        quiet: whether to show nothing of the run while it goes on.
-        tell: called before each attack, with a sentence.
+        quiet: whether to show no progress.
+        tell: called with a sentence before each attack.
 
     Raises VflError.
     """
-    found: list[Found] = []
+    findings: list[Findings] = []
 
     def how(order: Order) -> None:
-        found.append(played_on(order, asked, quiet=quiet, tell=tell))
+        findings.append(play_on(order, asked, quiet=quiet, tell=tell))
 
     run = carry_out(recipe, data, how, baseline=None, out=out)
-    return Part(run, *found[0])
+    return SeedResult(run, *findings[0])
 
 
-def played_on(
+def play_on(
     order: Order,
-    asked: Asked,
+    asked: AttackRequest,
     *,
     quiet: bool = True,
     tell: Callable[[str], None] = lambda _text: None,
-) -> Found:
-    """Carries out an order in this process, and plays the attacks on the run. Raises VflError."""
+) -> Findings:
+    """Executes an order in this process and plays the attacks on the run. Raises VflError."""
     with tempfile.TemporaryDirectory(prefix="vfl-record-") as record:
         rehearsal = Rehearsal(Path(record), asked.every)
         secrets = _secrets(order) if asked.init == "secret" else None
         in_process(quiet, None, order, attach=rehearsal.attach, secrets=secrets)
-        # An attacker makes encoders as the recipe names them.
+        # Attacks build encoders from the modules that the recipe names.
         with modules_of(order.base):
             played = rehearsal.play(asked.attacks, order.settings.seed, tell=tell)
         gaps = (*rehearsal.gaps(), *rehearsal.unknown(asked.attacks))
@@ -91,8 +91,8 @@ def played_on(
 
 
 def _secrets(order: Order) -> dict[str, bytes]:
-    """Returns {party: a secret} that attacks do not know, the same in each rehearsal of a recipe
-    and seed.
+    """Returns {party: a secret unknown to attacks}, the same in each rehearsal of a recipe and
+    seed.
     """
     settings = order.settings
     names = [party.name for party in settings.parties]

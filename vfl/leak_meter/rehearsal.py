@@ -1,8 +1,7 @@
-"""A rehearsal: all parties of a run in one process, with what each received recorded, and attacks
-played on it.
+"""A rehearsal runs all parties in one process, records what each receives, and plays attacks on it.
 
-It needs all parties' rows in one place, so it is for research and for data that stand in for the
-real ones.
+It needs the rows of all parties on one machine, so it is for research, and for data that resemble
+the real ones.
 """
 
 from __future__ import annotations
@@ -26,9 +25,8 @@ from vfl.leak_meter.scene.scene import (
     Scene,
     UnfitError,
 )
-from vfl.leak_meter.wiretap.sizes import MessageSizes, told
-from vfl.leak_meter.wiretap.times import Times
-from vfl.leak_meter.wiretap.times import told as told_by_times
+from vfl.leak_meter.wiretap.sizes import MessageSizes, read_sizes
+from vfl.leak_meter.wiretap.times import Times, read_times
 from vfl.library.recipe import Recipe
 from vfl.library.run import Run
 from vfl.library.simulate import carry_out, in_process
@@ -43,14 +41,15 @@ from vfl_party.outbound.exchange import Answering, Asking
 
 log = logging.getLogger(__name__)
 
-# What attacks of a role read.
+# What attacks by each role read.
 _ASSETS: dict[Role, str] = {"passive": "labels", "active": "columns"}
 
 
 @dataclass(frozen=True)
 class Played:
-    """The figures of one attack by one attacker in one run. ``why_not``: the reason if it could not
-    be played.
+    """The figures of one attack by one attacker in one run.
+
+    ``why_not``: the reason if it could not be played.
     """
 
     attack: str
@@ -74,28 +73,33 @@ class Rehearsal:
         self._scenes = Scenes(self.recording)
 
     def attach(self, name: str, party: Assembled) -> None:
-        """Listens at all exchanges that a party's phases have opened; called once the party is
-        assembled. Raises InputError if the parties hold different rows.
+        """Records all exchanges of a party's phases; called once the party is assembled.
+
+        Raises InputError if the parties have different rows.
         """
         if party.party.recipe.rows.partial:
-            text = "recipe: rows.partial: a rehearsal plays attacks on rows that all parties hold"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove it from the recipe for this")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "recipe: rows.partial: a rehearsal needs rows that all parties have. Remove it "
+                "from "
+                "the recipe.",
+            )
         self.recording.attach(name, party)
         self._scenes.begin(name)
 
     def scene(self, attacker: str, seed: int) -> Scene:
-        """Returns what ``attacker`` has, and the truth; ``seed``: of all that attacks draw."""
+        """Returns what ``attacker`` has, and the truth; ``seed``: the seed of attacks."""
         return self._scenes.of(attacker, seed)
 
     def play(
         self, attacks: Sequence[str], seed: int, *, tell: Callable[[str], None] = lambda _text: None
     ) -> list[Played]:
-        """Plays attacks, each by every party whose role it is for. Raises InputError if there is no
-        such attack.
+        """Plays each attack by every party that has the role of its attacker.
 
-        ``tell``: called before each attack, with a sentence.
+        ``tell``: called with a sentence before each attack. Raises InputError for an unknown
+        attack.
         """
-        found = []
+        played = []
         for number, name in enumerate(attacks, 1):
             attack = kinds.load(name, "attacks")
             tell(f"attack {number} of {len(attacks)}: {name}")
@@ -108,25 +112,25 @@ class Rehearsal:
             known |= self._encoders() | self._weights_shared()
             for attacker in self._attackers(attack):
                 if attack.reads and attack.reads not in known:
-                    found.append(
+                    played.append(
                         Played(name, attack.about, attacker, why_not=_missing(attack.reads))
                     )
                     continue
                 try:
-                    figures = _checked(attack.play(self.scene(attacker, seed)))
-                    found.append(Played(name, attack.about, attacker, figures))
+                    figures = _check_figures(attack.play(self.scene(attacker, seed)))
+                    played.append(Played(name, attack.about, attacker, figures))
                 except UnfitError as why:
-                    found.append(Played(name, attack.about, attacker, why_not=str(why)))
+                    played.append(Played(name, attack.about, attacker, why_not=str(why)))
                 except Exception as error:
-                    # Somebody's own: the figures of the others are kept.
+                    # An attack of a plug-in may fail without losing the figures of the others.
                     log.exception("the attack %s failed", name)
-                    words = f"it failed {where_it_failed(error)}; correct the attack"
-                    found.append(Played(name, attack.about, attacker, why_not=words))
-        return found
+                    why_not = f"it failed {where_it_failed(error)}. Correct the attack."
+                    played.append(Played(name, attack.about, attacker, why_not=why_not))
+        return played
 
     def sizes(self) -> list[MessageSizes]:
-        """Returns what the sizes of embeddings and gradients tell anybody on the network; of the
-        recorded rounds.
+        """Returns what the sizes of embeddings and gradients reveal to any observer of the network,
+        for the recorded rounds.
         """
         seen: dict[int, list[Seen]] = {}
         for message, rows in self.recording.seen:
@@ -135,17 +139,17 @@ class Rehearsal:
             line
             for row_bytes, messages in seen.items()
             if row_bytes
-            for line in told(messages, row_bytes)
+            for line in read_sizes(messages, row_bytes)
         ]
 
     def times(self) -> list[Times]:
-        """Returns what the times of messages tell anybody on the network; of all rounds."""
-        phases = [phase for each in self.parties.values() for phase in each.phases]
-        return told_by_times(self.recording.passed, {phase.name: phase.rounds for phase in phases})
+        """Returns what the times of all messages reveal to any observer of the network."""
+        phases = [phase for party in self.parties.values() for phase in party.phases]
+        return read_times(self.recording.passed, {phase.name: phase.rounds for phase in phases})
 
     def unknown(self, attacks: Sequence[str]) -> list[str]:
-        """Returns a sentence for each kind of phase that no attack of a role knows."""
-        chosen, found = [kinds.load(name, "attacks") for name in attacks], []
+        """Returns a sentence for each role that has phases which no attack supports."""
+        chosen, sentences = [kinds.load(name, "attacks") for name in attacks], []
         for role, assets in _ASSETS.items():
             reads = {attack.reads for attack in chosen if attack.by == role}
             readable = {kind: here for (of, kind), here in self._readable().items() if of == role}
@@ -153,32 +157,32 @@ class Rehearsal:
                 kind for kind, here in readable.items() if not (here | self._encoders()) & reads
             ]
             if reads and phases:
-                found.append(
-                    f"No attack on {assets} that was chosen knows {listed(phases)}; see "
+                sentences.append(
+                    f"None of the chosen attacks on {assets} supports {listed(phases)}. See "
                     "docs/explanation/security.md."
                 )
-        return found
+        return sentences
 
     def gaps(self) -> list[str]:
         """Returns a sentence for each exchange whose embeddings or gradients lack a transform that
         others have.
         """
-        return gaps(each.party for each in self.parties.values())
+        return gaps(party.party for party in self.parties.values())
 
     def _attackers(self, attack: Attack) -> list[str]:
-        """Returns the names of those for whom an attack is."""
-        own = [each.party for each in self.parties.values()]
+        """Returns the names of the parties that can play an attack."""
+        own = [party.party for party in self.parties.values()]
         if attack.by == "server":
             return [own[0].recipe.server]
-        return [each.name for each in own if attack.by in ("party", each.role)]
+        return [party.name for party in own if attack.by in ("party", party.role)]
 
     def _weights_shared(self) -> set[str]:
-        """Returns {"weights"} if a phase shares some and lets them be overheard."""
+        """Returns {"weights"} if a phase shares weights that can be recorded."""
         phases = self.recording.phases.values()
         opened = [
             key
-            for each in self.parties.values()
-            for key, own in each.party.exchanges.items()
+            for party in self.parties.values()
+            for key, own in party.party.exchanges.items()
             if _shares(own)
         ]
         return (
@@ -186,15 +190,15 @@ class Rehearsal:
             if any(
                 (phase, exchange) in opened
                 for of_party in phases
-                for phase, each in of_party.items()
-                for exchange in each.overheard
+                for phase, readable in of_party.items()
+                for exchange in readable.overheard
             )
             else set()
         )
 
     def _encoders(self) -> set[str]:
-        """Returns {"encoder"} if phases have trained one, whatever they have sent."""
-        return {"encoder"} if any(map(self._scenes.trained, self.parties)) else set()
+        """Returns {"encoder"} if a phase has trained one."""
+        return {"encoder"} if any(map(self._scenes.is_trained, self.parties)) else set()
 
     def _readable(self) -> dict[tuple[Role, str], set[str]]:
         """Returns {(receiver's role, kind of a phase): what attacks can read of it}, if it sends
@@ -203,11 +207,11 @@ class Rehearsal:
         It is the phase's kind, and gradients or embeddings if they came and the phase names their
         rows.
         """
-        found: dict[tuple[Role, str], set[str]] = {}
+        readable_by_kind: dict[tuple[Role, str], set[str]] = {}
         of_kind = {
             phase.name: phase.kind
-            for each in self.parties.values()
-            for phase in each.party.recipe.phases
+            for party in self.parties.values()
+            for phase in party.party.recipe.phases
         }
         for party in self.parties.values():
             me = party.party
@@ -219,9 +223,9 @@ class Rehearsal:
                     and came.tensors
                     and phase in of_kind
                 ):
-                    found.setdefault((me.role, of_kind[phase]), {of_kind[phase]})
+                    readable_by_kind.setdefault((me.role, of_kind[phase]), {of_kind[phase]})
         seen: set[tuple[str, str, str]] = set()
-        for key in self.recording.rows.keys():  # noqa: SIM118 - it is no dict
+        for key in self.recording.rows.keys():  # noqa: SIM118 - not a dict
             place = (key.phase, key.exchange, key.receiver)
             if key.meant or place in seen or key.phase not in of_kind:
                 continue
@@ -233,8 +237,10 @@ class Rehearsal:
                     party.party.exchanges[key.phase, key.exchange].exchange,
                 )
                 kind = (exchange.down if role == "passive" else exchange.up).kind.label
-                found.setdefault((role, of_kind[key.phase]), {of_kind[key.phase]}).add(f"{kind}s")
-        return found
+                readable_by_kind.setdefault((role, of_kind[key.phase]), {of_kind[key.phase]}).add(
+                    f"{kind}s"
+                )
+        return readable_by_kind
 
 
 def rehearse(
@@ -262,9 +268,9 @@ def rehearse(
     return carry_out(recipe, data, how, baseline=None, out=out)
 
 
-def _checked(figures: Sequence[Figure]) -> tuple[Figure, ...]:
-    """Raises ValueError if a figure is no number: it would stand above all others."""
-    if odd := next((each for each in figures if not math.isfinite(each.value)), None):
+def _check_figures(figures: Sequence[Figure]) -> tuple[Figure, ...]:
+    """Raises ValueError if a figure is not finite, because it sorts above all others."""
+    if odd := next((figure for figure in figures if not math.isfinite(figure.value)), None):
         raise ValueError(f"its figure of {odd.of} is {odd.value}")
     return tuple(figures)
 
@@ -280,7 +286,7 @@ def _missing(reads: str) -> str:
         return "no phase trains an encoder"
     rows = reads in ("gradients", "embeddings")
     return (
-        f"no {reads} came whose rows a phase names"
+        f"the attacker received no {reads} with known rows"
         if rows
-        else f"there is no phase of kind {reads}"
+        else f"the recipe has no phase of kind {reads}"
     )

@@ -1,4 +1,4 @@
-"""``vfl models``, ``compare``, ``drift`` and ``prune``: what keeps models in production."""
+"""``vfl models``, ``compare``, ``drift`` and ``prune``: commands for models in production."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ out_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=RUNS,
     show_default=True,
-    help="Folder of runs: a party's own, which its file names as `out`.",
+    help="Use this folder of runs, such as `out` of a party file.",
 )
 
 _PICTURE = click.option(
     "--picture",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw it, as .png, .svg or .pdf.",
+    help="Draw the result as .png, .svg or .pdf.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table.")
 
-# The answer is no: the new model is worse or may be, or something has drifted.
+# The exit code if the new model is or may be worse, or if something has drifted.
 _ANSWER_NO = 5
 
 
@@ -40,13 +40,13 @@ _ANSWER_NO = 5
 )
 @click.pass_context
 def models(context: click.Context, out: Path, as_json: bool) -> None:
-    """List the trained runs in OUT with their stages, or change a stage.
+    """List trained runs with their stages, or change a stage.
 
-    A trained run is a candidate. A run that is promoted is in production, and the one that was is
-    retired: one run of each recipe's name is in production. A run of one party, such as a baseline,
-    is marked, because it has the recipe's name, too. OUT/models.json has all changes, with time and
-    user. Each party keeps its own and promotes the same run; a joint prediction with --run
-    production ends with one sentence if two parties mean different runs.
+    A trained run is a candidate. Promoting a run puts it into production and retires the run that
+    was in production before: one run of each recipe name is in production. A run of one party, such
+    as a baseline, is marked, because it has the name of the recipe, too. OUT/models.json lists all
+    changes, with time and user. Each party keeps its own list and promotes the same run; a joint
+    prediction with --run production fails if two parties have different runs in production.
 
     \b
     Examples:
@@ -57,29 +57,29 @@ def models(context: click.Context, out: Path, as_json: bool) -> None:
     context.obj = out
     if context.invoked_subcommand is not None:
         return
-    from vfl.production.models import models as trained
+    from vfl.production.models import models as list_models
     from vfl.production.models import show_models
 
-    found = trained(out)
+    runs = list_models(out)
     if as_json:
-        for each in found:
-            click.echo(to_json(each.as_json(), compact=True))
+        for run in runs:
+            click.echo(to_json(run.as_json(), compact=True))
     else:
-        show_models(found)
+        show_models(runs)
 
 
 @models.command(epilog=EXIT_CODES)
 @click.argument("run")
 @click.pass_obj
 def promote(out: Path, run: str) -> None:
-    """Put RUN into production: its id, its folder, or latest. The run that was is retired.
+    """Put RUN into production, and retire the run before it.
 
-    If it is in production already, nothing changes. `vfl models --out OUT promote RUN` is for
-    another folder of runs.
+    RUN is an id, a folder, or latest. If it is in production already, nothing changes. Use `vfl
+    models --out OUT promote RUN` for another folder of runs.
     """
     from vfl_common.production.registry import ModelRegistry
 
-    out, run_id = _meant(out, run)
+    out, run_id = _locate(out, run)
     before = ModelRegistry(out).promote(run_id)
     if before == run_id:
         click.echo(f"{run_id} is in production already")
@@ -88,10 +88,13 @@ def promote(out: Path, run: str) -> None:
 
 
 @models.command(epilog=EXIT_CODES)
-@click.option("--recipe", default="", metavar="NAME", help="Of several recipes: whose model.")
+@click.option("--recipe", default="", metavar="NAME", help="Roll back the model of this recipe.")
 @click.pass_obj
 def rollback(out: Path, recipe: str) -> None:
-    """Put the run back into production that was before; the one that is now is retired."""
+    """Put the previous run back into production.
+
+    The run that is in production now is retired.
+    """
     from vfl_common.production.registry import ModelRegistry
 
     back, retired = ModelRegistry(out).rollback(recipe)
@@ -102,10 +105,13 @@ def rollback(out: Path, recipe: str) -> None:
 @click.argument("run")
 @click.pass_obj
 def retire(out: Path, run: str) -> None:
-    """Retire RUN, so that it is no candidate; if it is in production, no run is then."""
+    """Retire RUN, so that it is no longer a candidate.
+
+    If it is in production, no run of its recipe is in production afterwards.
+    """
     from vfl_common.production.registry import ModelRegistry
 
-    out, run_id = _meant(out, run)
+    out, run_id = _locate(out, run)
     before = ModelRegistry(out).retire(run_id)
     click.echo(
         f"{run_id} is retired"
@@ -120,22 +126,20 @@ def retire(out: Path, run: str) -> None:
     "--data",
     multiple=True,
     metavar="NAME=SOURCE",
-    help="New rows of the party NAME, which both runs score on this machine; the active party's "
-    "have the label.",
+    help="Score these new rows of party NAME with both runs.",
 )
 @click.option(
     "--truth",
     metavar="SOURCE",
-    help="Of two files of scores: a table with the ids and the label.",
+    help="Read the labels for two files of scores from this table.",
 )
-@click.option("--label", metavar="COLUMN", help="The column of --truth that has the label.")
+@click.option("--label", metavar="COLUMN", help="Read the label from this column of --truth.")
 @click.option(
     "--margin",
     type=click.FloatRange(0.0, 1.0),
     default=0.01,
     show_default=True,
-    help="The largest loss that the rows must rule out: points of AUC or accuracy, or a share of "
-    "the old RMSE.",
+    help="Rule out a loss greater than this (AUC, accuracy, share of RMSE).",
 )
 @_PICTURE
 @_JSON
@@ -149,19 +153,20 @@ def compare(
     picture: Path | None,
     as_json: bool,
 ) -> int:
-    """Say whether the model NEW is better than OLD, on the same rows.
+    """Compare the model NEW with OLD on the same rows.
 
     Two runs (folders, or latest and production of the folder runs) are compared on the test rows
-    that both have. With --data they score new rows first. Between organisations each model scores
-    the new rows with `vfl-party predict`, and OLD and NEW are the two files. Rows whose label is
-    missing are left out and counted.
+    that both have. With --data they score new rows first; the active party's rows need the label.
+    Between organisations each model scores the new rows with `vfl-party predict`, and OLD and NEW
+    are the two files. Rows whose label is missing are left out and counted.
 
-    AUC decides, accuracy of several classes, or RMSE. NEW is better or worse only if the whole 95 %
-    interval of the difference is: DeLong's for AUC, else that of a paired bootstrap over rows. Give
-    rows with which neither model was trained.
+    The deciding metric is AUC, accuracy with several classes, or RMSE. NEW is better or worse only
+    if the whole 95 % interval of the difference is: DeLong's for AUC, otherwise that of a paired
+    bootstrap over rows. Give rows with which neither model was trained.
 
-    The exit code is 0 if the interval rules out that NEW is worse by more than --margin. Otherwise
-    it is 5: NEW is worse, or the rows are too few to say.
+    The exit code is 0 if the interval rules out that NEW is worse by more than --margin: points of
+    AUC or accuracy, or a share of the old RMSE. Otherwise it is 5: NEW is worse, or there are too
+    few rows to decide.
 
     \b
     Examples:
@@ -169,44 +174,46 @@ def compare(
       vfl compare old.csv new.csv --truth churn-june.csv --label churned
     """
     from vfl.library.commands import by_party
-    from vfl.production.compare import compare as compared
+    from vfl.production.compare import compare as compare_models
     from vfl.production.pictures import save
     from vfl.production.show import show_comparison
     from vfl.report.run_argument import meant
 
-    found = compared(meant(old), meant(new), by_party(data) or None, truth=truth, label=label)
-    too_few = found.too_few(margin)
+    comparison = compare_models(
+        meant(old), meant(new), by_party(data) or None, truth=truth, label=label
+    )
+    too_few = comparison.too_few(margin)
     if as_json:
-        click.echo(to_json(found.as_json(), compact=True))
+        click.echo(to_json(comparison.as_json(), compact=True))
     else:
-        show_comparison(found, too_few)
+        show_comparison(comparison, too_few)
     if picture is not None:
-        save(found.plot(), picture)
-    return _ANSWER_NO if too_few or found.outcome == "worse" else 0
+        save(comparison.plot(), picture)
+    return _ANSWER_NO if too_few or comparison.outcome == "worse" else 0
 
 
 @click.command(epilog=EXIT_CODES)
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--data", metavar="SOURCE", help="The party's new rows: a file, or any other source.")
-@click.option("--query", metavar="SELECT", help="Of a database: the new rows.")
+@click.option(
+    "--data", metavar="SOURCE", help="Read the party's new rows from this file or other source."
+)
+@click.option("--query", metavar="SELECT", help="Select the new rows of a database.")
 @click.option(
     "--party",
     metavar="NAME",
-    help="Whose columns. [default: the only one whose folder is there, or the active one]",
+    help="Compare the columns of this party. [default: the only party here, or the active one]",
 )
 @click.option(
     "--read-as",
     metavar="PARTY-FILE",
     type=click.Path(path_type=Path),
-    help="Read the rows as the [data] of this party file says; without --data, those that it "
-    "names. Not needed for a run of this machine alone.",
+    help="Read the rows by [data] of this party file.",
 )
 @click.option(
     "--scores",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Active party: a file that vfl-party predict wrote; its scores are compared with those of "
-    "the test rows.",
+    help="Compare the scores in this file with those of the test rows.",
 )
 @_PICTURE
 @_JSON
@@ -220,45 +227,49 @@ def drift(
     picture: Path | None,
     as_json: bool,
 ) -> int:
-    """Measure input drift: how far a party's new rows are from those that RUN was trained on.
+    """Measure the drift of a party's new rows since training.
 
-    For each column it prints the population stability index (PSI index; not private set
-    intersection) over ten bins or the categories of training. By convention less than 0.1 is
-    stable, and 0.25 or more has drifted. A column counts as moved or drifted only if chance alone
-    would not explain it: few rows move by themselves. Nothing leaves this party.
+    The command compares new rows with those that RUN was trained on. For each column it prints the
+    population stability index (PSI index; not private set intersection) over ten bins or the
+    categories of training. By convention less than 0.1 is stable, and 0.25 or more has drifted. A
+    column counts as moved or drifted only if chance alone does not explain it: with few rows the
+    index varies by chance. Nothing leaves this party.
+
+    --read-as is not needed for a run of this machine alone; without --data it reads the rows that
+    the party file names. --scores is for the active party: a file that vfl-party predict wrote.
 
     \b
     Examples:
       vfl drift production --read-as bank.toml --data churn-june.csv
       vfl drift runs/20260101-120000-churn-1f2e --read-as bank.toml --scores scores.csv --picture drift.png
     """  # noqa: E501
-    from vfl.production.drift import drifts
-    from vfl.production.pictures import drifted, save
+    from vfl.production.drift import drifts as compute_drifts
+    from vfl.production.pictures import draw_drift, save
     from vfl.production.show import show_drift
     from vfl.report.run_argument import meant
 
-    found = drifts(meant(run), data, query, party, read_as, scores)
+    shifts = compute_drifts(meant(run), data, query, party, read_as, scores)
     if as_json:
-        for each in found:
-            facts = {"name": each.name, "index": each.index, "chance": each.chance}
-            click.echo(to_json({**facts, "verdict": each.verdict}, compact=True))
+        for shift in shifts:
+            facts = {"name": shift.name, "index": shift.index, "chance": shift.chance}
+            click.echo(to_json({**facts, "verdict": shift.verdict}, compact=True))
     else:
-        show_drift(found)
+        show_drift(shifts)
     if picture is not None:
-        save(drifted(found), picture)
-    return _ANSWER_NO if any(each.verdict == "drifted" for each in found) else 0
+        save(draw_drift(shifts), picture)
+    return _ANSWER_NO if any(shift.verdict == "drifted" for shift in shifts) else 0
 
 
 class _Days(click.FloatRange):
-    """A finite number of days; the range alone lets NaN through."""
+    """A finite number of days; the range alone accepts NaN."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        found: float = super().convert(value, param, ctx)
-        if not math.isfinite(found):
+        days: float = super().convert(value, param, ctx)
+        if not math.isfinite(days):
             self.fail(f"{value!r} is not a number of days.", param, ctx)
-        return found
+        return days
 
 
 @click.command(epilog=EXIT_CODES)
@@ -268,24 +279,25 @@ class _Days(click.FloatRange):
     "runs_days",
     type=_Days(min=0),
     metavar="DAYS",
-    help="Remove runs, of training and prediction, that began longer ago.",
+    help="Remove runs of training and prediction that began longer ago.",
 )
 @click.option(
     "--log-older-than",
     "log_days",
     type=_Days(min=0),
     metavar="DAYS",
-    help="Remove lines of OUT/predictions.jsonl that are older.",
+    help="Remove older lines of OUT/predictions.jsonl.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@click.option(
+    "--dry-run", is_flag=True, help="Only list what the command removes without this option."
+)
 def prune(out: Path, runs_days: float | None, log_days: float | None, dry_run: bool) -> None:
-    """Remove old runs, and old lines of the log of predictions.
+    """Remove old runs, and old lines of the prediction log.
 
-    A run stays if it is in production or was before that, so that it can come back; if it is the
-    newest trained run of its recipe's name; if a younger run has started from it; or if it is not
-    over: unfinished, stopped, or a training that has failed. A prediction that has failed may go.
-    The folder of a study or search stays. Try it with --dry-run first: a run that was removed
-    cannot be restored.
+    A run is kept if it is in production, or if a rollback restores it; if it is the newest trained
+    run of its recipe name; if a newer run has started from it; or if it is not over: unfinished,
+    stopped, or a failed training. A failed prediction may be removed. The folder of a study or
+    search is kept. Try --dry-run first: a removed run cannot be restored.
 
     \b
     Examples:
@@ -296,24 +308,28 @@ def prune(out: Path, runs_days: float | None, log_days: float | None, dry_run: b
     from vfl.report.table import size
 
     if runs_days is None and log_days is None:
-        raise InputError(Code.CONFIG_INVALID, "prune: give --older-than or --log-older-than")
-    done = "would be removed" if dry_run else "removed"
-    for each in [] if runs_days is None else old_runs(out, runs_days):
-        name = f"{each.folder.name} ({size(each.bytes)})"
-        if each.why:
-            click.echo(f"{name}: kept, because {each.why}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "prune: does not say what to remove. Give --older-than or --log-older-than.",
+        )
+    done = "to remove" if dry_run else "removed"
+    for run in [] if runs_days is None else old_runs(out, runs_days):
+        name = f"{run.folder.name} ({size(run.bytes)})"
+        if run.why:
+            click.echo(f"{name}: kept, because {run.why}")
             continue
         if not dry_run:
-            remove_run(each)
+            remove_run(run)
         click.echo(f"{name}: {done}")
     if log_days is not None:
         count = len(old_scorings(out, log_days)) if dry_run else remove_scorings(out, log_days)
-        click.echo(f"predictions.jsonl: {count:,} lines {done}")
+        click.echo(f"predictions.jsonl: {count:,} {'line' if count == 1 else 'lines'} {done}")
 
 
-def _meant(out: Path, run: str) -> tuple[Path, str]:
-    """Returns the folder of runs and the run's id: from an id, a folder, or a word. Raises
-    InputError.
+def _locate(out: Path, run: str) -> tuple[Path, str]:
+    """Returns the folder of runs and the id of a run, from an id, a folder, or a word.
+
+    Raises InputError.
     """
     from vfl_common.production.registry import WORDS, ModelRegistry
 

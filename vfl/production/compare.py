@@ -1,4 +1,4 @@
-"""Whether a new model is better than an old one: metrics of the same rows, and intervals of the
+"""Compares a new model with an old one: metrics on the same rows, and intervals of the
 differences.
 """
 
@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from vfl.report.quality.intervals import auc_spread, percentiles, resampled
+from vfl.report.quality.intervals import auc_spread, percentiles, resample
 from vfl_common.config.models import class_text
 from vfl_common.errors import Code, InputError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vfl.production.scored import Scored
+    from vfl.production.scored import ModelScores
 
 Floats = npt.NDArray[np.float64]
 Outcome = Literal["better", "worse", "no difference"]
 
-# Resamples of the bootstrap.
+# Number of bootstrap resamples.
 _RESAMPLES = 2_000
-# So that a logarithm is finite.
-_LEAST = 1e-7
+# Lower limit of a probability, so that its logarithm is finite.
+_EPSILON = 1e-7
 _NAMES = {
     "auc": "AUC",
     "rmse": "RMSE",
@@ -41,8 +41,9 @@ _HIGHER = ("auc", "accuracy")
 
 @dataclass(frozen=True)
 class Measure:
-    """One metric of the old and of the new model, on the same rows. ``low``, ``high``: the 95 %
-    interval of ``difference``.
+    """One metric of the old and of the new model on the same rows.
+
+    ``low``, ``high``: the 95 % interval of ``difference``.
     """
 
     metric: str
@@ -58,17 +59,18 @@ class Measure:
 
     @property
     def higher_is_better(self) -> bool:
+        """Whether a higher value is better, as for AUC."""
         return self.metric in _HIGHER
 
     @property
     def name(self) -> str:
-        """The name for people."""
+        """The name in tables."""
         return _NAMES.get(self.metric, self.metric)
 
     @property
     def largest_loss(self) -> float:
-        """How much worse the new model is at the worse end of the interval: points of a metric, or,
-        of RMSE and MAE, a share of the old model's. Below 0 if even that end is better.
+        """The loss at the worse end of the interval: points of a metric or, for RMSE and MAE, a
+        share of the old model's value. Negative if even that end is better.
         """
         loss = -self.low if self.higher_is_better else self.high
         if self.metric not in ("rmse", "mae"):
@@ -77,7 +79,7 @@ class Measure:
 
     @property
     def outcome(self) -> Outcome:
-        """``better`` or ``worse`` only if the whole interval is."""
+        """``better`` or ``worse`` only if the whole interval is on that side."""
         low, high = (self.low, self.high) if self.higher_is_better else (-self.high, -self.low)
         return "better" if low > 0 else "worse" if high < 0 else "no difference"
 
@@ -86,9 +88,9 @@ class Measure:
 class Comparison:
     """Two models on the same rows.
 
-    ``old``, ``new``: their names. ``rows``: how many. ``which``: what rows these are. ``measures``:
-    the one that decides comes first: AUC, accuracy of several classes, or RMSE. ``unlabelled``: new
-    rows that are left out, because their label is missing.
+    ``old``, ``new``: their names. ``rows``: the number of rows. ``which``: a description of the
+    rows. ``measures``: the deciding one comes first: AUC, accuracy with several classes, or RMSE.
+    ``unlabelled``: the number of new rows that are left out because their label is missing.
     """
 
     old: str
@@ -101,56 +103,59 @@ class Comparison:
 
     @property
     def outcome(self) -> Outcome:
-        """What the first measure says."""
+        """The outcome of the first measure."""
         return self.measures[0].outcome
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The result as one sentence."""
         first = self.measures[0]
-        said = {
+        claim = {
             "better": f"{self.new} is better than {self.old}",
             "worse": f"{self.new} is worse than {self.old}",
-            "no difference": f"no difference between {self.old} and {self.new} is shown",
+            "no difference": f"no significant difference between {self.old} and {self.new}",
         }[self.outcome]
-        interval = f"95 % interval {first.low:+.4f} to {first.high:+.4f}"
-        numbers = f"{first.name} {first.new:.4f} against {first.old:.4f}"
-        on = f"on {self.rows:,} {self.which}"
-        return f"{said} {on}: {numbers}, {first.difference:+.4f} ({interval})"
+        return (
+            f"{claim} on {self.rows:,} {self.which}: {first.name} {first.new:.4f} against "
+            f"{first.old:.4f}, {first.difference:+.4f} (95 % interval {first.low:+.4f} to "
+            f"{first.high:+.4f})"
+        )
 
     def too_few(self, margin: float) -> str:
         """Returns a sentence if the rows do not rule out that the new model is worse by more than
         ``margin``, in the unit of ``Measure.largest_loss``; '' if they do, or if it is worse.
         """
         first = self.measures[0]
-        # Not so of NaN, which few rows can give.
+        # The comparison is False for NaN, which few rows can give.
         if first.largest_loss <= margin or self.outcome == "worse":
             return ""
-        text = f"{self.rows:,} rows do not rule out a loss of {first.largest_loss:.4f}, which is"
-        return f"{text} more than {margin:g}; compare on more rows, or give a larger --margin"
+        return (
+            f"{self.rows:,} rows do not rule out a loss of {first.largest_loss:.4f}, which is more "
+            f"than {margin:g}. Compare on more rows, or give a larger --margin."
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Returns what ``vfl compare --json`` prints."""
         measures = {
-            each.metric: {
-                "old": each.old,
-                "new": each.new,
-                "difference": each.difference,
-                "low": each.low,
-                "high": each.high,
+            measure.metric: {
+                "old": measure.old,
+                "new": measure.new,
+                "difference": measure.difference,
+                "low": measure.low,
+                "high": measure.high,
             }
-            for each in self.measures
+            for measure in self.measures
         }
-        found: dict[str, Any] = {"old": self.old, "new": self.new, "rows": self.rows}
-        found |= {"unlabelled": self.unlabelled, "largest_loss": self.measures[0].largest_loss}
-        found |= {"outcome": self.outcome, "verdict": self.verdict}
-        return found | {"decides": self.measures[0].metric, "measures": measures}
+        facts: dict[str, Any] = {"old": self.old, "new": self.new, "rows": self.rows}
+        facts |= {"unlabelled": self.unlabelled, "largest_loss": self.measures[0].largest_loss}
+        facts |= {"outcome": self.outcome, "verdict": self.verdict}
+        return facts | {"decides": self.measures[0].metric, "measures": measures}
 
     def plot(self) -> Figure:
         """Draws the differences with their intervals, and the scores of both."""
-        from vfl.production.pictures import compared
+        from vfl.production.pictures import draw_comparison
 
-        return compared(self)
+        return draw_comparison(self)
 
     def __repr__(self) -> str:
         return f"Comparison({self.verdict!r})"
@@ -169,12 +174,12 @@ def compare(
     The difference of two AUCs has DeLong's interval for paired curves (DeLong, DeLong and
     Clarke-Pearson 1988); all others have that of a paired bootstrap over rows (2,000 resamples,
     percentiles). Nothing is chosen or tuned on these rows. Rows with which one of the models was
-    trained make the comparison false.
+    trained make the comparison invalid.
 
     Args:
-        old: the folder of a run, or a ``Run``: then the test rows that both have are compared. Or
-            a file that ``vfl-party predict`` wrote.
-        new: the same of the new model; of files, with the same rows.
+        old: the folder of a run, or a ``Run``, whose test rows are compared, as far as both runs
+            have them; or a file that ``vfl-party predict`` wrote.
+        new: the same for the new model.
         data: {party: its new rows}, as in ``Run.predict``; both runs score them on this machine.
             The active party's rows have the label; those whose label is missing are left out.
         truth: with files: a table of the active party with ids and label.
@@ -185,31 +190,36 @@ def compare(
     """
     from vfl.production import scored
 
-    paths = [Path(getattr(each, "folder", each)) for each in (old, new)]
+    paths = [Path(getattr(model, "folder", model)) for model in (old, new)]
     files = [scored.is_file(path) for path in paths]
     if any(files):
         if not all(files) or data is not None:
             raise InputError(
-                Code.CONFIG_INVALID, "compare: give two runs, or two files of scores with --truth"
+                Code.CONFIG_INVALID,
+                "compare: runs and files of scores cannot be mixed. Give two runs, or two files of "
+                "scores with --truth.",
             )
         if truth is None or label is None:
-            text = "compare: files of scores do not say what is true"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}; give --truth and --label, a table and its column"
+                Code.CONFIG_INVALID,
+                "compare: files of scores do not contain the labels. Give --truth (a table) and "
+                "--label (its column).",
             )
-        both = [scored.of_file(path, truth, label) for path in paths]
+        both = [scored.read_file(path, truth, label) for path in paths]
         which, names = "new rows", [path.name for path in paths]
     else:
         if truth is not None or label is not None:
-            text = "--truth and --label are for files of scores; give new rows of runs with --data"
-            raise InputError(Code.CONFIG_INVALID, f"compare: {text}")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "compare: --truth and --label are for files of scores. Give new rows with --data.",
+            )
         runs = [_run(path) for path in paths]
         names = [run.name for run, _ in runs]
         if data is None:
-            both = [scored.tested(*run) for run in runs]
+            both = [scored.read_test_rows(*run) for run in runs]
             which = "test rows of both"
         else:
-            both = [scored.predicted(run, data, active) for run, active in runs]
+            both = [scored.score_new_rows(run, data, active) for run, active in runs]
             which = "new rows"
     first, second = scored.in_common(*both)
     return Comparison(
@@ -217,7 +227,7 @@ def compare(
         names[1],
         len(first.keys),
         which,
-        measured(first, second),
+        compute_measures(first, second),
         (first.scores_NC, second.scores_NC),
         first.unlabelled,
     )
@@ -228,44 +238,46 @@ def _run(path: Path) -> tuple[Path, str]:
     from vfl_common.run_folder import RunFolder
 
     whole = path.resolve()
-    # A party's own folder in it.
+    # The path may be a party's folder in that of the run.
     whole = whole.parent if (whole / "run.json").is_file() else whole
-    found = next(iter(sorted(whole.glob("*/run.json"))), None)
-    if found is None:
-        raise InputError(Code.FILE_INVALID, f"{path}: holds no run; give the folder OUT/RUN-ID")
-    return whole, RunFolder(found.parent, whole.name).recipe().active.name
+    record = next(iter(sorted(whole.glob("*/run.json"))), None)
+    if record is None:
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: does not contain a run. Give the folder OUT/RUN-ID."
+        )
+    return whole, RunFolder(record.parent, whole.name).recipe().active.name
 
 
-def measured(old: Scored, new: Scored) -> tuple[Measure, ...]:
-    """Returns the metrics of two models on the same rows, the one that decides first."""
+def compute_measures(old: ModelScores, new: ModelScores) -> tuple[Measure, ...]:
+    """Returns the metrics of two models on the same rows, the deciding one first."""
     assert old.truth is not None  # noqa: S101 - nothing is compared without it
     if old.classes is None:
         true_N = np.array(old.truth, np.float64)
-        errors = [each.scores_NC[:, 0] - true_N for each in (old, new)]
-        found = {
-            "rmse": [each**2 for each in errors],
-            "mae": [np.abs(each) for each in errors],
+        errors = [model.scores_NC[:, 0] - true_N for model in (old, new)]
+        squares = {
+            "rmse": [error_N**2 for error_N in errors],
+            "mae": [np.abs(error_N) for error_N in errors],
         }
-        return tuple(_bootstrapped(found))
+        return tuple(_bootstrap(squares))
     names = [name.removeprefix("score_") for name in old.names]
-    truth = [class_text(each) for each in old.truth]
+    truth = [class_text(value) for value in old.truth]
     losses: dict[str, list[Floats]] = {"accuracy": [], "log_loss": [], "brier": []}
-    hit_NC = np.array([[each == name for name in names] for each in truth], np.float64)
-    for each in (old, new):
-        assert each.classes is not None  # noqa: S101 - both have the same columns
-        right = [said == true for said, true in zip(each.classes, truth, strict=True)]
+    hit_NC = np.array([[value == name for name in names] for value in truth], np.float64)
+    for model in (old, new):
+        assert model.classes is not None  # noqa: S101 - both have the same columns
+        right = [predicted == true for predicted, true in zip(model.classes, truth, strict=True)]
         losses["accuracy"].append(np.array(right, np.float64))
-        p_NC, is_NC = each.scores_NC, hit_NC
+        p_NC, is_NC = model.scores_NC, hit_NC
         if len(names) == 1:
             p_NC = np.concatenate([1 - p_NC, p_NC], axis=1)
             is_NC = np.concatenate([1 - is_NC, is_NC], axis=1)
         p_N = (p_NC * is_NC).sum(axis=1)
-        losses["log_loss"].append(-np.log(np.maximum(p_N, _LEAST)))
+        losses["log_loss"].append(-np.log(np.maximum(p_N, _EPSILON)))
         brier_N = ((p_NC - is_NC) ** 2).sum(axis=1)
         losses["brier"].append(brier_N / 2 if len(names) == 1 else brier_N)
-    measures = _bootstrapped(losses)
+    measures = _bootstrap(losses)
     if len(names) == 1 and 0 < hit_NC.sum() < len(hit_NC):
-        scores = [each.scores_NC[:, 0] for each in (old, new)]
+        scores = [model.scores_NC[:, 0] for model in (old, new)]
         measures.insert(0, auc_difference(hit_NC[:, 0] > 0, *scores))
     return tuple(measures)
 
@@ -274,27 +286,29 @@ def auc_difference(is_positive_N: npt.NDArray[np.bool_], old_N: Floats, new_N: F
     """Returns both AUCs and DeLong's interval of their difference.
 
     Args:
-        is_positive_N: the truth, [N], of both classes.
-        old_N, new_N: scores of the same rows.
+        is_positive_N: whether each row is of the positive class, [N]; both classes occur.
+        old_N: scores of the old model, [N].
+        new_N: scores of the new model for the same rows, [N].
     """
-    old, new = (auc_spread(is_positive_N, each) for each in (old_N, new_N))
+    old, new = (auc_spread(is_positive_N, scores_N) for scores_N in (old_N, new_N))
     return Measure("auc", old.value, new.value, *new.minus(old).interval)
 
 
-def _bootstrapped(losses: Mapping[str, list[Floats]]) -> list[Measure]:
-    """Returns metrics that are means over rows, with intervals of their differences; the RMSE is
-    the root of one.
+def _bootstrap(losses: Mapping[str, list[Floats]]) -> list[Measure]:
+    """Returns metrics that are means over rows (the RMSE is the root of one), with intervals of
+    their differences.
 
-    ``losses``: {metric: the rows' terms of the old and of the new model}.
+    Args:
+        losses: {metric: the terms of the rows of the old and of the new model, [N] each}.
     """
-    terms_NT = np.stack([each for pair in losses.values() for each in pair], axis=1)
+    terms_NT = np.stack([terms_N for pair in losses.values() for terms_N in pair], axis=1)
     rows = len(terms_NT)
-    means_RT = resampled(rows, lambda times_N: times_N @ terms_NT / rows, _RESAMPLES)
-    found = []
+    means_RT = resample(rows, lambda times_N: times_N @ terms_NT / rows, _RESAMPLES)
+    measures = []
     for at, metric in enumerate(losses):
         old_R, new_R = means_RT[:, 2 * at], means_RT[:, 2 * at + 1]
         if metric == "rmse":
             old_R, new_R = np.sqrt(old_R), np.sqrt(new_R)
         low, high = percentiles((new_R - old_R)[1:])
-        found.append(Measure(metric, float(old_R[0]), float(new_R[0]), low, high))
-    return found
+        measures.append(Measure(metric, float(old_R[0]), float(new_R[0]), low, high))
+    return measures

@@ -22,12 +22,15 @@ def drifts(
     read_as: Path | None,
     scores: Path | None,
 ) -> list[Shift]:
-    """Returns the shift of each column, then of each score; see ``vfl drift``. Raises
-    InputError.
+    """Returns the shift of each column, then of each score; see ``vfl drift``.
+
+    Raises InputError.
     """
     if data is None and read_as is None and scores is None:
-        text = "drift: give new rows with --data or --read-as, or scores with --scores"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "drift: no new rows are given. Give --data or --read-as, or scores with --scores.",
+        )
     settings: DataSettings | None = None
     if read_as is not None:
         file = load_party(read_as)
@@ -35,18 +38,24 @@ def drifts(
     folder, name = chosen(run, party)
     trained = load_trained(folder, name)
     if settings is None:
-        # A run of separate machines has no such note.
+        # Only a run on one machine has this file.
         with contextlib.suppress(InputError):
             settings = Origin.of(folder).parts().get(name)
-    found: list[Shift] = []
+    shifts: list[Shift] = []
     if data is not None or read_as is not None:
         if trained.state["preprocessor"] is None:
-            text = f"{folder}: {name} has labels only, and no columns that could drift"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; give --scores, or another --party")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{folder}: {name} has labels only, so no column can drift. Give --scores, or "
+                "another --party.",
+            )
         if settings is None:
-            text = f"{folder}: does not say how the rows of {name} are read"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; give its party file with --read-as")
-        found += input_drift(trained, settings, data, query)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{folder}: does not say how to read the rows of {name}. Give its party file with "
+                "--read-as.",
+            )
+        shifts += input_drift(trained, settings, data, query)
     if scores is not None:
-        found += score_drift(trained, scores)
-    return found
+        shifts += score_drift(trained, scores)
+    return shifts

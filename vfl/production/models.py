@@ -1,4 +1,4 @@
-"""``vfl models``: the trained runs of a folder, with their stages."""
+"""``vfl models``: lists the trained runs of a folder with their stages."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from vfl.report.table import PIPE_WIDTH, new_table, wide_console
-from vfl_common.production.registry import Line, ModelRegistry, Stage
+from vfl_common.production.registry import ModelRegistry, RecipeRuns, Stage
 from vfl_common.summary import load_summary
 from vfl_common.text import clean
 
-# Characters of a name that somebody else chose.
-_MOST = 60
-# Of a baseline, say, which is trained under the name of its federation's recipe.
+# Length limit of a name that somebody else chose.
+_MAX_CHARACTERS = 60
+# Marks a run of one party, such as a baseline, which has the name of its federation's recipe.
 _ALONE = " (one party)"
 _MAIN = ("accuracy", "auc", "rmse")
 
 
 @dataclass(frozen=True)
 class StagedRun:
-    """A trained run. ``since``, ``who``: of its last change; '' if it never changed. ``metrics``:
-    of the test rows, where the run's summary is here. ``alone``: whether it had one party only, as
-    a baseline has.
+    """A trained run.
+
+    ``since``, ``who``: time and user of the last change of its stage; '' without one. ``metrics``:
+    those of the test rows; empty without a summary. ``alone``: whether the run had one party only,
+    such as a baseline.
     """
 
     run: str
@@ -38,53 +40,61 @@ class StagedRun:
 
     def as_json(self) -> dict[str, Any]:
         """Returns what ``vfl models --json`` prints."""
-        found: dict[str, Any] = {"run": self.run, "recipe": self.recipe, "alone": self.alone}
-        found |= {"stage": self.stage, "since": self.since, "who": self.who}
-        return found | {"metrics": self.metrics}
+        return {
+            "run": self.run,
+            "recipe": self.recipe,
+            "alone": self.alone,
+            "stage": self.stage,
+            "since": self.since,
+            "who": self.who,
+            "metrics": self.metrics,
+        }
 
 
 def models(out: Path) -> list[StagedRun]:
     """Returns the trained runs in ``out``, the newest first. Raises InputError."""
     registry = ModelRegistry(out)
-    lines, changes = registry.lines(), {each.run: each for each in registry.changes()}
-    found = []
-    for each in registry.trained():
-        last = changes.get(each.run_id)
-        found.append(
+    lines, changes = registry.lines(), {change.run: change for change in registry.changes()}
+    runs = []
+    for run in registry.trained():
+        last = changes.get(run.run_id)
+        runs.append(
             StagedRun(
-                each.run_id,
-                each.recipe,
-                lines.get(each.recipe, Line()).stage(each.run_id),
+                run.run_id,
+                run.recipe,
+                lines.get(run.recipe, RecipeRuns()).stage(run.run_id),
                 last.at if last is not None else "",
                 last.who if last is not None else "",
-                _tested(out / each.run_id),
-                each.alone,
+                _read_test_metrics(out / run.run_id),
+                run.alone,
             )
         )
-    return found
+    return runs
 
 
-def show_models(found: list[StagedRun], console: Console | None = None) -> None:
+def show_models(runs: list[StagedRun], console: Console | None = None) -> None:
     """Prints the models as a table, with the metrics of the test rows."""
     table = new_table("Models, with metrics of the test rows")
-    shown = [name for name in _MAIN if any(name in each.metrics for each in found)]
+    metric_names = [name for name in _MAIN if any(name in run.metrics for run in runs)]
     for heading in ("run", "recipe", "stage", "since (UTC)", "by"):
         table.add_column(heading, no_wrap=True)
-    for heading in shown:
+    for heading in metric_names:
         table.add_column(heading, no_wrap=True, justify="right")
-    for each in found:
-        metrics = [f"{each.metrics[m]:.4g}" if m in each.metrics else "" for m in shown]
-        since = each.since[:16].replace("T", " ")
-        words = [clean(w, _MOST) for w in (each.run, each.recipe, each.stage, since, each.who)]
-        words[1] += _ALONE if each.alone else ""
+    for run in runs:
+        metrics = [f"{run.metrics[m]:.4g}" if m in run.metrics else "" for m in metric_names]
+        since = run.since[:16].replace("T", " ")
+        words = [
+            clean(w, _MAX_CHARACTERS) for w in (run.run, run.recipe, run.stage, since, run.who)
+        ]
+        words[1] += _ALONE if run.alone else ""
         table.add_row(*words, *metrics)
     console = console or wide_console()
     whole = console.measure(table, options=console.options.update(max_width=400)).maximum
     console.width = max(console.width, PIPE_WIDTH, whole)
-    console.print(Group(table) if found else Text("no trained runs"))
+    console.print(Group(table) if runs else Text("no trained runs"))
 
 
-def _tested(folder: Path) -> dict[str, float]:
+def _read_test_metrics(folder: Path) -> dict[str, float]:
     try:
         return dict(load_summary(folder / "summary.json").metrics.get("test", {}))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Draws learning curves and bytes as PNG. Imports matplotlib, without a display."""
+"""Draws learning curves and bytes as PNG with matplotlib, without a display."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from vfl_common.files import unwritable
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
 
-# Distinct for colour-blind readers too.
+# Colours that colour-blind readers can distinguish.
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072B2", "#D55E00", "#009E73", "#999999"
 _PINK, _SKY = "#CC79A7", "#56B4E9"
 _COLORS = {"train": _BLUE, "validation": _ORANGE, "test": _GREEN, "cross": _PINK, "local": _SKY}
 _PARTIES = (_BLUE, _ORANGE, _GREEN, _PINK, _SKY, "#E69F00", "#000000", _GREY)
 NOBODY: Mapping[str, Mapping[str, Rounds]] = MappingProxyType({})
-# Beside the loss.
-_SHOWN = ("accuracy", "auc", "rmse")
+# The metrics that are drawn in addition to the loss.
+_METRICS = ("accuracy", "auc", "rmse")
 _LABELS = {"auc": "AUC", "rmse": "RMSE (unit of the label)", "loss": "mean loss"}
 _TITLES = {
     "align": "align (finding the rows in common)",
@@ -38,12 +38,13 @@ _TITLES = {
 }
 _LINES, _MARKERS = ("-", "--", ":"), ("o", "s", "^")
 _DPI = 130
-# Links in one column of panels; more need two columns.
-_MOST_ROWS = 24
+# Maximum number of links in one column of panels; with more, there are two columns.
+_MAX_ROWS = 24
 
 
 def draw_folder(folder: Path) -> list[Path]:
     """Draws the run in ``folder``: the ``vfl.reports`` entry point of ``vfl-party run --report``.
+
     Raises InputError.
     """
     return draw(find(folder))
@@ -57,8 +58,8 @@ def draw(run: RunRecord) -> list[Path]:
     rounds, own = curves(run), own_curves(run)
     phases = _in_phases(run, rounds, own)
     if any(
-        has_curve(each)
-        for each in (*rounds.values(), *(each for of in own.values() for each in of.values()))
+        has_curve(curve)
+        for curve in (*rounds.values(), *(curve for of in own.values() for curve in of.values()))
     ):
         paths.append(draw_curves(run.summary, phases, run.folder / "learning-curves.png", own))
     if run.summary.bytes.by_link:
@@ -108,28 +109,28 @@ def _in_phases(
 def curves_of(
     summary: Summary, phases: Mapping[str, Rounds], own: Mapping[str, Mapping[str, Rounds]] = NOBODY
 ) -> Figure:
-    """Draws one row of panels a phase: the loss, and the task's metrics, by round.
+    """Draws one row of panels for each phase: the loss and the metrics of the task by round.
 
-    A metric of one round alone is no curve, and stands only in the title. ``phases``: the active
-    party's rounds; ``own``: {phase: {party: rounds}} of phases with a loss at each party.
+    A metric of only one round is not drawn as a curve. ``phases``: the active party's rounds;
+    ``own``: {phase: {party: rounds}} of phases with a loss at each party.
     """
 
     def has_any(name: str) -> bool:
         return any(has_curve(rounds) for rounds in (phases[name], *own.get(name, {}).values()))
 
     curved = {name: rounds for name, rounds in phases.items() if has_any(name)}
-    shown, least = (curved, 2) if curved else (dict(phases), 1)
-    columns = 2 if any(_metric_names(rounds, least) for rounds in shown.values()) else 1
-    figure = Picture(figsize=(5.2 * columns, 0.9 + 3.5 * len(shown)), layout="constrained")
-    axes = figure.subplots(len(shown), columns, squeeze=False)
-    for row, (name, rounds) in zip(axes, shown.items(), strict=True):
+    drawn, min_points = (curved, 2) if curved else (dict(phases), 1)
+    columns = 2 if any(_metric_names(rounds, min_points) for rounds in drawn.values()) else 1
+    figure = Picture(figsize=(5.2 * columns, 0.9 + 3.5 * len(drawn)), layout="constrained")
+    axes = figure.subplots(len(drawn), columns, squeeze=False)
+    for row, (name, rounds) in zip(axes, drawn.items(), strict=True):
         if name in own:
             draw_own_curves(row[0], own[name])
         else:
             draw_curve(row[0], rounds, ["loss"])
         row[0].set_title(f"{name}: loss", loc="left")
         if columns == 2:
-            names = _metric_names(rounds, least)
+            names = _metric_names(rounds, min_points)
             if names:
                 draw_curve(row[1], rounds, names)
                 row[1].set_title(
@@ -142,27 +143,27 @@ def curves_of(
 
 
 def has_curve(rounds: Rounds) -> bool:
-    """Returns whether there is more than one point to draw: one round, or an idle party, makes no
-    curve.
-    """
+    """Returns whether there is more than one point to draw."""
     return (
         sum(
-            any(name in named for named in splits.values() for name in (*_SHOWN, "loss"))
+            any(name in named for named in splits.values() for name in (*_METRICS, "loss"))
             for splits in rounds.values()
         )
         > 1
     )
 
 
-def _metric_names(rounds: Rounds, least: int) -> list[str]:
-    """Returns the metrics to draw: those that some split has in ``least`` rounds or more."""
+def _metric_names(rounds: Rounds, min_points: int) -> list[str]:
+    """Returns the metrics to draw: those that a split has in at least ``min_points`` rounds."""
     points = Counter(
         (split, name)
         for splits in rounds.values()
         for split, named in splits.items()
         for name in named
     )
-    return [name for name in _SHOWN if any(points[split, name] >= least for split in _COLORS)][:2]
+    return [
+        name for name in _METRICS if any(points[split, name] >= min_points for split in _COLORS)
+    ][:2]
 
 
 def draw_curve(axes: Axes, rounds: Rounds, names: Sequence[str]) -> None:
@@ -233,29 +234,30 @@ def _short(metric: str) -> str:
 
 
 def _final(summary: Summary) -> str:
-    """Words ``test accuracy 0.975, AUC 0.999 · 600 steps in 3.9 s``."""
+    """Returns a line such as ``test accuracy 0.975, AUC 0.999 · 600 steps in 3.9 s``."""
     split = next(
         (name for name in ("test", "validation", "train") if name in summary.metrics), None
     )
     named = summary.metrics[split] if split is not None else {}
     values = ", ".join(
-        f"{_short(name)} {named[name]:.4g}" for name in (*_SHOWN, "loss") if name in named
+        f"{_short(name)} {named[name]:.4g}" for name in (*_METRICS, "loss") if name in named
     )
     done = f"{summary.steps:,} steps in {summary.wall_s:.1f} s"
     return f"{split} {values} · {done}" if values else done
 
 
 def draw_bytes(summary: Summary, phases: Sequence[str], path: Path) -> Path:
-    """Draws a panel a phase and a bar a link and direction: payload below, envelope on top. Returns
-    ``path``.
+    """Draws a panel for each phase with a bar for each link and direction, payload and envelope.
+
+    Returns ``path``.
     """
     panels = [(name, _bars(summary, name)) for name in in_order(summary, phases)]
-    columns = 2 if sum(len(bars) for _, bars in panels) > _MOST_ROWS and len(panels) > 1 else 1
+    columns = 2 if sum(len(bars) for _, bars in panels) > _MAX_ROWS and len(panels) > 1 else 1
     rows = math.ceil(len(panels) / columns)
     tallest = [
         max(len(bars) for _, bars in panels[r * columns : (r + 1) * columns]) for r in range(rows)
     ]
-    heights = [0.27 * most + 0.85 for most in tallest]
+    heights = [0.27 * count + 0.85 for count in tallest]
     figure = Figure(figsize=(8.2 * columns, sum(heights) + 0.9), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"height_ratios": heights})
     cells = list(grid.flat)
@@ -267,12 +269,11 @@ def draw_bytes(summary: Summary, phases: Sequence[str], path: Path) -> Path:
     envelope = total.message_bytes - total.payload_bytes
     text = (
         f"{size(total.payload_bytes)} of tensors (payload), {size(envelope)} around them "
-        "(envelope); TLS not counted"
+        f"(envelope); TLS not counted{'; each panel has its own scale' if len(panels) > 1 else ''}"
     )
-    text += "; each panel has its own scale" if len(panels) > 1 else ""
     figure.suptitle(f"{summary.run_id}\n{text}", fontsize="medium", x=0.01, ha="left")
     handles, labels = cells[0].get_legend_handles_labels()
-    # Above it the title is too wide.
+    # Placed below, because the title is too wide to share its line.
     figure.legend(handles, labels, loc="outside lower right", ncols=2, frameon=False)
     return save(figure, path)
 
@@ -303,9 +304,9 @@ def _envelope(link: LinkBytes) -> int:
 
 
 def _panel(axes: Axes, phase: str, bars: Sequence[tuple[str, int, int]]) -> None:
-    most = max((payload + envelope for _, payload, envelope in bars), default=1) or 1
+    largest = max((payload + envelope for _, payload, envelope in bars), default=1) or 1
     factor, unit = next(
-        ((f, u) for f, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if most >= f), (1.0, "bytes")
+        ((f, u) for f, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if largest >= f), (1.0, "bytes")
     )
     places = range(len(bars))
     payloads = [payload / factor for _, payload, _ in bars]
@@ -326,8 +327,8 @@ def _panel(axes: Axes, phase: str, bars: Sequence[tuple[str, int, int]]) -> None
     axes.set_yticks(places, [name for name, _, _ in bars], fontsize=8)
     axes.invert_yaxis()
     axes.set_ylim(len(bars) - 0.5, -0.5)
-    # Room for the numbers.
-    axes.set_xlim(0, most / factor * 1.32)
+    # Leaves room for the numbers.
+    axes.set_xlim(0, largest / factor * 1.32)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(unit, fontsize=8)
     axes.tick_params(axis="x", labelsize=8)

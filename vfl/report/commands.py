@@ -1,4 +1,4 @@
-"""``vfl report`` and ``vfl runs``: what runs have left behind."""
+"""``vfl report`` and ``vfl runs``: commands that show finished runs."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ if TYPE_CHECKING:
 @click.option(
     "--baselines",
     is_flag=True,
-    help="Train the baselines that are missing first. Only where the run was made on this machine.",
+    help="Train missing baselines first, for a run of this machine.",
 )
 @click.option(
     "--threshold",
     metavar="RULE",
-    help="Show the decisions of another threshold: a number, or f1, rate=0.1, cost=1:5, which "
-    "choose by the validation rows.",
+    help="Show decisions of another threshold: a number, f1, rate=0.1, or cost=1:5.",
 )
 def report(runs: tuple[Path, ...], baselines: bool, threshold: str | None) -> None:
-    """Print the table of RUN again, and write a page about it, report.html, with pictures as PNG.
+    """Print the tables of RUN, and write an HTML report.
 
-    RUN is the folder of a run, or a party's folder in it, or its summary.json; if it is left out,
-    the newest finished run of a federation, not of a baseline, in the folder runs. A passive party
-    gets no summary, and nobody has one before the run ends: table and page show the party's own
-    counts. Several runs are compared in one page, comparison.html, in the first one's folder of
-    runs. The folder of a study or of a search gets a page, too.
+    RUN is the folder of a run, or a party's folder in it, or its summary.json. Without RUN, the
+    command takes the newest finished run of a federation, not of a baseline, in the folder runs. A
+    passive party gets no summary, and no process has one before the run ends: in these cases tables
+    and page show the party's own counts. Several runs are compared in one page, comparison.html, in
+    the first one's folder of runs. The folder of a study or of a search gets a page, too.
 
-    The page is one file without scripts: what the model does, how good it is, what the other
-    parties add, what left each party, what it cost. Baselines of the same rows stand beside it.
+    The page, report.html, is one file without scripts: what the model does, how good it is, what
+    the other parties contribute, what left each party, and the cost. It compares the run with
+    baselines of the same rows. Charts are written as PNG, too. The rules f1, rate and cost of
+    --threshold choose a threshold by the validation rows.
 
     \b
     Examples:
       vfl report runs/20260101-120000-digits-1f2e
-      vfl report --baselines                 train alone and in one place first, to compare
-      vfl report --threshold cost=1:5        a missed row costs five times a false alarm
-      vfl report runs/*-digits-*             compare runs, seeds as mean and deviation
+      vfl report --baselines                 train baselines first, to compare
+      vfl report --threshold cost=1:5        a false negative costs five false positives
+      vfl report runs/*-digits-*             compare runs, with mean and deviation over seeds
     """
     from vfl.report.page import command as page
     from vfl.report.page.search_page import is_search
@@ -53,7 +54,7 @@ def report(runs: tuple[Path, ...], baselines: bool, threshold: str | None) -> No
     from vfl.report.reading import find, own_notes
 
     if len(runs) > 1:
-        click.echo(page.page_of_runs([find(meant(each)) for each in runs]))
+        click.echo(page.page_of_runs([find(meant(run)) for run in runs]))
         return
     run = or_newest(runs[0] if runs else None)
     own = own_notes(run)
@@ -70,7 +71,7 @@ def report(runs: tuple[Path, ...], baselines: bool, threshold: str | None) -> No
 
 
 def _show_own(run: Path, own: Own) -> None:
-    """Prints what one process has noted of a run of which there is no summary."""
+    """Prints the notes of one process on a run without a summary."""
     from vfl.report.reading import importance, initial
     from vfl.report.table import show_own
 
@@ -78,12 +79,15 @@ def _show_own(run: Path, own: Own) -> None:
     for line in [*importance(run), *initial(run)]:
         click.echo(line)
     if own.goes_on:
-        click.echo(f"{run}: {own.end.said}")
+        click.echo(f"{run}: {own.end.sentence}")
     if own.role == "passive":
-        text = "a passive party has no summary of the run; the server and the active party do"
+        click.echo(
+            f"{run}: a passive party has no summary; the server and the active party have it"
+        )
+    elif own.goes_on:
+        click.echo(f"{run}: the summary is written at the end of the run")
     else:
-        text = "its summary comes at the end" if own.goes_on else "its summary.json is missing"
-    click.echo(f"{run}: {text}")
+        click.echo(f"{run}: summary.json is missing")
 
 
 def _show_run(run: Path, baselines: bool, threshold: str | None) -> None:
@@ -94,20 +98,21 @@ def _show_run(run: Path, baselines: bool, threshold: str | None) -> None:
     from vfl.report.rounds import Source
     from vfl.report.table import show
 
-    found = find(run)
-    show(found.summary, found.phases)
+    record = find(run)
+    show(record.summary, record.phases)
     for line in [*importance(run), *initial(run)]:
         click.echo(line)
-    click.echo(page.page_of_run(found, baselines=baselines, threshold=threshold))
-    # What a passive party would see on its own machine.
+    click.echo(page.page_of_run(record, baselines=baselines, threshold=threshold))
+    # The page that the passive party sees on its own machine.
     if of_run(run) != run and role_of(Source(run)) == "passive":
         click.echo(page.page_of_party(run))
-    paths = draw(found)
+    paths = draw(record)
     for path in paths:
         click.echo(path)
     if not any(path.name == "learning-curves.png" for path in paths):
         click.echo(
-            "no learning curves: no metrics.jsonl in this folder has more than one round to draw"
+            "no learning curves: no metrics.jsonl in this folder has more than one round with "
+            "metrics"
         )
 
 
@@ -117,7 +122,7 @@ def _show_run(run: Path, baselines: bool, threshold: str | None) -> None:
     type=click.Path(file_okay=False, path_type=Path),
     default=RUNS,
     show_default=True,
-    help="Folder of runs.",
+    help="List the runs of this folder.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON line for each run instead of the table."
@@ -125,9 +130,9 @@ def _show_run(run: Path, baselines: bool, threshold: str | None) -> None:
 def runs(out: Path, as_json: bool) -> None:
     """List the runs in OUT, the newest first.
 
-    A run is finished; or failed or stopped, if the log of one of its processes ends so; else
-    unfinished: it runs now, was killed, or was pruned or failed in a search. A study's runs are
-    listed with --out OUT/STUDY, a search's with --out OUT/SEARCH/runs.
+    A run is finished; failed or stopped, if the log of one of its processes ends so; or otherwise
+    unfinished: it is running, was killed, or was pruned or failed in a search. List the runs of a
+    study with --out OUT/STUDY, those of a search with --out OUT/SEARCH/runs.
 
     \b
     Examples:
@@ -136,9 +141,9 @@ def runs(out: Path, as_json: bool) -> None:
     """
     from vfl.report.runs import find_runs, show_runs
 
-    found, others = find_runs(out)
+    all_runs, others = find_runs(out)
     if as_json:
-        for each in found:
-            click.echo(to_json(each.as_json(), compact=True))
+        for run in all_runs:
+            click.echo(to_json(run.as_json(), compact=True))
     else:
-        show_runs(found, others)
+        show_runs(all_runs, others)

@@ -1,4 +1,4 @@
-"""A figure that shows itself in a notebook. Imports matplotlib, without a display."""
+"""A matplotlib figure that displays itself in a notebook."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 
 class Picture(Figure):
-    """A figure that any notebook shows as its cell's value, without ``%matplotlib inline``
-    before.
+    """A figure that any notebook displays as the value of a cell, without ``%matplotlib
+    inline``.
     """
 
     def _repr_png_(self) -> bytes:

@@ -1,4 +1,4 @@
-"""How many bytes had crossed when a metric first reached a value."""
+"""Counts the bytes that a run had sent when a metric first reached a value."""
 
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ from vfl_common.errors import Code, InputError
 def bytes_to(
     run: RunRecord, recipe: Recipe, metric: str, value: float, split: str = "validation"
 ) -> int | None:
-    """Returns the message bytes of the run until ``metric`` was first at ``value`` or better; None
-    if it never was (SS-VFL, Table 1).
+    """Returns the message bytes of the run until ``metric`` first reached ``value`` or better; None
+    if it never did (SS-VFL, Table 1).
 
-    They are what the parties had sent at the end of that round, and the averages of the server in
-    the phases up to it. A phase of kind ``evaluate`` only measures: what it sends itself is left
-    out. Raises InputError if no round has the metric, or a party's folder is not here.
+    They are the bytes that the parties had sent at the end of that round, and the averages of the
+    server in the phases up to it. A phase of kind ``evaluate`` only measures: its own bytes are
+    left out. Raises InputError if no round has the metric, or if a party's folder is missing.
     """
     from vfl_party.models.metrics import lower_is_better
 
-    roles = {each.name: each.role for each in run.summary.parties if each.role != "server"}
+    roles = {party.name: party.role for party in run.summary.parties if party.role != "server"}
     rounds = {name: _rounds(run, name) for name in roles}
     active = rounds[next(name for name, role in roles.items() if role == "active")]
-    if not any(metric in each.metrics.get(split, {}) for each in active):
-        there = sorted(
-            {f"{s} {n}" for each in active for s, ns in each.metrics.items() for n in ns}
+    if not any(metric in line.metrics.get(split, {}) for line in active):
+        names = sorted(
+            {f"{s} {n}" for line in active for s, ns in line.metrics.items() for n in ns}
         )
-        text = f"{run.folder}: no round has {metric} of {split} rows"
         raise InputError(
-            Code.CONFIG_INVALID, f"{text}; there are: {', '.join(there) or 'no metrics'}"
+            Code.CONFIG_INVALID,
+            f"{run.folder}: no round has {metric} of {split} rows. Choose one of "
+            f"{', '.join(names)}."
+            if names
+            else f"{run.folder}: no round has metrics. Use a run with a phase that measures them.",
         )
     sign = -1 if lower_is_better(recipe.task, metric) else 1
-    measuring = {each.name for each in recipe.phases if each.kind == "evaluate"}
-    # The last round that trained, for each round.
+    measuring = {phase.name for phase in recipe.phases if phase.kind == "evaluate"}
+    # The last round so far that trained.
     trained: RoundLine | None = None
-    for each in active:
-        trained = trained if each.phase in measuring else each
-        found = each.metrics.get(split, {}).get(metric)
-        if found is not None and sign * found >= sign * value:
+    for line in active:
+        trained = trained if line.phase in measuring else line
+        reached = line.metrics.get(split, {}).get(metric)
+        if reached is not None and sign * reached >= sign * value:
             return 0 if trained is None else _until(run, recipe, rounds, trained)
     return None
 
@@ -46,26 +49,29 @@ def bytes_to(
 def _rounds(run: RunRecord, name: str) -> list[RoundLine]:
     rounds = history(run.folder / name)
     if not rounds:
-        text = f"{run.folder}: the rounds of {name} are not in it, and its bytes are asked for"
-        raise InputError(Code.FILE_INVALID, f"{text}; copy the folder of each party into it")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{run.folder}: does not contain the rounds of {name}, which are needed to count "
+            "bytes. Copy the folder of each party into it.",
+        )
     return rounds
 
 
 def _until(
     run: RunRecord, recipe: Recipe, rounds: dict[str, list[RoundLine]], last: RoundLine
 ) -> int:
-    """Returns the bytes at the end of a round."""
-    order = [each.name for each in recipe.phases]
+    """Returns the bytes that were sent until the end of a round."""
+    order = [phase.name for phase in recipe.phases]
     phases = order[: order.index(last.phase) + 1]
     end = len(phases) - 1, last.round
     sent = 0.0
     for own in rounds.values():
-        done = [each for each in own if (order.index(each.phase), each.round) <= end]
+        done = [line for line in own if (order.index(line.phase), line.round) <= end]
         sent += done[-1].values["bytes/sent"] if done else 0.0
-    roles = {each.name: each.role for each in run.summary.parties}
+    roles = {party.name: party.role for party in run.summary.parties}
     averages = sum(
-        each.message_bytes
-        for each in run.summary.bytes.by_link
-        if roles.get(each.sender) == "server" and each.phase in phases
+        link.message_bytes
+        for link in run.summary.bytes.by_link
+        if roles.get(link.sender) == "server" and link.phase in phases
     )
     return int(sent) + averages

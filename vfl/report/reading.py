@@ -1,4 +1,4 @@
-"""Reads a finished run's folder for tables and charts."""
+"""Reads the folder of a finished run for tables and charts."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ from vfl_common.run_folder import RunFolder
 from vfl_common.summary import Summary, load_summary
 from vfl_common.text import LINE, clean
 
-# The splits of a party's own losses; other metrics have "train", "validation", "test".
+# The splits of a party's own losses; other metrics have "train", "validation" and "test".
 OWN = ("local", "cross")
 _INITIAL = {"secret": "secret", "recipe": "known to all parties, from the recipe's seed"}
-# Round -> split -> name -> value.
+# {round: {split: {metric: value}}}
 Rounds = dict[int, dict[str, dict[str, float]]]
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run's folder and its summary. ``phases``: in the recipe's order; empty if there is no
-    recipe.
-    """
+    """A run's folder and its summary. ``phases``: in the order of the recipe; empty without one."""
 
     folder: Path
     summary: Summary
@@ -35,49 +33,61 @@ class RunRecord:
 
 
 def find(path: Path) -> RunRecord:
-    """Reads a run from its folder, a party's folder in it, or its ``summary.json``. Raises
-    InputError.
+    """Reads a run from its folder, a party's folder in it, or its ``summary.json``.
+
+    Raises InputError.
     """
     path = of_run(path)
     file = path / "summary.json" if path.is_dir() else path
     try:
         summary = load_summary(file)
     except FileNotFoundError:
-        what = "no such run"
-        if path.is_dir():
-            what = "no such file; only the server and the active party get it, at the end of a run"
-            processes = [Source(each.parent) for each in sorted(path.glob("*/run.json"))]
-            end = end_of(processes)
-            if any(map(_goes_on, processes)):
-                what = (
-                    "no such file yet: the run has not ended; wait for its end, or give one "
-                    "process's folder in it"
-                )
-                what = what if end.state == "unfinished" else f"no such file: {end.said}"
-        if (path / "results.csv").exists():
-            what = (
-                "this is a study's folder, not a run's; its results are results.csv and "
-                "results.png beside it"
-            )
-        raise InputError(Code.FILE_INVALID, f"{file}: {what}") from None
+        raise InputError(Code.FILE_INVALID, _explain_missing(path, file)) from None
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{file}: cannot be read ({error.strerror})") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{file}: cannot be read ({error.strerror}). Check its permissions.",
+        ) from None
     except ValidationError:
-        raise InputError(Code.FILE_INVALID, f"{file}: is not the summary of a run") from None
+        raise InputError(
+            Code.FILE_INVALID, f"{file}: is not the summary of a run. Give the folder of a run."
+        ) from None
     return RunRecord(file.parent, summary, _phases(file.parent, summary))
 
 
+def _explain_missing(path: Path, file: Path) -> str:
+    """Returns why a run has no summary ``file``, and what to do."""
+    if (path / "results.csv").exists():
+        return (
+            f"{file}: this is the folder of a study, not of a run. See its results in results.csv "
+            "and results.png."
+        )
+    if not path.is_dir():
+        return f"{file}: no such run. Give the folder of a run."
+    processes = [Source(file.parent) for file in sorted(path.glob("*/run.json"))]
+    end = end_of(processes)
+    if not any(map(_goes_on, processes)):
+        return (
+            f"{file}: no such file; only the server and the active party get it, at the end of a "
+            "run. Use their folder."
+        )
+    if end.state == "unfinished":
+        return (
+            f"{file}: no such file yet: the run has not ended. Wait for its end, or give the "
+            "folder of one process in it."
+        )
+    return f"{file}: no such file: {end.sentence}"
+
+
 def of_run(path: Path) -> Path:
-    """Returns the run's folder if ``path`` is a party's folder in it, which is what the party's
-    program names.
-    """
+    """Returns the folder of the run if ``path`` is a party's folder in it, otherwise ``path``."""
     return path.resolve().parent if (path / "run.json").is_file() else path
 
 
 def importance(path: Path) -> list[str]:
-    """Returns what each party whose log is here has noted last of what its columns do in trees.
+    """Returns each party's last logged note on the importance of its columns in trees.
 
-    ``path``: of a run, of its summary, or of one party, whose note alone is returned.
+    ``path``: the folder of a run or of one party, or the summary of a run.
     """
     folder = path if path.is_dir() else path.parent
     logs = (
@@ -89,10 +99,10 @@ def importance(path: Path) -> list[str]:
 
 
 def initial(path: Path) -> list[str]:
-    """Returns a line about what the initial weights followed from, of the parties whose folders are
-    here.
+    """Returns a line on what the initial weights were derived from, for the parties whose folders
+    are here.
 
-    ``path``: of a run, of its summary, or of one party.
+    ``path``: the folder of a run or of one party, or the summary of a run.
     """
     folder = path if path.is_dir() else path.parent
     runs = (
@@ -100,39 +110,39 @@ def initial(path: Path) -> list[str]:
         if (folder / "run.json").is_file()
         else sorted(folder.glob("*/run.json"))
     )
-    found: dict[str, list[str]] = {}
-    for each in runs:
-        noted = Source(each.resolve().parent).read("run.json").get("init")
-        if noted in _INITIAL:
-            found.setdefault(noted, []).append(clean(each.resolve().parent.name))
-    said = [f"{_INITIAL[init]} ({', '.join(names)})" for init, names in sorted(found.items())]
-    return [f"initial weights: {'; '.join(said)}"] if said else []
+    parties: dict[str, list[str]] = {}
+    for file in runs:
+        source_of_weights = Source(file.resolve().parent).read("run.json").get("init")
+        if source_of_weights in _INITIAL:
+            parties.setdefault(source_of_weights, []).append(clean(file.resolve().parent.name))
+    texts = [f"{_INITIAL[init]} ({', '.join(names)})" for init, names in sorted(parties.items())]
+    return [f"initial weights: {'; '.join(texts)}"] if texts else []
 
 
 def _importance(log: Path) -> str:
     """Returns the last note in a log; '' if it has none, or cannot be read."""
-    found = ""
+    text = ""
     try:
         with log.open(errors="replace") as lines:
             for line in lines:
                 if '"importance"' in line:
                     note = json.loads(line)
-                    found = (
+                    text = (
                         clean(str(note["message"]), LINE)
                         if note.get("event") == "importance"
-                        else found
+                        else text
                     )
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return found
-    return found
+        return text
+    return text
 
 
 @dataclass(frozen=True)
 class Own:
-    """What one process has noted of a run of which there is no summary.
+    """The notes of one process on a run without a summary.
 
-    ``role``: passive if its folder does not say. ``goes_on``: the run has not ended, or was
-    interrupted; ``end``: how. ``folder``: its own.
+    ``role``: passive if the folder does not say. ``goes_on``: whether the run has not ended, or was
+    interrupted; ``end``: how it ended. ``folder``: the folder of the process.
     """
 
     name: str
@@ -145,10 +155,10 @@ class Own:
 
 
 def own_notes(path: Path) -> Own | None:
-    """Returns what a process has noted, from its folder or as the only one in the run's folder;
-    None with a summary.
+    """Returns the notes of a process, from its folder or as the only one in the run's folder.
 
-    None, too, if it has counted nothing yet. Raises InputError if its ledger is damaged.
+    Returns None if there is a summary, or no ledger yet. Raises InputError if the ledger is
+    damaged.
     """
     folder = of_run(path)
     ledgers = (
@@ -171,9 +181,7 @@ def own_notes(path: Path) -> Own | None:
 
 
 def role_of(source: Source) -> str:
-    """Returns the role that the run's recipe gives to the process; passive if the copy of it cannot
-    be read.
-    """
+    """Returns the role of the process by the recipe; passive if the recipe cannot be read."""
     try:
         recipe = RunFolder(source.folder, source.run_id).recipe()
     except InputError:
@@ -189,7 +197,7 @@ def role_of(source: Source) -> str:
 
 
 def _goes_on(source: Source) -> bool:
-    """Whether the process has begun a run and has not noted its end."""
+    """Whether the process has begun a run and not logged its end."""
     return "run_id" in source.read("run.json") and not source.finished
 
 
@@ -205,41 +213,38 @@ def _phases(folder: Path, summary: Summary) -> tuple[str, ...]:
 
 
 def curves(run: RunRecord) -> dict[str, Rounds]:
-    """Reads the active party's {phase: its rounds}; empty if its ``metrics.jsonl`` is not in the
-    folder.
-    """
+    """Reads the active party's {phase: its rounds}; empty without its ``metrics.jsonl``."""
     active = next((party.name for party in run.summary.parties if party.role == "active"), "")
-    return _noted(run.folder / active)
+    return _read_rounds(run.folder / active)
 
 
 def own_curves(run: RunRecord) -> dict[str, dict[str, Rounds]]:
     """Reads {phase: {party: its rounds}} of phases in which passive parties have their own losses,
     in roster order.
 
-    The active party is included if it has such losses. A party whose folder is not here is left
-    out.
+    The active party is included if it has such losses. A party without a folder here is left out.
     """
-    found: dict[str, dict[str, Rounds]] = {}
+    rounds_by_phase: dict[str, dict[str, Rounds]] = {}
     roles = {party.name: party.role for party in run.summary.parties if party.role != "server"}
     for party in roles:
-        for phase, rounds in _noted(run.folder / party).items():
+        for phase, rounds in _read_rounds(run.folder / party).items():
             if any("loss" in splits.get(split, {}) for splits in rounds.values() for split in OWN):
-                found.setdefault(phase, {})[party] = rounds
+                rounds_by_phase.setdefault(phase, {})[party] = rounds
     return {
         phase: own
-        for phase, own in found.items()
+        for phase, own in rounds_by_phase.items()
         if any(roles[party] == "passive" for party in own)
     }
 
 
-def _noted(folder: Path) -> dict[str, Rounds]:
-    """Reads one party's {phase: its rounds}; after a rollback the repeated round counts. Empty
-    without the file.
+def _read_rounds(folder: Path) -> dict[str, Rounds]:
+    """Reads one party's {phase: its rounds}; the last repetition of a round counts. Empty without
+    the file.
     """
-    found: dict[str, Rounds] = {}
-    for each in history(folder):
-        found.setdefault(each.phase, {})[each.round] = each.metrics
-    return found
+    rounds_by_phase: dict[str, Rounds] = {}
+    for line in history(folder):
+        rounds_by_phase.setdefault(line.phase, {})[line.round] = line.metrics
+    return rounds_by_phase
 
 
 def history(folder: Path) -> list[RoundLine]:

@@ -1,4 +1,6 @@
-"""Reads ``metrics.jsonl`` as rounds, for exports and learning curves; also while the file grows."""
+"""Reads rounds from ``metrics.jsonl`` for exports and learning curves, also while the file
+grows.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,17 @@ FILE = "metrics.jsonl"
 
 @dataclass(frozen=True)
 class RoundLine:
-    """One line. ``metrics``: {split: {name: value}}; ``values``: {``splitnn/validation/auc``:
-    0.97}, bytes and seconds among them; ``time_s``: Unix time.
+    """One line of the file.
+
+    ``rounds``: the planned number of rounds; 0 if unknown. ``steps``: since the run began.
+    ``time_s``: Unix time. ``metrics``: {split: {name: value}}. ``values``:
+    {``splitnn/validation/auc``: 0.97}, with bytes and seconds.
     """
 
     generation: int
     phase: str
     round: int
-    # Planned; 0 if the line does not say it.
     rounds: int
-    # Since the run began.
     steps: int
     time_s: float
     metrics: dict[str, dict[str, float]]
@@ -41,54 +44,59 @@ class Source:
 
     @property
     def run_id(self) -> str:
+        """The id of the run."""
         return self.folder.resolve().parent.name
 
     @property
     def party(self) -> str:
+        """The name of the party."""
         return self.folder.resolve().name
 
     @property
     def has_rounds(self) -> bool:
-        """Whether there is a file of rounds."""
+        """Whether the folder has a file of rounds."""
         return any(part.is_file() for part in part_names(self.folder / FILE))
 
     @property
     def finished(self) -> bool:
-        """Whether the party's program has finished the run."""
+        """Whether the party has finished the run."""
         return bool(self.read("run.json").get("finished"))
 
     def read(self, name: str) -> dict[str, Any]:
-        """Reads a JSON file of the folder; empty if there is none."""
+        """Reads a JSON object in the folder; empty without one."""
         try:
-            found = json.loads((self.folder / name).read_bytes())
+            content = json.loads((self.folder / name).read_bytes())
         except (OSError, ValueError, RecursionError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return content if isinstance(content, dict) else {}
 
 
 def find_sources(path: Path) -> list[Source]:
-    """Finds the parties in a run's folder, or the one party whose folder it is. Raises InputError
-    if there are none.
+    """Finds the parties in the folder of a run, or the one party of the folder.
+
+    Raises InputError if there are none.
     """
     folders = (
         [path]
         if Source(path).has_rounds
-        else sorted(each for each in path.glob("*") if Source(each).has_rounds)
+        else sorted(folder for folder in path.glob("*") if Source(folder).has_rounds)
     )
     if not folders:
-        what = (
-            f"no {FILE} in it or in a party's folder below" if path.is_dir() else "no such folder"
-        )
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: {what}; give a run's folder, OUT/RUN-ID, after its first round is done",
+            f"{path}: contains no {FILE}, nor does a party's folder in it. Give the folder "
+            "OUT/RUN-ID of a run that has completed its first round."
+            if path.is_dir()
+            else f"{path}: no such folder. Give the folder OUT/RUN-ID of a run.",
         )
     return [Source(folder) for folder in folders]
 
 
 @dataclass
 class History:
-    """The party's rounds, each once: after a rollback the repeated round replaces the first."""
+    """The rounds of a party without duplicates: after a rollback, the repetition of a round
+    counts.
+    """
 
     source: Source
     rounds: list[RoundLine] = field(default_factory=list)
@@ -98,36 +106,40 @@ class History:
         self._file = Growing(self.source.folder / FILE)
 
     def update(self) -> list[RoundLine]:
-        """Reads the new complete lines, of older files too, and returns them. Raises InputError if
-        a file cannot be read.
+        """Reads and returns the new complete lines, also those of rotated files.
+
+        Raises InputError if a file cannot be read.
         """
         new = list[RoundLine]()
         try:
             for data, written_s in self._file.new():
                 for line in data.splitlines():
-                    found = parse(line, written_s)
-                    if found is not None:
-                        self._append(found)
-                        new.append(found)
+                    parsed = parse(line, written_s)
+                    if parsed is not None:
+                        self._append(parsed)
+                        new.append(parsed)
         except OSError as error:
             raise InputError(
-                Code.FILE_INVALID, f"{self._file.path}: cannot be read ({error.strerror})"
+                Code.FILE_INVALID,
+                f"{self._file.path}: cannot be read ({error.strerror}). Check its permissions.",
             ) from None
         return new
 
     def _append(self, new: RoundLine) -> None:
         if self.rounds and new.generation != self.rounds[-1].generation:
-            for place, each in enumerate(self.rounds):
-                if each.phase == new.phase and each.round >= new.round:
+            for place, earlier in enumerate(self.rounds):
+                if earlier.phase == new.phase and earlier.round >= new.round:
                     del self.rounds[place:]
                     break
         self.rounds.append(new)
 
 
 def parse(line: bytes, written_s: float) -> RoundLine | None:
-    """Parses one line; returns None if it is cut off, as after a kill, or damaged.
+    """Parses one line; returns None if it is damaged, or cut off by a crash.
 
-    ``written_s``: the time if the line has none.
+    Args:
+        line: the line, UTF-8 JSON.
+        written_s: the Unix time for a line without a time, in seconds.
     """
     try:
         entry = json.loads(line)

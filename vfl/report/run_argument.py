@@ -1,6 +1,7 @@
-"""The argument RUN of commands: the folder of a run; the newest finished run of a federation if it
-is left out; an id, ``latest`` and ``production`` are those of the folder runs. The option --out of
-commands that make runs.
+"""The argument RUN of commands, and the option --out of commands that make runs.
+
+RUN is the folder of a run, or an id, ``latest`` or ``production`` in the folder runs; by default it
+is the newest finished run of a federation.
 """
 
 from __future__ import annotations
@@ -9,35 +10,37 @@ from pathlib import Path
 
 import click
 
-# Where the commands put runs if they are not told otherwise.
+# The default folder of runs.
 RUNS = Path("runs")
 
 
-def _or_newest(_context: click.Context, _parameter: click.Parameter, given: Path | None) -> Path:
-    return or_newest(given)
+def _or_newest(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path:
+    return or_newest(path)
 
 
-def or_newest(given: Path | None) -> Path:
-    """Returns the folder of the run that a person names, see ``meant``, or of the newest one, which
-    it names. Raises InputError.
+def or_newest(path: Path | None) -> Path:
+    """Returns the folder of a run, see ``meant``; by default that of the newest run, with a note.
+
+    Raises InputError.
     """
-    if given is not None:
-        return meant(given)
+    if path is not None:
+        return meant(path)
     from vfl.report.runs import newest
 
-    found = newest(RUNS)
-    what = "finished run, which is of one party" if found.alone else "finished run of a federation"
-    click.echo(f"taking the newest {what}: {found.folder}", err=True)
-    return found.folder
+    run = newest(RUNS)
+    what = "finished run (of one party)" if run.alone else "finished run of a federation"
+    click.echo(f"using the newest {what}: {run.folder}", err=True)
+    return run.folder
 
 
-def meant(given: Path) -> Path:
-    """Returns the folder of a run that a person names: a path, or an id, ``latest`` or
-    ``production`` in the folder runs. Raises InputError.
+def meant(path: Path) -> Path:
+    """Returns the folder of a run. Raises InputError.
+
+    ``path``: a path, or an id, ``latest`` or ``production`` in the folder runs.
     """
     from vfl_common.production.registry import ModelRegistry
 
-    return ModelRegistry(RUNS).folder(str(given))
+    return ModelRegistry(RUNS).folder(str(path))
 
 
 run_argument = click.argument(
@@ -48,5 +51,5 @@ out_option = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     default=RUNS,
     show_default=True,
-    help="Folder of runs; each run gets its own folder in it.",
+    help="Write each run to a folder in OUT.",
 )

@@ -1,4 +1,4 @@
-"""Lists the runs in a folder of runs, whatever else lies there."""
+"""Lists the runs in a folder of runs, which may contain other files, too."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from vfl_common.summary import Summary, load_summary
 from vfl_common.text import clean
 
 _MAIN = ("accuracy", "auc", "rmse")
-# Characters of a line.
+# Maximum number of characters of a line.
 _WIDEST = 400
-# Characters of a name that somebody else chose.
-_MOST = 60
+# Length limit of a name that somebody else chose.
+_MAX_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
-class Listed:
+class ListedRun:
     """One folder in a folder of runs.
 
-    ``state``: ``finished``; ``failed`` or ``stopped``, if a process's log ends so; ``set aside``:
-    nobody resumes it; ``unfinished``: it runs now, was killed, or was pruned; ``damaged``: its
-    summary cannot be read; ``study``: it is a folder of ``runs`` more runs, of a study or of a
-    search. ``began``: see ``when_began``.
-    ``model``: the trained run, of a prediction. ``summary``: of a finished run, if it is here.
+    ``state``: ``finished``; ``failed`` or ``stopped``, if the log of a process ends so; ``set
+    aside``: it is never resumed; ``unfinished``: it is running, was killed, or was pruned;
+    ``damaged``: its summary cannot be read; ``study``: the folder of a study or search with
+    ``runs`` runs. ``began``: see ``when_began``. ``model``: the trained run, for a prediction.
+    ``summary``: the summary of a finished run; None if it is not here.
     """
 
     folder: Path
@@ -49,30 +49,30 @@ class Listed:
 
     @property
     def began_s(self) -> float:
-        """Unix time."""
+        """When the run began, as Unix time."""
         return self.began[0]
 
     @property
     def alone(self) -> bool:
-        """Whether the run is known to have had one party only, as a baseline has."""
+        """Whether the run is known to have had one party only, such as a baseline."""
         return self.summary is not None and all(
-            each.role != "passive" for each in self.summary.parties
+            party.role != "passive" for party in self.summary.parties
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what ``vfl runs --json`` prints; null for what is not known."""
-        found: dict[str, Any] = {
+        """Returns what ``vfl runs --json`` prints; unknown values are null."""
+        facts: dict[str, Any] = {
             "run": self.folder.name,
             "folder": str(self.folder),
             "began": utc(self.began_s),
         }
-        found |= {"state": self.state, "job": self.job, "method": self.method, "seed": self.seed}
-        found |= {"model": self.model or None}
+        facts |= {"state": self.state, "job": self.job, "method": self.method, "seed": self.seed}
+        facts |= {"model": self.model or None}
         if self.state == "study":
-            return {**found, "runs": self.runs}
+            return {**facts, "runs": self.runs}
         summary = self.summary
         total = summary.bytes.total if summary is not None else None
-        return found | {
+        return facts | {
             "metrics": {} if summary is None else summary.metrics,
             "payload_bytes": None if total is None else total.payload_bytes,
             "message_bytes": None if total is None else total.message_bytes,
@@ -80,34 +80,37 @@ class Listed:
         }
 
 
-def find_runs(out: Path) -> tuple[list[Listed], list[Path]]:
-    """Returns the runs in ``out``, newest first, and the folders that hold none. Raises
-    InputError.
+def find_runs(out: Path) -> tuple[list[ListedRun], list[Path]]:
+    """Returns the runs in ``out``, the newest first, and the folders without a run.
+
+    Raises InputError.
     """
     try:
         folders = sorted(
-            each for each in out.iterdir() if each.is_dir() and not each.name.startswith(".")
+            path for path in out.iterdir() if path.is_dir() and not path.name.startswith(".")
         )
     except FileNotFoundError:
         raise InputError(
-            Code.FILE_INVALID, f"{out}: no such folder; give the folder of runs with --out"
+            Code.FILE_INVALID, f"{out}: no such folder. Give the folder of runs with --out."
         ) from None
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{out}: cannot be read ({error.strerror})") from None
-    found = {folder: listed(folder) for folder in folders}
+        raise InputError(
+            Code.FILE_INVALID, f"{out}: cannot be read ({error.strerror}). Check its permissions."
+        ) from None
+    by_folder = {folder: read_listed_run(folder) for folder in folders}
     runs = sorted(
-        (each for each in found.values() if each is not None),
-        key=lambda each: each.began,
+        (run for run in by_folder.values() if run is not None),
+        key=lambda run: run.began,
         reverse=True,
     )
-    return runs, [folder for folder, each in found.items() if each is None]
+    return runs, [folder for folder, run in by_folder.items() if run is None]
 
 
-def listed(folder: Path) -> Listed | None:
-    """Returns what a folder says of its run; None if it holds none."""
+def read_listed_run(folder: Path) -> ListedRun | None:
+    """Returns the run in a folder; None without one."""
     processes = [Source(path.parent) for path in sorted(folder.glob("*/run.json"))]
     if not processes and not (folder / "summary.json").is_file():
-        # A study has them in its folder, and a search in one below it.
+        # A study has its runs in its folder, and a search in a folder below it.
         runs = {
             path.parents[1]
             for below in ("*/*/run.json", "runs/*/*/run.json")
@@ -115,25 +118,29 @@ def listed(folder: Path) -> Listed | None:
         }
         if not runs and not (folder / "results.csv").is_file():
             return None
-        return Listed(folder, "study", when_began(folder.name, _time(folder)), runs=len(runs))
-    facts = [each.read("run.json") for each in processes]
+        return ListedRun(folder, "study", when_began(folder.name, _time(folder)), runs=len(runs))
+    facts = [process.read("run.json") for process in processes]
     recipe: dict[str, Any] = next(
-        (each for each in (of.read("recipe.json") for of in processes) if each), {}
+        (content for content in (of.read("recipe.json") for of in processes) if content), {}
     )
-    job = str(next((each["job"] for each in facts if "job" in each), "train"))
+    job = str(next((content["job"] for content in facts if "job" in content), "train"))
     began = began_of(folder)
-    model = str(next((each["trained_run"] for each in facts if each.get("trained_run")), ""))
+    model = str(
+        next((content["trained_run"] for content in facts if content.get("trained_run")), "")
+    )
     seed = recipe.get("seed") if isinstance(recipe.get("seed"), int) else None
     try:
         summary = load_summary(folder / "summary.json")
     except FileNotFoundError:
         state = (
-            "finished" if all(each.get("finished") for each in facts) else end_of(processes).state
+            "finished"
+            if all(content.get("finished") for content in facts)
+            else end_of(processes).state
         )
-        return Listed(folder, state, began, job, _method(recipe), seed, model=model)
+        return ListedRun(folder, state, began, job, _method(recipe), seed, model=model)
     except (OSError, ValueError, RecursionError):
-        return Listed(folder, "damaged", began, job, _method(recipe), seed, model=model)
-    return Listed(
+        return ListedRun(folder, "damaged", began, job, _method(recipe), seed, model=model)
+    return ListedRun(
         folder,
         "finished",
         began,
@@ -145,67 +152,72 @@ def listed(folder: Path) -> Listed | None:
     )
 
 
-def newest(out: Path) -> Listed:
-    """Returns the newest finished training run of a federation in ``out``; if there is none, the
-    newest of one party.
+def newest(out: Path) -> ListedRun:
+    """Returns the newest finished training run of a federation in ``out``, or otherwise the newest
+    of one party.
 
-    Raises InputError if there is none at all.
+    Raises InputError if there is none.
     """
     runs = find_runs(out)[0] if out.is_dir() else []
-    found = [each for each in runs if each.state == "finished" and each.job == "train"]
-    if not found:
+    finished = [run for run in runs if run.state == "finished" and run.job == "train"]
+    if not finished:
         raise InputError(
-            Code.FILE_INVALID, f"{out}: holds no finished run; give RUN, or run one first: vfl demo"
+            Code.FILE_INVALID,
+            f"{out}: contains no finished run. Give RUN, or make a run first, for example with "
+            "`vfl demo`.",
         )
-    return next((each for each in found if not each.alone), found[0])
+    return next((run for run in finished if not run.alone), finished[0])
 
 
-def show_runs(runs: list[Listed], others: list[Path], console: Console | None = None) -> None:
+def show_runs(runs: list[ListedRun], others: list[Path], console: Console | None = None) -> None:
     """Prints the runs as a table, with the metrics of the test rows."""
     table = new_table("Runs, with metrics of the test rows")
-    shown = [name for name in _MAIN if any(name in _tested(each) for each in runs)]
+    metric_names = [name for name in _MAIN if any(name in _test_metrics(run) for run in runs)]
     for heading in ("run", "began (UTC)", "method", "seed", "state"):
         table.add_column(heading, no_wrap=True)
-    for heading in (*shown, "bytes", "seconds"):
+    for heading in (*metric_names, "bytes", "seconds"):
         table.add_column(heading, no_wrap=True, justify="right")
-    for each in runs:
-        table.add_row(*_row(each, shown))
+    for run in runs:
+        table.add_row(*_row(run, metric_names))
     parts: list[Any] = [table] if runs else [Text("no runs")]
-    if any(each.state == "unfinished" for each in runs):
-        parts += [
-            Text("unfinished: it runs now, was killed, or was pruned or failed in a search", "dim")
-        ]
+    if any(run.state == "unfinished" for run in runs):
+        parts += [Text("unfinished: running, killed, or pruned or failed in a search", "dim")]
     if others:
-        names = ", ".join(clean(path.name, _MOST) for path in others)
-        parts += [Text(f"no run in {names}", "dim")]
+        names = ", ".join(clean(path.name, _MAX_CHARACTERS) for path in others)
+        parts += [Text(f"folders without a run: {names}", "dim")]
     console = console or wide_console()
     whole = console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
-    # A narrow terminal folds the lines; names and numbers stay.
+    # A narrow terminal wraps the lines, so that names and numbers stay complete.
     console.width = max(console.width, PIPE_WIDTH, whole)
     console.print(Group(*parts))
 
 
-def _tested(each: Listed) -> dict[str, float]:
-    return each.summary.metrics.get("test", {}) if each.summary is not None else {}
+def _test_metrics(run: ListedRun) -> dict[str, float]:
+    return run.summary.metrics.get("test", {}) if run.summary is not None else {}
 
 
-def _row(each: Listed, shown: list[str]) -> tuple[str, ...]:
-    began = utc(each.began_s)[:16].replace("T", " ")
-    name = clean(each.folder.name, _MOST)
-    if each.state == "study":
-        return (f"{name}/", began, "", "", f"{each.runs} runs")
-    method = clean(each.method, _MOST)
-    if each.job == "predict":
-        method = f"prediction with {clean(each.model, _MOST)}" if each.model else "prediction"
-    start = (name, began, method, "" if each.seed is None else str(each.seed), each.state)
-    if each.summary is None:
+def _row(run: ListedRun, metric_names: list[str]) -> tuple[str, ...]:
+    began = utc(run.began_s)[:16].replace("T", " ")
+    name = clean(run.folder.name, _MAX_CHARACTERS)
+    if run.state == "study":
+        return (f"{name}/", began, "", "", f"{run.runs} runs")
+    method = clean(run.method, _MAX_CHARACTERS)
+    if run.job == "predict":
+        method = (
+            f"prediction with {clean(run.model, _MAX_CHARACTERS)}" if run.model else "prediction"
+        )
+    start = (name, began, method, "" if run.seed is None else str(run.seed), run.state)
+    if run.summary is None:
         return start
-    metrics = [f"{_tested(each)[name]:.4g}" if name in _tested(each) else "" for name in shown]
+    metrics = [
+        f"{_test_metrics(run)[name]:.4g}" if name in _test_metrics(run) else ""
+        for name in metric_names
+    ]
     return (
         *start,
         *metrics,
-        size(each.summary.bytes.total.message_bytes),
-        f"{each.summary.wall_s:.1f}",
+        size(run.summary.bytes.total.message_bytes),
+        f"{run.summary.wall_s:.1f}",
     )
 
 
@@ -216,7 +228,7 @@ def began_of(folder: Path) -> tuple[float, float, str]:
 
 
 def _method(recipe: Mapping[str, Any]) -> str:
-    """Returns the method of a recipe as a run's folder keeps it; '' if it cannot be read."""
+    """Returns the method of a recipe from the folder of a run; '' if it cannot be read."""
     from vfl_common.config.recipe import Recipe
 
     try:

@@ -1,4 +1,4 @@
-"""Prints a run's result as tables for a person."""
+"""Prints the result of a run as tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from vfl.report.notes import about_exchanges, unprotected
+from vfl.report.notes import about_exchanges, protection_notes
 from vfl.report.reading import Own
 from vfl.report.rounds import RoundLine
 from vfl_common.ledger import CONTROL
@@ -20,25 +20,20 @@ from vfl_common.text import clean, percent
 
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _SPLITS = ("train", "validation", "test")
-# The phases before those of the recipe.
+# Phases before those of the recipe.
 FIRST = ("align", "open")
-# Of parties: all those of four.
-_MOST_SETS = 16
-# If there is no terminal.
+# Maximum number of sets of parties in a table: all sets of four parties.
+_MAX_SETS = 16
+# Width in characters without a terminal.
 PIPE_WIDTH = 120
-_WHY_DIFFERENT = (
-    "a process that was killed or stopped explains it: it loses what it counted after its last "
-    "checkpoint"
-)
-_WITHOUT_STOPPED = ", without the processes that were killed or stopped"
 WORDS = (
-    "align: the rows in common are found. open: the rows are compared.\n"
+    "align: entity alignment. open: the parties compare their rows.\n"
     "envelope: all of a message except its tensors (payload). kB = 1,000 bytes."
 )
 
 
 def size(count: int) -> str:
-    """Formats bytes in the decimal unit that fits: ``1.25 MB``."""
+    """Formats bytes in a suitable decimal unit, such as ``1.25 MB``."""
     for factor, unit in _UNITS:
         if count >= factor:
             return (
@@ -50,31 +45,31 @@ def size(count: int) -> str:
 
 
 def is_one(used: Mapping[str, int]) -> bool:
-    """Whether all parties have as many rows that count: ``used``, {party: how many}."""
+    """Whether all parties use the same number of rows; ``used``: {party: number}."""
     return len(set(used.values())) == 1
 
 
 def show(summary: Summary, phases: Sequence[str] = (), console: Console | None = None) -> None:
-    """Prints the tables, to standard output unless ``console`` says otherwise.
+    """Prints the tables to ``console``; by default to standard output.
 
-    ``phases``: their order in the recipe; the runner's own come before and after them.
+    ``phases``: the phases in the order of the recipe.
     """
     (console or wide_console()).print(render(summary, phases))
 
 
 def show_own(own: Own) -> None:
-    """Prints what one process has noted of a run without a summary: its ledger, and its newest
-    round if it goes on.
+    """Prints the notes of one process on a run without a summary: its ledger, and its newest round
+    if the run goes on.
     """
-    table = new_table(f"What {own.name} has counted{' so far' if own.goes_on else ''}")
+    table = new_table(f"Messages counted by {own.name}{' so far' if own.goes_on else ''}")
     for heading in ("phase", "peer", "what", "direction"):
         table.add_column(heading)
     for heading in ("payload", "message bytes", "messages"):
         table.add_column(heading, justify="right")
-    for each in own.entries:
-        counts = (size(each.payload_bytes), size(each.message_bytes), f"{each.messages:,}")
+    for entry in own.entries:
+        counts = (size(entry.payload_bytes), size(entry.message_bytes), f"{entry.messages:,}")
         table.add_row(
-            clean(each.phase), clean(each.peer), clean(each.kind), each.direction, *counts
+            clean(entry.phase), clean(entry.peer), clean(entry.kind), entry.direction, *counts
         )
     words = f"\n{WORDS}\ncontrol: the session with the server, and opening streams.\n"
     newest = [Text(f"{_round(own.last)}\n")] if own.goes_on and own.last is not None else []
@@ -82,7 +77,7 @@ def show_own(own: Own) -> None:
 
 
 def _round(last: RoundLine) -> str:
-    """Says which round a party has finished last, with its metrics."""
+    """Returns a line about the last round that a party has finished, with its metrics."""
     splits = [
         f"{clean(split)} {', '.join(f'{clean(name)} {value:.4g}' for name, value in named.items())}"
         for split, named in last.metrics.items()
@@ -95,10 +90,10 @@ def _round(last: RoundLine) -> str:
 
 
 def wide_console(width: int = PIPE_WIDTH) -> Console:
-    """Returns a console on standard output that is as wide as our tables; ``width``: if it is no
+    """Returns a console on standard output; ``width``: its minimum width if it is not a
     terminal.
     """
-    # Peers choose some of the words.
+    # Without markup, because peers choose some of the texts.
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = max(console.width, width)
@@ -108,7 +103,7 @@ def wide_console(width: int = PIPE_WIDTH) -> Console:
 def as_html(tables: Group) -> str:
     """Returns tables as HTML, for a notebook."""
     out = io.StringIO()
-    # Else it shows them.
+    # In a notebook the console displays what it prints unless force_jupyter is False.
     console = Console(record=True, width=PIPE_WIDTH, file=out, force_jupyter=False, markup=False)
     console.print(tables)
     return console.export_html(
@@ -135,36 +130,40 @@ def render(summary: Summary, phases: Sequence[str] = ()) -> Group:
             parts += [Text(), table]
     if not summary.bytes.agrees:
         links = "; ".join(summary.bytes.disagreements)
-        why = f" ({_WHY_DIFFERENT})" if _disturbed(summary) else ""
+        why = (
+            " (a process was killed or stopped, and has lost its counts since its last checkpoint)"
+            if _is_disturbed(summary)
+            else ""
+        )
         parts += [Text(f"\nThe two ends counted different bytes on: {links}{why}", "yellow")]
-    for note in unprotected(summary):
+    for note in protection_notes(summary):
         parts += [Text(f"\n{clean(note)}", "yellow")]
     for note in about_exchanges(summary):
         parts += [Text(f"\n{clean(note)}", "yellow" if "NOT" in note else "")]
-    kernel = _WITHOUT_STOPPED if _disturbed(summary) else ""
+    without = ", without killed or stopped processes" if _is_disturbed(summary) else ""
     words = (
-        f"{WORDS}\ncontrol: sessions with the server, and opening streams. TCP: as the kernel "
-        f"counts{kernel}."
+        f"{WORDS}\ncontrol: sessions with the server, and opening streams. TCP: counted by the "
+        f"kernel{without}."
     )
     parts += [Text(f"\n{words}", "dim")]
     return Group(*parts, Text())
 
 
-def _disturbed(summary: Summary) -> bool:
-    """Whether a process may have died during the run."""
+def _is_disturbed(summary: Summary) -> bool:
+    """Whether a process may have crashed during the run."""
     return bool(
         summary.interruptions or summary.absences or any(party.returns for party in summary.parties)
     )
 
 
 def in_order(summary: Summary, phases: Sequence[str] = ()) -> list[str]:
-    """Orders the phases that moved bytes: the comparison of rows, the recipe's phases, then the
-    sessions (control).
+    """Orders the phases with bytes: alignment, comparison of rows, the phases of the recipe, then
+    the sessions (control).
     """
     known = [*FIRST, *phases]
-    found = list(summary.bytes.by_phase)
+    names = list(summary.bytes.by_phase)
     return sorted(
-        found,
+        names,
         key=lambda name: (name == CONTROL, known.index(name) if name in known else len(known)),
     )
 
@@ -187,37 +186,39 @@ def _headline(summary: Summary) -> str:
         shares = ", ".join(
             f"{name} {percent(used[name], rows)} of {rows:,}" for name, rows in held.items()
         )
-        # With rows.partial each party has other rows than the others.
-        what = f"{max(used.values()):,} rows in common" if is_one(used) else "rows that count"
+        # With rows.partial the parties use different rows.
+        what = f"{max(used.values()):,} common rows" if is_one(used) else "rows used"
         parts.append(f"{what} ({shares})")
     if summary.without:
-        parts.append(f"trained without {', '.join(summary.without)}, too late")
+        parts.append(f"trained without {', '.join(summary.without)} (joined too late)")
     missed = Counter[str]()
-    for each in summary.absences:
-        missed[each.party] += each.steps
+    for absence in summary.absences:
+        missed[absence.party] += absence.steps
     parts += [f"{steps:,} steps without {party}" for party, steps in missed.items()]
     if summary.interruptions:
-        parts.append(_counted(summary.interruptions, "interruption"))
+        parts.append(_plural(summary.interruptions, "interruption"))
     if summary.server_restarts:
-        parts.append(_counted(summary.server_restarts, "restart") + " of the server")
+        parts.append(_plural(summary.server_restarts, "restart") + " of the server")
     for party in summary.parties:
         if party.skipped_rounds:
-            parts.append(f"{_counted(party.skipped_rounds, 'round')} skipped by {party.name}")
+            parts.append(f"{_plural(party.skipped_rounds, 'round')} skipped by {party.name}")
         if party.returns:
-            parts.append(f"{_counted(party.returns, 'return')} of {party.name}")
+            parts.append(f"{_plural(party.returns, 'return')} of {party.name}")
         if changes := party.arithmetic.changes if party.arithmetic is not None else []:
-            resumes = f"{_counted(len(changes), 'resume')} of {party.name} with other arithmetic"
-            parts.append(f"{resumes} (to rounding from {changes[0].checkpoint} on)")
+            parts.append(
+                f"{_plural(len(changes), 'resume')} of {party.name} with different arithmetic "
+                f"(equal up to rounding from {changes[0].checkpoint} on)"
+            )
     return " · ".join(parts)
 
 
-def _counted(count: int, what: str) -> str:
-    """Words ``1 interruption``, ``2 interruptions``."""
+def _plural(count: int, what: str) -> str:
+    """Returns ``1 interruption``, ``2 interruptions``, and so on."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def new_table(title: str, show_footer: bool = False) -> Table:
-    """Makes an empty table in our style."""
+    """Returns an empty table in our style."""
     return Table(
         title=title,
         title_justify="left",
@@ -251,36 +252,36 @@ def _metrics(summary: Summary) -> Table:
 
 
 def sets_shown(worth: Worth) -> list[SetQuality]:
-    """Returns the sets of parties that people look at, the best by test rows first: all if they are
-    few, else none, each alone, all but one, and all.
+    """Returns the sets of parties to show, the best by test rows first: all if they are few;
+    otherwise none, each party alone, all but one, and all.
     """
-    whole = max((len(each.parties) for each in worth.subsets), default=0)
-    found = worth.subsets
-    if len(found) > _MOST_SETS:
-        found = [each for each in found if len(each.parties) in (0, 1, whole - 1, whole)]
+    whole = max((len(subset.parties) for subset in worth.subsets), default=0)
+    subsets = worth.subsets
+    if len(subsets) > _MAX_SETS:
+        subsets = [subset for subset in subsets if len(subset.parties) in (0, 1, whole - 1, whole)]
 
-    def place(each: SetQuality) -> tuple[bool, float]:
-        value = each.test if each.test is not None else each.validation
+    def place(subset: SetQuality) -> tuple[bool, float]:
+        value = subset.test if subset.test is not None else subset.validation
         sign = 1 if worth.lower_is_better else -1
         return value is None, 0.0 if value is None else sign * value
 
-    return sorted(found, key=place)
+    return sorted(subsets, key=place)
 
 
 def _worth(summary: Summary) -> list[Table]:
-    """Shows what each party is worth, and the quality of sets of parties."""
+    """Returns tables of the contribution of each party and of the quality of sets of parties."""
     worth = summary.worth
     if worth is None:
         return []
-    how = f"{worth.permutations} orders drawn" if worth.permutations else "exact"
+    how = f"{worth.permutations} sampled orders" if worth.permutations else "exact"
     lower = " (lower is better)" if worth.lower_is_better else ""
-    values = new_table("What each party is worth")
+    values = new_table("Contribution of each party")
     values.add_column("party")
     values.add_column(f"adds to {worth.split} {worth.metric}{lower}", justify="right")
     values.add_column(f"standard error (Shapley values, {how})", justify="right")
-    for name, each in worth.shapley.items():
-        values.add_row(clean(name), f"{each.value:+.4f}", f"{each.error:.4f}")
-    sets = new_table("Quality with some parties")
+    for name, share in worth.shapley.items():
+        values.add_row(clean(name), f"{share.value:+.4f}", f"{share.error:.4f}")
+    sets = new_table("Quality with subsets of the parties")
     sets.add_column(f"parties (absent ones: {clean(worth.absent)})")
     for split in ("validation", "test"):
         sets.add_column(f"{split} {worth.metric}", justify="right")
@@ -310,7 +311,7 @@ def _processes(summary: Summary) -> Table:
 
 
 def _by_party(summary: Summary, phases: Sequence[str]) -> Table:
-    """Shows message bytes by phase; then, for all phases, message bytes, payload, and the kernel's
+    """Returns message bytes by phase, and for all phases message bytes, payload, and the kernel's
     counts.
     """
     table = new_table("Message bytes by party, direction and phase")
@@ -327,7 +328,7 @@ def _by_party(summary: Summary, phases: Sequence[str]) -> Table:
         table.add_column(heading, justify="right")
     links, kernel = summary.bytes.by_link, _on_tcp(summary)
     for party in summary.parties:
-        own_machine = [each for each in machines if each.party == party.name]
+        own_machine = [machine for machine in machines if machine.party == party.name]
         ends = (
             ("sent", [link for link in links if link.sender == party.name]),
             ("received", [link for link in links if link.receiver == party.name]),
@@ -339,8 +340,8 @@ def _by_party(summary: Summary, phases: Sequence[str]) -> Table:
                 if pair[direction == "received"] == party.name
             )
             on_it = sum(
-                each.sent_bytes if direction == "sent" else each.received_bytes
-                for each in own_machine
+                machine.sent_bytes if direction == "sent" else machine.received_bytes
+                for machine in own_machine
             )
             table.add_row(
                 party.name if direction == "sent" else "",
@@ -388,13 +389,13 @@ def _by_phase(summary: Summary, phases: Sequence[str]) -> Table:
 def _on_tcp(summary: Summary) -> dict[tuple[str, str], int]:
     """Returns {(sender, receiver): bytes}.
 
-    If the ends disagree, the larger count is used: that end observed the connection longer.
+    If the two ends disagree, the larger count is used: that end observed the connection longer.
     """
-    most: dict[tuple[str, str], int] = {}
+    totals: dict[tuple[str, str], int] = {}
     for count in summary.bytes.tcp:
-        for key, found in (
+        for key, bytes_seen in (
             ((count.party, count.peer), count.sent_bytes),
             ((count.peer, count.party), count.received_bytes),
         ):
-            most[key] = max(found, most.get(key, 0))
-    return most
+            totals[key] = max(bytes_seen, totals.get(key, 0))
+    return totals

@@ -1,6 +1,4 @@
-"""Draws where a step's time goes: encode, wait, decode and compute, a bar for each party. Imports
-matplotlib.
-"""
+"""Draws the time of a step at each party by activity: encode, wait, decode and compute."""
 
 from __future__ import annotations
 
@@ -12,22 +10,21 @@ from vfl.report.picture import Picture
 from vfl_common.summary import PhaseTimes, Summary
 
 _PARTS = ("compute", "encode", "wait", "decode")
-# Wait: nothing is done.
 _COLORS = {"compute": "#009E73", "encode": "#0072B2", "wait": "#CCCCCC", "decode": "#D55E00"}
-# Of the longest bar: a part that is shorter gets no number.
-_LEAST = 0.06
+# A part shorter than this share of the longest bar gets no number.
+_MIN_SHARE = 0.06
 
 
 def times_of(summary: Summary, phases: Sequence[str] = ()) -> Picture:
-    """Returns a panel for each phase in which a party made steps, in the order of ``phases``, with
-    a bar a party.
+    """Draws a panel for each phase with steps, in the order of ``phases``, with a bar for each
+    party.
     """
-    found: dict[str, list[tuple[str, PhaseTimes]]] = {name: [] for name in phases}
+    bars_by_phase: dict[str, list[tuple[str, PhaseTimes]]] = {name: [] for name in phases}
     for party in summary.parties:
-        for each in party.times:
-            if each.steps:
-                found.setdefault(each.phase, []).append((party.name, each))
-    panels = {name: bars for name, bars in found.items() if bars}
+        for times in party.times:
+            if times.steps:
+                bars_by_phase.setdefault(times.phase, []).append((party.name, times))
+    panels = {name: bars for name, bars in bars_by_phase.items() if bars}
     heights = [0.32 * len(bars) + 0.95 for bars in panels.values()]
     figure = Picture(figsize=(8.2, sum(heights) + 0.9), layout="constrained")
     text = "no phase has steps"
@@ -39,25 +36,24 @@ def times_of(summary: Summary, phases: Sequence[str] = ()) -> Picture:
             _panel(axes, name, bars)
         handles, labels = grid.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower right", ncols=len(_PARTS), frameon=False)
-        text = "a step's time at each party, on average" + (
-            "; each panel has its own scale" if len(panels) > 1 else ""
-        )
+        scale = "; each panel has its own scale" if len(panels) > 1 else ""
+        text = f"mean time of a step at each party{scale}"
     figure.suptitle(f"{summary.run_id}\n{text}", fontsize="medium", x=0.01, ha="left")
     return figure
 
 
 def shares(times: PhaseTimes) -> dict[str, float]:
-    """Returns {part: seconds a step}, in the order in which they are drawn."""
+    """Returns {activity: seconds per step}, in the order in which they are drawn."""
     return {part: getattr(times, f"{part}_s") / max(1, times.steps) for part in _PARTS}
 
 
 def _panel(axes: Axes, phase: str, bars: Sequence[tuple[str, PhaseTimes]]) -> None:
     of = {name: shares(times) for name, times in bars}
-    most_s = max(sum(each.values()) for each in of.values()) or 1e-9
-    factor, unit = (1e3, "ms") if most_s < 1 else (1.0, "s")
+    max_s = max(sum(parts.values()) for parts in of.values()) or 1e-9
+    factor, unit = (1e3, "ms") if max_s < 1 else (1.0, "s")
     begins = dict.fromkeys(of, 0.0)
     for part in _PARTS:
-        values = [factor * each[part] for each in of.values()]
+        values = [factor * parts[part] for parts in of.values()]
         axes.barh(
             range(len(of)),
             values,
@@ -67,7 +63,7 @@ def _panel(axes: Axes, phase: str, bars: Sequence[tuple[str, PhaseTimes]]) -> No
             height=0.7,
         )
         for place, (name, value) in enumerate(zip(of, values, strict=True)):
-            if value >= _LEAST * factor * most_s:
+            if value >= _MIN_SHARE * factor * max_s:
                 middle = begins[name] + value / 2
                 color = "black" if part == "wait" else "white"
                 axes.text(
@@ -83,11 +79,11 @@ def _panel(axes: Axes, phase: str, bars: Sequence[tuple[str, PhaseTimes]]) -> No
         )
     axes.set_yticks(range(len(of)), list(of), fontsize=8)
     axes.set_ylim(len(of) - 0.5, -0.5)
-    # Room for the words.
-    axes.set_xlim(0, factor * most_s * 1.4)
+    # Leaves room for the text.
+    axes.set_xlim(0, factor * max_s * 1.4)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlabel(f"{unit} a step", fontsize=8)
+    axes.set_xlabel(f"{unit} per step", fontsize=8)
     axes.grid(axis="x", alpha=0.25)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)

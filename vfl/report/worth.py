@@ -1,4 +1,4 @@
-"""Draws what each party is worth, and the quality of sets of parties. Imports matplotlib."""
+"""Draws the contribution of each party and the quality of sets of parties with matplotlib."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vfl_common.summary import SetQuality, Summary, Worth
 from vfl_common.text import shortened
 
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#999999"
-# Characters of the names of a set.
+# Maximum number of characters of the names of a set.
 _NAMES = 40
 
 
 def worth_of(summary: Summary, worth: Worth) -> Picture:
-    """Returns two panels: a bar a party with its standard error, and a point a set of parties."""
+    """Draws a bar with the standard error for each party, and a point for each set of parties."""
     sets = sets_shown(worth)
     heights = [0.32 * max(1, len(worth.shapley)) + 1.0, 0.27 * len(sets) + 1.0]
     figure = Picture(figsize=(8.2, sum(heights) + 0.7), layout="constrained")
@@ -32,8 +32,8 @@ def worth_of(summary: Summary, worth: Worth) -> Picture:
 
 def _values(axes: Axes, worth: Worth) -> None:
     names = [shortened(name) for name in worth.shapley]
-    values = [each.value for each in worth.shapley.values()]
-    errors = [each.error for each in worth.shapley.values()]
+    values = [share.value for share in worth.shapley.values()]
+    errors = [share.error for share in worth.shapley.values()]
     axes.barh(range(len(names)), values, xerr=errors, color=_BLUE, ecolor=_GREY, capsize=3)
     for place, (value, error) in enumerate(zip(values, errors, strict=True)):
         axes.annotate(
@@ -46,29 +46,31 @@ def _values(axes: Axes, worth: Worth) -> None:
         )
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.axvline(0.0, color=_GREY, linewidth=0.8)
-    # Room for the numbers.
+    # Leaves room for the numbers.
     axes.margins(x=0.35)
-    axes.set_title("What each party adds (Shapley value, standard error)", loc="left", fontsize=10)
+    axes.set_title(
+        "Contribution of each party (Shapley value, standard error)", loc="left", fontsize=10
+    )
     _plain(axes)
 
 
 def _qualities(axes: Axes, worth: Worth, sets: Sequence[SetQuality]) -> None:
     for split, color in (("validation", _ORANGE), ("test", _BLUE)):
-        found = [
+        points = [
             (place, value)
-            for place, each in enumerate(sets)
-            if (value := getattr(each, split)) is not None
+            for place, subset in enumerate(sets)
+            if (value := getattr(subset, split)) is not None
         ]
-        if found:
-            places, values = zip(*found, strict=True)
+        if points:
+            places, values = zip(*points, strict=True)
             axes.plot(values, places, "o", color=color, label=split, markersize=5)
-    axes.set_yticks(range(len(sets)), [_named(each) for each in sets], fontsize=8)
+    axes.set_yticks(range(len(sets)), [_label(subset) for subset in sets], fontsize=8)
     axes.set_title(f"{worth.metric} with these parties", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=8, loc="lower right" if not worth.lower_is_better else 0)
     _plain(axes)
 
 
-def _named(of: SetQuality) -> str:
+def _label(of: SetQuality) -> str:
     names = ", ".join(of.parties) or "none"
     return names if len(names) <= _NAMES else f"{names[:_NAMES]}…"
 

@@ -178,8 +178,8 @@ def predict_solo(
         rows = prediction_data(settings, None, trained.state)
         alone = Alone.opened_for(trained, name, rows, load)
         notes = [f"{name}: {text}" for text in unseen(trained, alone.opened.table)]
-        rows = alone.write(outputs, device)
-    return rows, alone.meaning(settings), notes
+        predicted = alone.write(outputs, device)
+    return predicted, alone.meaning(settings), notes
 
 
 def predict_in_process(

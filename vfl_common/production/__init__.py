@@ -1,3 +1,1 @@
-"""What a party knows of its models in use: which run is in production, and what was scored with
-which.
-"""
+"""The model registry of a party, and its log of predictions."""

@@ -1,9 +1,9 @@
-"""Which trained run is in production: ``models.json`` in a party's folder of runs.
+"""The model registry: ``models.json`` in a party's folder of runs says which run is in production.
 
-The file has all changes, the oldest first. A trained run is a candidate until it is promoted. One
-run of each recipe's name is in production: a promotion retires the run that was. Each party keeps
-its own file; the ids of runs are the same at all parties, so the server of a joint prediction sees
-whether they mean the same run.
+The file lists all changes, the oldest first. A trained run is a candidate until it is promoted. One
+run of each recipe name is in production: a promotion retires the run before it. Each party keeps
+its own file; run ids are the same at all parties, so the server of a joint prediction notices if
+two parties have different runs in production.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vfl_common.text import clean, listed
 
 FILE = "models.json"
 LATEST, PRODUCTION = "latest", "production"
-# What stands for a run.
+# Words that a person may write in place of a run id.
 WORDS = (LATEST, PRODUCTION)
 Stage = Literal["candidate", "production", "retired"]
 Act = Literal["promote", "rollback", "retire"]
@@ -35,8 +35,8 @@ Act = Literal["promote", "rollback", "retire"]
 
 @dataclass(frozen=True)
 class Change:
-    """One change of a stage. ``run``: what was promoted or retired; of a rollback, the run that
-    came back.
+    """One change of a stage. ``run``: the run that was promoted, retired or restored by a
+    rollback.
     """
 
     act: Act
@@ -47,15 +47,15 @@ class Change:
 
 
 @dataclass
-class Line:
-    """The runs of one recipe's name. ``before``: those that were in production, the newest last."""
+class RecipeRuns:
+    """The runs of one recipe name. ``before``: those that were in production, the newest last."""
 
     current: str | None = None
     before: list[str] = field(default_factory=list)
     retired: set[str] = field(default_factory=set)
 
     def apply(self, change: Change) -> None:
-        """Follows one change."""
+        """Applies one change."""
         run = change.run
         if self.current is not None and change.act != "retire":
             self.retired.add(self.current)
@@ -67,25 +67,27 @@ class Line:
             self._take(run)
         else:
             self.retired.add(run)
-            self.before = [each for each in self.before if each != run]
+            self.before = [earlier for earlier in self.before if earlier != run]
             self.current = None if run == self.current else self.current
 
     def _take(self, run: str) -> None:
         self.current = run
-        self.before = [each for each in self.before if each != run]
+        self.before = [earlier for earlier in self.before if earlier != run]
         self.retired.discard(run)
 
     def stage(self, run: str) -> Stage:
-        """Returns the stage of a trained run of this recipe's name."""
+        """Returns the stage of a trained run of this recipe name."""
         if run == self.current:
             return "production"
         return "retired" if run in self.retired else "candidate"
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A run that was trained to its end, as the folder of a party shows. ``recipe``: its name;
-    ``began``: see ``when_began``; ``alone``: whether it had one party only, as a baseline has.
+class RegisteredRun:
+    """A run that was trained to its end, by the folder of a party.
+
+    ``recipe``: the name of the recipe; ``began``: see ``when_began``; ``alone``: whether the run
+    had one party only, such as a baseline.
     """
 
     run_id: str
@@ -95,9 +97,7 @@ class Trained:
 
 
 class ModelRegistry:
-    """The registry of one folder of runs. ``party``: only this party's runs count; '': any
-    party's.
-    """
+    """The registry of one folder of runs. ``party``: count only this party's runs; '': all."""
 
     def __init__(self, out: Path, party: str = "") -> None:
         self.out, self._party = out, party
@@ -111,83 +111,93 @@ class ModelRegistry:
             return []
         except OSError as error:
             raise InputError(
-                Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})"
+                Code.FILE_INVALID,
+                f"{path}: cannot be read ({error.strerror}). Check its permissions.",
             ) from None
         except (ValueError, TypeError, RecursionError):
-            text = f"{path}: is damaged; restore it, or remove it and promote a run again"
-            raise InputError(Code.FILE_INVALID, text) from None
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: is damaged. Restore it, or remove it and promote a run again.",
+            ) from None
 
-    def lines(self) -> dict[str, Line]:
-        """Returns {recipe's name: its runs' stages}. Raises InputError."""
-        found: dict[str, Line] = {}
+    def lines(self) -> dict[str, RecipeRuns]:
+        """Returns {recipe name: the stages of its runs}. Raises InputError."""
+        lines: dict[str, RecipeRuns] = {}
         for change in self.changes():
-            found.setdefault(change.recipe, Line()).apply(change)
-        return found
+            lines.setdefault(change.recipe, RecipeRuns()).apply(change)
+        return lines
 
-    def trained(self) -> list[Trained]:
-        """Returns the runs in the folder that a party has trained to the end, the newest first."""
+    def trained(self) -> list[RegisteredRun]:
+        """Returns the runs in the folder that were trained to their end, the newest first."""
         paths = self.out.glob(f"*/{self._party or '*'}/run.json")
-        known: dict[str, Trained] = {}
-        for each in filter(None, map(_trained, sorted(paths))):
-            known[each.run_id] = min(each, known.get(each.run_id, each), key=lambda one: one.began)
-        return sorted(known.values(), key=lambda each: each.began, reverse=True)
+        known: dict[str, RegisteredRun] = {}
+        for run in filter(None, map(_read_trained, sorted(paths))):
+            known[run.run_id] = min(run, known.get(run.run_id, run), key=lambda one: one.began)
+        return sorted(known.values(), key=lambda run: run.began, reverse=True)
 
     def find(self, word: str, recipe: str = "") -> str:
-        """Returns the id of the run that ``latest`` or ``production`` means. A run of one party,
-        such as a baseline's, is the latest only if there is no other.
+        """Returns the id of the run that ``latest`` or ``production`` means.
+
+        A run of one party, such as a baseline, is the latest only if there is no other.
 
         Args:
             word: one of ``WORDS``.
-            recipe: the recipe's name; '': that of the only runs here.
+            recipe: the recipe name; '': that of the only runs here.
 
-        Raises InputError if there is none, or if runs of several recipes could be meant.
+        Raises InputError if there is no such run, or if several recipes have one.
         """
         runs = self.trained()
         if word == LATEST:
-            best_last = sorted(runs, key=lambda each: (not each.alone, each.began))
-            known = {each.recipe: each.run_id for each in best_last}
-            what, remedy = "trained run", "train one first"
+            best_last = sorted(runs, key=lambda run: (not run.alone, run.began))
+            known = {run.recipe: run.run_id for run in best_last}
         else:
             known = {name: of.current for name, of in self.lines().items() if of.current}
-            what, remedy = "run in production", "promote one: vfl models promote RUN"
         if not recipe and len(known) > 1:
-            text = f"{self.out}: {word} could mean runs of several recipes"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} ({listed(sorted(known))}); give the folder of the run"
+                Code.CONFIG_INVALID,
+                f"{self.out}: {word}: several recipes have such a run ({listed(sorted(known))}). "
+                "Give the folder of the run.",
             )
-        found = known.get(recipe) if recipe else next(iter(known.values()), None)
-        if found is None:
-            of = f" of recipe {recipe}" if recipe else ""
-            raise InputError(Code.FILE_INVALID, f"{self.out}: holds no {what}{of}; {remedy}")
-        if all(each.run_id != found for each in runs):
-            text = f"{self.out}: run {found} is in production, and its folder holds no trained run"
+        run_id = known.get(recipe) if recipe else next(iter(known.values()), None)
+        if run_id is None:
+            where = f"{self.out}: recipe {recipe}" if recipe else f"{self.out}"
             raise InputError(
-                Code.FILE_INVALID, f"{text}; restore it, or roll back: vfl models rollback"
+                Code.FILE_INVALID,
+                f"{where}: has no trained run here. Train one first."
+                if word == LATEST
+                else f"{where}: has no run in production. Promote one: vfl models promote RUN.",
             )
-        return found
+        if all(run.run_id != run_id for run in runs):
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{self.out}: run {run_id} is in production, but its folder does not contain a "
+                "trained run. Restore it, or roll back with `vfl models rollback`.",
+            )
+        return run_id
 
-    def folder(self, given: str, recipe: str = "") -> Path:
-        """Returns the folder of the run that a person names: by a path, by its id if it is in this
-        folder of runs, or by one of ``WORDS``, see ``find``. Raises InputError.
+    def folder(self, name: str, recipe: str = "") -> Path:
+        """Returns the folder of a run. Raises InputError.
+
+        ``name``: a path, the id of a run in this folder of runs, or one of ``WORDS``, see ``find``.
         """
-        if given in WORDS:
-            return self.out / self.find(given, recipe)
-        by_id = self.out / given
-        known = PLAIN_NAME.fullmatch(given) is not None and by_id.is_dir()
-        return by_id if known and not Path(given).exists() else Path(given)
+        if name in WORDS:
+            return self.out / self.find(name, recipe)
+        by_id = self.out / name
+        known = PLAIN_NAME.fullmatch(name) is not None and by_id.is_dir()
+        return by_id if known and not Path(name).exists() else Path(name)
 
     def stage(self, run_id: str) -> Stage:
         """Returns the stage of a trained run. Raises InputError if none here has this id."""
-        return self.lines().get(self._recipe_of(run_id), Line()).stage(run_id)
+        return self.lines().get(self._recipe_of(run_id), RecipeRuns()).stage(run_id)
 
     def promote(self, run_id: str) -> str | None:
-        """Puts a trained run into production; returns the one that was. Raises InputError.
+        """Puts a trained run into production; returns the run that was before. Raises InputError.
 
-        If it is in production already, nothing changes.
+        Nothing changes if it is in production already.
         """
         recipe = self._recipe_of(run_id)
         with self._changing() as changes:
-            before = self.lines().get(recipe, Line()).current
+            before = self.lines().get(recipe, RecipeRuns()).current
             if before != run_id:
                 changes.append(_change("promote", run_id, recipe))
         return before
@@ -202,62 +212,64 @@ class ModelRegistry:
         return before
 
     def rollback(self, recipe: str = "") -> tuple[str, str | None]:
-        """Puts the run back into production that was before. ``recipe``: its name, needed if runs
-        of several are in production.
+        """Puts the run back into production that was there before.
 
-        Returns that run, and the one that was retired. Raises InputError if there is none.
+        ``recipe``: the recipe name, needed if runs of several recipes are in production. Returns
+        that run, and the one that was retired. Raises InputError if there is no earlier run.
         """
         with self._changing() as changes:
             lines = {name: of for name, of in self.lines().items() if of.current or of.before}
             if not recipe and len(lines) > 1:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{self.out}: has models of several recipes ({listed(sorted(lines))}); say "
-                    "which with --recipe",
+                    f"{self.out}: has models of several recipes ({listed(sorted(lines))}). Choose "
+                    "one with --recipe.",
                 )
             name = recipe or next(iter(lines), "")
-            line, here = lines.get(name, Line()), {each.run_id for each in self.trained()}
-            back = next((each for each in reversed(line.before) if each in here), None)
+            line, here = lines.get(name, RecipeRuns()), {run.run_id for run in self.trained()}
+            back = next((run_id for run_id in reversed(line.before) if run_id in here), None)
             if back is None:
-                text = f"{self.out}: no earlier run{f' of recipe {name}' if name else ''} is here"
                 raise InputError(
-                    Code.FILE_INVALID, f"{text} that was in production; promote another run"
+                    Code.FILE_INVALID,
+                    f"{self.out}: no earlier run{f' of recipe {name}' if name else ''} was in "
+                    "production. Promote another run.",
                 )
             changes.append(_change("rollback", back, name))
         return back, line.current
 
     def _recipe_of(self, run_id: str) -> str:
-        found = next((each for each in self.trained() if each.run_id == run_id), None)
-        if found is None:
-            text = f"{self.out / run_id}: is no run that was trained to its end here"
-            raise InputError(Code.FILE_INVALID, f"{text}; vfl models lists those that were")
-        return found.recipe
+        run = next((candidate for candidate in self.trained() if candidate.run_id == run_id), None)
+        if run is None:
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{self.out / run_id}: was not trained to its end here. Choose a run from `vfl "
+                "models`.",
+            )
+        return run.recipe
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Change]]:
-        """Gives the list of changes to add to, and writes it; nobody else changes it meanwhile."""
+        """Yields the list of changes to append to, and writes it, while others are locked out."""
         with locked(self.out):
             changes = self.changes()
             known = len(changes)
             yield changes
             if len(changes) > known:
-                text = json.dumps([asdict(each) for each in changes], indent=1) + "\n"
+                text = json.dumps([asdict(change) for change in changes], indent=1) + "\n"
                 write_atomic(self.out / FILE, text, durable=True)
 
 
 def when_began(run_id: str, written_s: float) -> tuple[float, float, str]:
-    """Returns by what runs are put in order: the second in the id, or else the time at which the
-    oldest copy of the recipe was written, which a copy of the folder changes. Of runs of the same
-    second that time decides, then the id.
+    """Returns the key by which runs are sorted: the second in the id, or otherwise the time at
+    which the oldest copy of the recipe was written, which copying the folder changes. Runs of the
+    same second are sorted by that time, then by id.
     """
-    named = named_time(run_id)
+    named = time_of_id(run_id)
     return (written_s if named is None else named, written_s, run_id)
 
 
-def named_time(run_id: str) -> float | None:
-    """Returns when a run began, in seconds since 1970, as its id says; None if a person has named
-    it.
-    """
+def time_of_id(run_id: str) -> float | None:
+    """Returns when a run began by its id, in seconds since 1970; None if a person has named it."""
     try:
         return datetime.strptime(run_id[:15] + "+0000", "%Y%m%d-%H%M%S%z").timestamp()
     except ValueError:
@@ -265,7 +277,7 @@ def named_time(run_id: str) -> float | None:
 
 
 def user() -> str:
-    """Returns the name of the system's user who runs this program, or the number if it has none."""
+    """Returns the name of the user who runs this program, or the user id without a name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -276,20 +288,20 @@ def _change(act: Act, run: str, recipe: str) -> Change:
     return Change(act, run, recipe, utc(time.time()), user())
 
 
-def _changes(found: object) -> list[Change]:
-    """Raises ValueError or TypeError if these are no changes."""
-    if not isinstance(found, list):
+def _changes(content: object) -> list[Change]:
+    """Parses changes. Raises ValueError or TypeError if they are invalid."""
+    if not isinstance(content, list):
         raise TypeError("no list")
-    changes = [Change(**each) for each in found]
-    for each in changes:
-        is_text = all(isinstance(value, str) for value in asdict(each).values())
-        if not is_text or each.act not in get_args(Act) or not PLAIN_NAME.fullmatch(each.run):
+    changes = [Change(**item) for item in content]
+    for change in changes:
+        is_text = all(isinstance(value, str) for value in asdict(change).values())
+        if not is_text or change.act not in get_args(Act) or not PLAIN_NAME.fullmatch(change.run):
             raise ValueError("no change")
     return changes
 
 
-def _trained(path: Path) -> Trained | None:
-    """Reads a process's ``run.json``; None if it has trained nothing to the end, or is damaged."""
+def _read_trained(path: Path) -> RegisteredRun | None:
+    """Reads ``run.json`` of a process; None if its training has not finished, or it is damaged."""
     folder = RunFolder(path.parent, path.parents[1].name)
     try:
         facts: dict[str, Any] = folder.facts()
@@ -303,4 +315,4 @@ def _trained(path: Path) -> Trained | None:
         return None
     written_s = path.with_name("recipe.json").stat().st_mtime
     alone = len(recipe.parties) == 1
-    return Trained(run_id, clean(recipe.name), when_began(run_id, written_s), alone)
+    return RegisteredRun(run_id, clean(recipe.name), when_began(run_id, written_s), alone)

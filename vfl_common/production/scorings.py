@@ -1,8 +1,8 @@
-"""Which rows were scored when, with which model, and for whom: ``predictions.jsonl`` in a party's
-folder of runs.
+"""Reads and writes the log of predictions, ``predictions.jsonl`` in a party's folder of runs.
 
-A line has no id and no value of a row. ``data`` is a digest of the party's rows as the encoders
-took them: only who holds the same rows can tell that they are the ones.
+A line says when rows were scored, with which model, and for whom. It has no id and no value of a
+row. ``data`` is a digest of the party's rows as its encoder received them: only a process that has
+the same rows can recognize it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ FILE = "predictions.jsonl"
 
 @dataclass(frozen=True)
 class Scoring:
-    """One joint prediction, as one party has seen it.
+    """One joint prediction, as one party has logged it.
 
-    ``run``: of the prediction; '' if all parties were in one process. ``model``: the trained run.
-    ``rows``: in this party's table; ``scored``: of these. ``output``: the file of scores, at the
-    active party. ``who``: the system's user who asked.
+    ``run``: the run id of the prediction; '' if all parties were in one process. ``model``: the
+    trained run. ``rows``: the number of rows in this party's table, of which ``scored`` were
+    scored. ``output``: the file of scores at the active party. ``who``: the user of the system who
+    started it.
     """
 
     at: str
@@ -45,12 +46,13 @@ class Scoring:
     output: str = ""
 
 
-_KINDS = {each.name: int if each.name in ("rows", "scored") else str for each in fields(Scoring)}
+_KINDS = {field.name: int if field.name in ("rows", "scored") else str for field in fields(Scoring)}
 
 
 def note(out: Path, **facts: Any) -> None:
-    """Adds a line, which is on the disk then. ``facts``: those of ``Scoring``, but ``at`` and
-    ``who``. Raises InputError.
+    """Appends a line and flushes it to disk.
+
+    ``facts``: the fields of ``Scoring`` except ``at`` and ``who``. Raises InputError.
     """
     path = out / FILE
     line = to_json(asdict(Scoring(utc(time.time()), user(), **facts))) + "\n"
@@ -61,7 +63,7 @@ def note(out: Path, **facts: Any) -> None:
             ) as file:
                 if file.seek(0, os.SEEK_END):
                     file.seek(-1, os.SEEK_END)
-                    # A crash has cut the last line, which must not take this one with it.
+                    # A last line that a crash has cut must not damage this one.
                     line = line if file.read(1) == b"\n" else f"\n{line}"
                 file.write(line.encode())
                 file.flush()
@@ -71,28 +73,28 @@ def note(out: Path, **facts: Any) -> None:
 
 
 def read(out: Path) -> list[Scoring]:
-    """Returns all lines, the oldest first, without those that are damaged or were cut short by a
-    crash. Raises InputError.
-    """
-    return [each for line in _lines(out / FILE) if (each := _scoring(line)) is not None]
+    """Returns all lines, the oldest first, without damaged ones. Raises InputError."""
+    return [scoring for line in _lines(out / FILE) if (scoring := _scoring(line)) is not None]
 
 
 def remove(out: Path, which: Callable[[Scoring], bool]) -> int:
-    """Removes lines, and returns how many; the file is replaced as a whole.
+    """Removes lines and returns their number; the file is replaced as a whole.
 
-    All others stay as they are, also those that cannot be read, and what a later release has
-    written into them. Raises InputError.
+    All other lines are unchanged, also damaged ones and fields that a later release has written.
+    Raises InputError.
     """
     path = out / FILE
     if not path.exists():
         return 0
     with locked(out):
         lines = _lines(path)
-        kept = [line for line in lines if (each := _scoring(line)) is None or not which(each)]
-        if len(kept) < len(lines):
+        staying = [
+            line for line in lines if (scoring := _scoring(line)) is None or not which(scoring)
+        ]
+        if len(staying) < len(lines):
             with private_file(path) as file:
-                file.writelines(line + b"\n" for line in kept)
-    return len(lines) - len(kept)
+                file.writelines(line + b"\n" for line in staying)
+    return len(lines) - len(staying)
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -101,16 +103,19 @@ def _lines(path: Path) -> list[bytes]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be read ({error.strerror}). Check its permissions.",
+        ) from None
 
 
 def _scoring(line: bytes) -> Scoring | None:
     """Reads a line; None if it is damaged."""
     try:
         facts = json.loads(line.decode(errors="replace"))
-        found = Scoring(**{key: facts[key] for key in _KINDS.keys() & facts.keys()})
+        scoring = Scoring(**{key: facts[key] for key in _KINDS.keys() & facts.keys()})
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    # true is no number of rows.
-    right = all(type(getattr(found, key)) is kind for key, kind in _KINDS.items())
-    return found if right else None
+    # A bool is an int for isinstance, but not a number of rows.
+    right = all(type(getattr(scoring, key)) is kind for key, kind in _KINDS.items())
+    return scoring if right else None

@@ -1,3 +1,1 @@
-"""What a party does with its trained runs beside predicting: input drift, and a person's
-deletion.
-"""
+"""What a party does with its trained runs: input drift, and deleting a person."""

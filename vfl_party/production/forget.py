@@ -1,9 +1,9 @@
-"""Finds what a party's folders of runs hold of one person, removes what can be removed, and says
-which models were trained with the row.
+"""Finds what a party's folders of runs contain about one person, removes what can be removed, and
+reports which models were trained with the row.
 
-The scores of tested rows are removed. A checkpoint holds no id; its weights have learnt from the
-row, and do not forget it. Metrics and the digest of the rows stay, because the run's resumption and
-its summary rest on them.
+The scores of test rows are removed. A checkpoint contains no id; its weights have learned from the
+row and do not forget it. Metrics and the digest of the rows stay, because resuming the run and its
+summary depend on them.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from vfl_party.predict.results import KEPT, MATCHED, id_names, write_table
 from vfl_party.production.input_drift import read_scores
 from vfl_party.record.history import RecordHistory
 
-# Bytes of a file that are searched at once.
+# Number of bytes of a file that are searched at once.
 _CHUNK = 1 << 20
 Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Part = Literal["training", "validation", "test", "alone", "none", "among", "unknown"]
-_SAID: dict[Part, str] = {
-    "training": "was trained with the row: train again without it",
+_ADVICE: dict[Part, str] = {
+    "training": "was trained with the row. Train again without it.",
     "validation": "was not trained with the row, which was for validation; validation rows may "
-    "have chosen the threshold and the end of training: train again without it to undo that",
+    "have chosen the threshold and the end of training. Train again without it to undo that.",
     "test": "was not trained with the row, which was for test",
-    "alone": "has seen the row only if a phase learns from rows that not all parties hold, as "
-    "pretraining does: then train again without it",
+    "alone": "has seen the row only if a phase learns from rows that not all parties have, as "
+    "pretraining does. Train again without it in that case.",
     "none": "was not trained with the row",
-    "among": "had the row for training, validation or test, as its record says; the table is not "
-    "that of training any more, so nobody knows which: train again without it",
-    "unknown": "may have been trained with the row: the table is not that of training any more, "
-    "and no record here lists the rows of this run",
+    "among": "had the row for training, validation or test, by its record; the table has changed "
+    "since training, so the purpose is unknown. Train again without it.",
+    "unknown": "may have been trained with the row: the table has changed since training, and no "
+    "record here lists the rows of this run",
 }
 
 
 @dataclass(frozen=True)
-class Held:
-    """A file that holds the id. ``stays``: why it is not changed; '' if its rows are removed."""
+class FileWithId:
+    """A file that contains the id. ``stays``: why it is kept; '' if its rows are removed."""
 
     path: Path
     what: str
@@ -67,37 +67,42 @@ class Held:
 
 @dataclass(frozen=True)
 class Trace:
-    """What one run has of the person. ``part``: what the row was for; ``start``: the run from which
-    this one has started; ``lacks_it``: the table's name if it has no such id.
+    """What one run has about the person.
+
+    ``part``: the purpose of the row; ``start``: the run from which this one has started;
+    ``lacks_it``: the name of the party's table if it has no such id, otherwise ''.
     """
 
     run: str
     part: Part
-    held: tuple[Held, ...]
+    held: tuple[FileWithId, ...]
     start: str = ""
     lacks_it: str = ""
 
     @property
     def has_row(self) -> bool:
-        """Whether the run's own predictions have the row: a text that is equal may be another's."""
-        return any(not each.stays for each in self.held)
+        """Whether the run's own predictions have the row; equal text elsewhere may mean others."""
+        return any(not file.stays for file in self.held)
 
     @property
     def said(self) -> str:
-        """Whether the model must be trained again, in one sentence."""
-        since = f"; it has started from {self.start}: see that run" if self.start else ""
+        """A sentence on whether the model must be trained again."""
         if self.lacks_it and self.part == "none" and not self.has_row:
             return (
-                f"{self.run}: {absent(self.lacks_it)}, and this run knows none; check its spelling"
+                f"{self.run}: {absent(self.lacks_it)}, and this run does not know it. Check the "
+                "spelling."
             )
-        return f"{self.run}: {_SAID[self.part]}{since}"
+        advice = f"{self.run}: {_ADVICE[self.part]}"
+        return f"{advice} (started from {self.start}: see that run)" if self.start else advice
 
 
 @dataclass(frozen=True)
 class Person:
-    """One id. ``own``: its cells as the party's table writes them, one for each id column;
-    ``settings``: of that table; ``tables``: the columns of ids of it, and of other files that it
-    names; None if they cannot be read. ``record``: the folder of the party's record; None without.
+    """The id of one person.
+
+    ``own``: its cells as the party's table spells them, one for each id column; ``settings``: those
+    of that table; ``tables``: the id columns of the table and of other files that the settings
+    name; None if they cannot be read. ``record``: the folder of the party's record; None without.
     """
 
     own: tuple[str, ...]
@@ -107,21 +112,25 @@ class Person:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of the id columns."""
         return id_names(self.settings)
 
     def rules(self, recipe: Recipe | None) -> tuple[str, ...]:
-        """Returns the rules of ids in a run; without it, those of the party file."""
+        """Returns the id rules of a run; without a recipe, those of the party file."""
         settings = self.settings.ruled(() if recipe is None else tuple(recipe.rows.id_rules))
         return settings.id_rules or ()
 
     def matched(self, recipe: Recipe | None) -> str | None:
-        """Returns the id as the parties have spelt it in a run; None if it is none by its rules."""
-        found: str | None = normalised([[cell] for cell in self.own], self.rules(recipe))[0].as_py()
-        return found
+        """Returns the id as the parties spell it in a run; None if its rules reject it."""
+        spelling: str | None = normalised([[cell] for cell in self.own], self.rules(recipe))[
+            0
+        ].as_py()
+        return spelling
 
     def among(self, columns: Sequence[Any], recipe: Recipe | None) -> Mask:
-        """Returns for each row of some columns of ids whether it is the person's: by the same
-        cells, or by the rules.
+        """Returns for each row whether it is the person's: by equal cells, or by the id rules.
+
+        ``columns``: the id columns, [N] cells each. Returns a mask, [N].
         """
         texts = [pa.compute.cast(_whole(column), pa.large_string()) for column in columns]
         here = np.ones(len(texts[0]), bool)
@@ -140,41 +149,48 @@ class Person:
 
 
 def absent(source: str) -> str:
-    """Says that a table has no such id."""
+    """Returns a clause: the table has no such id."""
     return f"no row of {source} has this id"
 
 
 def person(cells: Sequence[str], settings: DataSettings, record: Path | None = None) -> Person:
-    """Returns the person with an id. ``record``: as in ``Person``. Raises InputError if the id has
-    not as many cells as the table has id columns, or is not UTF-8 text.
+    """Returns the person with an id.
+
+    ``record``: as in ``Person``. Raises InputError if the number of cells is not that of the id
+    columns of the table, or if the id is not UTF-8 text.
     """
     names = id_names(settings)
     if len(cells) != len(names):
-        text = f"the id has {len(names)} columns ({', '.join(names)})"
-        raise InputError(Code.CONFIG_INVALID, f"{text}, and {len(cells)} are given")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"id: must have {len(names)} {'cell' if len(names) == 1 else 'cells'} "
+            f"(got {len(cells)}). Give one for each of {', '.join(names)}.",
+        )
     try:
-        # A command line can have bytes that are no text.
+        # A command line can have bytes that are not text.
         "".join(cells).encode()
     except UnicodeEncodeError:
-        raise InputError(Code.CONFIG_INVALID, "the id is no text in UTF-8; write it anew") from None
+        raise InputError(
+            Code.CONFIG_INVALID, "id: must be UTF-8 text. Type it again in a UTF-8 terminal."
+        ) from None
     return Person(tuple(cells), settings, _ids_of(settings), record)
 
 
 def _ids_of(settings: DataSettings) -> tuple[tuple[Any, ...], ...] | None:
-    """Reads the ids of a party's rows, also of those that a run leaves out."""
+    """Reads the ids of all rows of a party, also of those that a run leaves out."""
     more = unaligned_of(settings)
     tables = [*(settings.parts.values() or [settings]), *([] if more is None else [more])]
     try:
-        return tuple(tuple(read_rows(ids_only(each), False).ids) for each in tables)
+        return tuple(tuple(read_rows(ids_only(table), False).ids) for table in tables)
     except InputError:
-        # One has changed, or is gone.
+        # A table has changed, or is gone.
         return None
 
 
 def trace(folder: RunFolder, name: str, who: Person, *, remove: bool) -> Trace:
-    """Returns what a party's folder of a run has of the person; ``remove``: removes what can be.
+    """Returns what a party's folder of a run has about the person; ``remove``: also remove it.
 
-    Raises InputError if the folder cannot be read or written, or if another process has it.
+    Raises InputError if the folder cannot be read or written, or if another process uses it.
     """
     if remove:
         folder.lock()
@@ -182,7 +198,7 @@ def trace(folder: RunFolder, name: str, who: Person, *, remove: bool) -> Trace:
         recipe = folder.recipe()
         part = _part(folder, recipe, name, who)
         held = [
-            *_kept(folder.path / KEPT, who, recipe, remove=remove),
+            *_drop_scores(folder.path / KEPT, who, recipe, remove=remove),
             *_elsewhere(folder.path, who, recipe),
         ]
     finally:
@@ -192,47 +208,51 @@ def trace(folder: RunFolder, name: str, who: Person, *, remove: bool) -> Trace:
     return Trace(folder.run_id, part, tuple(held), start, lacks_it)
 
 
-def outputs(out: Path, name: str, who: Person) -> list[Held]:
-    """Returns the files of predictions that hold the id, by the log of predictions. They are not
-    changed: they belong to who asked for them. Raises InputError if the log cannot be read.
+def outputs(out: Path, name: str, who: Person) -> list[FileWithId]:
+    """Returns the files of scores that contain the id, by the log of predictions.
+
+    They are not changed, because they belong to the users who asked for them. Raises InputError if
+    the log cannot be read.
     """
-    found = {each.output: each for each in scorings.read(out) if each.party == name}
+    by_output = {line.output: line for line in scorings.read(out) if line.party == name}
     held = []
-    for output, each in found.items():
+    for output, scoring in by_output.items():
         path = Path(output)
         if not output or not path.is_file():
             continue
         try:
             table = read_scores(path)
-            if any(each not in table.column_names for each in who.names):
-                raise InputError(Code.FILE_INVALID, "its columns of ids have other names")
+            if any(name not in table.column_names for name in who.names):
+                raise InputError(
+                    Code.FILE_INVALID, f"{path}: has different id columns. Check this file."
+                )
         except InputError:
-            held.append(Held(path, "cannot be read", "look into it yourself"))
+            held.append(FileWithId(path, "cannot be read", "check it yourself"))
             continue
-        if _rows(table, who, _recipe_of(out / each.model / name, each.model)).any():
-            what = f"holds the row; {each.who} asked for it at {each.at}"
-            held.append(Held(path, what, "remove the row there, and where it was copied to"))
+        if _rows(table, who, _recipe_of(out / scoring.model / name, scoring.model)).any():
+            what = f"contains the row, which {scoring.who} scored at {scoring.at}"
+            held.append(FileWithId(path, what, "remove the row there and from all copies"))
     return held
 
 
 def _part(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part:
-    """Returns what the row was for: by the party's table if it is that of training, else by the
-    run's own predictions, else by the party's record.
+    """Returns the purpose of the row: by the party's table if it is that of training, otherwise by
+    the run's own predictions, otherwise by the party's record.
     """
     try:
-        found = _by_table(folder, recipe, name, who)
+        part = _by_table(folder, recipe, name, who)
     except (VflError, KeyError):
         # The table has changed, or is gone.
-        found = "unknown"
+        part = "unknown"
     path = folder.path / KEPT
-    if found == "unknown" and path.exists():
+    if part == "unknown" and path.exists():
         table = read_scores(path)
         splits = table.filter(pa.array(_rows(table, who, recipe))).column("split").to_pylist()
         if splits:
-            if any(each.startswith("train") for each in splits):
+            if any(split.startswith("train") for split in splits):
                 return "training"
             return "validation" if "validation" in splits else "test"
-    return _by_record(folder, recipe, who) if found == "unknown" else found
+    return _by_record(folder, recipe, who) if part == "unknown" else part
 
 
 def _by_record(folder: RunFolder, recipe: Recipe, who: Person) -> Part:
@@ -250,7 +270,7 @@ def _by_record(folder: RunFolder, recipe: Recipe, who: Person) -> Part:
 
 def _by_table(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part:
     opened = open_party(recipe, name, who.settings, encoder_of(folder, recipe, name))
-    # What was agreed on before needs nobody.
+    # A stored alignment needs no peers.
     nobody = cast(Connections, None)
     at = Aligning(name, folder.run_id, opened.table, folder.path, nobody)
     aligned = alignment_of(recipe).kept(at)
@@ -264,15 +284,15 @@ def _by_table(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part
     if not len(rows):
         rest = opened.unaligned
         tables = [opened.table] if rest is None else [opened.table, rest]
-        alone = any(Ids.of(each.ids).among([matched]).any() for each in tables)
+        alone = any(Ids.of(table.ids).among([matched]).any() for table in tables)
         return "alone" if alone else "none"
     if rows[0] in prepared.splits["validation"]:
         return "validation"
     return "test" if rows[0] in prepared.splits["test"] else "training"
 
 
-def _kept(path: Path, who: Person, recipe: Recipe, *, remove: bool) -> Iterator[Held]:
-    """Yields the run's own predictions if they hold the row, without it if it is removed."""
+def _drop_scores(path: Path, who: Person, recipe: Recipe, *, remove: bool) -> Iterator[FileWithId]:
+    """Yields the run's own predictions if they have the row; ``remove``: also remove it there."""
     if not path.exists():
         return
     table = read_scores(path)
@@ -280,19 +300,24 @@ def _kept(path: Path, who: Person, recipe: Recipe, *, remove: bool) -> Iterator[
     if here.any():
         if remove:
             write_table(path, table.filter(pa.array(~here)))
-        rows = f"{int(here.sum()):,} rows with id, label and score"
-        yield Held(path, rows)
+        count = int(here.sum())
+        yield FileWithId(
+            path, f"{count:,} {'row' if count == 1 else 'rows'} with id, label and score"
+        )
 
 
-def _elsewhere(folder: Path, who: Person, recipe: Recipe) -> Iterator[Held]:
-    """Yields other files in which a cell of the id stands as text in quotes, as in JSON."""
+def _elsewhere(folder: Path, who: Person, recipe: Recipe) -> Iterator[FileWithId]:
+    """Yields other files that contain a cell of the id as quoted text, as in JSON."""
     matched = who.matched(recipe)
     spelt = who.own if matched is None else tuple(matched.split(SEPARATOR))
     wanted = [[json.dumps(cell).encode() for cell in cells] for cells in {who.own, spelt}]
-    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
-        if path.name != KEPT and any(all(_holds(path, t) for t in each) for each in wanted):
-            why = "the model was made with it, as a category or a name, and cannot be read without"
-            yield Held(path, "holds a text that is equal to the id", why)
+    for path in sorted(file for file in folder.rglob("*") if file.is_file()):
+        if path.name != KEPT and any(all(_holds(path, t) for t in cells) for cells in wanted):
+            yield FileWithId(
+                path,
+                "contains a text that equals the id",
+                "the model uses it as a category or a name, and cannot be loaded without it",
+            )
 
 
 def _holds(path: Path, text: bytes) -> bool:
@@ -314,8 +339,8 @@ def _recipe_of(path: Path, run_id: str) -> Recipe | None:
 
 
 def _rows(table: pa.Table, who: Person, recipe: Recipe | None) -> Mask:
-    """Returns for each row of a result whether it is the person's: by the id as their own table has
-    it, or as the parties have matched it.
+    """Returns for each row of a result whether it is the person's: by the id of the party's own
+    table, or by that of entity alignment. The mask is [N].
     """
     here = np.zeros(table.num_rows, bool)
     for names in (who.names, [f"{MATCHED}{name}" for name in who.names]):
@@ -325,8 +350,8 @@ def _rows(table: pa.Table, who: Person, recipe: Recipe | None) -> Mask:
 
 
 def _equal(column: Any, text: str) -> Mask:
-    found: Mask = pa.compute.fill_null(pa.compute.equal(column, text), False).to_numpy(False)
-    return found
+    mask: Mask = pa.compute.fill_null(pa.compute.equal(column, text), False).to_numpy(False)
+    return mask
 
 
 def _whole(column: Any) -> Any:

@@ -1,8 +1,7 @@
-"""Input drift and score drift: how far a party's new rows are from those that a run was trained and
-tested on.
+"""Measures input drift and score drift: how far new rows are from those of training and test.
 
-It compares the party's own columns with the profile that its folder of the run keeps, and scores
-with those of the test rows. It needs no other party.
+It compares the party's own columns with the profile in its folder of the run, and scores with those
+of the test rows. It needs no other party.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from vfl_party.data.table import counted
 from vfl_party.predict.prediction import TrainedRun, prediction_data
 from vfl_party.predict.results import KEPT, STATE, unguarded
 
-# The convention of credit scoring (Siddiqi 2006).
+# Limits by the convention of credit scoring (Siddiqi 2006).
 MOVED, DRIFTED = 0.1, 0.25
-# How often chance alone may call any column of a table moved.
+# Probability that chance alone moves any column of a table.
 _LEVEL = 0.01
 _SCORE, _NUMBERS = "score_", ("value", "risk")
 Verdict = Literal["stable", "moved", "drifted"]
@@ -45,8 +44,10 @@ Verdict = Literal["stable", "moved", "drifted"]
 
 @dataclass(frozen=True)
 class Shift:
-    """One column, or one score. ``index``: the population stability index; ``chance``: what chance
-    alone exceeds once in a hundred tables; ``before``, ``now``: rows in each bin; ``bins``: their
+    """The shift of one column or score.
+
+    ``index``: the population stability index; ``chance``: the index that chance alone exceeds in
+    one of a hundred tables; ``before``, ``now``: the number of rows in each bin; ``bins``: their
     names.
     """
 
@@ -71,25 +72,28 @@ def input_drift(
     """Returns the shift of each column of the party's new rows, the greatest first.
 
     Args:
-        trained: the run, as the party holds it.
-        settings: how the party's table is read.
+        trained: the party's part of the run.
+        settings: how to read the party's table.
         source: the new rows; None: those of ``settings``.
-        query: of a database.
+        query: the query of a database.
 
     Raises InputError.
     """
     profile, state = load(trained.path), trained.state["preprocessor"]
     preprocessor = Preprocessor.from_state(state)
     table = load_table(prediction_data(settings, source, trained.state, query), with_label=False)
-    # Its columns are those of training.
+    # Raises InputError unless the columns are those of training.
     preprocessor.unseen(table)
     places = {name: at for at, name in enumerate(table.numeric_names)}
     words = {name: at for at, name in enumerate(table.categorical_names)}
     for column in profile:
         if column.name not in (places if column.is_number else words):
-            text = f"{trained.path / FILE}: has column {column.name!r}, which the run has not"
-            raise InputError(Code.FILE_INVALID, f"{text}; restore it")
-    found = []
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{trained.path / FILE}: has column {column.name!r}, which the run does not have. "
+                "Restore the file.",
+            )
+    shifts = []
     for column in profile:
         if column.is_number:
             assert table.numeric_NF is not None  # noqa: S101 - it has the columns of training
@@ -99,57 +103,70 @@ def input_drift(
             k = words[column.name]
             counts = counted(table.categorical, k).tolist()
             now = column.count_words(table.categorical.words[k], counts)
-        found.append(_shift(column.name, column, now, len(profile)))
-    return sorted(found, key=lambda each: -each.index)
+        shifts.append(_shift(column.name, column, now, len(profile)))
+    return sorted(shifts, key=lambda shift: -shift.index)
 
 
 def score_drift(trained: TrainedRun, scores: Path) -> list[Shift]:
-    """Returns the shift of each score of a prediction's file against the scores of the test rows.
+    """Returns the shift of each score in a file of scores from the scores of the test rows.
 
-    Only the active party has them. Raises InputError.
+    Only the active party has scores. Raises InputError.
     """
     path = trained.path / KEPT
     before, now = _scores(path, tested=True), _scores(scores, tested=False)
     if not before:
-        raise InputError(Code.FILE_INVALID, f"{path}: has no column of scores to compare with")
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: has no column of scores. Use a run that has scores."
+        )
     lacking = sorted(set(before) - set(now))
     if lacking:
-        text = f"{scores}: has no column {lacking[0]!r}, which the run's own predictions have"
-        raise InputError(Code.FILE_INVALID, f"{text}; give a file that vfl-party predict wrote")
-    found = []
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{scores}: has no column {lacking[0]!r}, which the run's own predictions have. Give a "
+            "file that vfl-party predict wrote.",
+        )
+    shifts = []
     for name, values_N in before.items():
         column = bins_of(values_N)
-        found.append(_shift(name, column, column.count_numbers(now[name]), len(before)))
-    return sorted(found, key=lambda each: -each.index)
+        shifts.append(_shift(name, column, column.count_numbers(now[name]), len(before)))
+    return sorted(shifts, key=lambda shift: -shift.index)
 
 
 def read_scores(path: Path) -> pa.Table:
-    """Reads a file of scores, Parquet or CSV with any of the separators and decimal signs that
-    ``--like-input`` writes; ids and classes are text, without what ``--spreadsheet`` put before
-    them. Raises InputError.
+    """Reads a file of scores: Parquet, or CSV with any separator and decimal sign that
+    ``--like-input`` writes. Ids and classes are text, without the prefix that ``--spreadsheet``
+    adds. Raises InputError.
     """
     try:
         table = pyarrow.parquet.read_table(path) if path.suffix == ".parquet" else _read_csv(path)
     except FileNotFoundError:
-        raise InputError(Code.FILE_INVALID, f"{path}: no such file") from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: no such file. Give a file that vfl-party predict wrote."
+        ) from None
     except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
-        why = str(error).splitlines()[0]
-        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({why})") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be read ({str(error).splitlines()[0]}). Give a file that vfl-party "
+            "predict wrote.",
+        ) from None
     wrong = next(
         (name for name in table.column_names if _is_score(name) and _text(table, name)), ""
     )
     if wrong:
-        text = f"{path}: column {wrong!r} has a score that is no number"
-        raise InputError(Code.FILE_INVALID, f"{text}; give a file that vfl-party predict wrote")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: column {wrong!r} has a score that is not a number. Give a file that "
+            "vfl-party predict wrote.",
+        )
     return table
 
 
 def _read_csv(path: Path) -> pa.Table:
     with path.open("rb") as file:
         header = file.readline().decode("utf-8-sig").rstrip("\r\n")
-    separator, names = _separated(header)
+    separator, names = _detect_separator(header)
     texts = {name: pa.string() for name in names if not _is_score(name)}
-    # A class or an id may be called NA.
+    # Only empty cells are missing: a class or an id may be called NA.
     options = pyarrow.csv.ConvertOptions(
         column_types=texts, strings_can_be_null=True, null_values=[""]
     )
@@ -161,13 +178,18 @@ def _read_csv(path: Path) -> pa.Table:
     return unguarded(table)
 
 
-def _separated(header: str) -> tuple[str, list[str]]:
-    """Returns the separator of a file of scores, and the names of its columns. A class's name may
-    have any of the separators in it.
+def _detect_separator(header: str) -> tuple[str, list[str]]:
+    """Returns the separator and the column names of a file of scores.
+
+    The name of a class may contain any of the separators.
     """
-    found = {each: next(csv.reader([header], delimiter=each), []) for each in ",;\t|"}
-    separator = max(found, key=lambda each: (STATE in found[each], len(found[each])))
-    return separator, found[separator]
+    columns = {
+        separator: next(csv.reader([header], delimiter=separator), []) for separator in ",;\t|"
+    }
+    separator = max(
+        columns, key=lambda candidate: (STATE in columns[candidate], len(columns[candidate]))
+    )
+    return separator, columns[separator]
 
 
 def _is_score(name: str) -> bool:
@@ -180,15 +202,17 @@ def _text(table: pa.Table, name: str) -> bool:
 
 
 def _scores(path: Path, *, tested: bool) -> dict[str, npt.NDArray[np.float32]]:
-    """Returns the columns of scores of a file, without empty cells; of a run's own predictions,
-    those of the last phase's test rows.
+    """Returns {name: scores} of a file, without empty cells; ``tested``: those of the test rows of
+    the last phase, from a run's own predictions.
     """
     table = read_scores(path)
     if tested:
         test = table.filter(pa.compute.field("split") == "test")
         if not test.num_rows:
-            text = f"{path}: has no scores of test rows"
-            raise InputError(Code.FILE_INVALID, f"{text}; compare with a run that has a test split")
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: has no scores of test rows. Compare with a run that has a test split.",
+            )
         last = test.column("phase")[-1].as_py()
         table = test.filter(pa.compute.field("phase") == last)
     return {

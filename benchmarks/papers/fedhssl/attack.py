@@ -68,7 +68,7 @@ def _attacked(
             phases = resolved(pretrained("simsiam", **switches)(data), work.scale)
             _, scene = _run(recipe.replace({"phases": phases}), folder, seed)
             truth = scene.labels[scene.rows["test"]]
-            found["recovered"] = _most(completion.recovered(scene), truth)
+            found["recovered"] = _most(completion.recover_labels(scene), truth)
             own = {k: v for k, v in completion.without(scene).items() if k.startswith("own SSL")}
             found["alone"] = _most(own, truth)
             (run,) = Path(folder).iterdir()
@@ -80,7 +80,7 @@ def _attacked(
             main, scene = _run(recipe.replace(changes), folder, seed)
             truth = scene.labels[scene.rows["test"]]
             found[f"main {strength:g}"] = main["test"][data.metric]
-            found[f"recovered {strength:g}"] = _most(completion.recovered(scene), truth)
+            found[f"recovered {strength:g}"] = _most(completion.recover_labels(scene), truth)
     return found
 
 

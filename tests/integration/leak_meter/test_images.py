@@ -18,7 +18,7 @@ from vfl.leak_meter import attacks
 from vfl.leak_meter.api import Leaks
 from vfl.leak_meter.attacks.embeddings.images import decode_images
 from vfl.leak_meter.rehearsal import Played
-from vfl.leak_meter.report.result import Drawing, Line, Rehearsed, Spread, drawings
+from vfl.leak_meter.report.result import AttackLine, Drawing, Rehearsed, Spread, drawings
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Figure, Scene, UnfitError
 from vfl_party.methods.mocosfl.likeness import likeness
 
@@ -138,9 +138,9 @@ def test_pixels_are_left_to_images_and_columns_to_columns() -> None:
     assert {figure.of for figure in play(both).values()} == {"p1: images"}
 
 
-def error(mse: float, place: str, *, mean: float = 0.1, chance: float = 0.08) -> Line:
+def error(mse: float, place: str, *, mean: float = 0.1, chance: float = 0.08) -> AttackLine:
     beside = {"mean image": Spread((mean,))}
-    return Line(
+    return AttackLine(
         "images",
         "p0",
         "p1: images",

@@ -19,8 +19,8 @@ from tests.harness.memory import in_process
 from vfl.leak_meter.api import leaks
 from vfl.leak_meter.attacks.embeddings.initial import _batches, _epochs
 from vfl.leak_meter.learn import replay
-from vfl.leak_meter.learn.fitting import explained
-from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, _replayed, columns_behind
+from vfl.leak_meter.learn.fitting import r2_by_column
+from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, _replay, columns_behind
 from vfl.leak_meter.rehearsal import Rehearsal
 from vfl.leak_meter.report.compare import in_short
 from vfl.leak_meter.report.result import Rehearsed
@@ -62,7 +62,7 @@ def test_columns_are_found_with_the_right_weights_and_not_with_others(batch_norm
         kept = {name: each.clone() for name, each in encoder.state_dict().items()}
         found_NF = columns_behind(encoder, [epoch], (ROWS, COLUMNS), COURSE, torch.eye(COLUMNS))
         assert all(torch.equal(kept[name], each) for name, each in encoder.state_dict().items())
-        r2 = explained(found_NF, x_NF)
+        r2 = r2_by_column(found_NF, x_NF)
         assert sum(r2) / COLUMNS > 0.6 if seed == 1 else sum(r2) / COLUMNS < 0.1, r2
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -101,7 +101,7 @@ def test_with_the_true_rows_the_replay_gives_the_weights_of_the_training(tmp_pat
     course = ReplayCourse(beginning.optimizer, beginning.epochs)
     # The weights before a step that there was not: those at the end.
     after = [*batches, [batches[0][0]]]
-    last = _replayed(beginning.make(beginning.known), after, x_NF, course)[-1][0]
+    last = _replay(beginning.make(beginning.known), after, x_NF, course)[-1][0]
     for name, each in trained["p1"].named_parameters():
         assert (last[name] - each).abs().max().item() < 1e-6, name
 
@@ -126,7 +126,7 @@ def test_a_secret_leaves_what_random_weights_find(monkeypatch: pytest.MonkeyPatc
     (said, *_) = (str(each) for each in in_short([secret]))
     assert (
         said
-        == "In short: p1: mean of columns: our attacks read next to nothing beyond chance (R² 0.00 by initial)."
+        == "In short: p1: mean of columns: our attacks read almost nothing beyond chance (R² 0.00 by initial)."
     )
     for knows in told:
         line = means(secret)[knows]

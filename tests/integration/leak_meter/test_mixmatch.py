@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.harness.scenes import Scaled, labelled_scene
-from vfl.leak_meter.attacks.gradients.completion import MIXMATCH, recovered, without
+from vfl.leak_meter.attacks.gradients.completion import MIXMATCH, recover_labels, without
 from vfl.leak_meter.learn import mixmatch
 from vfl.leak_meter.scene.scores import auc
 from vfl_party.base.seeds import derive_seed
@@ -28,10 +28,10 @@ def _half_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_guess_is_sharpened_and_rows_are_mixed_by_hand() -> None:
     powers = [0.8**1.25, 0.2**1.25]
-    found = mixmatch.sharpened(torch.tensor([[0.8, 0.2]]).log())
+    found = mixmatch.sharpen(torch.tensor([[0.8, 0.2]]).log())
     assert found[0].tolist() == pytest.approx([power / sum(powers) for power in powers])
     rows = torch.tensor([[0.0, 1.0], [4.0, 3.0]])
-    assert mixmatch.mixed(rows, 0.75, torch.tensor([1, 0])).tolist() == [[1.0, 1.5], [3.0, 2.5]]
+    assert mixmatch.mix(rows, 0.75, torch.tensor([1, 0])).tolist() == [[1.0, 1.5], [3.0, 2.5]]
 
 
 def test_the_loss_is_cross_entropy_and_weighted_squared_error() -> None:
@@ -98,7 +98,7 @@ def test_completion_by_mixmatch_finds_what_is_in_the_encoder_and_nothing_else(
 ) -> None:
     scene = labelled_scene(informed)
     truth = scene.labels[scene.rows["test"]].numpy() == 1
-    found, beside = recovered(scene)[MIXMATCH], without(scene)["from scratch, MixMatch"]
+    found, beside = recover_labels(scene)[MIXMATCH], without(scene)["from scratch, MixMatch"]
     value, alone = (auc((each[:, 1] - each[:, 0]).numpy(), truth) for each in (found, beside))
     assert abs(alone - 0.5) < 0.06
     assert value > 0.95 if informed else value == pytest.approx(alone, abs=0.05)
@@ -108,5 +108,5 @@ def test_the_given_encoder_stays_as_it_is() -> None:
     scene = labelled_scene(True)
     assert scene.encoder is not None
     before = copy.deepcopy(scene.encoder.state_dict())
-    recovered(scene)
+    recover_labels(scene)
     assert all(torch.equal(before[name], each) for name, each in scene.encoder.state_dict().items())

@@ -14,9 +14,15 @@ import torch
 from tests.harness.errors import assert_names, raises
 from tests.harness.scenes import labelled_scene, linear_scene, of, replayed
 from vfl.leak_meter import attacks
-from vfl.leak_meter.attacks.gradients.completion import FROZEN, KNOWN, MIXMATCH, TUNED, stratified
-from vfl.leak_meter.learn.fitting import decode, explained
-from vfl.leak_meter.report.result import ALL_EPOCHS, Line, Rehearsed, Spread
+from vfl.leak_meter.attacks.gradients.completion import (
+    FROZEN,
+    KNOWN,
+    MIXMATCH,
+    TUNED,
+    draw_stratified,
+)
+from vfl.leak_meter.learn.fitting import decode, r2_by_column
+from vfl.leak_meter.report.result import ALL_EPOCHS, AttackLine, Rehearsed, Spread
 from vfl.leak_meter.scene import scene
 from vfl.leak_meter.scene.scene import EncoderInputs, Figure, Scene, UnfitError
 
@@ -78,7 +84,7 @@ def test_over_all_epochs_an_encoder_that_moves_is_read_as_well_as_in_the_last() 
 def test_all_epochs_are_a_line_of_their_own_beside_the_last() -> None:
     (all_epochs,) = {ALL_EPOCHS, scene.ALL_EPOCHS}
     made = {
-        knows: Line(
+        knows: AttackLine(
             "columns", "p0", "p1: mean of columns", knows, "R²", Spread((value,)), place=place
         )
         for knows, value, place in (
@@ -114,7 +120,7 @@ def test_an_input_of_one_value_in_the_known_rows_tells_nothing_of_others() -> No
         for each in (torch.cat([x, 0 * x[:, :1]], dim=1), beside)
     )
     assert torch.equal(found, alone)
-    assert min(explained(found, x[300:])) > 0.9
+    assert min(r2_by_column(found, x[300:])) > 0.9
 
 
 @pytest.mark.parametrize("noise", [0.1, 1e4])
@@ -249,11 +255,11 @@ def test_completion_of_a_regression_is_judged_by_r2() -> None:
 
 def test_auxiliary_labels_are_stratified() -> None:
     labels = torch.tensor([0] * 900 + [1] * 99 + [2])
-    rows = stratified(labels, np.arange(1000), 3, 1)
+    rows = draw_stratified(labels, np.arange(1000), 3, 1)
     # The rare class costs the largest one a row.
     assert torch.bincount(labels[rows]).tolist() == [71, 8, 1]
     assert len(set(rows.tolist())) == KNOWN
-    assert np.array_equal(rows, stratified(labels, np.arange(1000), 3, 1))
+    assert np.array_equal(rows, draw_stratified(labels, np.arange(1000), 3, 1))
 
 
 def test_completion_needs_an_encoder_and_rows() -> None:

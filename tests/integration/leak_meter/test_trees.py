@@ -15,7 +15,7 @@ from vfl.leak_meter import attacks
 from vfl.leak_meter.attacks.trees import probes
 from vfl.leak_meter.attacks.trees.sides import telling
 from vfl.leak_meter.scene.scene import EncoderInputs, Figure, Heard, Scene, UnfitError
-from vfl.leak_meter.scene.trees import SETTLED, places, sides, told
+from vfl.leak_meter.scene.trees import SETTLED, places, sides, trees_of
 from vfl_common.config.models import TaskSettings
 
 ROWS = 3000
@@ -132,8 +132,8 @@ def test_when_sides_say_nothing_of_a_column_the_note_speaks_of_sides() -> None:
     where = scene("active", quartiles(x[:, 0]), [0, 1] * (ROWS // 2), columns=columns)
     notes = [each.note for each in played("sides", where) if each.note]
     wanted = (
-        "p1: from sides of trees the decoder learnt nothing, and gives the mean of the rows it "
-        "knows"
+        "p1: from sides of trees the decoder learned nothing, and returns the mean of the known "
+        "rows"
     )
     assert notes == [wanted]
     assert "embedding" not in notes[0]
@@ -141,7 +141,7 @@ def test_when_sides_say_nothing_of_a_column_the_note_speaks_of_sides() -> None:
 
 def test_sides_are_read_from_bits_and_nodes() -> None:
     x = np.random.default_rng(4).uniform(size=64)
-    (tree,) = told(scene("active", quartiles(x), [0] * 64))
+    (tree,) = trees_of(scene("active", quartiles(x), [0] * 64))
     root, low, high = sides(tree, 64)
     assert (root == np.where(x <= 0.5, 1, -1)).all()
     assert (low == np.where(x > 0.5, 0, np.where(x <= 0.25, 1, -1))).all()
@@ -151,7 +151,7 @@ def test_sides_are_read_from_bits_and_nodes() -> None:
 def test_a_row_that_is_in_a_leaf_stays_where_it_was() -> None:
     first, second = np.array([0, 1, 1], np.uint8), np.array([SETTLED, 2, 3], np.uint8)
     messages = [heard("partition", "p0", values) for values in (first, second, second[:0])]
-    (tree,) = told(scene("passive", messages, [0, 1, 0]))
+    (tree,) = trees_of(scene("passive", messages, [0, 1, 0]))
     assert places(tree).tolist() == [2, 6, 7]
 
 
@@ -257,7 +257,7 @@ def test_winners_of_its_choice_tell_all_bins_after_a_few_trees_and_marks_those_o
 
 def test_a_search_never_says_what_is_not_so() -> None:
     bins = np.random.default_rng(8).integers(0, 16, (500, 3))
-    search = probes.Search(bins)
+    search = probes.BinSearch(bins)
     for _ in range(3):
         search.grow(4)
         low, high = search.known

@@ -21,11 +21,11 @@ from torch.nn import functional
 from tests.harness.errors import raises
 from tests.harness.scenes import of, replayed, scene
 from vfl.leak_meter import attacks
-from vfl.leak_meter.attacks.gradients.completion import KNOWN, stratified
+from vfl.leak_meter.attacks.gradients.completion import KNOWN, draw_stratified
 from vfl.leak_meter.scene.record import Key, Record, Seen
 from vfl.leak_meter.scene.scene import Figure, Scene, UnfitError
-from vfl.leak_meter.scene.scores import Tally, auc, matched_accuracy
-from vfl.leak_meter.wiretap.sizes import told
+from vfl.leak_meter.scene.scores import Tally, auc, best_accuracy
+from vfl.leak_meter.wiretap.sizes import read_sizes
 from vfl_common.bundle import StepKey
 from vfl_common.config.models import TaskSettings
 from vfl_common.errors import Code, InputError
@@ -71,8 +71,8 @@ def test_auc_is_the_area_under_the_curve_with_ties() -> None:
 
 def test_groups_are_named_as_well_as_they_can_be() -> None:
     label = np.array([0, 0, 1, 1, 2, 2])
-    assert matched_accuracy(np.array([2, 2, 0, 0, 1, 1]), label, 3) == 1.0
-    assert matched_accuracy(np.array([2, 2, 0, 0, 0, 1]), label, 3) == pytest.approx(5 / 6)
+    assert best_accuracy(np.array([2, 2, 0, 0, 1, 1]), label, 3) == 1.0
+    assert best_accuracy(np.array([2, 2, 0, 0, 0, 1]), label, 3) == pytest.approx(5 / 6)
 
 
 def test_the_length_gives_what_its_closed_form_says() -> None:
@@ -148,11 +148,11 @@ def test_over_all_rounds_many_classes_are_told_by_known_rows() -> None:
 
 def test_each_class_that_occurs_is_known_by_one_row_at_least() -> None:
     labels = torch.tensor([0] * 900 + [1] * 900 + [2] * 3 + [3])
-    known = stratified(labels, np.arange(len(labels)), 5, 1)
+    known = draw_stratified(labels, np.arange(len(labels)), 5, 1)
     assert len(known) == KNOWN
     assert torch.bincount(labels[known])[2:].tolist() == [1, 1]
     many = torch.arange(1000) % 100
-    assert len(np.unique(many[stratified(many, np.arange(1000), 100, 1)])) == 100
+    assert len(np.unique(many[draw_stratified(many, np.arange(1000), 100, 1)])) == 100
 
 
 @pytest.mark.parametrize("kind", ["norm", "cosine", "clusters"])
@@ -258,9 +258,9 @@ def test_sizes_tell_rows_batches_and_rounds() -> None:
         for round_ in range(3)
         for rows in (64, 64, 12)
     ]
-    (line,) = told(seen, 32)
+    (line,) = read_sizes(seen, 32)
     assert line.sizes == ((2048, 6), (384, 3))
-    assert line.tells == "140 rows a round, in batches of 64; 3 rounds"
+    assert line.tells == "140 rows per round, in batches of 64; 3 rounds"
 
 
 def test_a_plug_in_brings_an_attack(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vfl.leak_meter.scene.record import Passed
-from vfl.leak_meter.wiretap.times import Times, told
+from vfl.leak_meter.wiretap.times import Times, read_times
 
 
 def steps(
@@ -37,24 +37,25 @@ def of(found: list[Times], sender: str, exchange: str = "embedding") -> Times:
 
 
 def test_gaps_pauses_and_the_slower_party() -> None:
-    found = told(steps({"p1": 0.02, "p2": 0.1}), {"splitnn": 3})
+    found = read_times(steps({"p1": 0.02, "p2": 0.1}), {"splitnn": 3})
     fast, slow = of(found, "p1"), of(found, "p2")
     assert fast.messages == slow.messages == 12
     assert slow.gap_s == pytest.approx(0.11)
     assert slow.gap_high_s == pytest.approx(0.61)
     assert slow.tells == (
-        "a pause of 610 ms where a round ends, 6 x a usual gap (AUC 1.00); "
-        "slower than the others: it answers after 100 ms, they after 20 ms"
+        "a pause of 610 ms at the end of a round, 6 x a usual gap (AUC 1.00); "
+        "slower than others: it answers after 100 ms, others after 20 ms"
     )
-    assert fast.tells == "a pause of 610 ms where a round ends, 6 x a usual gap (AUC 1.00)"
+    assert fast.tells == "a pause of 610 ms at the end of a round, 6 x a usual gap (AUC 1.00)"
 
 
 def test_no_pause_and_an_early_end() -> None:
-    found = told(steps({"p1": 0.02}, pause_s=0.0), {"splitnn": 10})
+    found = read_times(steps({"p1": 0.02}, pause_s=0.0), {"splitnn": 10})
     assert (
-        of(found, "p1").tells == "no clear pause where rounds end; 3 of 10 rounds: it ended early"
+        of(found, "p1").tells
+        == "no clear pause at the ends of rounds; 3 of 10 rounds: it ended early"
     )
 
 
 def test_messages_that_are_alone_have_no_gap() -> None:
-    assert told([Passed("splitnn", "stop", "p1", "p0", 0, 1.0)], {}) == []
+    assert read_times([Passed("splitnn", "stop", "p1", "p0", 0, 1.0)], {}) == []

@@ -16,7 +16,14 @@ from torch.nn import functional
 from tests.harness.errors import raises
 from vfl.leak_meter import attacks
 from vfl.leak_meter.learn.fitting import view
-from vfl.leak_meter.learn.shared_weights import Upload, changes_of, shared, spectrum, told, uploads
+from vfl.leak_meter.learn.shared_weights import (
+    Upload,
+    changes_of,
+    collect_shared,
+    describe_rank,
+    spectrum,
+    uploads,
+)
 from vfl.leak_meter.scene.scene import Figure, Heard, Owner, Scene, UnfitError
 from vfl_common.config.models import TaskSettings
 from vfl_party.models import build_predictor, build_projector, mark_top, top_state
@@ -190,7 +197,7 @@ def test_a_peer_subtracts_its_own_weights_from_the_mean() -> None:
                 for key in rest
             )
             assert found[name][0].before is None
-        assert shared(scene("p0", heard, owners)).newest("p0").keys() == own["p0"].keys()
+        assert collect_shared(scene("p0", heard, owners)).newest("p0").keys() == own["p0"].keys()
 
 
 def test_rank_and_energy_of_a_change_by_hand() -> None:
@@ -202,12 +209,11 @@ def test_rank_and_energy_of_a_change_by_hand() -> None:
     assert spectrum(change) == (3, 2)
     name = "projector.0.weight"
     found = [Upload(1, {name: change}, {name: torch.zeros(8, 6)})]
-    assert told("p1", found) == (
+    assert describe_rank("p1", found) == (
         "p1: a round changes the first layer above the encoder by a matrix of rank 3 of 6 "
-        "(99 % of it in 2 "
-        "directions): at least as many inputs made it"
+        "(99 % of its energy in 2 directions), so it has at least as many inputs"
     )
-    assert told("p1", [Upload(0, {name: change})]) == ""
+    assert describe_rank("p1", [Upload(0, {name: change})]) == ""
 
 
 def test_what_cannot_be_played_is_said() -> None:

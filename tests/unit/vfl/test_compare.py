@@ -15,20 +15,20 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score, root_mean
 
 from tests.harness.errors import raises
 from vfl.cli import cli
-from vfl.production.compare import Comparison, Measure, auc_difference, compare, measured
-from vfl.production.scored import Scored, in_common
+from vfl.production.compare import Comparison, Measure, auc_difference, compare, compute_measures
+from vfl.production.scored import ModelScores, in_common
 from vfl.production.show import show_comparison
 from vfl_common.errors import Code, InputError
 
 Floats = npt.NDArray[np.float64]
 
 
-def binary(truth: Any, scores: Any, keys: Any = None) -> Scored:
+def binary(truth: Any, scores: Any, keys: Any = None) -> ModelScores:
     scores_N = np.asarray(scores, np.float64)
     classes = tuple("yes" if score > 0.5 else "no" for score in scores_N)
     names = tuple(str(each) for each in (range(len(scores_N)) if keys is None else keys))
     true = tuple("yes" if each else "no" for each in truth)
-    return Scored(names, ("score_yes",), scores_N[:, None], classes, true)
+    return ModelScores(names, ("score_yes",), scores_N[:, None], classes, true)
 
 
 def by_definition(is_positive_N: npt.NDArray[np.bool_], *models: Floats) -> tuple[float, float]:
@@ -72,7 +72,7 @@ def test_ninety_five_of_a_hundred_intervals_hold_no_difference_where_there_is_no
     held: dict[str, int] = {}
     for seed in range(200):
         truth_N, old_N, new_N = scores(seed, 150)
-        for each in measured(binary(truth_N, old_N), binary(truth_N, new_N)):
+        for each in compute_measures(binary(truth_N, old_N), binary(truth_N, new_N)):
             held[each.metric] = held.get(each.metric, 0) + (each.low <= 0 <= each.high)
     assert list(held) == ["auc", "accuracy", "log_loss", "brier"]
     assert all(0.904 <= count / 200 <= 0.996 for count in held.values()), held
@@ -80,7 +80,7 @@ def test_ninety_five_of_a_hundred_intervals_hold_no_difference_where_there_is_no
 
 def test_the_metrics_are_scikit_learn_s() -> None:
     truth_N, old_N, new_N = scores(5, 200)
-    found = {each.metric: each for each in measured(binary(truth_N, old_N), binary(truth_N, new_N))}
+    found = {each.metric: each for each in compute_measures(binary(truth_N, old_N), binary(truth_N, new_N))}
     assert found["log_loss"].new == pytest.approx(log_loss(truth_N, new_N))
     assert found["brier"].old == pytest.approx(brier_score_loss(truth_N, old_N))
     assert found["accuracy"].old == pytest.approx(((old_N > 0.5) == truth_N).mean())
@@ -88,10 +88,10 @@ def test_the_metrics_are_scikit_learn_s() -> None:
     values_N = np.random.default_rng(1).normal(0, 3, 50)
     keys = tuple(map(str, range(50)))
     old, new = (
-        Scored(keys, ("value",), (values_N + error)[:, None], None, tuple(values_N))
+        ModelScores(keys, ("value",), (values_N + error)[:, None], None, tuple(values_N))
         for error in (1.0, np.linspace(-1, 1, 50))
     )
-    rmse, mae = measured(old, new)
+    rmse, mae = compute_measures(old, new)
     assert rmse.new == pytest.approx(root_mean_squared_error(values_N, new.scores_NC[:, 0]))
     assert (rmse.old, mae.old) == (pytest.approx(1.0), pytest.approx(1.0))
     assert rmse.outcome == mae.outcome == "better"
@@ -103,8 +103,8 @@ def test_several_classes_have_no_auc() -> None:
     p_NC = draw.dirichlet([1, 1, 1], 90)
     keys, names = tuple(map(str, range(90))), ("score_a", "score_b", "score_c")
     classes = tuple("abc"[at] for at in p_NC.argmax(axis=1))
-    model = Scored(keys, names, p_NC, classes, tuple(truth))
-    found = {each.metric: each for each in measured(model, model)}
+    model = ModelScores(keys, names, p_NC, classes, tuple(truth))
+    found = {each.metric: each for each in compute_measures(model, model)}
     assert list(found) == ["accuracy", "log_loss", "brier"]
     assert found["accuracy"].old == (np.array(classes) == truth).mean()
     assert found["log_loss"].old == pytest.approx(log_loss(truth, p_NC, labels=["a", "b", "c"]))
@@ -112,9 +112,9 @@ def test_several_classes_have_no_auc() -> None:
     assert {(each.difference, each.low, each.high) for each in found.values()} == {(0, 0, 0)}
 
 
-def verdict(old: Scored, new: Scored) -> Comparison:
+def verdict(old: ModelScores, new: ModelScores) -> Comparison:
     return Comparison(
-        "old", "new", 9, "test rows of both", measured(old, new), (old.scores_NC, new.scores_NC)
+        "old", "new", 9, "test rows of both", compute_measures(old, new), (old.scores_NC, new.scores_NC)
     )
 
 
@@ -126,7 +126,7 @@ def test_the_verdict_is_better_only_if_the_whole_interval_is() -> None:
     assert verdict(sharp, noisy).outcome == "worse"
     assert verdict(noisy, other).outcome == "no difference"
     assert verdict(noisy, sharp).verdict.startswith("new is better than old on 9 test rows of both")
-    assert verdict(noisy, other).verdict.startswith("no difference between old and new is shown")
+    assert verdict(noisy, other).verdict.startswith("no significant difference between old and new")
 
 
 def test_few_rows_do_not_rule_out_a_loss() -> None:
@@ -175,7 +175,7 @@ def test_rows_are_paired_by_id() -> None:
     assert second.scores_NC[:, 0].tolist() == [0.1, 0.8]
     with raises(InputError, Code.DATA_INVALID, names=("--data", "--truth")):
         in_common(old, binary([1], [0.7], ["z"]))
-    other = Scored(new.keys, ("score_no",), new.scores_NC, new.classes, new.truth)
+    other = ModelScores(new.keys, ("score_no",), new.scores_NC, new.classes, new.truth)
     with raises(InputError, Code.DATA_INVALID, names=("score_yes", "score_no")):
         in_common(old, other)
 
@@ -277,7 +277,7 @@ def test_rows_without_a_label_are_left_out_and_counted(
     assert (found.rows, found.unlabelled, found.as_json()["unlabelled"]) == (2, 2, 2)
     assert found.measures[0].old == 1.0
     show_comparison(found)
-    assert "2 rows without a label are left out" in capsys.readouterr().out
+    assert "left out: 2 rows without a label" in capsys.readouterr().out
     for label in ("none", "late"):
         with raises(InputError, Code.DATA_INVALID, names=("none", "t.csv")):
             compare(path, path, truth=str(truth), label=label)

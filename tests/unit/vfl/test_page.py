@@ -25,8 +25,8 @@ from vfl.report.page.baselines import find_baselines, how_to_get, make, possible
 from vfl.report.page.facts import Facts, read_json
 from vfl.report.page.run_page import run_page
 from vfl.report.page.study_page import is_study
-from vfl.report.page.worth import beside
-from vfl.report.quality.measures import measured
+from vfl.report.page.worth import compare_with_baselines
+from vfl.report.quality.measures import estimate_metrics
 from vfl.report.reading import find
 from vfl_common.config.task import Kind, ThresholdRule
 from vfl_common.errors import Code, InputError
@@ -69,12 +69,12 @@ def test_a_page_says_how_good_the_model_is_for_rows_that_only_some_parties_hold(
     )
     facts = Facts(find(folder))
     page = run_page(facts, {}, None)
-    (shown,) = [t for p in page.parts for t in p.tables if t.caption == "By who holds a row"]
+    (shown,) = [t for p in page.parts for t in p.tables if t.caption == "Quality by parties that have a row"]
     for name, rows, auc, _ in shown.rows:
         assert rows == str(len(held[name]))
-        assert auc == f"{measured(facts.kept[name])['auc'].value:.4f}"
+        assert auc == f"{estimate_metrics(facts.predictions[name])['auc'].value:.4f}"
     assert [each[0] for each in shown.rows] == [*held]
-    assert "columns about those of these rows that they hold" in page_of(folder)
+    assert "columns for those of these rows that they have" in page_of(folder)
 
 
 def test_a_page_names_the_label_and_the_day_of_a_run_that_a_person_has_named(
@@ -101,7 +101,7 @@ def test_a_page_does_not_compare_on_a_few_rows_that_both_happen_to_have_tested(
     table = pyarrow.parquet.read_table(path)
     pyarrow.parquet.write_table(table.filter(pc.equal(table["split"], "test"))[:29], path)
     html = page_of(folder)
-    assert "Beside bank alone nothing can be said: only 29 of the 100 rows were tested by" in html
+    assert "The run cannot be compared with bank alone: only 29 of 100 test rows are common" in html
     assert "no difference" not in html
 
 
@@ -187,17 +187,17 @@ def test_numbers_stand_on_the_page_with_their_intervals(tmp_path: Path) -> None:
     assert auc.name == "AUC, test rows"
     assert re.search(rf"{auc.value}.*{auc.note.split(' (')[0]}", html, re.DOTALL)
     for words in (
-        "least cost (1 : 5)",
-        "found of all so far",
+        "lowest cost (1 : 5)",
+        "share of all so far",
         "Who took part",
         "clipped_gaussian",
         "0" * 64,
         "leave without a defence",
         "67 % of bank",
-        "What the parties computed with",
+        "Hardware and software of the parties",
         "torch 2.14.1, oneDNN 3.12.0",
         "MKL_CBWR=AUTO",
-        "Resumes with other arithmetic",
+        "Resumes with different arithmetic",
         "processor: a processor",
     ):
         assert words in html, words
@@ -206,7 +206,7 @@ def test_numbers_stand_on_the_page_with_their_intervals(tmp_path: Path) -> None:
 def test_a_page_says_whether_asking_the_others_was_worth_it(tmp_path: Path) -> None:
     folder = pages.finished_run(tmp_path / "20260101-120000-churn-0001")
     html = page_of(folder)
-    assert "Nobody has trained bank alone on these rows yet" in html
+    assert "No local-only baseline of bank was trained on these rows yet" in html
     assert "vfl simulate bank.toml --baseline alone" in html
     alone(tmp_path / "20260101-120001-churn-alone-0001")
     alone(tmp_path / "20260101-120002-churn-combined-0001", name="combined", good=1.5)
@@ -221,10 +221,10 @@ def test_a_page_says_whether_asking_the_others_was_worth_it(tmp_path: Path) -> N
     }
     html = page_of(folder)
     assert "Together is better than bank alone on the same 100 rows" in html
-    assert "Beside all in one place, no difference is shown on the same 100 rows" in html
+    assert "No significant difference between together and all in one place on the same 100 rows" in html
     facts = Facts(find(folder))
-    own = measured(facts.kept["test"])
-    pairs = {each.kind: each for each in beside(facts, found, own)}
+    own = estimate_metrics(facts.predictions["test"])
+    pairs = {each.kind: each for each in compare_with_baselines(facts, found, own)}
     gain = pairs["alone"].gain["auc"]
     assert gain.low > 0.05
     assert gain.value == pytest.approx(
@@ -276,14 +276,14 @@ def test_a_page_of_many_parties_stays_small_and_says_what_it_leaves_out(tmp_path
     parties = ("bank", *(f"shop{at}" for at in range(300)))
     html = page_of(pages.finished_run(tmp_path / "run", parties=parties))
     assert len(html) < 1_500_000
-    assert "Of 301 parties the first 24 are shown; summary.json has all." in html
+    assert "The first 24 of 301 parties are shown; summary.json has all." in html
     assert re.search(r"\d+ more rows are not shown", html)
 
 
 def test_a_run_without_predictions_still_has_a_page(tmp_path: Path) -> None:
     folder = pages.finished_run(tmp_path / "run")
     (folder / "bank" / "predictions.parquet").unlink()
-    assert "No predictions were kept, so there are no curves." in page_of(folder)
+    assert "No predictions were stored, so there are no curves." in page_of(folder)
     (folder / "bank" / "predictions.parquet").write_bytes(b"PAR1")
     with raises(InputError, Code.FILE_INVALID, names=("predictions.parquet", "bank")):
         page_of(folder)
@@ -314,7 +314,7 @@ def test_a_passive_party_has_its_own_page(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["report", str(shop)], catch_exceptions=False)
     assert str(shop / "report.html") in done.output
     html = (shop / "report.html").read_text()
-    assert "bank has told no metric" in html
+    assert "bank has sent no metrics" in html
     assert "4.1 kB" in html
     assert "visits" in html
     # Nothing of what lies at the active party.
@@ -322,7 +322,7 @@ def test_a_passive_party_has_its_own_page(tmp_path: Path) -> None:
     (shop / "told.json").write_text(json.dumps({"test": {"auc": 0.8125, "accuracy": None}}))
     html = command.page_of_party(shop).read_text()
     assert "AUC 0.8125" in html
-    assert "What the parties computed with" not in html
+    assert "Hardware and software of the parties" not in html
     facts = json.loads((shop / "run.json").read_text())
     facts["arithmetic"] = pages.arithmetic_of("Z80").model_dump()
     (shop / "run.json").write_text(json.dumps(facts))
@@ -350,7 +350,7 @@ def test_several_runs_are_compared_in_one_page(tmp_path: Path) -> None:
     assert len(values) == 4
     assert re.search(r"0\.\d{4} ± 0\.\d{4}", html)
     assert "churn: splitnn has the best mean" in html
-    assert "bank by itself" in html
+    assert "bank alone" in html
     assert "worse" in html
     assert not WRITTEN.search(html)
 
@@ -399,7 +399,7 @@ def test_a_study_has_its_page(tmp_path: Path) -> None:
     ],
 )
 def test_a_threshold_is_a_number_or_a_rule(text: str, rule: command.Threshold) -> None:
-    assert command.threshold_named(text) == rule
+    assert command.parse_threshold(text) == rule
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_a_threshold_is_a_number_or_a_rule(text: str, rule: command.Threshold) -
 )
 def test_what_is_no_threshold_is_refused(text: str) -> None:
     with raises(InputError, Code.CONFIG_INVALID, names=("--threshold", "0.1")):
-        command.threshold_named(text)
+        command.parse_threshold(text)
 
 
 def test_a_wheel_has_the_templates() -> None:

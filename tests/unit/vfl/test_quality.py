@@ -15,8 +15,8 @@ from tests.harness.reference_task import c_index_of
 from vfl.report.page.draw import kaplan_meier
 from vfl.report.quality import curves
 from vfl.report.quality.intervals import auc_spread, c_index_spread
-from vfl.report.quality.kept import KeptRows
-from vfl.report.quality.measures import LOWER, differences, measured
+from vfl.report.quality.kept import SplitPredictions
+from vfl.report.quality.measures import LOWER, differences, estimate_metrics
 
 Floats = npt.NDArray[np.float64]
 EXACT: dict[str, Any] = {"rel": 0, "abs": 1e-9}
@@ -26,30 +26,30 @@ def keys(rows: int) -> tuple[str, ...]:
     return tuple(f"r{row}" for row in range(rows))
 
 
-def binary(seed: int = 0, rows: int = 300, ties: int | None = None, more: float = 0.0) -> KeptRows:
+def binary(seed: int = 0, rows: int = 300, ties: int | None = None, more: float = 0.0) -> SplitPredictions:
     draw = np.random.default_rng(seed)
     y_N = (draw.random(rows) < 0.35).astype(np.int64)
     noise_N = np.random.default_rng(seed + 100).normal(0, 1.4 + more, rows)
     p_N = 1 / (1 + np.exp(-(2 * y_N - 1 + noise_N)))
     p_N = p_N if ties is None else p_N.round(ties)
-    return KeptRows(
+    return SplitPredictions(
         "test", "binary", keys(rows), ("no", "yes"), y_N, p_N[:, None], (p_N > 0.5).astype(np.int64)
     )
 
 
-def classes(seed: int = 0, rows: int = 200, count: int = 4) -> KeptRows:
+def classes(seed: int = 0, rows: int = 200, count: int = 4) -> SplitPredictions:
     draw = np.random.default_rng(seed)
     y_N = draw.integers(0, count - 1, rows)
     logits = draw.normal(0, 1.0, (rows, count)) + 1.3 * np.eye(count)[y_N]
     p_NC = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     names = tuple(f"c{k}" for k in range(count))
-    return KeptRows("test", "multiclass", keys(rows), names, y_N, p_NC, p_NC.argmax(axis=1))
+    return SplitPredictions("test", "multiclass", keys(rows), names, y_N, p_NC, p_NC.argmax(axis=1))
 
 
-def numbers(seed: int = 0, rows: int = 150, far: float = 1e6) -> KeptRows:
+def numbers(seed: int = 0, rows: int = 150, far: float = 1e6) -> SplitPredictions:
     draw = np.random.default_rng(seed)
     y_N = far + draw.normal(0, 3, rows)
-    return KeptRows(
+    return SplitPredictions(
         "test", "regression", keys(rows), (), y_N, (y_N + draw.normal(0.3, 1, rows))[:, None]
     )
 
@@ -59,7 +59,7 @@ def numbers(seed: int = 0, rows: int = 150, far: float = 1e6) -> KeptRows:
 def test_metrics_of_two_classes_are_scikit_learn_s_and_scipy_s(seed: int, ties: int | None) -> None:
     kept = binary(seed, ties=ties)
     y_N, p_N, d_N = kept.truth_N, kept.scores_N, kept.decided_N
-    found = {name: each.value for name, each in measured(kept, 2).items()}
+    found = {name: each.value for name, each in estimate_metrics(kept, 2).items()}
     wanted = {
         "auc": sk.roc_auc_score(y_N, p_N),
         "average_precision": sk.average_precision_score(y_N, p_N),
@@ -77,7 +77,7 @@ def test_metrics_of_two_classes_are_scikit_learn_s_and_scipy_s(seed: int, ties: 
 
 def test_metrics_of_several_classes_are_scikit_learn_s() -> None:
     kept = classes()
-    found = {name: each.value for name, each in measured(kept, 2).items()}
+    found = {name: each.value for name, each in estimate_metrics(kept, 2).items()}
     y_N, p_NC, d_N = kept.truth_N, kept.scores_NO, kept.decided_N
     # The last class has no row, so it has no curve.
     aucs = [sk.roc_auc_score(y_N == k, p_NC[:, k]) for k in range(3)]
@@ -97,8 +97,8 @@ def test_metrics_of_several_labels_are_means_of_scikit_learn_s() -> None:
     parts = [binary(seed) for seed in range(3)]
     y_NL = np.stack([each.truth_N for each in parts], axis=1)
     p_NL = np.stack([each.scores_N for each in parts], axis=1)
-    kept = KeptRows("test", "multilabel", keys(len(y_NL)), ("a", "b", "c"), y_NL, p_NL)
-    found = {name: each.value for name, each in measured(kept, 2).items()}
+    kept = SplitPredictions("test", "multilabel", keys(len(y_NL)), ("a", "b", "c"), y_NL, p_NL)
+    found = {name: each.value for name, each in estimate_metrics(kept, 2).items()}
     assert found == pytest.approx(
         {
             "auc": sk.roc_auc_score(y_NL, p_NL, average="macro"),
@@ -112,7 +112,7 @@ def test_metrics_of_several_labels_are_means_of_scikit_learn_s() -> None:
 
 def test_metrics_of_numbers_are_scikit_learn_s() -> None:
     kept = numbers(far=0.0)
-    found = {name: each.value for name, each in measured(kept, 2).items()}
+    found = {name: each.value for name, each in estimate_metrics(kept, 2).items()}
     y_N, said_N = kept.truth_N, kept.scores_N
     assert found == pytest.approx(
         {
@@ -124,7 +124,7 @@ def test_metrics_of_numbers_are_scikit_learn_s() -> None:
         **EXACT,
     )
     far = numbers()
-    assert measured(far, 2)["r2"].value == pytest.approx(
+    assert estimate_metrics(far, 2)["r2"].value == pytest.approx(
         sk.r2_score(far.truth_N, far.scores_N), rel=1e-9
     )
 
@@ -138,13 +138,13 @@ def test_queries_are_ordered_as_scikit_learn_says() -> None:
     )
     # A query without a relevant row counts for nothing.
     relevance_N[:6] = 0
-    kept = KeptRows("test", "ranking", keys(72), (), relevance_N, scores_N[:, None], more_N=queries)
+    kept = SplitPredictions("test", "ranking", keys(72), (), relevance_N, scores_N[:, None], more_N=queries)
     each = [
         sk.ndcg_score([relevance_N[queries == q]], [scores_N[queries == q]])
         for q in dict.fromkeys(queries.tolist())
         if relevance_N[queries == q].any()
     ]
-    found = measured(kept, 400)["ndcg"]
+    found = estimate_metrics(kept, 400)["ndcg"]
     assert found.value == pytest.approx(np.mean(each), **EXACT)
     # The deviation of a mean of eleven queries.
     assert found.high - found.low == pytest.approx(4 * np.std(each) / np.sqrt(11), rel=0.4)
@@ -156,7 +156,7 @@ def test_the_interval_of_an_auc_is_delong_s() -> None:
     psi_MN = (x_M[:, None] > y_N) + 0.5 * (x_M[:, None] == y_N)
     variance = np.var(psi_MN.mean(axis=1), ddof=1) / len(x_M)
     variance += np.var(psi_MN.mean(axis=0), ddof=1) / len(y_N)
-    found = measured(kept, 2)["auc"]
+    found = estimate_metrics(kept, 2)["auc"]
     z = stats.norm.ppf(0.975)
     assert (found.low, found.high) == pytest.approx(
         tuple(psi_MN.mean() + sign * z * np.sqrt(variance) for sign in (-1, 1)), **EXACT
@@ -194,7 +194,7 @@ def test_survival_is_harrell_s_and_its_interval_that_of_a_jackknife() -> None:
 
 def test_the_interval_of_a_mean_is_that_of_the_normal_distribution() -> None:
     kept = binary(2, rows=2_000)
-    found = measured(kept)["accuracy"]
+    found = estimate_metrics(kept)["accuracy"]
     half = 1.96 * np.sqrt(found.value * (1 - found.value) / 2_000)
     assert (found.low, found.high) == pytest.approx(
         (found.value - half, found.value + half), abs=0.1 * half
@@ -203,7 +203,7 @@ def test_the_interval_of_a_mean_is_that_of_the_normal_distribution() -> None:
 
 def test_the_bootstrap_of_average_precision_is_scipy_s() -> None:
     kept = binary(5, rows=150)
-    found = measured(kept)["average_precision"]
+    found = estimate_metrics(kept)["average_precision"]
     scipy_s = stats.bootstrap(
         (kept.truth_N, kept.scores_N),
         sk.average_precision_score,
@@ -218,10 +218,10 @@ def test_the_bootstrap_of_average_precision_is_scipy_s() -> None:
 
 def test_a_difference_is_paired_and_says_what_is_better() -> None:
     good, bad = binary(0), binary(0, more=3.0)
-    both = good.beside(bad)
+    both = good.pair_with(bad)
     assert both is not None
     found = differences(*both, 300)
-    each = [measured(one, 2) for one in both]
+    each = [estimate_metrics(one, 2) for one in both]
     for name, gain in found.items():
         assert gain.value == pytest.approx(each[0][name].value - each[1][name].value, **EXACT)
         assert gain.low <= gain.value <= gain.high
@@ -236,12 +236,12 @@ def test_a_difference_is_paired_and_says_what_is_better() -> None:
 
 def test_only_rows_that_both_have_are_compared() -> None:
     first = binary(0, rows=50)
-    second = binary(0, rows=50).taken([40, 3, 20])
-    both = first.beside(second)
+    second = binary(0, rows=50).take([40, 3, 20])
+    both = first.pair_with(second)
     assert both is not None
     assert both[0].keys == both[1].keys == ("r3", "r20", "r40")
-    assert first.beside(binary(0).taken([60, 61])) is None
-    assert first.beside(classes()) is None
+    assert first.pair_with(binary(0).take([60, 61])) is None
+    assert first.pair_with(classes()) is None
 
 
 @pytest.mark.parametrize("ties", [None, 1])
@@ -256,7 +256,7 @@ def test_curves_are_scikit_learn_s(ties: int | None) -> None:
     )
     found = curves.calibration(y_N, p_N)
     true_B, said_B = sk_calibration.calibration_curve(y_N, p_N, n_bins=10, strategy="quantile")
-    np.testing.assert_allclose((found.true_B, found.said_B), (true_B, said_B), rtol=0, atol=1e-9)
+    np.testing.assert_allclose((found.true_B, found.predicted_B), (true_B, said_B), rtol=0, atol=1e-9)
     assert found.rows_B.sum() == len(kept)
     for hits, rows, low, high in zip(
         found.true_B * found.rows_B, found.rows_B, found.low_B, found.high_B, strict=True
@@ -301,6 +301,6 @@ def test_survivors_are_kaplan_and_meier_s() -> None:
 
 
 def test_a_curve_is_thinned_to_what_a_picture_shows() -> None:
-    x, y = curves.thinned(np.linspace(0, 1, 27_000), np.arange(27_000.0))
+    x, y = curves.thin_out(np.linspace(0, 1, 27_000), np.arange(27_000.0))
     assert len(x) == len(y) <= 240
     assert (x[0], x[-1], y[-1]) == (0.0, 1.0, 26_999.0)

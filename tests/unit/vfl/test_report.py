@@ -255,7 +255,7 @@ def test_what_a_run_went_through_is_said() -> None:
     assert f" · 2 interruptions · 1 restart of the server · 1 round skipped by {last.name}" in text
     moved = last.model_copy(update={"arithmetic": pages.arithmetic_of("Z80")})
     text = shown(summary.model_copy(update={"parties": [moved]}), 200)
-    assert f" · 1 resume of {last.name} with other arithmetic" in " ".join(text.split())
+    assert f" · 1 resume of {last.name} with different arithmetic" in " ".join(text.split())
     assert "interruption" not in shown(summary, 200)
 
 

@@ -1,6 +1,4 @@
-"""Attacks of the leak meter: one file each, on a shelf by what it reads, found by its name, and
-those of plug-ins.
-"""
+"""Attacks of the leak meter, one file for each, in packages by what they read."""
 
 from __future__ import annotations
 

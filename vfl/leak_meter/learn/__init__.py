@@ -1,1 +1,1 @@
-"""What attackers train: heads, decoders, encoders of their own."""
+"""Models that attackers train: heads, decoders, and their own encoders."""

@@ -1,6 +1,4 @@
-"""Directions of gradients: rows scaled to length one, what most of them share, and where known rows
-point.
-"""
+"""Directions of gradients: unit vectors, their main direction, and the direction of known rows."""
 
 from __future__ import annotations
 
@@ -10,18 +8,21 @@ from torch.nn import functional
 
 
 def unit(g: Tensor) -> Tensor:
-    """Returns rows scaled to length one, float64 [B, D]; a row of zeros stays one."""
+    """Returns rows scaled to length one, float64 [B, D]; a row of zeros stays zero.
+
+    ``g``: gradients, [B, ...].
+    """
     return functional.normalize(g.double().flatten(1), dim=1)
 
 
-def shared(g_BD: Tensor) -> Tensor:
-    """Returns the direction [D] that most of the rows share: their first singular vector, up to its
+def common_direction(g_BD: Tensor) -> Tensor:
+    """Returns the main direction of rows [B, D]: their first singular vector, [D], up to its
     sign.
     """
-    found: Tensor = torch.linalg.svd(g_BD, full_matrices=False).Vh[0]
-    return found
+    direction: Tensor = torch.linalg.svd(g_BD, full_matrices=False).Vh[0]
+    return direction
 
 
 def towards(unit_KD: Tensor) -> Tensor:
-    """Returns the direction [D] of the mean of rows."""
+    """Returns the direction of the mean of rows [K, D], [D]."""
     return functional.normalize(unit_KD.sum(dim=0), dim=0)

@@ -1,6 +1,4 @@
-"""What attacks train: heads and decoders on few rows, and an encoder of the attacker's own without
-labels.
-"""
+"""Models that attacks train: heads and decoders on few rows, and a self-supervised encoder."""
 
 from __future__ import annotations
 
@@ -22,11 +20,11 @@ from vfl_party.models.optim import build_optimizer
 
 Inputs = tuple[Tensor, ...]
 _HEAD_STEPS, _TUNED_STEPS, _LR, _DECAY = 300, 150, 2e-3, 1e-3
-# Of a ridge regression: 0.01 to 10,000.
+# Penalties of a ridge regression, from 0.01 to 10,000.
 _PENALTIES = tuple(10.0 ** (power / 2) for power in range(-4, 9))
 _DECODER_STEPS, _PIXELS_STEPS, _PIXELS_BATCH = 400, 1500, 64
-# Of an input, below which it is one value.
-_LEAST_SPREAD = 1e-6
+# Standard deviation below which an input counts as constant.
+_MIN_SPREAD = 1e-6
 _SSL_EPOCHS, _SSL_BATCH, _SSL_ROWS, _CORRUPTED = 10, 256, 10_000, 0.3
 
 
@@ -46,7 +44,7 @@ _DECODER = _Shape("decoder", 128, 3e-3, _DECODER_STEPS)
 _PIXELS = _Shape("pixels", 512, 1e-3, 200)
 
 
-class Descent:
+class AdamDescent:
     """Adam, by torch's fused kernel (see ``build_optimizer``): attackers take many small steps."""
 
     def __init__(self, weights: Iterable[Tensor], lr: float, decay: float = 0.0) -> None:
@@ -66,7 +64,10 @@ def embed(encoder: nn.Module, inputs: Inputs) -> Tensor:
     """Returns an encoder's embeddings [N, D] of many rows, in evaluation mode."""
     encoder.eval()
     return torch.cat(
-        [encoder(*part) for part in zip(*(torch.split(each, 1024) for each in inputs), strict=True)]
+        [
+            encoder(*part)
+            for part in zip(*(torch.split(input_, 1024) for input_ in inputs), strict=True)
+        ]
     ).flatten(1)
 
 
@@ -80,10 +81,10 @@ def classify(
     *,
     tuned: bool,
 ) -> Tensor:
-    """Trains a linear head on an encoder with the classes of K rows; returns the logits [N,
-    classes] of others.
+    """Trains a linear head on an encoder with the classes of K rows; returns the logits of others,
+    [N, classes].
 
-    ``tuned``: the encoder is trained, too (a copy of it), otherwise it stays as it is.
+    ``tuned``: also train a copy of the encoder; otherwise it is frozen.
     """
     encoder = copy.deepcopy(encoder).eval()
     mean_D, std_D = _spread(embed(encoder, known))
@@ -97,11 +98,11 @@ def classify(
 def estimate(
     encoder: nn.Module, known: Inputs, numbers_K: Tensor, judged: Inputs, *, tuned: bool
 ) -> Tensor:
-    """Fits a linear head on an encoder to the numbers of K rows; returns those [N] that it gives
-    others.
+    """Fits a linear head on an encoder to the numbers of K rows; returns its predictions for
+    others, [N].
 
-    It is a ridge regression, its penalty chosen by leaving one row out. ``tuned``: it is then
-    trained with the encoder.
+    The head is a ridge regression whose penalty is chosen by leave-one-out. ``tuned``: the head is
+    then trained together with the encoder.
     """
     from sklearn.linear_model import RidgeCV
 
@@ -113,7 +114,7 @@ def estimate(
     ridge = RidgeCV(alphas=_PENALTIES).fit(
         ((z_KD - mean_D) / std_D).cpu().numpy(), y_K1[:, 0].cpu().numpy()
     )
-    # What is drawn is replaced.
+    # The random weights are replaced.
     with seeded(0), torch.no_grad():
         head = nn.Linear(len(mean_D), 1)
         head.weight.copy_(torch.from_numpy(ridge.coef_)[None])
@@ -140,7 +141,7 @@ class _Headed:
     def learn(self, known: Inputs, loss_of: Callable[[Tensor], Tensor], *, tuned: bool) -> None:
         """Trains the head, and with ``tuned`` the encoder, too."""
         weights = [*self.head.parameters(), *(self.encoder.parameters() if tuned else ())]
-        descent = Descent(weights, _LR, _DECAY)
+        descent = AdamDescent(weights, _LR, _DECAY)
         with torch.no_grad():
             z_KD = self.encoder(*known).flatten(1)
         for _ in range(_TUNED_STEPS if tuned else _HEAD_STEPS):
@@ -149,25 +150,25 @@ class _Headed:
 
     @torch.no_grad()
     def of(self, judged: Inputs) -> Tensor:
-        """Returns what the head gives rows, [N, outputs]."""
-        found: Tensor = self.head((embed(self.encoder, judged) - self.mean_D) / self.std_D)
-        return found.cpu()
+        """Returns the outputs of the head for rows, [N, outputs]."""
+        outputs: Tensor = self.head((embed(self.encoder, judged) - self.mean_D) / self.std_D)
+        return outputs.cpu()
 
 
 def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
-    """Trains an encoder on rows without labels: SimSiam; in each of two views some numbers are
-    another row's.
+    """Trains an encoder on rows without labels by SimSiam; in each of two views some numbers are
+    those of another row.
     """
     rows = np.arange(min(len(inputs[0]), _SSL_ROWS), dtype=np.int64)
-    some = tuple(each[: len(rows)] for each in inputs)
+    some = tuple(input_[: len(rows)] for input_ in inputs)
     with seeded(derive_seed(seed, "init", "predictor")), torch.no_grad():
-        width = encoder(*(each[:2] for each in some)).flatten(1).shape[1]
+        width = encoder(*(input_[:2] for input_ in some)).flatten(1).shape[1]
         predictor = nn.Sequential(
             nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
         )
     predictor.to(some[0].device)
     drawn = torch.Generator().manual_seed(derive_seed(seed, "views") % 2**63)
-    descent = Descent([*encoder.parameters(), *predictor.parameters()], 1e-3)
+    descent = AdamDescent([*encoder.parameters(), *predictor.parameters()], 1e-3)
     encoder.train()
     for epoch in range(_SSL_EPOCHS):
         for rows_B in batches(seed, "own ssl", epoch, rows, _SSL_BATCH):
@@ -183,52 +184,59 @@ def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
 
 
 def view(inputs: Inputs, rows_B: np.ndarray, drawn: torch.Generator) -> Inputs:
-    """Returns rows in which some numbers are another row's."""
-    found = []
-    for each in inputs:
-        own = each[torch.from_numpy(rows_B)]
-        other = each[torch.randint(len(each), (len(own),), generator=drawn)]
+    """Returns rows in which some numbers are those of another row."""
+    views = []
+    for input_ in inputs:
+        own = input_[torch.from_numpy(rows_B)]
+        other = input_[torch.randint(len(input_), (len(own),), generator=drawn)]
         hidden = torch.rand(own.shape, generator=drawn) < _CORRUPTED
-        found.append(torch.where(hidden.to(own.device), other, own))
-    return tuple(found)
+        views.append(torch.where(hidden.to(own.device), other, own))
+    return tuple(views)
 
 
 def decode(known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int) -> Tensor:
-    """Trains an MLP from K rows' inputs to their values, and returns the values [N, F] that it
-    finds for others.
+    """Trains an MLP from the inputs of K rows to their values, and returns its values for others,
+    [N, F].
 
-    A fifth of the known rows decides when training stops, and whether the known rows' mean is
-    better than all.
+    A fifth of the known rows decides when training stops, and whether the mean of the known rows is
+    better.
+
+    Args:
+        known_KD: the inputs of the known rows, [K, D].
+        values_KF: their values, [K, F].
+        judged_ND: the inputs of the others, [N, D].
+        seed: the seed of the MLP.
     """
     mean_F, std_F = values_KF.mean(dim=0), values_KF.std(dim=0).clamp_min(1e-6)
-    rows = repeat(slice(held_of(len(known_KD)), None), _DECODER_STEPS)
-    found = _decoded(known_KD, (values_KF - mean_F) / std_F, judged_ND, rows, _DECODER, seed)
-    return mean_F.expand(len(judged_ND), -1) if found is None else found * std_F + mean_F
+    rows = repeat(slice(count_held(len(known_KD)), None), _DECODER_STEPS)
+    decoded = _fit_decoder(known_KD, (values_KF - mean_F) / std_F, judged_ND, rows, _DECODER, seed)
+    return mean_F.expand(len(judged_ND), -1) if decoded is None else decoded * std_F + mean_F
 
 
 def decode_pixels(known_KD: Tensor, pixels_KF: Tensor, judged_ND: Tensor, seed: int) -> Tensor:
-    """Does as ``decode`` with the pixels of images.
+    """Decodes the pixels of images, [N, F]; the arguments are those of ``decode``.
 
-    Pixels keep their scale, because those that vary most tell most, and a wider MLP sees batches.
+    Pixels keep their scale, because those that vary most are most informative, and a wider MLP is
+    trained on batches.
     """
-    mean_F, held = pixels_KF.mean(dim=0), held_of(len(known_KD))
+    mean_F, held = pixels_KF.mean(dim=0), count_held(len(known_KD))
     drawn = torch.Generator().manual_seed(derive_seed(seed, "batches of pixels") % 2**63)
     rows = (
         torch.randint(held, len(known_KD), (_PIXELS_BATCH,), generator=drawn)
         for _ in range(_PIXELS_STEPS)
     )
-    found = _decoded(known_KD, pixels_KF - mean_F, judged_ND, rows, _PIXELS, seed)
-    return mean_F.expand(len(judged_ND), -1) if found is None else found + mean_F
+    decoded = _fit_decoder(known_KD, pixels_KF - mean_F, judged_ND, rows, _PIXELS, seed)
+    return mean_F.expand(len(judged_ND), -1) if decoded is None else decoded + mean_F
 
 
-def held_of(known: int) -> int:
-    """Returns how many of the known rows, the first ones, decide when a decoder's training
+def count_held(known: int) -> int:
+    """Returns the number of the first known rows that decide when the training of a decoder
     stops.
     """
     return max(1, known // 5)
 
 
-def _decoded(
+def _fit_decoder(
     known_KD: Tensor,
     y_KF: Tensor,
     judged_ND: Tensor,
@@ -236,69 +244,70 @@ def _decoded(
     shape: _Shape,
     seed: int,
 ) -> Tensor | None:
-    """Returns what an MLP gives for judged rows, as it was when the first known rows' error was
-    least.
+    """Returns the outputs of an MLP for judged rows, at the step with the smallest error on the
+    first known rows; None if it was never better than the mean.
 
-    ``rows``: of each step. None if it was never better than 0.
+    ``rows``: the known rows of each step.
     """
     mean_D, std_D = known_KD.mean(dim=0), known_KD.std(dim=0)
-    # What is one value in all known rows tells nothing.
-    scale_D = torch.where(std_D > _LEAST_SPREAD, 1 / std_D, 0.0)
-    x, held = (known_KD - mean_D) * scale_D, held_of(len(known_KD))
+    # An input that is constant in the known rows has no information.
+    scale_D = torch.where(std_D > _MIN_SPREAD, 1 / std_D, 0.0)
+    x, held = (known_KD - mean_D) * scale_D, count_held(len(known_KD))
     with seeded(derive_seed(seed, "init", shape.name)):
         decoder = nn.Sequential(
             nn.Linear(x.shape[1], shape.width), nn.ReLU(), nn.Linear(shape.width, y_KF.shape[1])
         )
-    descent = Descent(decoder.parameters(), shape.lr, 1e-4)
-    best, kept, since = y_KF[:held].pow(2).mean().item(), None, 0
+    descent = AdamDescent(decoder.parameters(), shape.lr, 1e-4)
+    best, best_state, since = y_KF[:held].pow(2).mean().item(), None, 0
     for step, rows_B in enumerate(rows):
         descent.step(functional.mse_loss(decoder(x[rows_B]), y_KF[rows_B]))
         if step % 10 == 9:
             with torch.no_grad():
                 error = functional.mse_loss(decoder(x[:held]), y_KF[:held]).item()
             if error < best:
-                best, kept, since = error, copy.deepcopy(decoder.state_dict()), step
+                best, best_state, since = error, copy.deepcopy(decoder.state_dict()), step
             if step - since >= shape.patience:
                 break
-    if kept is None:
+    if best_state is None:
         return None
-    decoder.load_state_dict(kept)
+    decoder.load_state_dict(best_state)
     with torch.no_grad():
-        found: Tensor = decoder((judged_ND - mean_D) * scale_D)
-    return found
+        values: Tensor = decoder((judged_ND - mean_D) * scale_D)
+    return values
 
 
 def decode_table(
     known_KD: Tensor, values_KF: Tensor, judged_ND: Tensor, seed: int, groups: Iterable[range] = ()
 ) -> Tensor:
-    """Returns what ``decode`` finds for the columns of numbers, and by itself for each of
+    """Returns the values of ``decode`` for the numeric columns, and separately for each of
     ``groups``, [N, F].
 
-    One decoder for all would give up on all if there are many columns that cannot be read, as those
-    of a category with many values.
+    A common decoder gives up on all columns if many of them cannot be decoded, such as those of a
+    category with many values.
     """
     parts = [[*group] for group in groups]
     inside = {place for part in parts for place in part}
     numbers = [place for place in range(values_KF.shape[1]) if place not in inside]
-    found = torch.empty(len(judged_ND), values_KF.shape[1])
+    values = torch.empty(len(judged_ND), values_KF.shape[1])
     for part in (numbers, *parts):
         if part:
-            found[:, part] = decode(known_KD, values_KF[:, part], judged_ND, seed)
-    return found
+            values[:, part] = decode(known_KD, values_KF[:, part], judged_ND, seed)
+    return values
 
 
-def is_mean(found_NF: Tensor) -> bool:
-    """Whether ``decode`` has found nothing better than the mean: then it gives all rows the
-    same.
+def is_mean(values_NF: Tensor) -> bool:
+    """Whether ``decode`` has returned the mean, which is equal for all rows, [N, F]."""
+    return bool((values_NF == values_NF[:1]).all())
+
+
+def r2_by_column(predicted_NF: Tensor, truth_NF: Tensor) -> list[float]:
+    """Returns R² of each column: 1 − (squared error) / (variance); 0 for a constant column.
+
+    Args:
+        predicted_NF: the predicted values, [N, F].
+        truth_NF: the true values, [N, F].
     """
-    return bool((found_NF == found_NF[:1]).all())
-
-
-def explained(found_NF: Tensor, truth_NF: Tensor) -> list[float]:
-    """Returns R² of each column: 1 − (squared error) / (that of the column's mean); 0 for a
-    constant column.
-    """
-    error = (found_NF.double() - truth_NF.double()).pow(2).mean(dim=0)
+    error = (predicted_NF.double() - truth_NF.double()).pow(2).mean(dim=0)
     spread = truth_NF.double().var(dim=0, correction=0)
     r2: Sequence[float] = torch.where(
         spread > 0, 1 - error / spread.clamp_min(1e-300), 0.0

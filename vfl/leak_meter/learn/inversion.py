@@ -1,10 +1,10 @@
-"""The model inversion attack (MocoSFL, appendix A.3): a decoder that has learnt to undo a party's
-bottom.
+"""The model inversion attack (MocoSFL, appendix A.3): a decoder that learns to invert a party's
+bottom model.
 
 The attacker is an honest-but-curious server. It knows pairs of latents and images that are not the
-party's: it may query the bottom with images of its own, or have them from elsewhere. What it learns
-from them undoes the latents of the party's private images. The functions here take pairs, and no
-bottom.
+party's: it may query the bottom model with images of its own, or have pairs from elsewhere. The
+decoder that it trains on them reconstructs the party's private images from their latents. The
+functions here take pairs, not a bottom model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vfl.leak_meter.learn.fitting import Descent
+from vfl.leak_meter.learn.fitting import AdamDescent
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import batches, derive_seed
 from vfl_party.methods.mocosfl.likeness import Likeness, likeness
@@ -27,14 +27,14 @@ from vfl_party.models import seeded
 from vfl_party.models.decoder import Decoder
 
 CPU = torch.device("cpu")
-# Auxiliary ones: as many as the paper's attacker may query.
-MOST_IMAGES = 10_000
-# Of the party, on which the attack is measured.
+# Maximum number of auxiliary images: as many as the paper's attacker may query.
+MAX_IMAGES = 10_000
+# Number of the party's images on which the attack is measured.
 PRIVATE_IMAGES = 128
-# Latents that are decoded at once.
+# Batch size of decoding.
 _AT_ONCE = 256
 
-# Epochs done, of how many, mean squared error of the last one.
+# Called with the number of finished epochs, of all epochs, and the mean squared error of the last.
 Progress = Callable[[int, int, float], None]
 
 
@@ -55,10 +55,10 @@ class InversionSettings:
 
 @dataclass(frozen=True, eq=False)
 class LatentPairs:
-    """Latents and the images that they were made of.
+    """Latents and the images that they were computed from.
 
     ``z``: [N, C, H, W] or [N, D]. ``images``: [N, C, H, W], pixels from 0 to 1. Raises ValueError
-    if they are no pairs.
+    for other shapes or pixels.
     """
 
     z: Tensor
@@ -66,10 +66,10 @@ class LatentPairs:
 
     def __post_init__(self) -> None:
         if self.z.dim() not in (2, 4) or self.images.dim() != 4 or len(self.z) != len(self.images):
-            found = f"{list(self.z.shape)} and {list(self.images.shape)}"
+            shapes = f"{list(self.z.shape)} and {list(self.images.shape)}"
             raise ValueError(
-                f"latents and images are {found}; give [N, C, H, W] or [N, D], and as many "
-                "[N, C, H, W]"
+                "latents must be [N, C, H, W] or [N, D] and images [N, C, H, W] with the same N "
+                f"(got {shapes})"
             )
         low, high = (
             torch.aminmax(self.images)
@@ -77,7 +77,7 @@ class LatentPairs:
             else (torch.tensor(0.0), torch.tensor(1.0))
         )
         if not (0.0 <= low.item() <= high.item() <= 1.0):
-            raise ValueError("the images have pixels that are not from 0 to 1; scale them")
+            raise ValueError("pixels of images must be from 0 to 1; scale them")
 
     def __len__(self) -> int:
         return len(self.images)
@@ -96,11 +96,11 @@ class LatentPairs:
 
 @dataclass(frozen=True, eq=False)
 class Inverted:
-    """What the attack has found of a party's private images. A larger error means better privacy.
+    """The result of the attack on a party's private images. A larger error means better privacy.
 
     ``truth``, ``images``: the private images and their reconstructions, [N, C, H, W]. ``found``:
-    how like they are. ``baseline``: how like the mean auxiliary image is, which an attacker has
-    without any latent. ``trained_mse``: the decoder's error on the auxiliary images, in its last
+    their similarity. ``baseline``: the similarity of the mean auxiliary image, which an attacker
+    has without any latent. ``trained_mse``: the decoder's error on the auxiliary images in the last
     epoch of training.
     """
 
@@ -140,8 +140,8 @@ def invert(
     decoder = train_decoder(auxiliary, settings, device=device, progress=note)
     images = reconstruct(decoder, private.z)
     mean = auxiliary.images.cpu().mean(dim=0, keepdim=True).expand_as(private.images)
-    found, baseline = likeness(images, private.images), likeness(mean, private.images)
-    return Inverted(private.images.cpu(), images, found, baseline, losses[-1])
+    result, baseline = likeness(images, private.images), likeness(mean, private.images)
+    return Inverted(private.images.cpu(), images, result, baseline, losses[-1])
 
 
 def train_decoder(
@@ -154,20 +154,22 @@ def train_decoder(
 ) -> Decoder:
     """Returns a decoder in evaluation mode that was trained on pairs.
 
-    ``held``: other pairs; of all epochs, the decoder is kept that had the least error on them.
+    ``held``: other pairs; the decoder of the epoch with the smallest error on them is returned.
     Raises InputError if there are fewer than two pairs (BatchNorm needs two), or if the training
     diverges.
     """
     if len(pairs) < 2:
-        text = f"the attack has {len(pairs)} auxiliary images, and needs at least 2"
-        raise InputError(Code.DATA_INVALID, f"{text}; give more")
+        raise InputError(
+            Code.DATA_INVALID,
+            f"auxiliary images: must be at least 2 (got {len(pairs)}). Give more images.",
+        )
     with seeded(derive_seed(settings.seed, "init", "decoder")):
         decoder = Decoder(pairs.latent, pairs.image)
     decoder.to(device).train()
-    descent = Descent(decoder.parameters(), settings.lr)
+    descent = AdamDescent(decoder.parameters(), settings.lr)
     z, images = pairs.z.to(device), pairs.images.to(device)
     all_rows = np.arange(len(pairs), dtype=np.int64)
-    best, kept = math.inf, None
+    best, best_state = math.inf, None
     for epoch in range(settings.epochs):
         total, count = torch.zeros((), device=device), 0
         for rows_B in batches(
@@ -180,25 +182,33 @@ def train_decoder(
             count += len(rows)
         mse = total.item() / count
         if not math.isfinite(mse):
-            text = f"the decoder's error is {mse} after epoch {epoch + 1}: its training diverged"
-            raise InputError(Code.NON_FINITE, f"{text}; take a lower learning rate")
+            raise InputError(
+                Code.NON_FINITE,
+                f"decoder: training diverged in epoch {epoch + 1} (got error {mse}). Set a lower "
+                "learning rate.",
+            )
         progress(epoch + 1, settings.epochs, mse)
         if held is not None and (error := _error(decoder, held)) < best:
-            best, kept = error, copy.deepcopy(decoder.state_dict())
-    if kept is not None:
-        decoder.load_state_dict(kept)
+            best, best_state = error, copy.deepcopy(decoder.state_dict())
+    if best_state is not None:
+        decoder.load_state_dict(best_state)
     return decoder.eval()
 
 
 def _error(decoder: Decoder, held: LatentPairs) -> float:
     decoder.eval()
-    found = functional.mse_loss(reconstruct(decoder, held.z), held.images.cpu()).item()
+    error = functional.mse_loss(reconstruct(decoder, held.z), held.images.cpu()).item()
     decoder.train()
-    return found
+    return error
 
 
 @torch.no_grad()
 def reconstruct(decoder: Decoder, z: Tensor) -> Tensor:
-    """Returns the images [N, C, H, W] that a decoder makes of latents, on the CPU."""
+    """Returns the images that a decoder reconstructs, [N, C, H, W], on the CPU.
+
+    Args:
+        decoder: the decoder, in evaluation mode.
+        z: latents, [N, C, H, W] or [N, D].
+    """
     device = next(decoder.parameters()).device
     return torch.cat([decoder(part.to(device)).cpu() for part in z.split(_AT_ONCE)])  # type: ignore[no-untyped-call]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vfl.leak_meter.learn.fitting import Descent, Inputs, embed
+from vfl.leak_meter.learn.fitting import AdamDescent, Inputs, embed
 from vfl_party.base.seeds import derive_seed
 from vfl_party.models import seeded
 
@@ -34,7 +34,7 @@ class Completed(nn.Module):
         self.encoder, self.head = encoder, nn.Linear(z_KD.shape[1], classes)
         self.mean_D, self.std_D = z_KD.mean(dim=0), z_KD.std(dim=0).clamp_min(1e-6)
 
-    def standardised(self, inputs: Inputs) -> Tensor:
+    def standardize(self, inputs: Inputs) -> Tensor:
         z: Tensor = (self.encoder(*inputs).flatten(1) - self.mean_D) / self.std_D
         return z
 
@@ -59,8 +59,8 @@ def semi_supervised(
         model = Completed(encoder, encoder(*known).flatten(1), classes).to(classes_K.device)
     judge = copy.deepcopy(model)
     random = np.random.default_rng(derive_seed(seed, "mixmatch"))
-    descent = Descent(model.parameters(), _LR)
-    kept, new = tuple(judge.parameters()), tuple(model.parameters())
+    descent = AdamDescent(model.parameters(), _LR)
+    averages, new = tuple(judge.parameters()), tuple(model.parameters())
     size = min(_BATCH, len(classes_K), len(others[0]))
     hot_KC = functional.one_hot(classes_K, classes).float()
     for step in range(_STEPS):
@@ -70,34 +70,32 @@ def semi_supervised(
             torch.cat([one[few], other[many]]) for one, other in zip(known, others, strict=True)
         )
         with torch.no_grad():
-            guess_BC = sharpened(
-                model.head(model.standardised(tuple(each[size:] for each in inputs)))
+            guess_BC = sharpen(
+                model.head(model.standardize(tuple(input_[size:] for input_ in inputs)))
             )
         targets = torch.cat([hot_KC[few], guess_BC])
         b = float(random.beta(_ALPHA, _ALPHA))
         share, order = max(b, 1 - b), torch.from_numpy(random.permutation(2 * size))
-        if all(each.is_floating_point() for each in inputs):
-            z = model.standardised(tuple(mixed(each, share, order) for each in inputs))
+        if all(input_.is_floating_point() for input_ in inputs):
+            z = model.standardize(tuple(mix(input_, share, order) for input_ in inputs))
         else:
-            z = mixed(model.standardised(inputs), share, order)
+            z = mix(model.standardize(inputs), share, order)
         descent.step(
-            mixmatch_loss(
-                model.head(z), mixed(targets, share, order), size, _WEIGHT * step / _STEPS
-            )
+            mixmatch_loss(model.head(z), mix(targets, share, order), size, _WEIGHT * step / _STEPS)
         )
         with torch.no_grad():
-            torch._foreach_lerp_(kept, new, 1 - _DECAY)
+            torch._foreach_lerp_(averages, new, 1 - _DECAY)
     with torch.no_grad():
         logits: Tensor = judge.head((embed(judge.encoder, judged) - judge.mean_D) / judge.std_D)
     return logits.cpu()
 
 
-def sharpened(logits_BC: Tensor) -> Tensor:
+def sharpen(logits_BC: Tensor) -> Tensor:
     """Returns the probabilities to the power of 1/T, scaled to a sum of 1."""
     return torch.softmax(torch.log_softmax(logits_BC, dim=1) / _TEMPERATURE, dim=1)
 
 
-def mixed(rows: Tensor, share: float, order: Tensor) -> Tensor:
+def mix(rows: Tensor, share: float, order: Tensor) -> Tensor:
     """Returns share · rows + (1 − share) · the same rows in another order."""
     return share * rows + (1 - share) * rows[order]
 

@@ -1,10 +1,9 @@
-"""Expectation maximisation over all messages about a row: which class it is of.
+"""Infers the class of each row from all messages about it by expectation maximisation.
 
-A row has one message a round, and each message belongs to a *group* whose statistics it shares: a
-batch, if the noise is drawn to the measure of the batch, or a round. In each group the rows of a
-class are one Gaussian, and the posterior of a row adds up its log likelihoods over all of its
-messages. So noise that is drawn anew in each message adds up to little, and a direction may change
-from group to group.
+A row has one message per round, and each message belongs to a *group* with common statistics: a
+batch, if the noise depends on the batch, or a round. In each group the rows of a class are one
+Gaussian, and the posterior of a row sums the log likelihoods of all of its messages. So independent
+noise averages out, and a direction may change from group to group.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 
 _STEPS, _ENOUGH = 60, 3e-4
-# Rows of a class that its Gaussian is shrunk by, towards the group's own.
+# Numbers of rows by which the Gaussian of a class is shrunk towards that of the group.
 _MEAN_ROWS, _COVARIANCE_ROWS = 2.0, 4.0
-# One message says no more than this: a Gaussian is a rough model of it.
-_MOST, _TEMPER = 4.0, 0.7
+# Limit of the log ratio of one message, for which a Gaussian is a rough model, and a temperature.
+_MAX_LOG_RATIO, _TEMPER = 4.0, 0.7
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,16 +42,16 @@ class Messages:
         """Returns the sums of each row, [N, X]."""
         return values_MX.new_zeros(self.rows, values_MX.shape[1]).index_add_(0, self.row, values_MX)
 
-    def summed(self) -> Tensor:
+    def sum_features(self) -> Tensor:
         """Returns the sum of each row's features over its messages, [N, F]."""
         return self.per_row(self.features)
 
-    def stacked(self) -> Tensor:
+    def stack_features(self) -> Tensor:
         """Returns the features of all groups side by side, [N, G * F]; 0 where a row has none."""
         groups, width = int(self.group.max()) + 1, self.features.shape[1]
-        found = self.features.new_zeros(self.rows, groups, width)
-        found[self.row, self.group] = self.features
-        return found.flatten(1)
+        features = self.features.new_zeros(self.rows, groups, width)
+        features[self.row, self.group] = self.features
+        return features.flatten(1)
 
 
 def separate(of: Messages, begin_NC: Tensor, known_NC: Tensor | None = None) -> Tensor:
@@ -64,25 +63,27 @@ def separate(of: Messages, begin_NC: Tensor, known_NC: Tensor | None = None) -> 
         known_NC: one-hot rows of known classes; a row of zeros is unknown.
     """
     is_known_N1 = None if known_NC is None else known_NC.sum(1, keepdim=True) > 0
-    q_NC = _fixed(begin_NC, known_NC, is_known_N1)
+    q_NC = _fix_known(begin_NC, known_NC, is_known_N1)
     there_N = torch.zeros(of.rows, dtype=torch.bool)
     there_N[of.row] = True
     own = _Groups(of)
-    found_NC = torch.zeros_like(q_NC)
+    posterior_NC = torch.zeros_like(q_NC)
     for _ in range(_STEPS):
         log_MC = torch.stack([own.log_density(q_N) for q_N in q_NC.T], dim=1)
-        log_MC = (log_MC - log_MC.mean(1, keepdim=True)).clamp(-_MOST / 2, _MOST / 2)
+        log_MC = (log_MC - log_MC.mean(1, keepdim=True)).clamp(
+            -_MAX_LOG_RATIO / 2, _MAX_LOG_RATIO / 2
+        )
         share_C = q_NC[there_N].mean(0).clamp_min(1e-3)
-        found_NC = of.per_row(log_MC) + share_C.log()
-        after_NC = _fixed(torch.softmax(_TEMPER * found_NC, 1), known_NC, is_known_N1)
+        posterior_NC = of.per_row(log_MC) + share_C.log()
+        after_NC = _fix_known(torch.softmax(_TEMPER * posterior_NC, 1), known_NC, is_known_N1)
         change = (after_NC - q_NC)[there_N].abs().mean().item()
         q_NC = (q_NC + after_NC) / 2
         if change < _ENOUGH:
             break
-    return found_NC
+    return posterior_NC
 
 
-def _fixed(q_NC: Tensor, known_NC: Tensor | None, is_known_N1: Tensor | None) -> Tensor:
+def _fix_known(q_NC: Tensor, known_NC: Tensor | None, is_known_N1: Tensor | None) -> Tensor:
     if known_NC is None or is_known_N1 is None:
         return q_NC
     return torch.where(is_known_N1, known_NC, q_NC)
@@ -118,5 +119,5 @@ class _Groups:
         spread_GFF = spread_GFF + self._least_FF
         inverse_GFF, logdet_G = torch.linalg.inv(spread_GFF), torch.linalg.slogdet(spread_GFF)[1]
         away_M = torch.einsum("mf,mfh,mh->m", d_MF, inverse_GFF[of.group], d_MF)
-        found_M: Tensor = -0.5 * (away_M + logdet_G[of.group])
-        return found_M
+        density_M: Tensor = -0.5 * (away_M + logdet_G[of.group])
+        return density_M

@@ -1,4 +1,4 @@
-"""Regressions from few rows, chosen for each number by cross-validation: linear and Gaussian kernel
+"""Regressions on few rows, chosen for each target by cross-validation: linear and Gaussian kernel
 ridges, and extremely randomised trees.
 """
 
@@ -14,16 +14,16 @@ from torch import Tensor
 from vfl_party.base.seeds import derive_seed
 
 Numbers = npt.NDArray[np.float64]
-# Of known rows and of judged rows.
+# Tensors of known rows and of judged rows.
 Pair = tuple[Tensor, Tensor]
-# Of a kernel ridge, in units of the kernel's mean diagonal.
+# Penalties of a kernel ridge, in units of the kernel's mean diagonal.
 _PENALTIES = 10.0 ** np.arange(-5, 3.5, 0.5)
-# Of a Gaussian kernel, over the number of inputs.
+# Factors of a Gaussian kernel, to be divided by the number of inputs.
 _GAMMAS = (1.0, 0.25)
-_TREES, _LEAST_ROWS, _SHARE, _MOST_TRIED = 100, 2, 0.4, 400
-# Numbers that have trees of their own; of more, all share some.
-_MOST_FORESTS = 30
-# Of the candidates, which are averaged.
+_TREES, _MIN_ROWS, _SHARE, _MAX_FEATURES = 100, 2, 0.4, 400
+# Maximum number of targets with separate trees; more targets share trees.
+_MAX_FORESTS = 30
+# Number of best candidates that are averaged.
 _BEST = 2
 
 
@@ -44,7 +44,7 @@ def predict(inputs: Sequence[Pair], values_KF: Tensor, seed: int) -> Tensor:
     # A candidate that is worse than the mean counts as the mean.
     errors, guesses = [(y_KF**2).mean(0)], [np.zeros((len(inputs[0][1]), y_KF.shape[1]))]
     for known_KD, judged_ND in inputs:
-        x, asked = _standardised(known_KD, judged_ND)
+        x, asked = _standardize(known_KD, judged_ND)
         if not x.shape[1]:
             continue
         for error_F, guess_NF in (*_ridges(x, y_KF, asked), _trees(x, y_KF, asked, seed)):
@@ -52,20 +52,21 @@ def predict(inputs: Sequence[Pair], values_KF: Tensor, seed: int) -> Tensor:
             guesses.append(guess_NF)
     order_BF = np.argsort(np.stack(errors), axis=0, kind="stable")[:_BEST]
     best_NF = np.mean(
-        [np.take_along_axis(np.stack(guesses), each[None, None], 0)[0] for each in order_BF], axis=0
+        [np.take_along_axis(np.stack(guesses), order_F[None, None], 0)[0] for order_F in order_BF],
+        axis=0,
     )
     # A linear guess far away from the known rows is no better than the nearest value seen.
     best_NF = np.clip(best_NF, y_KF.min(0), y_KF.max(0))
     return torch.from_numpy(best_NF * std_F + mean_F)
 
 
-def joined(came: Pair, own: Pair) -> list[Pair]:
+def join(came: Pair, own: Pair) -> list[Pair]:
     """Returns as alternatives what came of rows, what an attacker has of them, and both."""
     both = torch.cat([came[0], own[0]], 1), torch.cat([came[1], own[1]], 1)
     return [came, own, both]
 
 
-def _standardised(known_KD: Tensor, judged_ND: Tensor) -> tuple[Numbers, Numbers]:
+def _standardize(known_KD: Tensor, judged_ND: Tensor) -> tuple[Numbers, Numbers]:
     x, asked = known_KD.double().numpy(), judged_ND.double().numpy()
     mean_D, std_D = x.mean(0), x.std(0)
     varies_D = std_D > 1e-9
@@ -77,7 +78,7 @@ def _ridges(x: Numbers, y_KF: Numbers, asked: Numbers) -> Iterator[tuple[Numbers
     """Yields the leave-one-out error [F] and the guesses [N, F] of each kernel."""
     width = x.shape[1]
     inner_KK, inner_NK = x @ x.T / width, asked @ x.T / width
-    # The constant is an input: centred inputs would tell a left-out row by the sum of the others.
+    # The constant is an input, because with centred inputs the other rows reveal a left-out row.
     yield _ridge(1 + inner_KK, y_KF, 1 + inner_NK)
     own_K, own_N = np.diag(inner_KK), (asked**2).sum(1) / width
     far_KK = np.maximum(own_K[:, None] + own_K - 2 * inner_KK, 0.0)
@@ -93,11 +94,11 @@ def _ridge(kernel_KK: Numbers, y_KF: Numbers, kernel_NK: Numbers) -> tuple[Numbe
     best_F, weights_KF = np.full(y_KF.shape[1], np.inf), np.zeros_like(y_KF)
     for penalty in _PENALTIES * scale:
         inverse_K = 1 / (np.maximum(values_K, 0.0) + penalty * len(kernel_KK) * 0.01)
-        found_KF = vectors_KK @ (inverse_K[:, None] * turned_KF)
-        error_F = ((found_KF / (squares_KK @ inverse_K)[:, None]) ** 2).mean(0)
+        solution_KF = vectors_KK @ (inverse_K[:, None] * turned_KF)
+        error_F = ((solution_KF / (squares_KK @ inverse_K)[:, None]) ** 2).mean(0)
         better_F = error_F < best_F
         best_F = np.where(better_F, error_F, best_F)
-        weights_KF = np.where(better_F, found_KF, weights_KF)
+        weights_KF = np.where(better_F, solution_KF, weights_KF)
     return best_F, kernel_NK @ weights_KF
 
 
@@ -105,7 +106,7 @@ def _trees(x: Numbers, y_KF: Numbers, asked: Numbers, seed: int) -> tuple[Number
     """Returns the out-of-bag error [F] and the guesses [N, F]: of trees for each number, or of the
     same trees for all if there are many.
     """
-    if 1 < y_KF.shape[1] <= _MOST_FORESTS:
+    if 1 < y_KF.shape[1] <= _MAX_FORESTS:
         parts = [_trees(x, y_K1, asked, seed) for y_K1 in np.split(y_KF, y_KF.shape[1], axis=1)]
         errors, guesses = zip(*parts, strict=True)
         return np.concatenate(errors), np.concatenate(guesses, axis=1)
@@ -113,8 +114,8 @@ def _trees(x: Numbers, y_KF: Numbers, asked: Numbers, seed: int) -> tuple[Number
 
     trees = ExtraTreesRegressor(
         _TREES,
-        min_samples_leaf=_LEAST_ROWS,
-        max_features=max(1, min(_MOST_TRIED, int(_SHARE * x.shape[1]))),
+        min_samples_leaf=_MIN_ROWS,
+        max_features=max(1, min(_MAX_FEATURES, int(_SHARE * x.shape[1]))),
         bootstrap=True,
         oob_score=True,
         random_state=derive_seed(seed, "trees") % 2**32,

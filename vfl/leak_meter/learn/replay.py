@@ -1,9 +1,9 @@
-"""Finds columns from embeddings of an encoder whose first weights are known, with no row known:
-descent, and a replay.
+"""Reconstructs columns from embeddings of an encoder with known initial weights, without known
+rows, by gradient descent and replay.
 
-The active party has made every gradient itself. So once it has a guess of a party's rows, it can do
-all updates of that party's encoder again. This gives the weights behind later embeddings, which in
-turn correct the guess. It takes the first epoch alone, then two of them, three and so on.
+The active party has computed every gradient. With a guess of a party's rows, it can therefore
+replay all updates of that party's encoder. This gives the weights of later epochs, whose embeddings
+in turn correct the guess. The attack uses the first epoch, then the first two, three and so on.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch.func import functional_call, replace_all_batch_norm_modules_, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from vfl.leak_meter.learn.fitting import Descent
+from vfl.leak_meter.learn.fitting import AdamDescent
 from vfl_common.config.models import OptimizerSettings
 from vfl_party.models import generator
 from vfl_party.models.backward import backward
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 
-# Of a descent.
+# Steps and learning rate of a descent.
 _STEPS, _LR = 300, 0.05
-# Epochs that each descent looks at.
+# Numbers of epochs that the descents use, in order.
 _WIDENING = (1, 1, 2, 3, 4, 6, 8)
-# Weight of the columns' own density, beside the error of embeddings in units of their spread.
+# Weight of the columns' density against the error of embeddings in units of their spread.
 _PRIOR = 0.05
-_LEAST_SPREAD = 1e-6
+_MIN_SPREAD = 1e-6
 
 Weights = dict[str, Tensor]
 
@@ -76,7 +76,7 @@ def columns_behind(
     Raises RuntimeError if the encoder cannot be called with several weights at once.
     """
     encoder = _plain(encoder)
-    scale_D = torch.cat([each.z for each in epochs[0]]).std(dim=0).clamp_min(_LEAST_SPREAD)
+    scale_D = torch.cat([epoch.z for epoch in epochs[0]]).std(dim=0).clamp_min(_MIN_SPREAD)
     precision_FF = torch.linalg.inv(covariance_FF.double()).float()
     best_NF = x_NF = torch.zeros(shape)
     normalises = any(isinstance(module, _BatchNorm) for module in encoder.modules())
@@ -84,16 +84,16 @@ def columns_behind(
     if normalises:
         best_NF = x_NF = 0.1 * torch.randn(shape, generator=generator(0))
     epochs = epochs[: _WIDENING[-1]]
-    least, weights = math.inf, [[_weights(encoder)] * len(epoch) for epoch in epochs]
-    for count in [each for each in _WIDENING if each <= len(epochs)]:
-        x_NF = _fitted(encoder, epochs[:count], weights, x_NF, scale_D, precision_FF)
-        weights = _replayed(encoder, epochs, x_NF, course)
+    min_error, weights = math.inf, [[_weights(encoder)] * len(epoch) for epoch in epochs]
+    for count in [width for width in _WIDENING if width <= len(epochs)]:
+        x_NF = _fit(encoder, epochs[:count], weights, x_NF, scale_D, precision_FF)
+        weights = _replay(encoder, epochs, x_NF, course)
         error = _error(encoder, epochs, weights, x_NF, scale_D)
-        if error < least:
-            best_NF, least = x_NF, error
+        if error < min_error:
+            best_NF, min_error = x_NF, error
     # ReplayedBatch normalisation undoes a scale that all rows share. The columns' own is known:
     # they are standardised.
-    return best_NF / best_NF.std().clamp_min(_LEAST_SPREAD) if normalises else best_NF
+    return best_NF / best_NF.std().clamp_min(_MIN_SPREAD) if normalises else best_NF
 
 
 def _plain(encoder: nn.Module) -> nn.Module:
@@ -110,12 +110,12 @@ def _plain(encoder: nn.Module) -> nn.Module:
 
 def _weights(encoder: nn.Module) -> Weights:
     return {
-        name: each.detach().clone()
-        for name, each in (*encoder.named_parameters(), *encoder.named_buffers())
+        name: tensor.detach().clone()
+        for name, tensor in (*encoder.named_parameters(), *encoder.named_buffers())
     }
 
 
-def _replayed(
+def _replay(
     encoder: nn.Module,
     epochs: Sequence[Sequence[ReplayedBatch]],
     x_NF: Tensor,
@@ -126,7 +126,7 @@ def _replayed(
     params = [*model.parameters()]
     optimizer = build_optimizer(course.optimizer, params)
     schedule = build_schedule(course.optimizer, optimizer, course.epochs)
-    found = []
+    weights = []
     for epoch in epochs:
         here = []
         for batch in epoch:
@@ -136,8 +136,8 @@ def _replayed(
             clip(course.optimizer, params)
             optimizer.step()
         schedule.step()
-        found.append(here)
-    return found
+        weights.append(here)
+    return weights
 
 
 class _Passes:
@@ -148,14 +148,14 @@ class _Passes:
     def __init__(
         self, encoder: nn.Module, epoch: Sequence[ReplayedBatch], weights: Sequence[Weights]
     ) -> None:
-        most = max(len(batch.at) for batch in epoch)
+        size = max(len(batch.at) for batch in epoch)
         self._encoder = encoder
-        self._at_TB = torch.stack([batch.at[torch.arange(most) % len(batch.at)] for batch in epoch])
+        self._at_TB = torch.stack([batch.at[torch.arange(size) % len(batch.at)] for batch in epoch])
         self._counts_TB = torch.stack(
-            [(torch.arange(most) < len(batch.at)).float() for batch in epoch]
+            [(torch.arange(size) < len(batch.at)).float() for batch in epoch]
         )
-        self._z_TBD = torch.stack([batch.z[torch.arange(most) % len(batch.z)] for batch in epoch])
-        self._weights = {name: torch.stack([each[name] for each in weights]) for name in weights[0]}
+        self._z_TBD = torch.stack([batch.z[torch.arange(size) % len(batch.z)] for batch in epoch])
+        self._weights = {name: torch.stack([own[name] for own in weights]) for name in weights[0]}
 
     def error(self, x_NF: Tensor, scale_D: Tensor) -> Tensor:
         """Returns the sum over rows of the mean squared error of their embeddings, in units of
@@ -171,7 +171,7 @@ class _Passes:
         return (error_TB * self._counts_TB).sum()
 
 
-def _fitted(
+def _fit(
     encoder: nn.Module,
     epochs: Sequence[Sequence[ReplayedBatch]],
     weights: Sequence[Sequence[Weights]],
@@ -182,7 +182,7 @@ def _fitted(
     """Descends from rows to those that explain the embeddings best, one epoch after the other."""
     x_NF = x_NF.clone().requires_grad_()
     passes = [_Passes(encoder, epoch, own) for epoch, own in zip(epochs, weights, strict=False)]
-    descent = Descent([x_NF], _LR)
+    descent = AdamDescent([x_NF], _LR)
     for step in range(_STEPS):
         density = ((x_NF @ precision_FF) * x_NF).mean(dim=1).sum()
         descent.step(passes[step % len(passes)].error(x_NF, scale_D) + _PRIOR * density)

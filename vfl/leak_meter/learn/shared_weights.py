@@ -1,11 +1,10 @@
-"""Weights that a phase shares, as the server or a peer receives them, and what they tell of the
-rows behind them.
+"""Membership inference from weights that a phase shares, as the server or a peer receives them.
 
-Two scores of a row. *Fit*: how alike two views of it are behind the shared weights, the loss
-threshold of Yeom et al. (CSF 2018) for self-supervised training: rows that were trained on fit
-better. *Span*: a linear layer's change is a sum of outer products of gradients and inputs, so its
-row space holds the inputs' directions; the score is how much of the row's direction it has. Both
-need an encoder below the shared layers.
+A row has two scores. *Fit*: the similarity of two views of it under the shared weights, the loss
+threshold of Yeom et al. (CSF 2018) for self-supervised training: training rows fit better. *Span*:
+a linear layer's change is a sum of outer products of gradients and inputs, so its row space
+contains the inputs' directions; the score is the share of the row's direction in it. Both need an
+encoder below the shared layers.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from torch.nn import functional
 
 from vfl.leak_meter.learn.fitting import Inputs, embed, view
 from vfl.leak_meter.scene.scene import Figure, Owner, Scene, UnfitError
-from vfl.leak_meter.scene.scores import Numbers, auc, folded, middle_and_high
+from vfl.leak_meter.scene.scores import Numbers, auc, fold_auc, middle_and_high
 from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.models import TwoTowers, build_predictor, build_projector, seeded
 
 Weights = Mapping[str, Tensor]
 Flags = npt.NDArray[np.bool_]
-# Candidates, of those trained on and of the others.
-_MOST, _LEAST = 2000, 20
-# Pairs of views of a row.
+# Maximum and minimum number of candidates among the training rows, and among the others.
+_MAX_ROWS, _MIN_ROWS = 2000, 20
+# Number of pairs of views of a row.
 _VIEWS = 4
-# Its input is the encoder's embedding.
+# The layer whose input is the encoder's embedding.
 _LAYER = "projector.0.weight"
 _ENERGY = 0.99
-# Of membership, for chance.
+# Number of shuffles of the membership for chance.
 _SHUFFLES = 50
 
 
@@ -53,9 +52,9 @@ class Upload:
 
 @dataclass(frozen=True, eq=False)
 class Eye:
-    """Through what an attacker looks at a row: an encoder, and its arguments for rows.
+    """The view of an attacker on rows: an encoder, and its arguments for rows.
 
-    ``beside``: {what an attacker has without the message: the weights that take their place}.
+    ``beside``: {baseline without the message: the weights in place of the shared ones}.
     """
 
     knows: str
@@ -65,9 +64,10 @@ class Eye:
 
 
 @dataclass
-class Shared:
-    """What one phase shared, as one attacker has heard it. ``sent``: {round: {party: weights}};
-    ``means``: by round.
+class SharedWeights:
+    """The weights that one phase shared, as one attacker received them.
+
+    ``sent``: {round: {party: weights}}; ``means``: {round: weights}.
     """
 
     sent: dict[int, dict[str, dict[str, Tensor]]] = field(default_factory=dict)
@@ -82,45 +82,47 @@ class Shared:
         )
 
 
-def shared(scene: Scene) -> Shared:
+def collect_shared(scene: Scene) -> SharedWeights:
     """Returns what the last phase that shares weights shared. Raises UnfitError if there is
     none.
     """
-    found, phase = Shared(), ""
-    for each in scene.heard():
-        if not each.name:
+    shared_, phase = SharedWeights(), ""
+    for message in scene.heard():
+        if not message.name:
             continue
-        if each.phase != phase:
-            phase, found = each.phase, Shared()
-        if each.sender in scene.owners:
-            found.sent.setdefault(each.round, {}).setdefault(each.sender, {})[each.name] = (
-                each.tensor
-            )
+        if message.phase != phase:
+            phase, shared_ = message.phase, SharedWeights()
+        if message.sender in scene.owners:
+            shared_.sent.setdefault(message.round, {}).setdefault(message.sender, {})[
+                message.name
+            ] = message.tensor
         else:
-            found.means.setdefault(each.round, {})[each.name] = each.tensor
-    if not found.sent:
+            shared_.means.setdefault(message.round, {})[message.name] = message.tensor
+    if not shared_.sent:
         raise UnfitError("no phase shares weights")
-    return found
+    return shared_
 
 
 def uploads(scene: Scene) -> dict[str, list[Upload]]:
-    """Returns {party: its uploads}, as far as the attacker can tell them. Raises UnfitError if
+    """Returns {party: its uploads}, as far as the attacker can compute them. Raises UnfitError if
     there are none.
 
-    The server gets each party's own. A peer gets the mean: it subtracts its own, and has the mean
-    of the others'.
+    The server receives the weights of each party. A peer receives the mean, and subtracts its own
+    weights to get the mean of the others.
     """
-    heard, found = shared(scene), dict[str, list[Upload]]()
-    for round_, of_party in sorted(heard.sent.items()):
-        mean = heard.means.get(round_)
-        told: Mapping[str, Weights] = of_party
+    messages, by_party = collect_shared(scene), dict[str, list[Upload]]()
+    for round_, of_party in sorted(messages.sent.items()):
+        mean = messages.means.get(round_)
+        own_weights: Mapping[str, Weights] = of_party
         if scene.role != "server":
-            told = {} if mean is None else _others(scene, of_party[scene.attacker], mean)
-        for name, weights in told.items():
-            found.setdefault(name, []).append(Upload(round_, weights, heard.means.get(round_ - 1)))
-    if not found:
-        raise UnfitError("no mean of the weights has come")
-    return found
+            own_weights = {} if mean is None else _others(scene, of_party[scene.attacker], mean)
+        for name, weights in own_weights.items():
+            by_party.setdefault(name, []).append(
+                Upload(round_, weights, messages.means.get(round_ - 1))
+            )
+    if not by_party:
+        raise UnfitError("the attacker received no mean of the weights")
+    return by_party
 
 
 def _others(scene: Scene, own: Weights, mean: Weights) -> dict[str, Weights]:
@@ -135,8 +137,8 @@ def tower_of(encoder: nn.Module) -> nn.Module:
     return encoder.local if isinstance(encoder, TwoTowers) else encoder
 
 
-def untrained(encoder: nn.Module, seed: int) -> nn.Module:
-    """Returns a copy of an encoder whose layers are drawn anew."""
+def draw_untrained(encoder: nn.Module, seed: int) -> nn.Module:
+    """Returns a copy of an encoder with new random weights."""
     fresh = copy.deepcopy(encoder)
     with seeded(derive_seed(seed, "init", "untrained encoder")):
         for module in fresh.modules():
@@ -145,21 +147,21 @@ def untrained(encoder: nn.Module, seed: int) -> nn.Module:
     return fresh
 
 
-def untrained_top(encoder: nn.Module, weights: Weights, seed: int) -> Weights:
+def draw_untrained_top(encoder: nn.Module, weights: Weights, seed: int) -> Weights:
     """Returns weights of the same names and shapes that no training has changed."""
     with seeded(derive_seed(seed, "init", "untrained top")):
         projector, predictor = _heads(weights)
-    fresh = untrained(encoder, seed)
-    state = {f"encoder.{name}": each for name, each in fresh.state_dict().items()}
+    fresh = draw_untrained(encoder, seed)
+    state = {f"encoder.{name}": tensor for name, tensor in fresh.state_dict().items()}
     for part, module in (("projector", projector), ("predictor", predictor)):
-        state |= {f"{part}.{name}": each for name, each in module.state_dict().items()}
+        state |= {f"{part}.{name}": tensor for name, tensor in module.state_dict().items()}
     return {name: state[name].cpu() for name in weights}
 
 
 def _heads(weights: Weights) -> tuple[nn.Module, nn.Module]:
     """Builds projector and predictor of the widths that the weights have."""
     layers = sorted(
-        int(name.split(".")[1]) for name, each in weights.items() if _is_layer(name, each)
+        int(name.split(".")[1]) for name, tensor in weights.items() if _is_layer(name, tensor)
     )
     shapes = [weights[f"projector.{number}.weight"].shape for number in layers]
     if not shapes:
@@ -178,21 +180,21 @@ def _is_layer(name: str, weight: Tensor) -> bool:
 
 @torch.no_grad()
 def fit(encoder: nn.Module, weights: Weights, inputs: Inputs, seed: int) -> Numbers:
-    """Returns how alike two views of each row are behind shared weights, [N]: the mean cosine of p
-    and z.
+    """Returns the similarity of two views of each row under shared weights, [N]: the mean cosine of
+    p and z.
     """
     tower = copy.deepcopy(encoder)
     top = {
-        name.removeprefix("encoder."): each
-        for name, each in weights.items()
+        name.removeprefix("encoder."): tensor
+        for name, tensor in weights.items()
         if name.startswith("encoder.")
     }
     tower.load_state_dict(tower.state_dict() | top)
     projector, predictor = _heads(weights)
     for part, module in (("projector", projector), ("predictor", predictor)):
         own = {
-            name.removeprefix(f"{part}."): each
-            for name, each in weights.items()
+            name.removeprefix(f"{part}."): tensor
+            for name, tensor in weights.items()
             if name.startswith(f"{part}.")
         }
         # Without BatchNorm's counter.
@@ -217,7 +219,7 @@ def span(encoder: nn.Module, changes: Sequence[Tensor], inputs: Inputs) -> Numbe
     then it is ‖Δ·h‖ / (‖Δ‖·‖h‖).
     """
     h_NE = functional.normalize(embed(encoder, inputs).double().cpu(), dim=1)
-    parts = [(h_NE @ _ways(each).T).norm(dim=1) for each in changes]
+    parts = [(h_NE @ _ways(change).T).norm(dim=1) for change in changes]
     score: Numbers = torch.stack(parts).mean(dim=0).numpy()
     return score
 
@@ -226,36 +228,38 @@ def _ways(change: Tensor) -> Tensor:
     """Returns the directions [R, E] of a change, of length one; of full rank, in proportion to its
     singular values.
     """
-    _, values, found = torch.linalg.svd(change.double(), full_matrices=False)
+    _, values, right = torch.linalg.svd(change.double(), full_matrices=False)
     rank, _ = spectrum(change)
     lengths = (
         torch.ones(rank) if rank < change.shape[1] else values / values.norm().clamp_min(1e-300)
     )
-    directions: Tensor = lengths[:, None] * found[: len(lengths)]
+    directions: Tensor = lengths[:, None] * right[: len(lengths)]
     return directions
 
 
-def changes_of(found: Sequence[Upload]) -> list[Tensor]:
+def changes_of(received: Sequence[Upload]) -> list[Tensor]:
     """Returns the change of the first layer above the encoder in each round whose beginning is
     known.
     """
     return [
-        each.weights[_LAYER] - each.before[_LAYER]
-        for each in found
-        if each.before and _LAYER in each.weights
+        upload.weights[_LAYER] - upload.before[_LAYER]
+        for upload in received
+        if upload.before and _LAYER in upload.weights
     ]
 
 
 def spectrum(change: Tensor) -> tuple[int, int]:
-    """Returns the numerical rank of a change, and how many directions hold 99 % of its energy."""
+    """Returns the numerical rank of a change, and the number of directions with 99 % of its
+    energy.
+    """
     values = torch.linalg.svdvals(change.double())
     tolerance = values[0] * max(change.shape) * torch.finfo(torch.float32).eps
     energy = (values.square().cumsum(0) / values.square().sum().clamp_min(1e-300)) < _ENERGY
     return int((values > tolerance).sum()), min(len(values), int(energy.sum()) + 1)
 
 
-def judged(
-    scene: Scene, owner: str, found: Sequence[Upload], eyes: Sequence[Eye]
+def judge(
+    scene: Scene, owner: str, received: Sequence[Upload], eyes: Sequence[Eye]
 ) -> Iterator[Figure]:
     """Yields the AUC of fit and span of rows that ``owner`` trained on against those that it held
     out.
@@ -265,13 +269,13 @@ def judged(
     rows_N, trained_N = _candidates(scene, owner, min(len(scene.labels), *_lengths(scene, owner)))
     random = np.random.default_rng(derive_seed(scene.seed, "shuffled rows"))
     shuffled_SN = [random.permutation(trained_N) for _ in range(_SHUFFLES)]
-    changes = changes_of(found)
+    changes = changes_of(received)
     for eye in eyes:
-        inputs, newest = eye.inputs(rows_N), found[-1].weights
+        inputs, newest = eye.inputs(rows_N), received[-1].weights
         tops = {
             "": newest,
             **eye.beside,
-            "untrained top": untrained_top(eye.encoder, newest, scene.seed),
+            "untrained top": draw_untrained_top(eye.encoder, newest, scene.seed),
         }
         scores = {name: fit(eye.encoder, top, inputs, scene.seed) for name, top in tops.items()}
         yield _figure(
@@ -280,7 +284,8 @@ def judged(
         if changes:
             drawn = torch.Generator().manual_seed(derive_seed(scene.seed, "directions") % 2**63)
             noise = [
-                torch.randn(each.shape, generator=drawn, dtype=torch.float64) for each in changes
+                torch.randn(change.shape, generator=drawn, dtype=torch.float64)
+                for change in changes
             ]
             scores = {
                 "": span(eye.encoder, changes, inputs),
@@ -291,18 +296,19 @@ def judged(
             )
 
 
-def told(owner: str, found: Sequence[Upload]) -> str:
+def describe_rank(owner: str, received: Sequence[Upload]) -> str:
     """Returns a sentence about the rank of the changes; '' if none is known."""
-    each = [spectrum(change) for change in changes_of(found)]
-    if not each:
+    ranks = [spectrum(change) for change in changes_of(received)]
+    if not ranks:
         return ""
-    width = min(found[0].weights[_LAYER].shape)
-    rank, most = (statistics.median(values) for values in zip(*each, strict=True))
-    words = (
-        f"{owner}: a round changes the first layer above the encoder by a matrix of rank "
-        f"{rank:g} of {width}"
+    width = min(received[0].weights[_LAYER].shape)
+    rank, directions = (statistics.median(values) for values in zip(*ranks, strict=True))
+    return (
+        f"{owner}: a round changes the first layer above the encoder by a matrix of rank {rank:g} "
+        "of "
+        f"{width} (99 % of its energy in {directions:g} directions), so it has at least as many "
+        "inputs"
     )
-    return f"{words} (99 % of it in {most:g} directions): at least as many inputs made it"
 
 
 def _figure(
@@ -312,10 +318,12 @@ def _figure(
     trained_N: Flags,
     shuffled_SN: Sequence[Flags],
 ) -> Figure:
-    """Returns the figure of the score '' beside the others, and beside shuffled membership."""
-    value = folded(auc(scores[""], trained_N))
-    chance, chance_high = middle_and_high([folded(auc(scores[""], each)) for each in shuffled_SN])
-    beside = {name: folded(auc(score, trained_N)) for name, score in scores.items() if name}
+    """Returns the figure of the score '' with the others and shuffled membership as baselines."""
+    value = fold_auc(auc(scores[""], trained_N))
+    chance, chance_high = middle_and_high(
+        [fold_auc(auc(scores[""], trained_S)) for trained_S in shuffled_SN]
+    )
+    beside = {name: fold_auc(auc(score, trained_N)) for name, score in scores.items() if name}
     return Figure(of, knows, "AUC", value, None, chance, chance_high, beside)
 
 
@@ -336,20 +344,23 @@ def _candidates(scene: Scene, owner: str, count: int) -> tuple[Rows, Flags]:
     random = np.random.default_rng(derive_seed(scene.seed, "candidates", owner))
     trained = splits.get("local", splits["train"])
     held = np.concatenate([splits["validation"], splits["test"]])
-    parts = [random.permutation(each[each < count])[:_MOST] for each in (trained, held)]
-    fewest = min(map(len, parts))
-    if fewest < _LEAST:
+    parts = [random.permutation(rows[rows < count])[:_MAX_ROWS] for rows in (trained, held)]
+    count_ = min(map(len, parts))
+    if count_ < _MIN_ROWS:
         raise UnfitError(
-            f"it needs {_LEAST} training rows, and as many for validation or test, that "
+            f"the attack needs {_MIN_ROWS} training rows, and as many for validation or test, that "
             "all parties have"
         )
-    parts = [each[:fewest] for each in parts]
-    return np.concatenate(parts), np.repeat([True, False], fewest)
+    parts = [rows[:count_] for rows in parts]
+    return np.concatenate(parts), np.repeat([True, False], count_)
 
 
 def eye_of(knows: str, owner: Owner, encoder: nn.Module | None = None, **beside: Weights) -> Eye:
     """Returns the eye of somebody who has an owner's columns, and its encoder or another."""
     chosen = tower_of(owner.encoder) if encoder is None else encoder
     return Eye(
-        knows, chosen, owner.inputs, {name.replace("_", " "): each for name, each in beside.items()}
+        knows,
+        chosen,
+        owner.inputs,
+        {name.replace("_", " "): weights for name, weights in beside.items()},
     )

@@ -1,1 +1,1 @@
-"""The leak meter: ``vfl leaks`` and ``vfl.leaks``: figures of attacks, as a table and a picture."""
+"""Shows the figures of attacks as a table and a picture."""

@@ -1,6 +1,4 @@
-"""What a rehearsal found in short: a sentence for each recipe, and a table of several beside each
-other.
-"""
+"""Summarizes rehearsals: a sentence for each recipe, and a table that compares several recipes."""
 
 from __future__ import annotations
 
@@ -9,92 +7,98 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from vfl.leak_meter.report.result import Line, Rehearsed, assets
+from vfl.leak_meter.report.result import AttackLine, Rehearsed, assets
 from vfl.report.table import new_table, size
 
-# Of the way from chance to everything.
+# Shares of the way from chance (0) to a complete leak (1).
 _ALL, _LITTLE = 0.99, 0.05
 
 
-def in_short(found: Sequence[Rehearsed]) -> Iterator[RenderableType]:
-    """Yields a sentence for each recipe that an attack was played on, and a table if there are
-    several recipes.
-    """
-    for each in found:
-        said = "; ".join(_said(line) for line in _strongest(each))
-        if said:
+def in_short(results: Sequence[Rehearsed]) -> Iterator[RenderableType]:
+    """Yields a sentence for each recipe with figures, and a table if there are several recipes."""
+    for result in results:
+        sentence = "; ".join(_summarize(line) for line in _strongest(result))
+        if sentence:
             yield Text(
-                f"{each.name}: {said}." if len(found) > 1 else f"In short: {said}.", style="bold"
+                f"{result.name}: {sentence}." if len(results) > 1 else f"In short: {sentence}.",
+                style="bold",
             )
     yield Text()
-    if len(found) > 1:
-        yield _side_by_side(found)
+    if len(results) > 1:
+        yield _side_by_side(results)
         yield Text()
 
 
-def _strongest(each: Rehearsed) -> list[Line]:
-    """Returns the line of each thing that is read, by the attack that reads most; of equals, that
-    which knows least.
+def _strongest(result: Rehearsed) -> list[AttackLine]:
+    """Returns the line of the strongest attack for each thing that is read; among equal attacks,
+    one that knows nothing.
 
-    Units cannot be compared: the unit is that in which most of the way from chance is done.
+    Units cannot be compared: the unit with the largest excess over chance is chosen.
     """
-    lines = [line for line in each.worst if not line.detail]
-    found = []
+    lines = [line for line in result.worst if not line.detail]
+    strongest = []
     for of in dict.fromkeys(line.of for line in lines):
         own = [line for line in lines if line.of == of]
         unit = max(own, key=lambda line: round(line.excess, 2)).unit
-        found.append(max((line for line in own if line.unit == unit), key=_strength))
-    return found
+        strongest.append(max((line for line in own if line.unit == unit), key=_strength))
+    return strongest
 
 
-def _strength(line: Line) -> tuple[float, bool]:
+def _strength(line: AttackLine) -> tuple[float, bool]:
     value = round(line.value.mean, 2)
     return -value if line.is_error else value, line.knows.startswith("nothing")
 
 
-def _said(line: Line) -> str:
+def _summarize(line: AttackLine) -> str:
     bound = "at most" if line.is_error else "at least"
     how = f"{line.unit} {line.value.mean:.2f} by {line.attack}" + (
         f" from {line.place}" if line.place else ""
     )
     if line.floor > _ALL and not line.is_error:
         return (
-            f"{line.of}: not to be told from chance by {line.attack} (batches are too small, "
+            f"{line.of}: {line.attack} cannot be distinguished from chance (batches are too small, "
             "or of one class)"
         )
     if line.excess < _LITTLE:
-        return f"{line.of}: our attacks read next to nothing beyond chance ({how})"
+        return f"{line.of}: our attacks read almost nothing beyond chance ({how})"
     if line.of == "labels" and line.excess >= _ALL:
         return (
-            f"labels: all readable by {line.attack} ({line.unit} {line.value.mean:.2f}, known: "
+            f"labels: {line.attack} reads all ({line.unit} {line.value.mean:.2f}, known: "
             f"{line.knows})"
         )
     known = f", known: {line.knows}" if line.knows else ""
     return f"{line.of}: {bound} {how}{known}"
 
 
-def _side_by_side(found: Sequence[Rehearsed]) -> RenderableType:
-    """Returns a row an attack and a column a recipe, with the metric, what is lost of the first
-    one's, and bytes.
+def _side_by_side(results: Sequence[Rehearsed]) -> RenderableType:
+    """Returns a table with a row for each attack and a column for each recipe, with the metric, its
+    loss against the first recipe, and bytes.
     """
-    table = new_table("Recipes beside each other; the worst leaks first")
+    table = new_table("Recipes compared; the worst leaks first")
     for heading in ("attack", "attacker", "reads", "knows"):
         table.add_column(heading)
-    for each in found:
-        table.add_column(each.name, justify="right")
-    first = found[0].utility
-    metric = found[0].metric or "metric"
-    same = [each.utility if each.metric == found[0].metric else None for each in found]
+    for result in results:
+        table.add_column(result.name, justify="right")
+    first = results[0].utility
+    metric = results[0].metric or "metric"
+    same = [result.utility if result.metric == results[0].metric else None for result in results]
     table.add_row(metric, "", "", "", *("" if own is None else f"{own.mean:.3f}" for own in same))
     if first is not None:
         lost = ("" if own is None else f"{first.mean - own.mean:+.3f}" for own in same)
-        table.add_row(f"lost beside {found[0].name}", "", "", "", *lost)
+        table.add_row(f"lost against {results[0].name}", "", "", "", *lost)
     table.add_row(
-        "bytes sent", "", "", "", *(size(each.payload_bytes) for each in found), end_section=True
+        "bytes sent",
+        "",
+        "",
+        "",
+        *(size(result.payload_bytes) for result in results),
+        end_section=True,
     )
-    for asset in assets(found):
+    for asset in assets(results):
         attack, attacker, of, knows, unit = asset
-        lines = [next((line for line in each.worst if line.asset == asset), None) for each in found]
+        lines = [
+            next((line for line in result.worst if line.asset == asset), None) for result in results
+        ]
         cells = ("" if line is None else f"{unit} {line.value.mean:.3f}" for line in lines)
         table.add_row(attack, attacker, of, knows, *cells)
     return table

@@ -1,4 +1,4 @@
-"""Names exchanges that lack a defence which others have."""
+"""Finds exchanges that lack a defence which other exchanges have."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def gaps(parties: Iterable[Party]) -> list[str]:
     """Returns a sentence for each exchange whose embeddings or gradients lack a transform that
     others have.
     """
-    found: dict[str, None] = {}
+    sentences: dict[str, None] = {}
     for party in parties:
-        # Kind of tensors: {phase and exchange: transforms}.
+        # {kind of tensors: {phase and exchange: transforms}}
         of_kind: dict[str, dict[str, set[str]]] = {}
         for (phase, name), opened in party.exchanges.items():
             passive = party.role == "passive"
@@ -29,36 +29,41 @@ def gaps(parties: Iterable[Party]) -> list[str]:
                 of_kind.setdefault(sent.kind.label, {})[f"{phase}/{name}"] = used
         for kind, places in of_kind.items():
             named = sorted(set().union(*places.values()))
-            variants = Counter(each.partition(" (")[0] for each in named)
+            variants = Counter(name.partition(" (")[0] for name in named)
             for transform in named:
                 without = [place for place, own in places.items() if transform not in own]
                 having = [place for place in places if place not in without]
                 if without:
                     short = transform.partition(" (")[0]
-                    shown = short if variants[short] == 1 else transform
-                    found[_gap(f"{kind}s", shown, without, having)] = None
-    return list(found)
+                    label = short if variants[short] == 1 else transform
+                    sentences[_gap(f"{kind}s", label, without, having)] = None
+    return list(sentences)
 
 
 def _transforms(recipe: Recipe, phase: str, exchange: str, sent: Sent, role: Role) -> set[str]:
     """Returns the names of the transforms, the method's and the recipe's, through which a direction
     is sent.
     """
-    own = {_named(use.kind, use.settings) for use in sent.through if use.role in (None, role)}
+    own = {_describe(use.kind, use.settings) for use in sent.through if use.role in (None, role)}
     asked = [
-        each for settings in recipe.phases if settings.name == phase for each in settings.transforms
+        transform
+        for settings in recipe.phases
+        if settings.name == phase
+        for transform in settings.transforms
     ]
-    used = [each for each in asked if each.exchange == exchange and each.sent_by == role]
-    return own | {_named(each.kind, each.settings) for each in used}
+    used = [use for use in asked if use.exchange == exchange and use.sent_by == role]
+    return own | {_describe(use.kind, use.settings) for use in used}
 
 
-def _named(kind: str, settings: Mapping[str, Any]) -> str:
-    """Names a transform with its settings: a defence that is weaker elsewhere is another one."""
-    said = ", ".join(f"{key} = {value}" for key, value in sorted(settings.items()))
-    return f"{kind} ({said})" if said else kind
+def _describe(kind: str, settings: Mapping[str, Any]) -> str:
+    """Returns a transform with its settings, because a weaker defence is a different one."""
+    settings_text = ", ".join(f"{key} = {value}" for key, value in sorted(settings.items()))
+    return f"{kind} ({settings_text})" if settings_text else kind
 
 
 def _gap(what: str, transform: str, without: Sequence[str], having: Sequence[str]) -> str:
-    leave = f"{listed(without)} {'leaves' if len(without) == 1 else 'leave'} without it"
-    todo = "Name each exchange in its phase's transforms."
-    return f"{transform} protects {what} of {listed(having)} only: {leave}. {todo}"
+    return (
+        f"{transform} protects {what} of {listed(having)} only: {listed(without)} "
+        f"{'leaves' if len(without) == 1 else 'leave'} without it. Name each exchange in the "
+        "transforms of its phase."
+    )

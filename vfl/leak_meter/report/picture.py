@@ -1,6 +1,4 @@
-"""The one picture of the leak meter: what each attack reads beside chance; of several recipes, over
-their metric.
-"""
+"""Draws the leaks of each attack against chance; with several recipes, over their metric."""
 
 from __future__ import annotations
 
@@ -13,33 +11,32 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from vfl.leak_meter.report.result import Line, Rehearsed, assets
+from vfl.leak_meter.report.result import AttackLine, Rehearsed, assets
 from vfl.report.picture import Picture
 from vfl.report.table import size
 from vfl_common.text import listed
 
-# Points squared.
-_LEAST, _MOST = 14.0, 110.0
-# At most; a row of them.
+# Areas of points, in points squared.
+_MIN_AREA, _MAX_AREA = 14.0, 110.0
+# Maximum number of panels, and of panels in one row.
 _PANELS, _ACROSS = 9, 3
-# At most.
+# Maximum number of bars.
 _BARS = 24
 _LEGEND = "chance, or without\nany message"
 
 
-def draw(found: Sequence[Rehearsed]) -> Figure:
-    """Draws what each attack reads: the 95 % quantile of batches, or the value if there are no
-    batches.
+def draw(results: Sequence[Rehearsed]) -> Figure:
+    """Draws the leak of each attack: the 95 % quantile over batches, or the value without batches.
 
-    Of what an attack may know, only that is drawn with which it reads most. One recipe has a bar an
-    asset, the worst leak first, and a panel a unit. Several recipes have a panel an asset: leak
-    over metric, a colour a recipe, and the area of a point grows with the bytes. The dashed line is
-    chance, or the best without any message if that is more; the mean over the recipes. Below stands
-    what is left out.
+    For each attack, only the knowledge with which it reads most is drawn. One recipe has a bar for
+    each asset, the worst leak first, and a panel for each unit. Several recipes have a panel for
+    each asset: leak over metric, with a colour for each recipe and an area that grows with the
+    bytes. The dashed line is chance, or the best figure without any message if that is higher, as
+    the mean over the recipes. A text below lists what is left out.
     """
-    every = _panels(found)
-    if len(found) == 1 and every:
-        return _bars(found[0], every)
+    every = _panels(results)
+    if len(results) == 1 and every:
+        return _bars(results[0], every)
     keys, rest = every[:_PANELS], every[_PANELS:]
     across = min(_ACROSS, max(1, len(keys)))
     down = max(1, -(-len(keys) // across))
@@ -47,13 +44,13 @@ def draw(found: Sequence[Rehearsed]) -> Figure:
     grid = figure.subplots(down, across, squeeze=False, sharex=True).flatten()
     for axes in grid[len(keys) :]:
         axes.set_visible(False)
-    largest = max((each.payload_bytes for each in found), default=1) or 1
+    largest = max((result.payload_bytes for result in results), default=1) or 1
     for key, axes in zip(keys, grid, strict=False):
-        _panel(axes, key, found, largest)
+        _panel(axes, key, results, largest)
     if not keys:
         figure.text(0.5, 0.5, "No attack was played.", ha="center")
-    metric = next((each.metric for each in found if each.metric), "metric")
-    figure.supxlabel(f"{metric}\n{_left_out(rest, across)}", fontsize=8)
+    metric = next((result.metric for result in results if result.metric), "metric")
+    figure.supxlabel(f"{metric}\n{_describe_left_out(rest, across)}", fontsize=8)
     handles = [
         Line2D(
             [],
@@ -61,9 +58,9 @@ def draw(found: Sequence[Rehearsed]) -> Figure:
             ls="",
             marker="o",
             color=_colour(number),
-            label=f"{each.name}, {size(each.payload_bytes)}",
+            label=f"{result.name}, {size(result.payload_bytes)}",
         )
-        for number, each in enumerate(found)
+        for number, result in enumerate(results)
     ]
     handles.append(Line2D([], [], color="0.5", ls="--", lw=0.8, label=_LEGEND))
     figure.legend(handles=handles, loc="outside right upper", fontsize=7, frameon=False)
@@ -71,9 +68,9 @@ def draw(found: Sequence[Rehearsed]) -> Figure:
 
 
 def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
-    """Draws one recipe: a bar an asset, and where chance would end it."""
+    """Draws one recipe: a bar for each asset, with a mark at the level of chance."""
     keys, rest = every[:_BARS], every[_BARS:]
-    panels: dict[str, list[Line]] = {}
+    panels: dict[str, list[AttackLine]] = {}
     for line in of.worst:
         if line.asset in keys:
             panels.setdefault(_unit(line), []).append(line)
@@ -85,12 +82,12 @@ def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
         len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights}
     ).flatten()
     for axes, (unit, lines) in zip(grid, panels.items(), strict=True):
-        shown = [line.high or line.value for line in lines]
+        spreads = [line.high or line.value for line in lines]
         places = range(len(lines))
-        errors = [each.sd for each in shown] if len(of.seeds) > 1 else None
+        errors = [spread.sd for spread in spreads] if len(of.seeds) > 1 else None
         axes.barh(
             places,
-            [each.mean for each in shown],
+            [spread.mean for spread in spreads],
             xerr=errors,
             color=_colour(0),
             height=0.62,
@@ -112,69 +109,69 @@ def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
     figure.suptitle(
         f"{of.name}{utility}, {size(of.payload_bytes)}", fontsize="medium", x=0.01, ha="left"
     )
-    figure.supxlabel(_left_out(rest, 2), fontsize=8)
+    figure.supxlabel(_describe_left_out(rest, 2), fontsize=8)
     handles = [Line2D([], [], color="0.2", ls="--", lw=1.2, label=_LEGEND.replace("\n", " "))]
     figure.legend(handles=handles, loc="outside upper right", fontsize=7, frameon=False)
     return figure
 
 
-def _what(lines: Sequence[Line]) -> tuple[str, str]:
-    """Returns who reads what, and what it knows, or where it reads; of lines of one asset."""
+def _what(lines: Sequence[AttackLine]) -> tuple[str, str]:
+    """Returns two texts about the lines of one asset: who reads what, and with what knowledge or
+    from where.
+    """
     attack, attacker, of, knows, _ = lines[0].asset
     places = listed(list(dict.fromkeys(line.place for line in lines)))
     return f"{attack} by {attacker}: {of}", f"known: {knows}" if knows else f"from {places}"
 
 
-def _unit(line: Line) -> str:
+def _unit(line: AttackLine) -> str:
     return f"{line.unit}, 95 % of batches" if line.high is not None else line.unit
 
 
-def _floor(line: Line) -> float:
+def _floor(line: AttackLine) -> float:
     return line.chance_high.mean if line.chance_high is not None else line.floor
 
 
-def draw_images(found: Sequence[Rehearsed]) -> dict[str, bytes]:
-    """Returns {``images-RECIPE-PARTY.png``: a PNG of private images, above what an attack made of
-    them}.
-    """
+def draw_images(results: Sequence[Rehearsed]) -> dict[str, bytes]:
+    """Returns {file name: PNG with private images above their reconstructions}."""
     from vfl.leak_meter.report.reconstructions import draw_pairs
 
     drawn: dict[str, bytes] = {}
-    for each in found:
-        for drawing in each.drawings:
-            shown = drawing.shown
-            words = [drawing.attack, each.name, shown.party]
+    for result in results:
+        for drawing in result.drawings:
+            images = drawing.shown
+            words = [drawing.attack, result.name, images.party]
             stem = "-".join(re.sub(r"[^\w.-]+", "-", word).strip("-.") for word in words)
             name = f"{stem}.png"
-            # Names that differ only by what no file name can hold.
+            # Names may differ only in characters that file names do not have.
             while name in drawn:
                 name = f"{name.removesuffix('.png')}-2.png"
             title = (
-                f"{each.name}: images of {shown.party}, from {drawing.place} by "
-                f"{drawing.attacker}\n{shown.says}"
+                f"{result.name}: images of {images.party}, from {drawing.place} by "
+                f"{drawing.attacker}\n{images.says}"
             )
-            drawn[name] = draw_pairs(shown.rows, title)
+            drawn[name] = draw_pairs(images.rows, title)
     return drawn
 
 
-def _panels(found: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
-    """Returns the assets to draw, the worst leak first: of those that an attack reads alike, the
-    worst.
+def _panels(results: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
+    """Returns the assets to draw, the worst leak first; one for each attack, attacker and
+    target.
     """
-    most: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for asset in assets(found):
-        most.setdefault(asset[:3], asset)
-    return list(most.values())
+    worst: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for asset in assets(results):
+        worst.setdefault(asset[:3], asset)
+    return list(worst.values())
 
 
-def _left_out(rest: Sequence[tuple[str, ...]], across: int) -> str:
+def _describe_left_out(rest: Sequence[tuple[str, ...]], across: int) -> str:
     few = (
         f"; {listed([f'{attack} by {attacker}: {of}' for attack, attacker, of, *_ in rest])}"
         if rest
         else ""
     )
     return fill(
-        f"Not drawn: single columns, and what the same attack reads with other knowledge{few}",
+        f"Not drawn: single columns, and the same attack with other knowledge{few}",
         46 * across,
     )
 
@@ -184,18 +181,18 @@ def _colour(number: int) -> Any:
     return colours[number % len(colours)]
 
 
-def _panel(axes: Any, key: tuple[str, ...], found: Sequence[Rehearsed], largest: int) -> None:
-    lines: list[Line] = []
-    for number, each in enumerate(found):
-        line = next((line for line in each.worst if line.asset == key), None)
+def _panel(axes: Any, key: tuple[str, ...], results: Sequence[Rehearsed], largest: int) -> None:
+    lines: list[AttackLine] = []
+    for number, result in enumerate(results):
+        line = next((line for line in result.worst if line.asset == key), None)
         if line is None:
             continue
         lines.append(line)
-        x = each.utility.mean if each.utility is not None else 0.0
-        area = _LEAST + (_MOST - _LEAST) * each.payload_bytes / largest
-        shown = line.high or line.value
-        axes.errorbar([x], [shown.mean], yerr=[shown.sd], color=_colour(number), lw=1, capsize=2)
-        axes.scatter([x], [shown.mean], s=area, color=_colour(number))
+        x = result.utility.mean if result.utility is not None else 0.0
+        area = _MIN_AREA + (_MAX_AREA - _MIN_AREA) * result.payload_bytes / largest
+        spread = line.high or line.value
+        axes.errorbar([x], [spread.mean], yerr=[spread.sd], color=_colour(number), lw=1, capsize=2)
+        axes.scatter([x], [spread.mean], s=area, color=_colour(number))
     floors = [_floor(line) for line in lines]
     axes.axhline(sum(floors) / len(floors), color="0.5", ls="--", lw=0.8)
     axes.set_title("\n".join(_what(lines)), fontsize=8, loc="left")

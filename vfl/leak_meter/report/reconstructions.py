@@ -1,6 +1,4 @@
-"""Draws private images over their reconstructions, as PNG. Imports matplotlib, without a
-display.
-"""
+"""Draws private images above their reconstructions as PNG, with matplotlib and no display."""
 
 from __future__ import annotations
 
@@ -14,25 +12,28 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 from torch.nn import functional
 
-# Images, in one row.
-MOST_SHOWN = 16
+# Maximum number of images in one row.
+MAX_IMAGES = 16
 _DPI = 130
-# Of an image's larger side.
+# Inches of the larger side of an image.
 _INCHES = 0.72
-# Inches, left of the images.
+# Inches for the labels left of the images.
 _LABELS = 1.45
-# Of an image's larger side, about.
+# Approximate number of pixels of the larger side of an image.
 _PIXELS = 96
 
 
 def draw_pairs(rows: Sequence[tuple[str, Tensor]], title: str) -> bytes:
-    """Returns a PNG: a row of images for each of ``rows`` (its name, images [N, C, H, W] from 0 to
-    1), and a title.
+    """Returns a PNG with rows of images and a title.
 
-    It shows the first images of each row. Images of 3 channels are in colour, all others in grey,
-    by their mean.
+    It shows the first images of each row. Images with 3 channels are in colour, others in grey, as
+    the mean of their channels.
+
+    Args:
+        rows: (name, images [N, C, H, W] with pixels from 0 to 1) of each row.
+        title: the title.
     """
-    count = min(MOST_SHOWN, min(len(images) for _, images in rows))
+    count = min(MAX_IMAGES, min(len(images) for _, images in rows))
     height, width = rows[0][1].shape[2:]
     size = (
         max(_LABELS + _INCHES * width / max(height, width) * count, 6.0),
@@ -58,14 +59,12 @@ def draw_pairs(rows: Sequence[tuple[str, Tensor]], title: str) -> bytes:
 
 
 def _strip(images: Tensor) -> np.ndarray:
-    """Returns images beside each other, with white between them: an axis for each would take a
-    second to draw.
-    """
+    """Returns images side by side with white gaps, [H, W, 3]; drawing an axis for each is slow."""
     grey = (
         images if images.shape[1] == 3 else images.mean(dim=1, keepdim=True).expand(-1, 3, -1, -1)
     )
     times = max(1, round(_PIXELS / max(images.shape[2:])))
     large = grey.clamp(0, 1).repeat_interleave(times, dim=2).repeat_interleave(times, dim=3)
     apart = functional.pad(large, (0, _PIXELS // 16), value=1.0)
-    found: np.ndarray = apart.permute(2, 0, 3, 1).flatten(1, 2)[:, : -(_PIXELS // 16)].numpy()
-    return found
+    strip: np.ndarray = apart.permute(2, 0, 3, 1).flatten(1, 2)[:, : -(_PIXELS // 16)].numpy()
+    return strip

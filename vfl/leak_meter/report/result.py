@@ -1,4 +1,4 @@
-"""What a rehearsal has found: each attack's figures over seeds, beside metric and bytes of the
+"""The result of a rehearsal: each attack's figures over seeds, with metric and bytes of the
 runs.
 """
 
@@ -18,34 +18,36 @@ if TYPE_CHECKING:
     from vfl.leak_meter.wiretap.times import Times
 
 REHEARSAL = (
-    "A rehearsal: all parties' data were in this one place. Each figure is a lower bound: another "
-    "attack may read more. Chance: the same attack against shuffled labels, or a constant guess."
+    "A rehearsal: the data of all parties were on this machine. Each figure is a lower bound: "
+    "another attack may read more. Chance: the same attack on shuffled labels, or a constant guess."
 )
 
 
-# As ``vfl.leak_meter.scene.scene`` has it, which loads torch.
+# A copy of the constant in ``vfl.leak_meter.scene.scene``, which imports torch.
 ALL_EPOCHS = "all epochs"
-# Units of which less is a larger leak.
+# Units for which a lower value is a larger leak.
 ERRORS = frozenset({"MSE"})
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation over seeds; ``values``: one a seed."""
+    """Mean and standard deviation over seeds; ``values``: one for each seed."""
 
     values: tuple[float, ...]
 
     @property
     def mean(self) -> float:
+        """The mean over seeds."""
         return statistics.fmean(self.values)
 
     @property
     def sd(self) -> float:
+        """The standard deviation over seeds; 0 for one seed."""
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """Returns the spread of the values that are there; None if none is."""
+        """Returns the spread of the values that are not None; None without any."""
         there = tuple(value for value in values if value is not None)
         return cls(there) if there else None
 
@@ -54,7 +56,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Line:
+class AttackLine:
     """One figure of one attack over all seeds; see ``vfl.leak_meter.scene.scene.Figure``."""
 
     attack: str
@@ -74,7 +76,7 @@ class Line:
 
     @property
     def asset(self) -> tuple[str, ...]:
-        """What is read, by whom and how, whatever exchange it is read from."""
+        """What is read, by whom and how, independent of the exchange."""
         knows = (
             self.knows if not self.place else ALL_EPOCHS if self.knows.endswith(ALL_EPOCHS) else ""
         )
@@ -82,14 +84,12 @@ class Line:
 
     @property
     def is_error(self) -> bool:
-        """Whether less of it is a larger leak."""
+        """Whether a lower value is a larger leak."""
         return self.unit in ERRORS
 
     @property
     def excess(self) -> float:
-        """How much of the way is done from what is known without this message (0) to everything
-        (1).
-        """
+        """The leak on a scale from what is known without the message (0) to everything (1)."""
         everything = 0.0 if self.is_error else 1.0
         return (
             0.0
@@ -99,21 +99,23 @@ class Line:
 
     @property
     def floor(self) -> float:
-        """What is known without this message: the most of chance and all baselines, at least 0; the
-        least error.
+        """What is known without the message: the maximum of chance, all baselines and 0, or the
+        smallest error.
         """
-        known = [each.mean for each in (self.chance, *self.baselines.values()) if each is not None]
+        known = [
+            spread.mean for spread in (self.chance, *self.baselines.values()) if spread is not None
+        ]
         return min(known, default=self.value.mean) if self.is_error else max(0.0, *known, 0.0)
 
-    def leaks_more(self, other: Line) -> bool:
-        """Whether it reads more than a line of the same unit."""
+    def leaks_more(self, other: AttackLine) -> bool:
+        """Whether this line reads more than another line of the same unit."""
         mine, theirs = self.value.mean, other.value.mean
         return mine < theirs if self.is_error else mine > theirs
 
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """Images that an attack has reconstructed, and who did it from which exchange."""
+    """Images that an attack has reconstructed, with the attacker and the exchange."""
 
     attack: str
     attacker: str
@@ -123,13 +125,13 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Rehearsed:
-    """What was found with one recipe.
+    """The result of one recipe.
 
     ``metric``: the name of ``utility``, on the test rows if there are any. ``sizes``, ``times``:
-    what those of the messages of the last seed tell anybody on the network. ``gaps``: what is not
-    protected as the rest is, or was not attacked at all, a sentence each. ``every``: one of this
-    many rounds was recorded. ``drawings``: images of the last seed to draw, of each party those of
-    the exchange that gives away most.
+    what sizes and times of the messages of the last seed reveal to any observer of the network.
+    ``gaps``: a sentence for each thing that lacks a defence of others, or was not attacked.
+    ``every``: one of this many rounds was recorded. ``drawings``: images of the last seed to draw,
+    for each party those of the exchange that leaks most.
     """
 
     name: str
@@ -137,7 +139,7 @@ class Rehearsed:
     metric: str
     utility: Spread | None
     payload_bytes: int
-    lines: tuple[Line, ...]
+    lines: tuple[AttackLine, ...]
     notes: tuple[str, ...] = ()
     sizes: tuple[MessageSizes, ...] = ()
     gaps: tuple[str, ...] = ()
@@ -146,47 +148,49 @@ class Rehearsed:
     drawings: tuple[Drawing, ...] = ()
 
     @property
-    def worst(self) -> tuple[Line, ...]:
-        """The lines without those that read the same from another exchange, and find less there."""
-        most: dict[tuple[str, ...], Line] = {}
+    def worst(self) -> tuple[AttackLine, ...]:
+        """The lines of each asset with the largest leak over all exchanges."""
+        worst: dict[tuple[str, ...], AttackLine] = {}
         for line in self.lines:
-            before = most.get(line.asset)
+            before = worst.get(line.asset)
             if before is None or line.leaks_more(before):
-                most[line.asset] = line
-        return tuple(most.values())
+                worst[line.asset] = line
+        return tuple(worst.values())
 
     @property
     def elsewhere(self) -> tuple[str, ...]:
-        """A sentence for each asset that several exchanges give away: what each of them does."""
-        found: dict[tuple[str, ...], list[Line]] = {}
+        """A sentence for each asset that several exchanges leak, with the figure of each
+        exchange.
+        """
+        by_asset: dict[tuple[str, ...], list[AttackLine]] = {}
         for line in self.lines:
             if line.place and not line.detail:
-                found.setdefault(line.asset, []).append(line)
+                by_asset.setdefault(line.asset, []).append(line)
         return tuple(
             ", ".join(
                 filter(None, (lines[0].attack, lines[0].of, lines[0].asset[3], "by exchange: "))
             )
             + ", ".join(f"{line.place} {line.unit} {line.value}" for line in lines)
-            for lines in found.values()
+            for lines in by_asset.values()
             if len(lines) > 1
         )
 
 
-def assets(found: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
-    """Returns the assets of all recipes but for details, the worst leak of any recipe first."""
-    most: dict[tuple[str, ...], float] = {}
-    for line in (line for each in found for line in each.worst if not line.detail):
-        most[line.asset] = max(line.excess, most.get(line.asset, line.excess))
-    return sorted(most, key=lambda asset: -most[asset])
+def assets(results: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
+    """Returns the assets of all recipes without details, the worst leak of any recipe first."""
+    excess: dict[tuple[str, ...], float] = {}
+    for line in (line for result in results for line in result.worst if not line.detail):
+        excess[line.asset] = max(line.excess, excess.get(line.asset, line.excess))
+    return sorted(excess, key=lambda asset: -excess[asset])
 
 
-def as_columns(found: Sequence[Rehearsed]) -> dict[str, list[Any]]:
-    """Returns a row a figure, as columns."""
+def as_columns(results: Sequence[Rehearsed]) -> dict[str, list[Any]]:
+    """Returns a row for each figure, as columns."""
     rows = [
         {
-            "recipe": each.name,
-            each.metric or "metric": each.utility.mean if each.utility else None,
-            "payload bytes": each.payload_bytes,
+            "recipe": result.name,
+            result.metric or "metric": result.utility.mean if result.utility else None,
+            "payload bytes": result.payload_bytes,
             "attack": line.attack,
             "attacker": line.attacker,
             "of": line.of,
@@ -200,46 +204,49 @@ def as_columns(found: Sequence[Rehearsed]) -> dict[str, list[Any]]:
             "chance 95 %": line.chance_high.mean if line.chance_high else None,
             **{f"baseline: {name}": spread.mean for name, spread in line.baselines.items()},
         }
-        for each in found
-        for line in each.lines
+        for result in results
+        for line in result.lines
     ]
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def as_json(found: Sequence[Rehearsed]) -> dict[str, Any]:
+def as_json(results: Sequence[Rehearsed]) -> dict[str, Any]:
     """Returns all values of all seeds."""
-    return {"rehearsal": REHEARSAL, "recipes": [_plain(each) for each in found]}
+    return {"rehearsal": REHEARSAL, "recipes": [_plain(result) for result in results]}
 
 
-def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tuple[str, ...]]:
+def over_seeds(
+    played: Sequence[Sequence[Played]],
+) -> tuple[tuple[AttackLine, ...], tuple[str, ...]]:
     """Returns the lines over all seeds, and a note for each attack that could not be played.
-    ``played``: by seed.
+
+    ``played``: the attacks of each seed.
     """
-    found: dict[tuple[str, str, str, str, str, str], list[Figure]] = {}
+    figures_of: dict[tuple[str, str, str, str, str, str], list[Figure]] = {}
     notes: dict[str, None] = {}
-    # (why, attacker): attacks.
+    # {(reason, attacker): attacks}
     refused: dict[tuple[str, str], list[str]] = {}
     for of_seed in played:
-        for each in of_seed:
-            if each.why_not:
-                names = refused.setdefault((each.why_not, each.attacker), [])
-                names += [each.attack] if each.attack not in names else []
+        for attack in of_seed:
+            if attack.why_not:
+                names = refused.setdefault((attack.why_not, attack.attacker), [])
+                names += [attack.attack] if attack.attack not in names else []
             notes |= dict.fromkeys(
-                f"{each.attack}: {figure.note}" for figure in each.figures if figure.note
+                f"{attack.attack}: {figure.note}" for figure in attack.figures if figure.note
             )
-            for figure in each.figures:
+            for figure in attack.figures:
                 key = (
-                    each.attack,
-                    each.attacker,
+                    attack.attack,
+                    attack.attacker,
                     figure.of,
                     figure.knows,
                     figure.unit,
                     figure.place,
                 )
-                found.setdefault(key, []).append(figure)
+                figures_of.setdefault(key, []).append(figure)
     lines = tuple(
-        Line(
+        AttackLine(
             *key[:-1],
             Spread(tuple(figure.value for figure in figures)),
             Spread.of(figure.high for figure in figures),
@@ -256,28 +263,28 @@ def over_seeds(played: Sequence[Sequence[Played]]) -> tuple[tuple[Line, ...], tu
             key[-1],
             figures[0].detail,
         )
-        for key, figures in found.items()
+        for key, figures in figures_of.items()
     )
     return lines, (*notes, *_refusals(refused))
 
 
 def drawings(played: Sequence[Played]) -> tuple[Drawing, ...]:
-    """Returns what is to be drawn of one seed: of each attack, attacker and party, what reads
-    most.
+    """Returns the images of one seed to draw: for each attack, attacker and party the largest
+    leak.
     """
-    most: dict[tuple[str, str, str], tuple[float, Drawing]] = {}
-    for each in played:
-        for figure in each.figures:
+    worst: dict[tuple[str, str, str], tuple[float, Drawing]] = {}
+    for attack in played:
+        for figure in attack.figures:
             if figure.shown is not None:
-                key = (each.attack, each.attacker, figure.shown.party)
-                drawing = Drawing(each.attack, each.attacker, figure.place, figure.shown)
-                if key not in most or figure.value > most[key][0]:
-                    most[key] = (figure.value, drawing)
-    return tuple(drawing for _, drawing in most.values())
+                key = (attack.attack, attack.attacker, figure.shown.party)
+                drawing = Drawing(attack.attack, attack.attacker, figure.place, figure.shown)
+                if key not in worst or figure.value > worst[key][0]:
+                    worst[key] = (figure.value, drawing)
+    return tuple(drawing for _, drawing in worst.values())
 
 
 def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
-    """Yields one sentence for all attacks, and all attackers, that were refused for the same
+    """Yields one sentence for all attacks and attackers that were not played for the same
     reason.
     """
     attackers: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -294,8 +301,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Spread):
         return {"mean": value.mean, "sd": value.sd, "values": list(value.values)}
     if is_dataclass(value):
-        names = [each.name for each in fields(value) if each.name != "drawings"]
+        names = [field_.name for field_ in fields(value) if field_.name != "drawings"]
         return {name: _plain(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""``vfl leaks``: runs the rehearsal, prints its table, writes its picture."""
+"""``vfl leaks``: prints the result of a rehearsal as a table, and writes its pictures."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from vfl_common.text import to_json
 T = TypeVar("T")
 
 
-def show_leaks(found: Sequence[Rehearsed], *, as_json: bool, out: Path | None) -> None:
-    """Prints what was found; with ``out``, writes leaks.json and leaks.png into it.
+def show_leaks(results: Sequence[Rehearsed], *, as_json: bool, out: Path | None) -> None:
+    """Prints the results; with ``out``, writes leaks.json and leaks.png into this folder.
 
-    Pictures of private images go beside them; only their owner may read them.
+    Pictures of private images go there, too; only their owner may read them.
     """
     if as_json:
-        click.echo(to_json(written(found), compact=True))
+        click.echo(to_json(written(results), compact=True))
     else:
-        wide_console(WIDTH).print(render(found))
+        wide_console(WIDTH).print(render(results))
     if out is not None:
         from vfl.leak_meter.report.picture import draw, draw_images
 
-        write_atomic(out / "leaks.json", to_json(written(found)) + "\n")
+        write_atomic(out / "leaks.json", to_json(written(results)) + "\n")
         written_to = [out / "leaks.json"]
-        if any(each.lines for each in found):
-            draw(found).savefig(out / "leaks.png", dpi=130)
+        if any(result.lines for result in results):
+            draw(results).savefig(out / "leaks.png", dpi=130)
             written_to.append(out / "leaks.png")
-        for name, png in draw_images(found).items():
+        for name, png in draw_images(results).items():
             with private_file(out / name) as file:
                 file.write(png)
             written_to.append(out / name)
@@ -45,15 +45,18 @@ def show_leaks(found: Sequence[Rehearsed], *, as_json: bool, out: Path | None) -
 
 
 def read_list(text: str | None, option: str, what: Callable[[str], T]) -> Sequence[T] | None:
-    """Reads ``a,b``; None stays None. Raises InputError."""
+    """Parses a list such as ``a,b``; None stays None. Raises InputError."""
     if text is None:
         return None
     words = [word.strip() for word in text.split(",") if word.strip()]
     try:
-        found = [what(word) for word in words]
+        items = [what(word) for word in words]
     except ValueError:
-        found = []
-    if not found:
+        items = []
+    if not items:
         example = "1,2,3" if what is int else "norm,cosine"
-        raise InputError(Code.CONFIG_INVALID, f"{option}: give a list such as {example}")
-    return found
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{option}: is not a valid list (got {text!r}). Give a list such as {example}.",
+        )
+    return items

@@ -1,4 +1,4 @@
-"""The one table of the leak meter."""
+"""Renders the tables of the leak meter."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vfl.leak_meter.report.compare import in_short
-from vfl.leak_meter.report.result import REHEARSAL, Line, Rehearsed, Spread
+from vfl.leak_meter.report.result import REHEARSAL, AttackLine, Rehearsed, Spread
 from vfl.report.table import new_table, size
 
-# Characters that the table has at least, if its output is no terminal.
+# Minimum width of the table in characters without a terminal.
 WIDTH = 140
-# That are shown of one exchange.
+# Maximum number of sizes that are shown for one exchange.
 _SIZES = 3
 _CLOCK = (
-    "Times are those of this rehearsal: all parties took turns in one process of one "
-    "machine. Between machines the "
-    "seconds differ; where the pauses are does not."
+    "Times are those of this rehearsal: all parties took turns in one process. Between machines "
+    "the "
+    "seconds differ, but not the positions of the pauses."
 )
 
 
-def render(found: Sequence[Rehearsed]) -> Group:
-    """Returns what was found in short, then a table for each recipe with notes below it."""
-    parts: list[RenderableType] = [*in_short(found)]
-    for each in found:
-        utility = f"{each.metric} {each.utility}" if each.utility is not None else "no metric"
-        seeds = f"{len(each.seeds)} seed{'s' if len(each.seeds) > 1 else ''}"
-        title = f"{each.name}: {utility}, {size(each.payload_bytes)} sent, {seeds}"
-        lines = each.worst
+def render(results: Sequence[Rehearsed]) -> Group:
+    """Returns a summary, and a table for each recipe with notes below it."""
+    parts: list[RenderableType] = [*in_short(results)]
+    for result in results:
+        utility = f"{result.metric} {result.utility}" if result.utility is not None else "no metric"
+        seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) > 1 else ''}"
+        title = f"{result.name}: {utility}, {size(result.payload_bytes)} sent, {seeds}"
+        lines = result.worst
         places = {line.place for line in lines if line.place}
         columns = [column for column in _CELLS if column.heading != "from" or len(places) > 1]
         columns = [columns[0], *(column for column in columns[1:] if any(map(column.cell, lines)))]
@@ -41,43 +41,49 @@ def render(found: Sequence[Rehearsed]) -> Group:
                 column.heading,
                 justify=column.justify,
                 no_wrap=column.whole,
-                min_width=column.least(lines),
+                min_width=column.min_width(lines),
             )
         for line in lines:
             table.add_row(*(column.cell(line) for column in columns))
-        warnings = [Text(gap, style="bold") for gap in each.gaps]
+        warnings = [Text(gap, style="bold") for gap in result.gaps]
         where = [f"Columns and rows are read from {place}." for place in places if len(places) == 1]
-        notes = [Text(note, style="dim") for note in (*where, *each.elsewhere, *each.notes)]
-        shown = table if lines else Text(f"{title}\nNo attack was played.")
-        parts += [shown, *warnings, *notes, Text(), *([_sizes(each), Text()] if each.sizes else [])]
-        parts += [_times(each), Text(_CLOCK, style="dim"), Text()] if each.times else []
+        notes = [Text(note, style="dim") for note in (*where, *result.elsewhere, *result.notes)]
+        body = table if lines else Text(f"{title}\nNo attack was played.")
+        parts += [
+            body,
+            *warnings,
+            *notes,
+            Text(),
+            *([_sizes(result), Text()] if result.sizes else []),
+        ]
+        parts += [_times(result), Text(_CLOCK, style="dim"), Text()] if result.times else []
     return Group(*parts, Text(REHEARSAL, style="dim"))
 
 
-def _sizes(each: Rehearsed) -> RenderableType:
-    part = f", of one round in {each.every:,} alone" if each.every > 1 else ""
+def _sizes(result: Rehearsed) -> RenderableType:
+    part = f" (one round in {result.every:,})" if result.every > 1 else ""
     table = new_table(
-        f"What sizes tell anybody on the network, although contents are encrypted{part}"
+        f"What sizes of encrypted messages reveal to any observer of the network{part}"
     )
-    for heading in ("phase", "exchange", "from", "to", "payload bytes x messages", "tells"):
+    for heading in ("phase", "exchange", "from", "to", "payload bytes x messages", "reveals"):
         table.add_column(heading)
-    for line in each.sizes:
-        shown = ", ".join(f"{size_:,} x {count:,}" for size_, count in line.sizes[:_SIZES])
+    for line in result.sizes:
+        sizes = ", ".join(f"{size_:,} x {count:,}" for size_, count in line.sizes[:_SIZES])
         more = ", …" if len(line.sizes) > _SIZES else ""
         table.add_row(
-            line.phase, line.exchange, line.sender, line.receiver, shown + more, line.tells
+            line.phase, line.exchange, line.sender, line.receiver, sizes + more, line.tells
         )
     return table
 
 
-def _times(each: Rehearsed) -> RenderableType:
-    table = new_table("What times of messages tell anybody on the network")
+def _times(result: Rehearsed) -> RenderableType:
+    table = new_table("What times of messages reveal to any observer of the network")
     for heading in ("phase", "exchange", "from", "to"):
         table.add_column(heading)
     for heading in ("messages", "between two", "95 %"):
         table.add_column(heading, justify="right")
-    table.add_column("tells")
-    for line in each.times:
+    table.add_column("reveals")
+    for line in result.times:
         of = (line.phase, line.exchange, line.sender, line.receiver)
         table.add_row(*of, f"{line.messages:,}", *line.between, line.tells)
     return table
@@ -87,29 +93,27 @@ def _of(spread: Spread | None) -> str:
     return "" if spread is None else str(spread)
 
 
-def _chance(line: Line) -> str:
+def _chance(line: AttackLine) -> str:
     return _of(line.chance) + (
         f" ({line.chance_high.mean:.3f})" if line.chance_high is not None else ""
     )
 
 
-def _baselines(line: Line) -> str:
+def _baselines(line: AttackLine) -> str:
     return "\n".join(f"{name} {spread}" for name, spread in line.baselines.items())
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column that is left out if all its cells are empty. ``whole``: its words are never
-    broken.
-    """
+    """A column that is left out if all its cells are empty. ``whole``: never wrap its cells."""
 
     heading: str
-    cell: Callable[[Line], str]
+    cell: Callable[[AttackLine], str]
     justify: Literal["left", "right"] = "left"
     whole: bool = False
 
-    def least(self, lines: Sequence[Line]) -> int:
-        """Returns the width of the longest word, which a narrow screen would break."""
+    def min_width(self, lines: Sequence[AttackLine]) -> int:
+        """Returns the width of the longest word, so that a narrow screen does not break it."""
         return max((len(word) for line in lines for word in self.cell(line).split()), default=0)
 
 

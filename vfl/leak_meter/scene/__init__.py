@@ -1,3 +1,1 @@
-"""What an attacker has: the messages that one party received, its own rows, and the truth to judge
-by.
-"""
+"""What an attacker has: received messages, its own rows, and the truth for judges."""

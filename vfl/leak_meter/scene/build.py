@@ -18,7 +18,7 @@ from vfl_party.models import deterministic
 
 
 class Scenes:
-    """Makes the scene of each attacker from what was recorded."""
+    """Builds the scene of each attacker from the recording."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording, self._parties = recording, recording.parties
@@ -26,12 +26,12 @@ class Scenes:
         self._begun: dict[str, list[Tensor]] = {}
 
     def begin(self, name: str) -> None:
-        """Notes a party's untrained weights; called before it runs."""
-        self._begun[name] = [each.detach().cpu().clone() for each in self._weights(name)]
+        """Stores a party's untrained weights; called before it runs."""
+        self._begun[name] = [weight.detach().cpu().clone() for weight in self._weights(name)]
 
     def of(self, attacker: str, seed: int) -> Scene:
         """Returns what ``attacker`` has, and the truth."""
-        owner = next(each for each in self._parties.values() if each.party.role == "active")
+        owner = next(party for party in self._parties.values() if party.party.role == "active")
         # The labels before any noise: those are what an attacker wants.
         active, targets = owner.party, owner.prepared.targets
         owners = {name: held for name in self._parties if (held := self._owner(name)) is not None}
@@ -45,7 +45,7 @@ class Scenes:
                 rows={},
                 seed=derive_seed(seed, "attack", attacker),
                 gradients=_nothing,
-                heard=partial(self._recording.heard, attacker),
+                heard=partial(self._recording.messages_of, attacker),
                 owners=owners,
             )
         own = self._parties[attacker].party
@@ -64,14 +64,16 @@ class Scenes:
                 name: partial(self._recording.batches, name, attacker, "embedding")
                 for name in senders
             },
-            encoder=deterministic(own.models["encoder"].eval()) if self.trained(attacker) else None,
+            encoder=deterministic(own.models["encoder"].eval())
+            if self.is_trained(attacker)
+            else None,
             inputs=features.inputs if features is not None else None,
             make_encoder=own.make_encoder,
-            heard=partial(self._recording.heard, attacker),
+            heard=partial(self._recording.messages_of, attacker),
             columns={
-                name: each
+                name: inputs
                 for name in self._parties
-                if (each := inputs_of(self._parties[name])) is not None
+                if (inputs := inputs_of(self._parties[name])) is not None
             },
             owners=owners,
             beginnings={
@@ -83,7 +85,7 @@ class Scenes:
         models = self._parties[name].party.models
         return [*models["encoder"].parameters()] if "encoder" in models else []
 
-    def trained(self, name: str) -> bool:
+    def is_trained(self, name: str) -> bool:
         """Whether a phase, or the run that this one starts from, has trained a party's encoder."""
         if (
             "encoder" not in self._parties[name].party.models

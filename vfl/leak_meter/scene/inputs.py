@@ -9,8 +9,8 @@ from vfl_party.assembly.party import Assembled
 from vfl_party.data.inputs.features import HIDDEN, UNKNOWN
 from vfl_party.data.inputs.preprocess import Preprocessor
 
-# Pixels of an image's height and width.
-_LEAST_SIDE = 2
+# Minimum height and width of an image in pixels.
+_MIN_SIDE = 2
 
 
 def inputs_of(assembled: Assembled) -> EncoderInputs | None:
@@ -43,6 +43,6 @@ def _image(preprocessor: Preprocessor) -> Image | None:
     compare.
     """
     channels, height, width = preprocessor.image_shape or (0, 0, 0)
-    if min(height, width) < _LEAST_SIDE:
+    if min(height, width) < _MIN_SIDE:
         return None
     return Image((channels, height, width), preprocessor.shift, preprocessor.scale)

@@ -1,7 +1,7 @@
-"""Observer: hears what crosses the exchanges of a party in a rehearsal.
+"""An observer sees the messages of a party's exchanges in a rehearsal.
 
-It sits in the chains of that party, which the leak meter replaces before the party runs. A real
-party has no observer and no place for one: its steps do nothing for the leak meter.
+It is part of the chains of that party, which the leak meter replaces before the party runs. A real
+party has no observer and no hook for one: its steps do nothing for the leak meter.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from vfl_party.outbound.filter import NOWHERE, Passage, Tensors
 
 
 class Observer(Protocol):
-    """Hears both directions of one exchange, at one party. It must not change a tensor."""
+    """Observes both directions of one exchange at one party. It must not change a tensor."""
 
     def leaves(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
-        """Hears what a party sends.
+        """Observes a message that a party sends.
 
         Args:
-            at: the step, the sender and the receiver; the receiver is empty if all get the same.
+            at: the step, the sender and the receiver; the receiver is empty for a message to all.
             meant: the tensors before the sender's chain.
             sent: the tensors after it.
         """
         ...
 
     def comes(self, at: Passage, tensors: Tensors, payload_bytes: int) -> None:
-        """Hears what a party has received.
+        """Observes a message that a party has received.
 
         Args:
             at: the step, the sender and the receiver.
-            tensors: what the receiver works with.
-            payload_bytes: what crossed the wire.
+            tensors: the tensors that the receiver uses.
+            payload_bytes: the size of the payload on the wire.
         """
         ...
 
 
 def observe(end: Asking | Answering, observer_of: Callable[[Chains], Observer]) -> None:
-    """Lets an observer hear one side of an exchange from now on.
+    """Adds an observer to one side of an exchange.
 
     Args:
         end: the asking or the answering side, before the first step.
-        observer_of: makes the observer; it is given the chains as the party has made them.
+        observer_of: makes the observer from the original chains of the party.
     """
     own = end.chains
     observer = observer_of(own)
@@ -56,7 +56,7 @@ def observe(end: Asking | Answering, observer_of: Callable[[Chains], Observer]) 
 
 
 class ObservedChain(Chain):
-    """A chain that does what the given one does, and tells an observer."""
+    """A chain that behaves like the given one, and reports to an observer."""
 
     # Each receiver's tensors pass through the chain, so that the observer hears all of them. The
     # results are the same: that is what ``repeats`` promises of the filters.
@@ -68,15 +68,15 @@ class ObservedChain(Chain):
         self._observer = observer
 
     def apply(self, tensors: Tensors, at: Passage = NOWHERE) -> Tensors:
-        found = super().apply(tensors, at)
-        self._observer.leaves(at, tensors, found)
-        return found
+        sent = super().apply(tensors, at)
+        self._observer.leaves(at, tensors, sent)
+        return sent
 
     def undo(
         self, tensors: dict[str, Tensor], at: Passage = NOWHERE, spec: BundleSpec | None = None
     ) -> dict[str, Tensor]:
-        found = super().undo(tensors, at, spec)
-        return self._came(found, at, spec)
+        received = super().undo(tensors, at, spec)
+        return self._came(received, at, spec)
 
     def undo_rest(
         self, tensors: dict[str, Tensor], at: Passage, spec: BundleSpec
@@ -84,8 +84,8 @@ class ObservedChain(Chain):
         return self._came(super().undo_rest(tensors, at, spec), at, spec)
 
     def _came(
-        self, found: dict[str, Tensor], at: Passage, spec: BundleSpec | None
+        self, received: dict[str, Tensor], at: Passage, spec: BundleSpec | None
     ) -> dict[str, Tensor]:
         payload_bytes = self.wire_spec(spec).payload_bytes if spec is not None else 0
-        self._observer.comes(at, found, payload_bytes)
-        return found
+        self._observer.comes(at, received, payload_bytes)
+        return received

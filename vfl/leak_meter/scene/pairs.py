@@ -1,5 +1,5 @@
-"""Pairs of an active attacker: rows' embeddings as they came in an exchange, and the columns behind
-them.
+"""Pairs of an active attacker: the embeddings of rows in an exchange, and the columns of these
+rows.
 """
 
 from __future__ import annotations
@@ -14,26 +14,25 @@ from torch import Tensor
 from vfl.leak_meter.scene.scene import Image, Intercepted, Scene, UnfitError
 from vfl_party.base.seeds import Rows, derive_seed
 
-# Of a row's embeddings, side by side.
+# Concatenation of these embeddings of a row.
 ALL_THREE = "first, last and mean"
-# Of the rows; auxiliary rows; rows that are judged.
-_SHARE, _LEAST, _MOST, _JUDGED = 0.1, 50, 2000, 5000
-# Numbers of a row's embeddings side by side; of more rounds some are left out.
-_WIDEST = 2048
+# Share of known rows, minimum and maximum number of them, and maximum number of judged rows.
+_SHARE, _MIN_KNOWN, _MAX_KNOWN, _JUDGED = 0.1, 50, 2000, 5000
+# Maximum width of the concatenated embeddings of a row; with more rounds, some are left out.
+_MAX_WIDTH = 2048
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Rows that one sender sent in one exchange: some whose columns the attacker knows, and others
-    that are judged.
+    """Rows that one sender sent in one exchange: known rows, whose columns the attacker has, and
+    rows that are judged.
 
     ``place``: the phase and the exchange. ``z_known``, ``values_known``: [K, D] and [K, F].
-    ``own``: what the attacker has of the same rows by itself; None if it has no columns.
-    ``groups``, ``image``: see ``EncoderInputs``. ``over``: {how a row's embeddings of all recorded
-    rounds are put together: those of the known and of the judged rows}; empty if each row came
-    once. ``stacked``: the embeddings of all rounds side by side, of the known and of the judged
-    rows. ``labels``: of the known and of the judged rows, which an active party has, [K, 1] and
-    [N, 1].
+    ``own``: the attacker's own columns of these rows; None without columns. ``groups``, ``image``:
+    see ``EncoderInputs``. ``over``: {how the embeddings of all recorded rounds are combined: those
+    of the known and of the judged rows}; empty if each row came once. ``stacked``: the concatenated
+    embeddings of all rounds, of the known and of the judged rows. ``labels``: the labels of the
+    known and of the judged rows, which an active party has, [K, 1] and [N, 1].
     """
 
     sender: str
@@ -51,18 +50,18 @@ class Pairs:
     labels: tuple[Tensor, Tensor] | None = None
 
 
-def known_rows(count: int) -> int:
-    """Returns of how many of ``count`` rows the attacker knows the columns."""
-    return min(_MOST, max(_LEAST, int(_SHARE * count)))
+def count_known(count: int) -> int:
+    """Returns the number of rows, of ``count``, whose columns the attacker knows."""
+    return min(_MAX_KNOWN, max(_MIN_KNOWN, int(_SHARE * count)))
 
 
 def pairs(scene: Scene, *, images: bool | None = None, what: str = "embeddings") -> Iterator[Pairs]:
     """Yields the pairs of each sender whose columns are known, exchange by exchange.
 
-    A defence may be on one exchange and not on another, and each is read by itself. Those of too
-    few rows are left out. ``images``: only of senders whose columns are an image, or (False) are
-    none. ``what``: the word for what is sent. Raises UnfitError if there is no such sender, or no
-    exchange has enough rows.
+    Each exchange is read separately, because a defence may protect only some. Exchanges with too
+    few rows are left out. ``images``: only senders whose columns are (True) or are not (False) an
+    image. ``what``: the name of the embeddings in texts. Raises UnfitError if there is no such
+    sender, or no exchange has enough rows.
     """
     senders = senders_of(scene, images)
     if not senders and senders_of(scene):
@@ -71,30 +70,35 @@ def pairs(scene: Scene, *, images: bool | None = None, what: str = "embeddings")
         )
     some = False
     for sender in senders:
-        for place, sent in _sent(scene.embeddings[sender]()).items():
-            if len(sent) >= 2 * _LEAST:
+        for place, sent in _collect_embeddings(scene.embeddings[sender]()).items():
+            if len(sent) >= 2 * _MIN_KNOWN:
                 some = True
                 yield _pairs(scene, sender, place, sent)
     if not some:
-        raise UnfitError(f"no party sends {what} of {2 * _LEAST} rows that the phases name")
+        raise UnfitError(f"no party sends {what} of at least {2 * _MIN_KNOWN} known rows")
 
 
-def left_out(scene: Scene, *, images: bool | None = None) -> list[str]:
+def exchanges_left_out(scene: Scene, *, images: bool | None = None) -> list[str]:
     """Returns the exchanges that ``pairs`` leaves out, with the number of their rows."""
-    found = []
+    exchanges = []
     for sender in senders_of(scene, images):
-        sizes = {place: len(sent) for place, sent in _sent(scene.embeddings[sender]()).items()}
-        found += [f"{place} of {sender} ({n} rows)" for place, n in sizes.items() if n < 2 * _LEAST]
-    return found
+        sizes = {
+            place: len(sent)
+            for place, sent in _collect_embeddings(scene.embeddings[sender]()).items()
+        }
+        exchanges += [
+            f"{place} of {sender} ({n} rows)" for place, n in sizes.items() if n < 2 * _MIN_KNOWN
+        ]
+    return exchanges
 
 
 def senders_of(scene: Scene, images: bool | None = None) -> list[str]:
     """Returns who sends embeddings of columns that are known; ``images`` as for ``pairs``."""
     known = [sender for sender in scene.embeddings if sender in scene.columns]
     return [
-        each
-        for each in known
-        if images is None or (scene.columns[each].image is not None) == images
+        sender
+        for sender in known
+        if images is None or (scene.columns[sender].image is not None) == images
     ]
 
 
@@ -148,24 +152,24 @@ class _Sent:
         }
 
 
-def _sent(batches: Iterator[Intercepted]) -> dict[str, _Sent]:
+def _collect_embeddings(batches: Iterator[Intercepted]) -> dict[str, _Sent]:
     """Returns {phase and exchange: what has come of its rows}."""
-    found: dict[str, _Sent] = {}
+    sent: dict[str, _Sent] = {}
     for batch in batches:
         z_BD = batch.came.flatten(1)
-        found.setdefault(batch.place, _Sent(z_BD.shape[1])).add(batch.rows, z_BD)
-    return found
+        sent.setdefault(batch.place, _Sent(z_BD.shape[1])).add(batch.rows, z_BD)
+    return sent
 
 
 def _pairs(scene: Scene, sender: str, place: str, sent: _Sent) -> Pairs:
     rows = np.random.default_rng(derive_seed(scene.seed, "auxiliary rows", sender)).permutation(
         [*sent.order]
     )
-    count = known_rows(len(rows))
+    count = count_known(len(rows))
     known, judged = rows[:count], rows[count : count + _JUDGED]
     columns, own = scene.columns[sender], scene.columns.get(scene.attacker)
     over, over_judged = sent.over(known), sent.over(judged)
-    stacked_RD = _stacked(scene, sender, place, np.concatenate([known, judged])) if over else None
+    stacked_RD = _stack(scene, sender, place, np.concatenate([known, judged])) if over else None
     labels_N1 = (scene.labels if scene.targets is None else scene.targets)[:, None].float()
     return Pairs(
         sender,
@@ -184,21 +188,21 @@ def _pairs(scene: Scene, sender: str, place: str, sent: _Sent) -> Pairs:
     )
 
 
-def _stacked(scene: Scene, sender: str, place: str, rows: Rows) -> Tensor:
+def _stack(scene: Scene, sender: str, place: str, rows: Rows) -> Tensor:
     """Returns the embeddings of rows in all rounds side by side, [R, T * D]; 0 where a row did not
     come.
     """
-    batches = [each for each in scene.embeddings[sender]() if each.place == place]
-    rounds = sorted({each.round for each in batches})
+    batches = [batch for batch in scene.embeddings[sender]() if batch.place == place]
+    rounds = sorted({batch.round for batch in batches})
     width = batches[0].came.flatten(1).shape[1]
-    taken = rounds[:: -(-len(rounds) * width // _WIDEST)]
-    at = np.full(max(int(each.rows.max(initial=-1)) for each in batches) + 1, -1)
+    taken = rounds[:: -(-len(rounds) * width // _MAX_WIDTH)]
+    at = np.full(max(int(batch.rows.max(initial=-1)) for batch in batches) + 1, -1)
     at[rows] = np.arange(len(rows))
-    found = torch.zeros(len(rows), len(taken), width)
-    for each in batches:
-        if each.round in taken:
-            here = at[each.rows]
+    stacked = torch.zeros(len(rows), len(taken), width)
+    for batch in batches:
+        if batch.round in taken:
+            here = at[batch.rows]
             inside = torch.from_numpy(here >= 0)
-            z_BD = each.came.flatten(1).float()
-            found[torch.from_numpy(here)[inside], taken.index(each.round)] = z_BD[inside]
-    return found.flatten(1)
+            z_BD = batch.came.flatten(1).float()
+            stacked[torch.from_numpy(here)[inside], taken.index(batch.round)] = z_BD[inside]
+    return stacked.flatten(1)

@@ -1,7 +1,7 @@
-"""Tells which rows a phase's messages are of, and which messages are kept whole.
+"""Defines the rows of a phase's messages, and the messages that are recorded whole.
 
-A phase of a plug-in may say it itself. For our own methods it is written here, so that they need
-not know of attacks.
+A phase of a plug-in may provide this itself. For our own methods it is defined here, so that they
+need no knowledge of attacks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vfl_party.phases.scoring import chunks
 
 
 class Readable(Protocol):
-    """What a rehearsal asks about a phase, to judge attacks by the truth.
+    """What a rehearsal needs to know about a phase to judge attacks.
 
     A plug-in's phase may have any of these members.
     """
@@ -49,10 +49,12 @@ class Readable(Protocol):
 
 
 def readable(party: Party, phase: Phase) -> Readable:
-    """Returns what is known about a phase of ``party``: of ours from here, of others from
+    """Returns what is known about a phase of ``party``: ours from this module, others from
     themselves.
     """
-    kind = next((each.kind for each in party.recipe.phases if each.name == phase.name), "")
+    kind = next(
+        (settings.kind for settings in party.recipe.phases if settings.name == phase.name), ""
+    )
     return _OURS.get(kind, _OfItself)(party, phase)
 
 
@@ -67,7 +69,7 @@ class _Unknown:
     @cached_property
     def _settings(self) -> Any:
         name = self._phase.name
-        return next(each.settings for each in self._party.course.phases if each.name == name)
+        return next(phase.settings for phase in self._party.course.phases if phase.name == name)
 
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
         _ = exchange, step
@@ -100,9 +102,9 @@ class _Evaluate(_Unknown):
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
         _ = exchange
         splits = self._settings.splits
-        found = [chunk for split in splits for chunk in chunks(self._party.rows(split))]
-        # What follows them is of no row: the mean of many, say.
-        return found[step.batch] if step.batch < len(found) else None
+        chunks_ = [chunk for split in splits for chunk in chunks(self._party.rows(split))]
+        # Later messages, such as means, are not about rows.
+        return chunks_[step.batch] if step.batch < len(chunks_) else None
 
 
 class _Head(_Unknown):
@@ -119,7 +121,7 @@ class _SplitNN(_Unknown):
         return Batches(self._party, self._phase.name, self._settings)
 
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
-        parts = [part for each in self._batches.planned(step.round) for part in each.parts]
+        parts = [part for batch in self._batches.planned(step.round) for part in batch.parts]
         if exchange == "embedding":
             return parts[step.batch]
         if exchange == "validation":
@@ -138,7 +140,7 @@ class _SecureBoost(_Unknown):
         """Returns of the sums of a tree, which lie in an order that only the sender knows, the
         column of each number's entry, int64 [E].
         """
-        # Late, because trees bring dependencies of their own.
+        # Imported here, because trees have additional dependencies.
         from vfl_party.methods.secureboost.passive import PassiveSecureBoost
 
         phase = self._phase

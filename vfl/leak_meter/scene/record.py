@@ -1,6 +1,4 @@
-"""Keeps what parties receive in a rehearsal in files of a folder, so that a long run needs little
-memory.
-"""
+"""Stores what parties receive in a rehearsal in files, so that a long run needs little memory."""
 
 from __future__ import annotations
 
@@ -13,18 +11,18 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 
-# Phase, exchange, sender, receiver.
+# (phase, exchange, sender, receiver)
 Way = tuple[str, str, str, str]
-# Bytes that are held before they are written.
+# Number of bytes that are buffered before they are written.
 _AT_ONCE = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class Key:
-    """Names a message: of an exchange at a step, between two parties. ``meant``: before the
-    sender's chain.
+    """The key of a message of an exchange at a step between two parties.
 
-    ``tensor``: its name, if the message has several.
+    ``meant``: whether it is from before the sender's chain. ``tensor``: the name of the tensor if
+    the message has several.
     """
 
     phase: str
@@ -39,8 +37,8 @@ class Key:
 
 @dataclass(frozen=True)
 class Seen:
-    """One message as the network sees it, with the phase and the exchange, which its place in the
-    run gives away.
+    """One message as seen on the network, with the phase and the exchange, which its position in
+    the run reveals.
     """
 
     phase: str
@@ -53,8 +51,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class Passed:
-    """One message as the network sees it pass, with what its place in the run gives away. ``at_s``:
-    on one clock.
+    """The time of one message on the network, with what its position in the run reveals.
+
+    ``at_s``: seconds on a common clock.
     """
 
     phase: str
@@ -72,8 +71,9 @@ class Passed:
 
 @dataclass
 class Record:
-    """The messages of one run. ``every``: keeps rounds 0, every, 2 x every, …; ``folder`` must
-    exist and be empty.
+    """The messages of one run.
+
+    ``folder``: an existing, empty folder; ``every``: rounds 0, every, 2 x every, … are stored.
     """
 
     folder: Path
@@ -93,7 +93,7 @@ class Record:
         meant: bool = False,
         named: str = "",
     ) -> None:
-        """Copies one message's tensor, or one of several, which is ``named``."""
+        """Stores a copy of a message's tensor, or of the tensor ``named`` of several."""
         if step.round % self.every:
             return
         key = Key(step.phase, exchange, step.round, step.batch, sender, receiver, meant, named)
@@ -104,7 +104,7 @@ class Record:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is held."""
+        """Writes the buffered tensors."""
         if self._held:
             keys = tuple(self._held)
             named = {str(number): self._held[key].contiguous() for number, key in enumerate(keys)}
@@ -113,7 +113,7 @@ class Record:
             self._held, self._bytes = {}, 0
 
     def keys(self) -> Iterator[Key]:
-        """Yields the names of all messages, in the order in which they came."""
+        """Yields the keys of all messages in the order in which they came."""
         self.flush()
         for keys in self._files:
             yield from keys

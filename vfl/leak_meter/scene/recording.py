@@ -1,4 +1,4 @@
-"""Recording: what all parties of a rehearsal send and receive, as attacks and judges need it."""
+"""Records what all parties of a rehearsal send and receive, for attacks and judges."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Recording:
         self.overheard = Record(self.folder / "overheard", self.every)
 
     def attach(self, name: str, assembled: Assembled) -> None:
-        """Listens at all exchanges that a party's phases have opened. Call it once the party is
-        assembled, and before it runs.
+        """Records all exchanges of a party's phases. Call it after the party is assembled, and
+        before it runs.
         """
         party = assembled.party
         self.parties[name] = assembled
@@ -60,8 +60,8 @@ class Recording:
         for end in party.exchanges.values():
             observe(end, partial(_Listener, self, name, party.role, end.exchange))
 
-    def heard(self, attacker: str) -> Iterator[Heard]:
-        """Yields what was overheard between the attacker and others, in order."""
+    def messages_of(self, attacker: str) -> Iterator[Heard]:
+        """Yields the overheard messages between the attacker and others, in order."""
         held: tuple[Key, Tensor] | None = None
         for key, tensor in self.overheard.messages():
             if attacker not in (key.sender, key.receiver):
@@ -106,7 +106,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class _Listener:
-    """Writes down what crosses one exchange at the party ``me``; see ``Observer``."""
+    """Records the messages of one exchange at the party ``me``; see ``Observer``."""
 
     recording: Recording
     me: str
@@ -115,7 +115,7 @@ class _Listener:
     chains: Chains
 
     def leaves(self, at: Passage, meant: Tensors, sent: Tensors) -> None:
-        # What all receivers get alike is about no rows.
+        # A message for all receivers is not about rows.
         if not at.receiver:
             return
         self._passes(at)
@@ -134,7 +134,7 @@ class _Listener:
         self._keep_overheard(at, tensors)
 
     def _passes(self, at: Passage) -> None:
-        """Notes the time at the asking side: of two ends one is enough."""
+        """Records the time at the asking side, because one of the two ends is enough."""
         if self.exchange.asks == "server" or self.role == "passive":
             step = at.step
             self.recording.passed.append(
@@ -179,7 +179,7 @@ class _Listener:
             self.recording.seen.append((message, max(rows)))
 
     def _keep_overheard(self, at: Passage, tensors: Tensors) -> None:
-        """Keeps a message between parties whole, and then the truth that it hides."""
+        """Stores a message between parties whole, and then the truth behind it."""
         phases, name, step = self.recording.phases, self.exchange.name, at.step
         if name not in phases[self.me][step.phase].overheard:
             return
@@ -192,7 +192,7 @@ class _Listener:
             note(name, step, behind, at.sender, self.me, meant=True)
 
     def _keep_shared(self, at: Passage, sent: Tensors) -> None:
-        """Keeps what a party tells the server as the server has it."""
+        """Stores a message to the server as the server receives it."""
         if self._is_overheard(at):
             up = self.exchange.up.spec()
             self._keep_whole(at, self.chains.up.undo(dict(sent), at, up))

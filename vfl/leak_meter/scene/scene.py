@@ -1,5 +1,5 @@
-"""Scene: what one party received in a rehearsal, what it has by itself, and the truth by which
-attacks are judged.
+"""A scene: what one party received in a rehearsal, its own data, and the truth by which attacks are
+judged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vfl_common.config.models import OptimizerSettings, TaskSettings
 from vfl_party.base.seeds import Rows
 
 Role = Literal["active", "passive", "server"]
-# Ends what an attacker knows that has all messages about a row, not the last alone.
+# Suffix of the knowledge of an attacker that uses all messages about a row, not only the last.
 ALL_EPOCHS = "all epochs"
 
 
@@ -25,11 +25,11 @@ class UnfitError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Intercepted:
-    """What one message gave the attacker, and what its sender would have sent without its chain.
+    """The content of one message to the attacker, and the same without the sender's chain.
 
-    ``rows``: of the message, in order. ``came``: [B, D], after the receiver has undone codecs.
-    ``meant``: the same before the sender's chain; None if the sender's side was not recorded.
-    ``exchange``: its name in the phase.
+    ``rows``: the rows of the message, in order. ``came``: [B, D], after the receiver has undone
+    codecs. ``meant``: the same before the sender's chain; None if the sender's side was not
+    recorded. ``exchange``: its name in the phase.
     """
 
     phase: str
@@ -48,11 +48,10 @@ class Intercepted:
 
 @dataclass(frozen=True, eq=False)
 class Heard:
-    """One message of an exchange that a phase lets a rehearsal overhear, as it is.
+    """One message of an exchange that a phase allows to be overheard.
 
-    ``behind``: what it is about and does not say, if the sender's phase knows; for judges, not for
-    attackers. ``name``: of the tensor, if the message has several: then each of them is a
-    ``Heard``.
+    ``behind``: the truth behind it, if the sender's phase knows it; for judges, not for attackers.
+    ``name``: the name of the tensor if the message has several, each of which is a ``Heard``.
     """
 
     phase: str
@@ -78,14 +77,14 @@ class Owner:
 
 @dataclass(frozen=True, eq=False)
 class Beginning:
-    """What the recipe says of a party whose encoder the first phase trains, and what the attacker
-    has told that party.
+    """What the recipe says about a party whose encoder the first phase trains, and the gradients
+    that the attacker has sent to that party.
 
-    ``phase``: its name. ``make``: makes the untrained encoder of a party whose own seeds follow
-    from that root. ``known``: the root that all know, the recipe's seed; ``true``: the party's own,
-    for a judge. ``optimizer``: of the encoder; ``epochs``: of the phase. ``plain``: whether each
-    batch gives one update, by the gradient that came for it. ``replies``: the batches of gradients
-    that the attacker has sent that party.
+    ``phase``: the name of the phase. ``make``: makes the untrained encoder of a party from the root
+    of its seeds. ``known``: the root that all know, the recipe's seed; ``true``: the party's own
+    root, for a judge. ``optimizer``: that of the encoder; ``epochs``: that of the phase. ``plain``:
+    whether each batch gives one update by its gradient. ``replies``: the batches of gradients that
+    the attacker has sent to that party.
     """
 
     phase: str
@@ -114,8 +113,8 @@ class Image:
     def pixels(self, values_BF: Tensor) -> Tensor:
         """Returns images [B, C, H, W] in the numbers of their source."""
         shift, scale = (
-            torch.tensor(each, dtype=torch.float32)[:, None, None]
-            for each in (self.shift, self.scale)
+            torch.tensor(values, dtype=torch.float32)[:, None, None]
+            for values in (self.shift, self.scale)
         )
         return values_BF.reshape(-1, *self.shape) * scale + shift
 
@@ -139,13 +138,13 @@ class EncoderInputs:
     def table(self, rows: Rows) -> Tensor:
         """Returns some rows of the table, float32 [B, len(names)], on the CPU."""
         at = torch.from_numpy(rows)
-        found = [self.values[at.to(self.values.device)].cpu()]
+        columns = [self.values[at.to(self.values.device)].cpu()]
         if self.codes is not None:
             for codes_N, group in zip(
                 self.codes.T, [*self.groups.values()][-self.codes.shape[1] :], strict=True
             ):
-                found.append((codes_N[at, None] == torch.arange(len(group))).float())
-        return torch.cat(found, dim=1)
+                columns.append((codes_N[at, None] == torch.arange(len(group))).float())
+        return torch.cat(columns, dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,23 +184,23 @@ class Scene:
     def classes(self) -> int:
         """How many classes the labels have. Raises UnfitError for a regression."""
         if self.task.kind == "regression":
-            raise UnfitError("the labels are numbers, and the attack finds classes")
+            raise UnfitError("the labels are numbers, but the attack infers classes")
         return self.task.classes or 2
 
     @property
     def numbers(self) -> Tensor:
         """The labels of a regression, float64 [N]. Raises UnfitError for classes."""
         if self.targets is None:
-            raise UnfitError("the labels are classes, and the attack finds numbers")
+            raise UnfitError("the labels are classes, but the attack infers numbers")
         return self.targets
 
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """Private images beside what an attack made of them, to be drawn.
+    """Private images and their reconstructions, to be drawn.
 
-    ``party``: whose they are. ``rows``: names and images [N, C, H, W] from 0 to 1, the private ones
-    first. ``says``: how like they are.
+    ``party``: the owner of the images. ``rows``: names and images [N, C, H, W] from 0 to 1, the
+    private ones first. ``says``: a text on their similarity.
     """
 
     party: str
@@ -213,15 +212,14 @@ class Shown:
 class Figure:
     """One figure of one attack in one run.
 
-    ``of``: what is read, ``labels`` or a column. ``knows``: what the attacker has beside the
-    messages. ``unit``: AUC, accuracy, R², SSIM, or an error (MSE), of which less is a larger leak.
-    ``value``: the leak; over several batches their median. ``high``: the 95 % quantile over
-    batches, or None. ``chance``, ``chance_high``: both without what is read, from shuffled labels
-    or a constant guess. ``baselines``: {what an attacker has without any message: its value}.
-    ``batches``, ``skipped``: how many were judged and left out. ``place``: the phase and the
-    exchange, if only one is read; of several the worst is shown. ``detail``: whether another figure
-    sums it up, or it is for comparison alone. ``note``: a sentence for below the table. ``shown``:
-    images to draw.
+    ``of``: what is read, ``labels`` or a column. ``knows``: what the attacker has in addition to
+    the messages. ``unit``: AUC, accuracy, R², SSIM, or an error (MSE), for which a lower value is a
+    larger leak. ``value``: the leak; the median over batches. ``high``: the 95 % quantile over
+    batches, or None. ``chance``, ``chance_high``: the same for shuffled labels or a constant guess.
+    ``baselines``: {attack without any message: its value}. ``batches``, ``skipped``: the numbers of
+    judged and of skipped batches. ``place``: the phase and the exchange, if only one is read; the
+    worst of several is shown. ``detail``: whether another figure summarizes it, or it is only for
+    comparison. ``note``: a sentence below the table. ``shown``: images to draw.
     """
 
     of: str

@@ -1,4 +1,4 @@
-"""What an attack's guesses are worth: AUC, matched accuracy, rank correlation, over batches, beside
+"""Scores of an attack's guesses over batches: AUC, matched accuracy, rank correlation, and
 chance.
 """
 
@@ -21,8 +21,11 @@ QUANTILE = 0.95
 
 
 def auc(scores_B: npt.NDArray[np.floating], positive_B: npt.NDArray[np.bool_]) -> float:
-    """Returns the area under the ROC curve; equal scores count one half. NaN if only one class is
-    there.
+    """Returns the area under the ROC curve; equal scores count one half. NaN for only one class.
+
+    Args:
+        scores_B: the scores, [B].
+        positive_B: whether each row is positive, [B].
     """
     positives, negatives = int(positive_B.sum()), int((~positive_B).sum())
     if not positives or not negatives:
@@ -34,21 +37,30 @@ def auc(scores_B: npt.NDArray[np.floating], positive_B: npt.NDArray[np.bool_]) -
 
 
 def rank_correlation(scores_B: npt.NDArray[np.floating], number_B: Numbers) -> float:
-    """Returns |Spearman's ρ|, because an attacker may turn its score around; 0 if all scores are
-    equal.
+    """Returns |Spearman's ρ|, because an attacker may invert its score; 0 if all scores are equal.
+
+    Args:
+        scores_B: the scores, [B].
+        number_B: the labels, [B].
     """
-    ranks = [rankdata(each) - (len(each) + 1) / 2 for each in (scores_B, number_B)]
+    ranks = [rankdata(values) - (len(values) + 1) / 2 for values in (scores_B, number_B)]
     length = float(np.linalg.norm(ranks[0]) * np.linalg.norm(ranks[1]))
     return min(1.0, abs(float(ranks[0] @ ranks[1])) / length) if length else 0.0
 
 
-def folded(value: float) -> float:
-    """Returns |AUC - 1/2| + 1/2: an attacker may turn its score around."""
+def fold_auc(value: float) -> float:
+    """Returns |AUC - 1/2| + 1/2, because an attacker may invert its score."""
     return abs(value - 0.5) + 0.5
 
 
-def matched_accuracy(guess_B: Classes, label_B: Classes, classes: int) -> float:
-    """Returns the best accuracy over all ways to name the guessed groups (Hungarian algorithm)."""
+def best_accuracy(guess_B: Classes, label_B: Classes, classes: int) -> float:
+    """Returns the best accuracy over all assignments of groups to classes (Hungarian algorithm).
+
+    Args:
+        guess_B: the guessed group of each row, [B].
+        label_B: the class of each row, [B].
+        classes: the number of classes.
+    """
     counts = np.zeros((classes, classes), np.int64)
     np.add.at(counts, (guess_B, label_B), 1)
     groups, names = linear_sum_assignment(counts, maximize=True)
@@ -80,8 +92,8 @@ class Tally:
         if len(np.unique(label_B)) < 2:
             self.skipped += 1
             return
-        self.found.append(matched_accuracy(guess_B, label_B, classes))
-        self.chance.append(matched_accuracy(guess_B, self._random.permutation(label_B), classes))
+        self.found.append(best_accuracy(guess_B, label_B, classes))
+        self.chance.append(best_accuracy(guess_B, self._random.permutation(label_B), classes))
 
     def named(self, guess_B: Classes, label_B: Classes) -> None:
         """Adds a batch of guessed classes. A batch of one class is skipped."""
@@ -92,8 +104,8 @@ class Tally:
         self.chance.append(float((guess_B == self._random.permutation(label_B)).mean()))
 
     def numbers(self, scores_B: npt.NDArray[np.floating], number_B: Numbers) -> None:
-        """Adds a batch of a regression: |Spearman's ρ| of the scores. One without two different
-        labels is skipped.
+        """Adds a batch of a regression: |Spearman's ρ| of the scores. A batch of equal labels is
+        skipped.
         """
         if len(np.unique(number_B)) < 2:
             self.skipped += 1
@@ -102,22 +114,24 @@ class Tally:
         self.chance.append(rank_correlation(scores_B, self._random.permutation(number_B)))
 
     def figure(self, knows: str, unit: str) -> Figure:
-        """Returns median and 95 % quantile over the batches; of AUC, each batch's value is folded
-        first.
+        """Returns median and 95 % quantile over the batches; an AUC of a batch is folded first.
 
         Raises UnfitError if there is no batch to judge.
         """
-        few = "labels that are all equal" if unit == "|ρ|" else "too few rows of a class"
+        few = "only equal labels" if unit == "|ρ|" else "too few rows of a class"
         if not self.found:
-            raise UnfitError(f"no batch can be judged ({self.skipped} have {few})")
+            raise UnfitError(f"no batch can be judged (batches with {few}: {self.skipped})")
         fold = unit == "AUC"
-        value, high = middle_and_high([folded(each) if fold else each for each in self.found])
+        value, high = middle_and_high([fold_auc(score) if fold else score for score in self.found])
         chance, chance_high = middle_and_high(
-            [folded(each) if fold else each for each in self.chance]
+            [fold_auc(score) if fold else score for score in self.chance]
         )
         judged, total = len(self.found), len(self.found) + self.skipped
-        text = f"{judged:,} of {total:,} batches are judged; the others have {few}"
-        note = f"{text} (known: {knows})" if self.skipped else ""
+        note = (
+            f"{judged:,} of {total:,} batches are judged; the others have {few} (known: {knows})"
+            if self.skipped
+            else ""
+        )
         return Figure(
             "labels",
             knows,

@@ -1,6 +1,4 @@
-"""What two parties tell each other while trees grow, tree by tree: sums, chosen entries, sides,
-nodes of the rows.
-"""
+"""The messages of two parties for each tree: sums, chosen entries, sides, and nodes of rows."""
 
 from __future__ import annotations
 
@@ -14,18 +12,18 @@ from torch import Tensor
 from vfl.leak_meter.scene.scene import Heard, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Classes, Numbers
 
-# Instead of a node: the row is in a leaf.
+# Value in place of a node for a row in a leaf.
 SETTLED = 255
-# Of a sum that is not encrypted: g and h, int64.
+# Size of a sum that is not encrypted: g and h, int64.
 PAIR_BYTES = 16
-# The first ones, which say most.
-MOST_TREES = 50
+# Number of trees that attacks use: the first ones, which reveal most.
+MAX_TREES = 50
 
 Nodes = npt.NDArray[np.uint8]
 
 
 @dataclass
-class Told:
+class TreeMessages:
     """One tree between the active party and ``passive``, level by level.
 
     ``sums``: of entries, node after node, int64 [nodes * E, 2]; empty if they are encrypted.
@@ -42,14 +40,14 @@ class Told:
     columns: Classes | None = None
     ended: bool = False
 
-    def add(self, each: Heard) -> None:
+    def add(self, message: Heard) -> None:
         """Adds one message."""
-        up, values = each.sender == self.passive, each.tensor.numpy()
-        if each.exchange == "sums" and up:
-            self.sums.append(_pairs(each.tensor))
-            if self.columns is None and each.behind is not None:
-                self.columns = each.behind.numpy()
-        elif each.exchange == "sums":
+        up, values = message.sender == self.passive, message.tensor.numpy()
+        if message.exchange == "sums" and up:
+            self.sums.append(_pairs(message.tensor))
+            if self.columns is None and message.behind is not None:
+                self.columns = message.behind.numpy()
+        elif message.exchange == "sums":
             self.chosen.append(values.astype(bool))
         elif up:
             self.left.append(values)
@@ -62,39 +60,39 @@ class Told:
         return self.nodes[level - 1] if level else np.zeros(rows, np.uint8)
 
 
-def told(scene: Scene) -> Iterator[Told]:
+def trees_of(scene: Scene) -> Iterator[TreeMessages]:
     """Yields the trees in the order in which they grew. Raises UnfitError if none did."""
-    open_: dict[str, Told] = {}
+    open_: dict[str, TreeMessages] = {}
     some = False
-    for each in scene.heard():
-        if each.exchange not in ("sums", "partition"):
+    for message in scene.heard():
+        if message.exchange not in ("sums", "partition"):
             continue
-        passive = scene.attacker if scene.role == "passive" else _other(each, scene.attacker)
-        tree = open_.setdefault(passive, Told(passive))
-        tree.add(each)
+        passive = scene.attacker if scene.role == "passive" else _other(message, scene.attacker)
+        tree = open_.setdefault(passive, TreeMessages(passive))
+        tree.add(message)
         if tree.ended:
             some = True
             yield open_.pop(passive)
     if not some:
-        raise UnfitError("no trees grow between parties")
+        raise UnfitError("the parties grow no trees together")
 
 
-def places(tree: Told) -> Classes:
+def places(tree: TreeMessages) -> Classes:
     """Returns the last node in which each row is known to be, [N]: nodes of all levels have numbers
     of their own.
     """
-    found = np.ones(len(tree.nodes[0]), np.int64)
+    places_N = np.ones(len(tree.nodes[0]), np.int64)
     for level, nodes_N in enumerate(tree.nodes, 1):
         inside = nodes_N != SETTLED
-        found[inside] = (1 << level) + nodes_N[inside].astype(np.int64)
-    return found
+        places_N[inside] = (1 << level) + nodes_N[inside].astype(np.int64)
+    return places_N
 
 
-def sides(tree: Told, rows: int) -> list[Numbers]:
+def sides(tree: TreeMessages, rows: int) -> list[Numbers]:
     """Returns [N] for each split of the passive party: 1 to the left, -1 to the right, 0 if the row
     is not there.
     """
-    found = []
+    sides_ = []
     for level, (chosen, left) in enumerate(zip(tree.chosen, tree.left, strict=True)):
         nodes_N = tree.before(level, rows)
         present = [node for node in np.unique(nodes_N).tolist() if node != SETTLED]
@@ -105,12 +103,12 @@ def sides(tree: Told, rows: int) -> list[Numbers]:
             own, bits = bits[: len(inside)], bits[len(inside) :]
             side_N = np.zeros(rows)
             side_N[inside] = np.where(own, 1.0, -1.0)
-            found.append(side_N)
-    return found
+            sides_.append(side_N)
+    return sides_
 
 
-def _other(each: Heard, attacker: str) -> str:
-    return each.sender if each.receiver == attacker else each.receiver
+def _other(message: Heard, attacker: str) -> str:
+    return message.sender if message.receiver == attacker else message.receiver
 
 
 def _pairs(sums: Tensor) -> npt.NDArray[np.int64]:

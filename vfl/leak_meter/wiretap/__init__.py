@@ -1,1 +1,1 @@
-"""What anybody on the network learns from sizes and times of messages, without reading them."""
+"""What any observer of the network learns from sizes and times of messages without reading them."""

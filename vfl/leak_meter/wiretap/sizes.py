@@ -1,6 +1,4 @@
-"""What anybody on the network learns from the sizes of messages alone, although all contents are
-encrypted.
-"""
+"""What any observer of the network learns from the sizes of encrypted messages."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ from vfl.leak_meter.scene.record import Seen
 class MessageSizes:
     """The messages of one exchange in one direction.
 
-    ``rounds``: how many there were. ``sizes``: {payload bytes of a message: how many}. ``tells``:
-    what follows from them, in words.
+    ``rounds``: the number of rounds. ``sizes``: (payload bytes, number of messages) pairs.
+    ``tells``: what follows from them, as text.
     """
 
     phase: str
@@ -28,24 +26,30 @@ class MessageSizes:
     tells: str
 
 
-def told(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:
+def read_sizes(seen: Iterable[Seen], row_bytes: int) -> list[MessageSizes]:
     """Returns a line for each exchange and direction.
 
-    ``row_bytes``: of one row on the wire. It is known from the recipe, or the greatest common
-    divisor of the sizes.
+    ``row_bytes``: the bytes of one row on the wire, which an observer knows from the recipe or as
+    the greatest common divisor of the sizes.
     """
     groups: dict[tuple[str, str, str, str], list[Seen]] = {}
-    for each in seen:
-        groups.setdefault((each.phase, each.exchange, each.sender, each.receiver), []).append(each)
-    found = []
+    for message in seen:
+        groups.setdefault(
+            (message.phase, message.exchange, message.sender, message.receiver), []
+        ).append(message)
+    lines = []
     for key, messages in groups.items():
-        sizes = Counter(each.payload_bytes for each in messages)
-        rounds = len({each.round for each in messages})
-        rows = sum(each.payload_bytes for each in messages) // row_bytes
+        sizes = Counter(message.payload_bytes for message in messages)
+        rounds = len({message.round for message in messages})
+        rows = sum(message.payload_bytes for message in messages) // row_bytes
         each_round = (
-            f"{rows // rounds:,} rows a round" if rows % rounds == 0 else f"{rows:,} rows in all"
+            f"{rows // rounds:,} rows per round"
+            if rows % rounds == 0
+            else f"{rows:,} rows in total"
         )
-        most = max(sizes) // row_bytes
-        tells = f"{each_round}, in batches of {most:,}; {rounds} round{'s' if rounds > 1 else ''}"
-        found.append(MessageSizes(*key, rounds, tuple(sorted(sizes.items(), reverse=True)), tells))
-    return found
+        largest = max(sizes) // row_bytes
+        tells = (
+            f"{each_round}, in batches of {largest:,}; {rounds} round{'s' if rounds > 1 else ''}"
+        )
+        lines.append(MessageSizes(*key, rounds, tuple(sorted(sizes.items(), reverse=True)), tells))
+    return lines

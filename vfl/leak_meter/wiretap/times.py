@@ -1,9 +1,8 @@
-"""What anybody on the network learns from the times of messages alone, although all contents are
-encrypted.
+"""What any observer of the network learns from the times of encrypted messages.
 
 Times are those of a rehearsal: all parties take turns in one process, so a gap is the work of all.
-On several machines parties work at once and networks add their part, so the figures differ; where
-the pauses are does not.
+On several machines parties work at the same time and networks add delays, so the seconds differ,
+but not the positions of the pauses.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ import numpy as np
 from vfl.leak_meter.scene.record import Passed, Way
 from vfl.leak_meter.scene.scores import auc, middle_and_high
 
-# Answers at least, to call a party slower.
+# Minimum number of answers to call a party slower.
 _FEW = 5
-# Times as long, and so much longer, to be called slower.
-_CLEAR, _LEAST_S = 1.5, 0.001
+# Minimum ratio and difference in seconds to call a party slower.
+_CLEAR, _MIN_EXCESS_S = 1.5, 0.001
 
 
 @dataclass(frozen=True)
 class Times:
     """When the messages of one exchange passed in one direction.
 
-    ``gap_s``, ``gap_high_s``: median and 95 % quantile of the seconds between two of them.
-    ``tells``: what follows, in words.
+    ``gap_s``, ``gap_high_s``: median and 95 % quantile of the seconds between two messages.
+    ``tells``: what follows from them, as text.
     """
 
     phase: str
@@ -43,26 +42,25 @@ class Times:
 
     @property
     def between(self) -> tuple[str, str]:
-        """Both gaps, in words."""
+        """Both gaps as texts."""
         return seconds(self.gap_s), seconds(self.gap_high_s)
 
 
-def told(passed: Iterable[Passed], planned: Mapping[str, int]) -> list[Times]:
-    """Returns a line for each exchange and direction with two messages or more. ``planned``:
-    {phase: its rounds}.
+def read_times(passed: Iterable[Passed], planned: Mapping[str, int]) -> list[Times]:
+    """Returns a line for each exchange and direction with at least two messages.
 
-    That a phase ended early is said in its first line.
+    ``planned``: {phase: its rounds}. The first line of a phase says whether it ended early.
     """
     ways: dict[Way, list[Passed]] = {}
     answers: dict[Way, list[float]] = {}
-    # {party: when a message came to it last}.
+    # {party: the time of the last message to it}
     came_s: dict[str, float] = {}
-    for each in passed:
-        ways.setdefault(each.way, []).append(each)
-        if each.sender in came_s:
-            answers.setdefault(each.way, []).append(each.at_s - came_s[each.sender])
-        came_s[each.receiver] = each.at_s
-    found, left = list[Times](), dict(planned)
+    for message in passed:
+        ways.setdefault(message.way, []).append(message)
+        if message.sender in came_s:
+            answers.setdefault(message.way, []).append(message.at_s - came_s[message.sender])
+        came_s[message.receiver] = message.at_s
+    lines, left = list[Times](), dict(planned)
     for way, messages in ways.items():
         if len(messages) > 1:
             gap_s, high_s = middle_and_high(_gaps(messages))
@@ -71,8 +69,8 @@ def told(passed: Iterable[Passed], planned: Mapping[str, int]) -> list[Times]:
                 _early(messages, left.pop(way[0], 0)),
                 _slower(way, answers),
             ]
-            found.append(Times(*way, len(messages), gap_s, high_s, "; ".join(filter(None, words))))
-    return found
+            lines.append(Times(*way, len(messages), gap_s, high_s, "; ".join(filter(None, words))))
+    return lines
 
 
 def _gaps(messages: Sequence[Passed]) -> list[float]:
@@ -80,8 +78,8 @@ def _gaps(messages: Sequence[Passed]) -> list[float]:
 
 
 def _pauses(messages: Sequence[Passed]) -> str:
-    """Says whether rounds end with a pause: how long it is, and how well the longest gaps tell the
-    ends (AUC).
+    """Returns a text on pauses at the ends of rounds: their length, and how well the longest gaps
+    identify the ends (AUC).
     """
     gaps_N = np.array(_gaps(messages))
     ends_N = np.array([after.round != before.round for before, after in pairwise(messages)])
@@ -89,22 +87,22 @@ def _pauses(messages: Sequence[Passed]) -> str:
         return ""
     usual_s, pause_s = statistics.median(gaps_N[~ends_N]), statistics.median(gaps_N[ends_N])
     if pause_s < _CLEAR * usual_s:
-        return "no clear pause where rounds end"
-    text = (
-        f"a pause of {seconds(pause_s)} where a round ends, {pause_s / max(usual_s, 1e-9):.0f} "
-        "x a usual gap"
+        return "no clear pause at the ends of rounds"
+    return (
+        f"a pause of {seconds(pause_s)} at the end of a round, {pause_s / max(usual_s, 1e-9):.0f} "
+        "x "
+        f"a usual gap (AUC {auc(gaps_N, ends_N):.2f})"
     )
-    return f"{text} (AUC {auc(gaps_N, ends_N):.2f})"
 
 
 def _early(messages: Sequence[Passed], planned: int) -> str:
-    """Says that the phase ended before its last round, which whoever knows the recipe sees."""
-    rounds = 1 + max(each.round for each in messages)
+    """Returns a text if the phase ended before its last planned round; otherwise ''."""
+    rounds = 1 + max(message.round for message in messages)
     return f"{rounds} of {planned} rounds: it ended early" if rounds < planned else ""
 
 
 def _slower(way: Way, answers: Mapping[Way, Sequence[float]]) -> str:
-    """Says that a sender takes longer for its answers than the others of the same exchange."""
+    """Returns a text if a sender answers more slowly than others in the same exchange."""
     phase, exchange, sender, receiver = way
     others = [
         statistics.median(taken)
@@ -115,13 +113,13 @@ def _slower(way: Way, answers: Mapping[Way, Sequence[float]]) -> str:
         return ""
     own = statistics.median(answers[way])
     usual = statistics.median(others)
-    if own < _CLEAR * usual or own - usual < _LEAST_S:
+    if own < _CLEAR * usual or own - usual < _MIN_EXCESS_S:
         return ""
-    return f"slower than the others: it answers after {seconds(own)}, they after {seconds(usual)}"
+    return f"slower than others: it answers after {seconds(own)}, others after {seconds(usual)}"
 
 
 def seconds(value: float) -> str:
-    """Words a time with its unit: ``1.2 s``, ``35 ms``."""
+    """Formats a time with its unit, such as ``1.2 s`` or ``35 ms``. ``value``: in seconds."""
     if value >= 1:
         return f"{value:.1f} s"
     return f"{1000 * value:.0f} ms" if value >= 0.01 else f"{1000 * value:.2g} ms"

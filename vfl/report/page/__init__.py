@@ -1,1 +1,1 @@
-"""The page of `vfl report`: one HTML file that shows a run, several runs, or a study to people."""
+"""The HTML page of ``vfl report`` about a run, several runs, a study or a search."""

@@ -1,4 +1,4 @@
-"""The baselines of a run: what else was trained on the same rows; how to make what is missing."""
+"""Finds the baselines of a run, which are trained on the same rows, and trains missing ones."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 import click
 
 from vfl.report.page.facts import Facts, read_json
-from vfl.report.quality.kept import KeptRows, read_kept
+from vfl.report.quality.kept import SplitPredictions, read_kept
 from vfl_common.errors import Code, InputError
 from vfl_common.text import LINE, clean
 
-# {as ``vfl simulate --baseline`` names it: what it is}. In the order in which they are shown.
+# {value of ``vfl simulate --baseline``: description}, in the order in which they are shown.
 KINDS = {
     "alone": "{active} alone",
     "gbdt-alone": "{active} alone, with trees",
@@ -25,30 +25,30 @@ KINDS = {
     "gbdt": "all in one place, with trees",
 }
 _ALONE = ("alone", "gbdt-alone")
-# The party that has all columns, as baselines name it.
+# The name of the party with all columns in a centralized baseline.
 _COMBINED = "combined"
-# Keys of the rows that decide which are for testing.
+# Keys of the recipe's rows that decide which rows are test rows.
 _ROWS = ("split", "test", "validation", "folds", "fold", "labelled", "aligned")
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A run of one party, to be seen beside a federation's. ``kept``: its predictions."""
+    """A run of one party to compare a federation with."""
 
     kind: str
     folder: Path
-    kept: Mapping[str, KeptRows]
+    predictions: Mapping[str, SplitPredictions]
 
 
 def find_baselines(facts: Facts) -> dict[str, Baseline]:
-    """Returns the newest baseline of each kind beside a run: of the same recipe's name, task, seed
-    and division of the rows.
+    """Returns the newest baseline of each kind in the same folder of runs: with the same recipe
+    name, task, seed and split of the rows.
     """
     recipe = facts.recipe
     if recipe is None or len(recipe.parties) < 2:
         return {}
     wanted = _alike(recipe.model_dump(mode="json"))
-    found: dict[str, Baseline] = {}
+    baselines: dict[str, Baseline] = {}
     for path in sorted(facts.folder.resolve().parent.glob("*/*/recipe.json")):
         folder = path.parents[1]
         if folder == facts.folder.resolve() or not (folder / "summary.json").is_file():
@@ -59,16 +59,16 @@ def find_baselines(facts: Facts) -> dict[str, Baseline]:
             continue
         if _same(tables, wanted):
             try:
-                kept = read_kept(path.parent, recipe.task.kind)
+                predictions = read_kept(path.parent, recipe.task.kind)
             except InputError:
                 continue
-            found[kind] = Baseline(kind, folder, kept)
-    return {kind: found[kind] for kind in KINDS if kind in found}
+            baselines[kind] = Baseline(kind, folder, predictions)
+    return {kind: baselines[kind] for kind in KINDS if kind in baselines}
 
 
 def possible(facts: Facts) -> list[str]:
-    """Returns the baselines that a federation has: none of a party by itself, and no party alone
-    that has no columns.
+    """Returns the possible baselines of a run: none for a run of one party, and no local-only
+    baseline if the active party has no columns.
     """
     recipe = facts.recipe
     if recipe is None or len(recipe.parties) < 2:
@@ -77,7 +77,7 @@ def possible(facts: Facts) -> list[str]:
 
 
 def how_to_get(facts: Facts) -> str:
-    """Returns the command that makes the missing baselines."""
+    """Returns the command that trains the missing baselines; '' without one."""
     if facts.party_files:
         return f"vfl report {shlex.quote(str(facts.folder))} --baselines"
     recipe = facts.recipe
@@ -87,31 +87,34 @@ def how_to_get(facts: Facts) -> str:
 
 
 def make(facts: Facts, kinds: list[str]) -> None:
-    """Runs baselines beside a run, one after the other, by the command that people use for them.
+    """Trains baselines in the same folder of runs, one after the other, with ``vfl simulate``.
 
     Raises InputError if not all tables are on this machine, or if a run fails.
     """
     if not facts.party_files:
-        text = (
-            f"{facts.folder}: --baselines needs the tables of all parties in one place, and this "
-            "run does not say where they are"
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{facts.folder}: --baselines needs the tables of all parties on one machine, but this "
+            "run does not name them. Omit --baselines, and run this at the active party: "
+            f"{how_to_get(facts) or 'vfl simulate PARTY-FILE --baseline gbdt'}.",
         )
-        ways = "leave --baselines out, and let the active party run: "
-        raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}{how_to_get(facts) or 'nothing'}")
     for kind in kinds:
         command = [sys.executable, "-m", "vfl", "simulate", *map(str, facts.party_files)]
         command += ["--baseline", kind, "--out", str(facts.folder.resolve().parent), "--json"]
         click.echo(f"training {KINDS[kind].format(active=facts.active)}", err=True)
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            said = [line for line in done.stderr.splitlines() if line.strip()]
-            why = clean(said[-1] if said else f"exit code {done.returncode}", LINE)
+            lines = [line for line in done.stderr.splitlines() if line.strip()]
+            why = clean(lines[-1] if lines else f"exit code {done.returncode}", LINE)
             why = why.removeprefix("error: ")
-            raise InputError(Code.CONFIG_INVALID, f"--baselines: {kind}: {why}")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"--baselines: {kind}: {why.rstrip('.')}. Correct this, or omit --baselines.",
+            )
 
 
 def _alike(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what a run and its baseline have in common."""
+    """Returns the settings in which a run and its baseline are equal."""
     rows, task = tables.get("rows") or {}, tables.get("task") or {}
     return {
         "name": tables.get("name"),
@@ -122,17 +125,17 @@ def _alike(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _same(tables: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether a recipe as recorded, without its defaults perhaps, has what is wanted."""
-    found = _alike(tables)
-    return all(found[key] in (None, wanted[key]) for key in wanted)
+    """Whether a recorded recipe, which may lack defaults, has the wanted settings."""
+    common = _alike(tables)
+    return all(common[key] in (None, wanted[key]) for key in wanted)
 
 
 def _kind(tables: Mapping[str, Any]) -> str:
-    """Returns which baseline a recipe is of; '' if of none."""
+    """Returns the kind of baseline of a recipe; '' if it is not a baseline."""
     parties, phases = tables.get("parties"), tables.get("phases")
     if not isinstance(parties, list) or not isinstance(phases, list) or len(parties) != 1:
         return ""
-    trees = any(isinstance(each, dict) and each.get("kind") == "gbdt" for each in phases)
+    trees = any(isinstance(phase, dict) and phase.get("kind") == "gbdt" for phase in phases)
     if parties[0].get("name") == _COMBINED:
         return "gbdt" if trees else "combined"
     return "gbdt-alone" if trees else "alone"

@@ -1,4 +1,4 @@
-"""Makes the page that `vfl report` is asked for."""
+"""Writes the pages of `vfl report`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vfl_common.config.task import ThresholdRule
 from vfl_common.errors import Code, InputError
 
 Threshold = ThresholdRule | float
-# The page of several runs, in the folder of runs.
+# The file name of the page of several runs, in the folder of runs.
 COMPARISON = "comparison.html"
 
 
@@ -27,22 +27,23 @@ def page_of_run(run: RunRecord, *, baselines: bool = False, threshold: str | Non
 
     Args:
         run: the run.
-        baselines: make the missing baselines first.
-        threshold: as ``threshold_named`` reads it.
+        baselines: whether to train the missing baselines first.
+        threshold: see ``parse_threshold``.
 
     Raises InputError.
     """
-    rule = None if threshold is None else threshold_named(threshold)
+    rule = None if threshold is None else parse_threshold(threshold)
     facts = Facts(run)
     if baselines:
-        there = find_baselines(facts)
-        make(facts, [kind for kind in possible(facts) if kind not in there])
+        existing = find_baselines(facts)
+        make(facts, [kind for kind in possible(facts) if kind not in existing])
     return write(run_page(facts, find_baselines(facts), rule), run.folder / FILE)
 
 
 def page_of_party(folder: Path) -> Path:
-    """Writes ``report.html`` into a passive party's own folder, and returns its path. Raises
-    InputError.
+    """Writes ``report.html`` into a passive party's folder, and returns its path.
+
+    Raises InputError.
     """
     return write(party_page(folder), folder / FILE)
 
@@ -58,15 +59,16 @@ def page_of_search(folder: Path) -> Path:
 
 
 def page_of_runs(runs: Sequence[RunRecord]) -> Path:
-    """Writes ``comparison.html`` beside the first of several runs, and returns its path. Raises
-    InputError.
+    """Writes ``comparison.html`` into the folder of the first run's runs, and returns its path.
+
+    Raises InputError.
     """
-    return write(several_page([Facts(each) for each in runs]), runs[0].folder.parent / COMPARISON)
+    return write(several_page([Facts(run) for run in runs]), runs[0].folder.parent / COMPARISON)
 
 
-def threshold_named(text: str) -> Threshold:
-    """Reads ``0.3``, ``f1``, ``rate=0.1`` or ``cost=1:5`` (the cost of a row that is wrongly taken
-    for positive, and of a positive one that is missed). Raises InputError.
+def parse_threshold(text: str) -> Threshold:
+    """Parses ``0.3``, ``f1``, ``rate=0.1`` or ``cost=1:5`` (the costs of a false positive and of a
+    false negative). Raises InputError.
     """
     name, _, rest = text.partition("=")
     try:
@@ -77,13 +79,13 @@ def threshold_named(text: str) -> Threshold:
         if name == "cost":
             false, missed = map(float, rest.split(":"))
             return ThresholdRule(rule="cost", false_positive=false, false_negative=missed)
-        found = float(text)
-        if 0 < found < 1:
-            return found
+        threshold = float(text)
+        if 0 < threshold < 1:
+            return threshold
     except ValueError:
         pass
     raise InputError(
         Code.CONFIG_INVALID,
-        f"--threshold: {text[:40]!r} is no threshold; give a number above 0 and below 1, f1, "
-        "rate=0.1, or cost=1:5",
+        f"--threshold: is not a threshold (got {text[:40]!r}). Give a number between 0 and 1, f1, "
+        "rate=0.1, or cost=1:5.",
     )

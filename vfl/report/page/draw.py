@@ -1,4 +1,4 @@
-"""Draws the quality of a run: curves, distributions, decisions, errors. Imports matplotlib."""
+"""Draws the quality of a run with matplotlib: curves, distributions, decisions, errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vfl.report.page.svg import (
     GREY,
     INK,
     ORANGE,
-    Picture,
+    SvgPicture,
     inline,
     panel,
     short,
@@ -27,31 +27,31 @@ from vfl.report.quality.curves import (
     precision_recall,
     roc,
     tenths,
-    thinned,
+    thin_out,
 )
 from vfl.report.quality.intervals import Floats
-from vfl.report.quality.kept import KeptRows
+from vfl.report.quality.kept import SplitPredictions
 
-# Points of a cloud, classes of a picture, bins of a distribution.
-_MOST_POINTS, _MOST_CLASSES, _BINS = 1_200, 8, 30
+# Limits of points in a scatter plot and of classes in a picture, and bins of a histogram.
+_MAX_POINTS, _MAX_CLASSES, _BINS = 1_200, 8, 30
 _FEW_CLASSES = 30
 Draw = Callable[[Axes], None]
 
 
-def quality(kept: KeptRows, threshold: float | None) -> list[Picture]:
-    """Returns the pictures of one split, by its kind of task; none of too few rows."""
-    if len(kept) < 2:
+def quality(predictions: SplitPredictions, threshold: float | None) -> list[SvgPicture]:
+    """Returns the pictures of one split by its kind of task; none if there are too few rows."""
+    if len(predictions) < 2:
         return []
-    if kept.kind == "binary":
-        both = 0 < kept.truth_N.sum() < len(kept)
-        return _binary(kept, threshold) if both else []
-    if kept.kind == "multiclass":
-        return _multiclass(kept)
-    if kept.kind == "multilabel":
-        return _multilabel(kept)
-    if kept.kind == "regression":
-        return _regression(kept)
-    return _by_score(kept)
+    if predictions.kind == "binary":
+        both = 0 < predictions.truth_N.sum() < len(predictions)
+        return _binary(predictions, threshold) if both else []
+    if predictions.kind == "multiclass":
+        return _multiclass(predictions)
+    if predictions.kind == "multilabel":
+        return _multilabel(predictions)
+    if predictions.kind == "regression":
+        return _regression(predictions)
+    return _by_score(predictions)
 
 
 def picture(
@@ -62,55 +62,57 @@ def picture(
     *,
     size: tuple[float, float] = (4.1, 3.0),
     **more: str,
-) -> Picture:
-    """Draws one panel. ``size``: in inches; more than 5 across takes the whole width of a page."""
+) -> SvgPicture:
+    """Draws one panel. ``size``: in inches; a width above 5 takes the whole width of a page."""
     with panel(*size) as (figure, axes):
         draw(axes)
-        return Picture(title, alt, inline(figure, key), wide=size[0] > 5, **more)
+        return SvgPicture(title, alt, inline(figure, key), wide=size[0] > 5, **more)
 
 
-def _binary(kept: KeptRows, threshold: float | None) -> list[Picture]:
-    y_N, s_N = kept.is_positive_N, kept.scores_N
-    positive, share = short(kept.classes[1]), float(y_N.mean())
+def _binary(predictions: SplitPredictions, threshold: float | None) -> list[SvgPicture]:
+    y_N, s_N = predictions.is_positive_N, predictions.scores_N
+    positive, share = short(predictions.classes[1]), float(y_N.mean())
     false_T, true_T = roc(y_N, s_N)
     precision_T, recall_T = precision_recall(y_N, s_N)
-    found, parts = calibration(y_N, s_N), tenths(y_N, s_N)
+    calibrated, parts = calibration(y_N, s_N), tenths(y_N, s_N)
     at = int(np.argmax(true_T - false_T))
 
     def draw_roc(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="guessing")
-        axes.plot(*thinned(false_T, true_T), color=BLUE, label="this model")
+        axes.plot(*thin_out(false_T, true_T), color=BLUE, label="this model")
         axes.plot([false_T[at]] * 2, [false_T[at], true_T[at]], ":", color=ORANGE, label="KS")
-        square(axes, f"others taken for {positive}", f"found of {positive}")
+        square(axes, "false positive rate", "true positive rate")
         axes.legend(loc="lower right")
 
     def draw_precision(axes: Axes) -> None:
         axes.axhline(share, linestyle="--", color=GREY, linewidth=1, label="guessing")
-        axes.plot(*thinned(recall_T, precision_T), color=BLUE, label="this model")
-        square(axes, "recall (found of all)", "precision (right of those chosen)")
+        axes.plot(*thin_out(recall_T, precision_T), color=BLUE, label="this model")
+        square(axes, "recall", "precision")
         axes.legend(loc="lower left")
 
     def draw_calibration(axes: Axes) -> None:
-        _calibrated(axes, found)
+        _draw_calibration(axes, calibrated)
         square(axes, "mean score", f"share that is {positive}")
         axes.legend(loc="upper left")
 
     def draw_gain(axes: Axes) -> None:
-        share_T = np.concatenate([[0.0], np.cumsum([each.rows for each in parts]) / len(kept)])
-        gain_T = np.array([0.0, *(each.gain for each in parts)])
+        share_T = np.concatenate(
+            [[0.0], np.cumsum([part.rows for part in parts]) / len(predictions)]
+        )
+        gain_T = np.array([0.0, *(part.gain for part in parts)])
         axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="at random")
         axes.plot([0, share, 1], [0, 1, 1], ":", color=GREEN, label="perfect")
         axes.plot(share_T, gain_T, "o-", color=BLUE, markersize=4, label="this model")
-        square(axes, "rows, highest scores first", f"found of all {positive}")
+        square(axes, "share of rows, highest scores first", f"share of all {positive} found")
         axes.legend(loc="lower right")
 
     def draw_lift(axes: Axes) -> None:
-        lifts = [each.rate / share for each in parts]
+        lifts = [part.rate / share for part in parts]
         axes.bar(range(1, len(lifts) + 1), lifts, color=BLUE)
         axes.axhline(1, linestyle="--", color=GREY, linewidth=1)
         axes.set_xticks(range(1, len(lifts) + 1))
         axes.set_xlabel("tenth of the rows, highest scores first")
-        axes.set_ylabel("times as many as at random")
+        axes.set_ylabel("lift")
         axes.grid(axis="x", visible=False)
 
     best = f"{100 * parts[0].gain:.0f} % of all {positive} are in the tenth with the highest scores"
@@ -125,7 +127,7 @@ def _binary(kept: KeptRows, threshold: float | None) -> list[Picture]:
         picture(
             "pr",
             "Precision and recall",
-            f"Precision against recall; guessing has {share:.3f}",
+            f"Precision against recall; guessing has a precision of {share:.3f}",
             draw_precision,
         ),
         picture(
@@ -133,30 +135,30 @@ def _binary(kept: KeptRows, threshold: float | None) -> list[Picture]:
             "Calibration",
             "Mean score against the true share, by tenths of the rows",
             draw_calibration,
-            note="On the dashed line a score of 30 % means 30 %.",
+            note="On the dashed line, 30 % of the rows with a score of 30 % are positive.",
         ),
         picture(
             "dist",
             "Scores",
             "Distribution of the scores of both classes",
-            lambda axes: _two_distributions(axes, kept, threshold),
+            lambda axes: _two_distributions(axes, predictions, threshold),
         ),
         picture("gain", "Gain", best, draw_gain, note=f"{best}."),
         picture(
             "lift",
             "Lift",
-            f"The first tenth has {parts[0].lift:.2f} times as many {positive} as rows at random",
+            f"The first tenth has {parts[0].lift:.2f} times as many {positive} as random rows",
             draw_lift,
         ),
     ]
 
 
-def _two_distributions(axes: Axes, kept: KeptRows, threshold: float | None) -> None:
+def _two_distributions(axes: Axes, predictions: SplitPredictions, threshold: float | None) -> None:
     edges = np.linspace(0, 1, _BINS + 1)
     for is_positive, color in ((False, GREY), (True, BLUE)):
-        own_N = kept.scores_N[kept.is_positive_N == is_positive]
+        own_N = predictions.scores_N[predictions.is_positive_N == is_positive]
         share_B = np.histogram(own_N, edges)[0] / max(1, len(own_N))
-        label = short(kept.classes[int(is_positive)])
+        label = short(predictions.classes[int(is_positive)])
         axes.stairs(share_B, edges, color=color, fill=True, alpha=0.35)
         axes.stairs(share_B, edges, color=color, label=label)
     axes.axvline(
@@ -168,38 +170,39 @@ def _two_distributions(axes: Axes, kept: KeptRows, threshold: float | None) -> N
     axes.legend()
 
 
-def _multiclass(kept: KeptRows) -> list[Picture]:
-    found = []
-    count = len(kept.classes)
+def _multiclass(predictions: SplitPredictions) -> list[SvgPicture]:
+    pictures = []
+    count = len(predictions.classes)
     if count <= _FEW_CLASSES:
         size = min(7.0, max(4.1, 1.6 + 0.4 * count))
-        found.append(
+        pictures.append(
             picture(
                 "conf",
                 "Confusion",
-                "Confusion matrix; its numbers stand in the table below",
-                lambda axes: _matrix(axes, kept),
+                "Confusion matrix; the table below has its numbers",
+                lambda axes: _matrix(axes, predictions),
                 size=(size, 0.85 * size),
             )
         )
-    there = [k for k in range(count) if 0 < (kept.truth_N == k).sum() < len(kept)]
-    there.sort(key=lambda k: -int((kept.truth_N == k).sum()))
+    there = [k for k in range(count) if 0 < (predictions.truth_N == k).sum() < len(predictions)]
+    there.sort(key=lambda k: -int((predictions.truth_N == k).sum()))
     curves = {
-        kept.classes[k]: roc(kept.truth_N == k, kept.scores_NO[:, k]) for k in there[:_MOST_CLASSES]
+        predictions.classes[k]: roc(predictions.truth_N == k, predictions.scores_NO[:, k])
+        for k in there[:_MAX_CLASSES]
     }
     if curves:
-        found.append(_rocs(curves, "Each class against all others"))
-    top_N = kept.scores_NO.max(axis=1)
-    right_N = kept.truth_N == kept.decided_N
-    if 0 < right_N.sum() < len(kept):
+        pictures.append(_rocs(curves, "Each class against all others"))
+    top_N = predictions.scores_NO.max(axis=1)
+    right_N = predictions.truth_N == predictions.decided_N
+    if 0 < right_N.sum() < len(predictions):
         cal = calibration(right_N, top_N)
 
         def draw(axes: Axes) -> None:
-            _calibrated(axes, cal)
+            _draw_calibration(axes, cal)
             square(axes, "probability of the decided class", "share that is right")
             axes.legend(loc="upper left")
 
-        found.append(
+        pictures.append(
             picture(
                 "cal",
                 "Calibration",
@@ -208,26 +211,26 @@ def _multiclass(kept: KeptRows) -> list[Picture]:
                 draw,
             )
         )
-    return found
+    return pictures
 
 
-def _matrix(axes: Axes, kept: KeptRows) -> None:
-    cells = confusion(kept)
+def _matrix(axes: Axes, predictions: SplitPredictions) -> None:
+    cells = confusion(predictions)
     shares = cells / np.maximum(1, cells.sum(axis=1, keepdims=True))
     count = len(cells)
     for true in range(count):
-        for said in range(count):
-            share = float(shares[true, said])
+        for decided in range(count):
+            share = float(shares[true, decided])
             if share:
-                color = BLUE if true == said else ORANGE
-                axes.add_patch(_cell(said, true, color, 0.12 + 0.5 * share))
-            if cells[true, said] and count <= 12:
+                color = BLUE if true == decided else ORANGE
+                axes.add_patch(_cell(decided, true, color, 0.12 + 0.5 * share))
+            if cells[true, decided] and count <= 12:
                 axes.text(
-                    said, true, f"{cells[true, said]:,}", ha="center", va="center", fontsize=8
+                    decided, true, f"{cells[true, decided]:,}", ha="center", va="center", fontsize=8
                 )
     axes.set_xlim(-0.5, count - 0.5)
     axes.set_ylim(count - 0.5, -0.5)
-    names = [short(each, 12) for each in kept.classes]
+    names = [short(class_, 12) for class_ in predictions.classes]
     turned = 90 if max(map(len, names)) > 3 and count > 4 else 0
     axes.set_xticks(range(count), names, rotation=turned)
     axes.set_yticks(range(count), names)
@@ -240,44 +243,51 @@ def _cell(x: int, y: int, color: str, alpha: float) -> Rectangle:
     return Rectangle((x - 0.5, y - 0.5), 1, 1, color=color, alpha=alpha, linewidth=0)
 
 
-def _rocs(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> Picture:
+def _rocs(curves: Mapping[str, tuple[Floats, Floats]], title: str) -> SvgPicture:
     def draw(axes: Axes) -> None:
         axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
         for at, (name, curve) in enumerate(curves.items()):
             style = "-" if at < len(COLORS) else "-."
             axes.plot(
-                *thinned(*curve), style, color=COLORS[at % len(COLORS)], label=short(name, 14)
+                *thin_out(*curve), style, color=COLORS[at % len(COLORS)], label=short(name, 14)
             )
-        square(axes, "others taken for it", "found of it")
+        square(axes, "false positive rate", "true positive rate")
         axes.legend(loc="lower right", fontsize=8)
 
     return picture("rocs", "ROC curves", title, draw, note=f"{title}.")
 
 
-def _multilabel(kept: KeptRows) -> list[Picture]:
-    both = [k for k in range(len(kept.classes)) if 0 < kept.truth_N[:, k].sum() < len(kept)]
+def _multilabel(predictions: SplitPredictions) -> list[SvgPicture]:
+    both = [
+        k
+        for k in range(len(predictions.classes))
+        if 0 < predictions.truth_N[:, k].sum() < len(predictions)
+    ]
     curves = {
-        kept.classes[k]: roc(kept.truth_N[:, k] == 1, kept.scores_NO[:, k])
-        for k in both[:_MOST_CLASSES]
+        predictions.classes[k]: roc(predictions.truth_N[:, k] == 1, predictions.scores_NO[:, k])
+        for k in both[:_MAX_CLASSES]
     }
     return [_rocs(curves, "Each label")] if curves else []
 
 
-def _regression(kept: KeptRows) -> list[Picture]:
-    step = max(1, -(-len(kept) // _MOST_POINTS))
-    true_N, said_N = kept.truth_N[::step], kept.scores_N[::step]
-    note = f"{len(true_N):,} of {len(kept):,} rows." if step > 1 else ""
-    error_N = kept.scores_N - kept.truth_N
-    ends = [float(min(true_N.min(), said_N.min())), float(max(true_N.max(), said_N.max()))]
+def _regression(predictions: SplitPredictions) -> list[SvgPicture]:
+    step = max(1, -(-len(predictions) // _MAX_POINTS))
+    true_N, predicted_N = predictions.truth_N[::step], predictions.scores_N[::step]
+    note = f"{len(true_N):,} of {len(predictions):,} rows." if step > 1 else ""
+    error_N = predictions.scores_N - predictions.truth_N
+    ends = [
+        float(min(true_N.min(), predicted_N.min())),
+        float(max(true_N.max(), predicted_N.max())),
+    ]
 
     def draw_pairs(axes: Axes) -> None:
-        axes.scatter(true_N, said_N, s=8, color=BLUE, alpha=0.45, linewidths=0)
+        axes.scatter(true_N, predicted_N, s=8, color=BLUE, alpha=0.45, linewidths=0)
         axes.plot(ends, ends, "--", color=GREY, linewidth=1)
         axes.set_xlabel("true")
         axes.set_ylabel("predicted")
 
     def draw_errors(axes: Axes) -> None:
-        axes.scatter(said_N, said_N - true_N, s=8, color=BLUE, alpha=0.45, linewidths=0)
+        axes.scatter(predicted_N, predicted_N - true_N, s=8, color=BLUE, alpha=0.45, linewidths=0)
         axes.axhline(0, linestyle="--", color=GREY, linewidth=1)
         axes.set_xlabel("predicted")
         axes.set_ylabel("predicted minus true")
@@ -310,23 +320,23 @@ def _regression(kept: KeptRows) -> list[Picture]:
     ]
 
 
-def _by_score(kept: KeptRows) -> list[Picture]:
-    """Of survival and rankings, whose scores mean something beside each other alone."""
+def _by_score(predictions: SplitPredictions) -> list[SvgPicture]:
+    """Returns the pictures of survival and ranking, whose scores have only relative meaning."""
 
     def draw(axes: Axes) -> None:
-        axes.hist(kept.scores_N, bins=_BINS, color=BLUE, alpha=0.6)
+        axes.hist(predictions.scores_N, bins=_BINS, color=BLUE, alpha=0.6)
         axes.set_xlabel("score")
         axes.set_ylabel("rows")
 
-    found = [picture("scores", "Scores", "Distribution of the scores", draw)]
-    if kept.kind == "survival" and kept.more_N is not None:
-        found.insert(0, _survival(kept))
-    return found
+    pictures = [picture("scores", "Scores", "Distribution of the scores", draw)]
+    if predictions.kind == "survival" and predictions.more_N is not None:
+        pictures.insert(0, _survival(predictions))
+    return pictures
 
 
-def _survival(kept: KeptRows) -> Picture:
-    """Kaplan and Meier's curves of the thirds of the rows by risk."""
-    order = np.argsort(-kept.scores_N, kind="stable")
+def _survival(predictions: SplitPredictions) -> SvgPicture:
+    """Returns Kaplan-Meier curves of the thirds of the rows by risk."""
+    order = np.argsort(-predictions.scores_N, kind="stable")
 
     def draw(axes: Axes) -> None:
         names = ("highest risk", "middle", "lowest risk")
@@ -334,8 +344,8 @@ def _survival(kept: KeptRows) -> Picture:
             np.array_split(order, 3), names, (ORANGE, GREY, BLUE), strict=True
         ):
             if len(part):
-                times, alive = kaplan_meier(kept.truth_N[part], kept.more_N[part])  # type: ignore[index]
-                axes.step(*thinned(times, alive), where="post", color=color, label=name)
+                times, alive = kaplan_meier(predictions.truth_N[part], predictions.more_N[part])  # type: ignore[index]
+                axes.step(*thin_out(times, alive), where="post", color=color, label=name)
         axes.set_ylim(0, 1.02)
         axes.set_xlabel("time")
         axes.set_ylabel("without the event")
@@ -344,14 +354,19 @@ def _survival(kept: KeptRows) -> Picture:
     return picture(
         "km",
         "By predicted risk",
-        "Kaplan and Meier's curves of the thirds of the rows "
+        "Kaplan-Meier curves of the thirds of the rows "
         "with the highest, middle and lowest predicted risk",
         draw,
     )
 
 
 def kaplan_meier(times_N: Floats, events_N: Floats) -> tuple[Floats, Floats]:
-    """Returns times, from 0, and the share without the event after each (Kaplan and Meier 1958)."""
+    """Returns times from 0, and the share without the event after each (Kaplan and Meier 1958).
+
+    Args:
+        times_N: the time at which each row ended, [N].
+        events_N: 1 if the row ended by the event, 0 if it was censored, [N].
+    """
     moments, at = np.unique(times_N, return_inverse=True)
     ended = np.bincount(at, events_N == 1, len(moments))
     gone = np.bincount(at, minlength=len(moments))
@@ -366,8 +381,8 @@ def intervals(
     lines: Sequence[tuple[str, float, float, float, str]],
     label: str,
     zero: bool = False,
-) -> Picture:
-    """Draws values with intervals, a line each. ``lines``: (name, value, low, high, colour)."""
+) -> SvgPicture:
+    """Draws a value with its interval for each line: (name, value, low, high, colour)."""
 
     def draw(axes: Axes) -> None:
         for row, (_, value, low, high, color) in enumerate(lines):
@@ -383,7 +398,7 @@ def intervals(
             )
         if zero:
             axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_yticks(range(len(lines)), [short(each[0], 32) for each in lines])
+        axes.set_yticks(range(len(lines)), [short(line[0], 32) for line in lines])
         axes.set_ylim(len(lines) - 0.5, -0.7)
         axes.margins(x=0.12)
         axes.set_xlabel(label)
@@ -394,17 +409,17 @@ def intervals(
 
 def bars(
     key: str, title: str, alt: str, lines: Sequence[tuple[str, float, float]], label: str
-) -> Picture:
-    """Draws bars with their errors, a line each. ``lines``: (name, value, error)."""
+) -> SvgPicture:
+    """Draws a bar with its error for each line: (name, value, error)."""
 
     def draw(axes: Axes) -> None:
         places = range(len(lines))
-        errors = [0.0 if each[2] != each[2] else each[2] for each in lines]
+        errors = [0.0 if line[2] != line[2] else line[2] for line in lines]
         axes.barh(
-            places, [each[1] for each in lines], xerr=errors, color=BLUE, ecolor=INK, height=0.6
+            places, [line[1] for line in lines], xerr=errors, color=BLUE, ecolor=INK, height=0.6
         )
         axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_yticks(places, [short(each[0]) for each in lines])
+        axes.set_yticks(places, [short(line[0]) for line in lines])
         axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.set_xlabel(label)
         axes.grid(axis="y", visible=False)
@@ -413,20 +428,20 @@ def bars(
 
 
 def square(axes: Axes, x: str, y: str) -> None:
-    """Gives a panel both axes from 0 to 1."""
+    """Sets both axes to the range from 0 to 1, with labels."""
     axes.set_xlim(-0.02, 1.02)
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
 
 
-def _calibrated(axes: Axes, found: Calibration) -> None:
-    """Draws how often the tenths of the rows are right, with intervals, beside the diagonal."""
+def _draw_calibration(axes: Axes, result: Calibration) -> None:
+    """Draws the true shares of the tenths of the rows with intervals, and the diagonal."""
     axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="perfect")
-    errors = [found.true_B - found.low_B, found.high_B - found.true_B]
+    errors = [result.true_B - result.low_B, result.high_B - result.true_B]
     axes.errorbar(
-        found.said_B,
-        found.true_B,
+        result.predicted_B,
+        result.true_B,
         np.maximum(errors, 0),
         fmt="o-",
         color=BLUE,

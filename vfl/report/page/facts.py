@@ -1,4 +1,4 @@
-"""What the folder of a run says: its summary, recipe, predictions, columns."""
+"""Reads the folder of a run for its page: summary, recipe, predictions, columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vfl.report.quality.kept import KeptRows, read_kept
+from vfl.report.quality.kept import SplitPredictions, read_kept
 from vfl.report.reading import RunRecord
 from vfl_common.config.base import read_toml
 from vfl_common.config.recipe import Recipe, recorded_recipe
@@ -17,71 +17,77 @@ from vfl_common.errors import InputError
 from vfl_party.data.inputs import profile
 
 _SPLITS = ("train", "validation", "test")
-# Bytes of a file of JSON beside a run that is read.
-_MOST_BYTES = 50_000_000
-# Of a whole number that every float can take.
-_MOST_DIGITS = 300
+# Maximum size of a JSON file in the folder of a run, in bytes.
+_MAX_BYTES = 50_000_000
+# Number of digits of an integer that always fits a float.
+_MAX_DIGITS = 300
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A finished run and what it left."""
+    """A finished run and the files in its folder."""
 
     run: RunRecord
 
     @property
     def folder(self) -> Path:
+        """The folder of the run."""
         return self.run.folder
 
     @property
     def active(self) -> str:
         """The name of the party that has the labels."""
-        return next(each.name for each in self.run.summary.parties if each.role == "active")
+        return next(party.name for party in self.run.summary.parties if party.role == "active")
 
     @property
     def passives(self) -> list[str]:
-        return [each.name for each in self.run.summary.parties if each.role == "passive"]
+        """The names of the passive parties."""
+        return [party.name for party in self.run.summary.parties if party.role == "passive"]
 
     @cached_property
     def recipe(self) -> Recipe | None:
-        """The recipe that a process of the run has kept; None if none is here."""
+        """The recipe, from the copy of any process of the run; None without one."""
         for party in self.run.summary.parties:
             path = self.folder / party.name / "recipe.json"
-            found = read_json(path)
-            if found:
+            content = read_json(path)
+            if content:
                 try:
-                    return recorded_recipe(found, str(path))
+                    return recorded_recipe(content, str(path))
                 except InputError:
                     continue
         return None
 
     @property
     def partial(self) -> bool:
-        """Whether rows count that only some parties hold."""
+        """Whether the run uses rows that only some parties have."""
         return self.recipe is not None and self.recipe.rows.partial
 
     @cached_property
-    def kept(self) -> dict[str, KeptRows]:
-        """The predictions of each split, in the usual order; empty if the active party's folder is
-        not here. Raises InputError if they are damaged.
+    def predictions(self) -> dict[str, SplitPredictions]:
+        """The predictions of each split, in the usual order; empty without the active party's
+        folder.
+
+        Raises InputError if they are damaged.
         """
         if self.recipe is None:
             return {}
-        found = read_kept(self.folder / self.active, self.recipe.task.kind)
+        by_split = read_kept(self.folder / self.active, self.recipe.task.kind)
         order = {name: place for place, name in enumerate(_SPLITS)}
-        return {name: found[name] for name in sorted(found, key=lambda each: order.get(each, 9))}
+        return {
+            name: by_split[name] for name in sorted(by_split, key=lambda split: order.get(split, 9))
+        }
 
     @property
     def judged(self) -> str:
-        """The split by which the model is judged: its test rows, else the last one; '' if none was
-        kept.
+        """The split that the model is judged by: the test rows, otherwise the last split; ''
+        without stored predictions.
         """
-        whole = [name for name in self.kept if name in _SPLITS]
+        whole = [name for name in self.predictions if name in _SPLITS]
         return "test" if "test" in whole else whole[-1] if whole else ""
 
     @cached_property
     def label(self) -> str:
-        """The name of the label's column; '' if no file here says it."""
+        """The name of the label column; '' if no file here has it."""
         noted = read_json(self.folder / self.active / "run.json").get("label")
         return str(noted or self._data(self.active).get("label") or "")
 
@@ -96,43 +102,39 @@ class Facts:
 
     @property
     def party_files(self) -> list[Path]:
-        """The files of all parties, if the run was made on this machine and kept them; else
-        none.
-        """
+        """The party files of all parties, if the run was made on this machine; otherwise empty."""
         names = [self.active, *self.passives]
         paths = [self.folder / "federation" / f"{name}.toml" for name in names]
         return paths if all(path.is_file() for path in paths) else []
 
     def _data(self, party: str) -> Mapping[str, Any]:
         try:
-            found = read_toml(self.folder / "federation" / f"{party}.toml").get("data", {})
+            data = read_toml(self.folder / "federation" / f"{party}.toml").get("data", {})
         except InputError:
-            found = read_json(self.folder / "simulated.json").get("data", {})
-            found = found.get(party, {}) if isinstance(found, dict) else {}
-        return found if isinstance(found, dict) else {}
+            data = read_json(self.folder / "simulated.json").get("data", {})
+            data = data.get(party, {}) if isinstance(data, dict) else {}
+        return data if isinstance(data, dict) else {}
 
 
 def columns_of(folder: Path) -> list[str]:
     """Returns the names of the columns that a party has trained with; empty if it has no table."""
     try:
-        return [each.name for each in profile.load(folder)]
+        return [column.name for column in profile.load(folder)]
     except InputError:
         return []
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Reads a JSON object; empty if there is none, or if it is damaged or larger than any of
-    ours.
-    """
+    """Reads a JSON object; empty if it is missing, damaged, or larger than any file of ours."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             return {}
-        found = json.loads(path.read_bytes(), parse_int=_whole)
+        content = json.loads(path.read_bytes(), parse_int=_whole)
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _whole(text: str) -> int | float:
-    # Of more digits than a float can have, a number is infinite and not an error.
-    return int(text) if len(text) <= _MOST_DIGITS else float(text)
+    # A number with too many digits for a float becomes infinite instead of an error.
+    return int(text) if len(text) <= _MAX_DIGITS else float(text)

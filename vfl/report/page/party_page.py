@@ -1,4 +1,4 @@
-"""The page of a passive party, from its own folder: what it gave, and what it was told."""
+"""The page of a passive party, from its own folder: what it sent and which metrics it received."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from vfl.report.charts import draw_own_curves, has_curve
 from vfl.report.page.draw import picture
 from vfl.report.page.facts import columns_of, read_json
-from vfl.report.page.render import Page
-from vfl.report.page.tables import NAMES, Part, Table, Tile, arithmetic, name_of, value
+from vfl.report.page.render import ReportPage
+from vfl.report.page.tables import NAMES, PageTable, Section, Tile, arithmetic, name_of, value
 from vfl.report.page.worth import importance
 from vfl.report.reading import OWN, Rounds, history
 from vfl.report.rounds import Source
@@ -24,52 +24,53 @@ from vfl_common.run_folder import RunFolder
 from vfl_common.summary import Arithmetic
 from vfl_common.text import listed
 
-# What the active party has told, as ``vfl_party.methods.evaluate`` writes it.
+# The file with the metrics from the active party, which ``vfl_party.methods.evaluate`` writes.
 TOLD = "told.json"
 
 
-def party_page(folder: Path) -> Page:
-    """Returns the page of one passive party. ``folder``: its own in the run. Raises InputError if
-    its ledger is damaged.
+def party_page(folder: Path) -> ReportPage:
+    """Returns the page of one passive party. ``folder``: its folder of the run.
+
+    Raises InputError if its ledger is damaged.
     """
     source = Source(folder)
     entries = read_entries(folder / "ledger.json")
-    told = _told(folder)
+    metrics = _read_metrics(folder)
     columns = columns_of(folder)
     try:
         recipe = RunFolder(folder, source.run_id).recipe()
     except InputError:
         recipe = None
     rounds = history(folder)
-    page = Page(
+    page = ReportPage(
         f"{source.party} in {recipe.name if recipe else source.run_id}",
-        f"Run {source.run_id}, as {source.party} has seen it. The scores and labels are at the "
-        "active party.",
-        lead=_lead(source, recipe, told, columns),
-        tiles=_tiles(entries, told, rounds[-1].values["seconds"] if rounds else None),
-        made=f"Made by vfl report at {source.party}, of {source.run_id}.",
+        f"Run {source.run_id} from the view of {source.party}. The active party has the scores and "
+        "labels.",
+        lead=_lead(source, recipe, metrics, columns),
+        tiles=_tiles(entries, metrics, rounds[-1].values["seconds"] if rounds else None),
+        made=f"Made by vfl report at {source.party} from {source.run_id}.",
     )
     by_phase: dict[str, Rounds] = {}
-    for each in rounds:
-        by_phase.setdefault(each.phase, {})[each.round] = each.metrics
+    for line in rounds:
+        by_phase.setdefault(line.phase, {})[line.round] = line.metrics
     page.parts = [
-        _quality(told),
+        _quality(metrics),
         _columns(source.party, columns, folder),
         _learning(source.party, by_phase),
-        _crossed(entries),
+        _messages(entries),
         _about(source, recipe),
     ]
     return page
 
 
-def _told(folder: Path) -> dict[str, dict[str, float]]:
-    """Reads {split: {metric: value}} of what the active party has told; empty if nothing."""
-    found = read_json(folder / TOLD)
+def _read_metrics(folder: Path) -> dict[str, dict[str, float]]:
+    """Reads {split: {metric: value}} from the active party; empty without metrics."""
+    content = read_json(folder / TOLD)
     return {
         split: {
             str(name): float(one) for name, one in named.items() if isinstance(one, int | float)
         }
-        for split, named in found.items()
+        for split, named in content.items()
         if isinstance(named, dict)
     }
 
@@ -77,78 +78,81 @@ def _told(folder: Path) -> dict[str, dict[str, float]]:
 def _lead(
     source: Source,
     recipe: Recipe | None,
-    told: Mapping[str, Mapping[str, float]],
+    metrics: Mapping[str, Mapping[str, float]],
     columns: list[str],
 ) -> list[str]:
     active = recipe.active.name if recipe is not None else "the active party"
-    gave = f"{len(columns)} columns" if columns else "its columns"
+    own = f"{len(columns)} columns" if columns else "its columns"
     others = [p.name for p in recipe.passives if p.name != source.party] if recipe else []
-    beside = f", beside {listed(others)}" if others else ""
-    found = [
-        f"{source.party} took part with {gave}{beside}. {active} has the labels and the scores.",
-        "The table of this party never left it. What was computed from it did: see below.",
+    with_others = f", together with {listed(others)}" if others else ""
+    sentences = [
+        f"{source.party} took part with {own}{with_others}. {active} has the labels and the "
+        "scores.",
+        "The table of this party never left it. Values computed from it did: see below.",
     ]
-    if told:
-        split = "test" if "test" in told else list(told)[-1]
-        said = ", ".join(f"{name_of(name)} {value(one)}" for name, one in told[split].items())
-        found.append(f"{active} has told how good the model is on the {split} rows: {said}.")
+    if metrics:
+        split = "test" if "test" in metrics else list(metrics)[-1]
+        values = ", ".join(f"{name_of(name)} {value(one)}" for name, one in metrics[split].items())
+        sentences.append(f"Metrics of the model on the {split} rows, from {active}: {values}.")
     else:
-        found.append(
-            f"{active} has told no metric: the recipe has none in report.tell_passives, or the "
-            "evaluation is still to come."
+        sentences.append(
+            f"{active} has sent no metrics: the recipe has none in report.tell_passives, or the "
+            "evaluation has not run yet."
         )
-    return found
+    return sentences
 
 
 def _tiles(
-    entries: list[Entry], told: Mapping[str, Mapping[str, float]], seconds: float | None
+    entries: list[Entry], metrics: Mapping[str, Mapping[str, float]], seconds: float | None
 ) -> list[Tile]:
-    split = "test" if "test" in told else next(reversed(list(told)), "")
-    found = [
+    split = "test" if "test" in metrics else next(reversed(list(metrics)), "")
+    tiles = [
         Tile(f"{name_of(name)}, {split} rows", value(one))
-        for name, one in told.get(split, {}).items()
+        for name, one in metrics.get(split, {}).items()
     ]
     for direction in ("sent", "received"):
-        own = [each for each in entries if each.direction == direction]
-        count = sum(each.messages for each in own)
-        total = size(sum(each.message_bytes for each in own))
-        found.append(Tile(direction.capitalize(), total, f"{count:,} messages"))
+        own = [entry for entry in entries if entry.direction == direction]
+        count = sum(entry.messages for entry in own)
+        total = size(sum(entry.message_bytes for entry in own))
+        tiles.append(Tile(direction.capitalize(), total, f"{count:,} messages"))
     if seconds is not None:
-        found.append(Tile("Time", f"{seconds:.1f} s", "of the last start"))
-    return found
+        tiles.append(Tile("Time", f"{seconds:.1f} s", "since the last start"))
+    return tiles
 
 
-def _quality(told: Mapping[str, Mapping[str, float]]) -> Part:
-    part = Part("quality", "How good is the model?")
-    names = list(dict.fromkeys(name for named in told.values() for name in named))
+def _quality(metrics: Mapping[str, Mapping[str, float]]) -> Section:
+    part = Section("quality", "How good is the model?")
+    names = list(dict.fromkeys(name for named in metrics.values() for name in named))
     if names:
         rows = [
             [
                 name_of(name),
-                *(value(told[split].get(name, float("nan"))) for split in told),
+                *(value(metrics[split].get(name, float("nan"))) for split in metrics),
                 NAMES.get(name, ("", ""))[1],
             ]
             for name in names
         ]
-        heads = ["metric", *told, "what it means"]
+        heads = ["metric", *metrics, "what it means"]
         words = frozenset({0, len(heads) - 1})
-        part.tables.append(Table("Metrics that the active party has told", heads, rows, words))
+        part.tables.append(PageTable("Metrics from the active party", heads, rows, words))
     return part
 
 
-def _columns(party: str, columns: list[str], folder: Path) -> Part:
-    part = Part("columns", "What your columns are worth")
+def _columns(party: str, columns: list[str], folder: Path) -> Section:
+    part = Section("columns", "How important are your columns?")
     importance(part, party, read_json(folder / "importance.json"))
     if columns:
         rows = [[f"{at}", name] for at, name in enumerate(columns, 1)]
-        part.tables.append(Table("Columns of this party", ["", "name"], rows, frozenset({0, 1})))
+        part.tables.append(
+            PageTable("Columns of this party", ["", "name"], rows, frozenset({0, 1}))
+        )
         if not part.pictures:
-            part.text.append("Nobody has measured in this run what each column is worth.")
+            part.text.append("The importance of the columns was not measured in this run.")
     return part
 
 
-def _learning(party: str, by_phase: Mapping[str, Rounds]) -> Part:
-    part = Part("learning", "How it learned")
+def _learning(party: str, by_phase: Mapping[str, Rounds]) -> Section:
+    part = Section("learning", "How it learned")
     for at, (phase, rounds) in enumerate(by_phase.items()):
         losses = any("loss" in named.get(split, {}) for named in rounds.values() for split in OWN)
         if has_curve(rounds) and losses:
@@ -158,40 +162,40 @@ def _learning(party: str, by_phase: Mapping[str, Rounds]) -> Part:
     return part
 
 
-def _crossed(entries: list[Entry]) -> Part:
-    part = Part("left", "What left this party, and what came")
-    for direction, title in (("sent", "What left"), ("received", "What came")):
+def _messages(entries: list[Entry]) -> Section:
+    part = Section("left", "Messages of this party")
+    for direction, title in (("sent", "Sent"), ("received", "Received")):
         rows = [
             [
-                f"{each.phase}: {each.kind}",
-                each.peer,
-                f"{each.messages:,}",
-                size(each.payload_bytes),
-                size(each.message_bytes),
+                f"{entry.phase}: {entry.kind}",
+                entry.peer,
+                f"{entry.messages:,}",
+                size(entry.payload_bytes),
+                size(entry.message_bytes),
             ]
-            for each in sorted(entries, key=lambda one: one.phase == CONTROL)
-            if each.direction == direction
+            for entry in sorted(entries, key=lambda one: one.phase == CONTROL)
+            if entry.direction == direction
         ]
         if rows:
             heads = ["phase and kind", "peer", "messages", "tensors", "bytes"]
-            part.tables.append(Table(title, heads, rows, frozenset({0, 1})))
+            part.tables.append(PageTable(title, heads, rows, frozenset({0, 1})))
     part.text.append(
-        "Control is the session with the server. What each exchange carries, and which defences "
-        "it passes, vfl-party check prints with your party file."
+        "Control is the session with the server. Run vfl-party check with your party file to see "
+        "the content and the defences of each exchange."
     )
     return part
 
 
-def _about(source: Source, recipe: Recipe | None) -> Part:
-    part = Part("again", "This run")
+def _about(source: Source, recipe: Recipe | None) -> Section:
+    part = Section("again", "This run")
     facts: dict[str, Any] = source.read("run.json")
     rows = [["run", source.run_id], ["party", source.party]]
     if recipe is not None:
         rows += [["recipe", recipe.name], ["method", recipe.method], ["seed", f"{recipe.seed}"]]
-        rows += [["parties", listed([each.name for each in recipe.parties])]]
+        rows += [["parties", listed([party.name for party in recipe.parties])]]
     rows += [["digest of the recipe", str(facts.get("recipe_digest", "unknown"))]]
     rows += [["finished", "yes" if source.finished else "no"]]
-    part.tables.append(Table("Facts of this run", ["what", "is"], rows, frozenset({0, 1})))
+    part.tables.append(PageTable("Facts of this run", ["what", "is"], rows, frozenset({0, 1})))
     with contextlib.suppress(ValueError):
         computed = Arithmetic.model_validate(facts.get("arithmetic"))
         part.tables += arithmetic({source.party: computed})

@@ -1,4 +1,4 @@
-"""Makes HTML of a page's parts: one file, without scripts and without anything from elsewhere."""
+"""Renders a page as HTML: one file without scripts and without external resources."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from vfl.report.page.tables import Part, Tile
+from vfl.report.page.tables import Section, Tile
 from vfl_common.files import private_file
 from vfl_common.text import clean
 
 FILE = "report.html"
-# Characters of a name, and of a sentence.
+# Maximum number of characters of a name and of a sentence.
 _LONGEST, _SENTENCE = 80, 1_000
-# Rows of a table.
-_MOST_ROWS = 200
+# Maximum number of rows of a table.
+_MAX_ROWS = 200
 
 
 @dataclass
-class Page:
-    """A page. ``lead``: sentences that say it all in short."""
+class ReportPage:
+    """A page. ``lead``: sentences that summarize it."""
 
     title: str
     subtitle: str
     lead: list[str] = field(default_factory=list)
     tiles: list[Tile] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Section] = field(default_factory=list)
     made: str = ""
 
 
-def render(page: Page) -> str:
-    """Returns the page as HTML. All words are escaped, and cut where nobody would read on."""
+def render(page: ReportPage) -> str:
+    """Returns the page as HTML. All texts are escaped, and cut if they are too long."""
     css = _style()
     digest = base64.b64encode(hashlib.sha256(css.encode()).digest()).decode()
     policy = (
@@ -50,16 +50,17 @@ def render(page: Page) -> str:
         .get_template("page.html")
         .render(
             page=page,
-            parts=[each for each in page.parts if each.there],
+            parts=[part for part in page.parts if part.there],
             css=Markup(css),  # noqa: S704
             policy=policy,
         )
     )
 
 
-def write(page: Page, path: Path) -> Path:
-    """Writes a page, for its owner only: it shows scores of people. Returns its path. Raises
-    InputError.
+def write(page: ReportPage, path: Path) -> Path:
+    """Writes a page that only its owner can read, because it shows scores of people.
+
+    Returns its path. Raises InputError.
     """
     with private_file(path) as file:
         file.write(render(page).encode())
@@ -67,31 +68,32 @@ def write(page: Page, path: Path) -> Path:
 
 
 def word(text: object) -> str:
-    """Returns a name or a cell: one line of printable characters, of a length that can be read."""
+    """Returns a name or a cell as one line of printable characters of limited length."""
     return _cut(str(text), _LONGEST)
 
 
 def sentence(text: object) -> str:
+    """Returns a sentence as one line of printable characters of limited length."""
     return _cut(str(text), _SENTENCE)
 
 
-def _cut(text: str, most: int) -> str:
-    found = clean(text, most + 1)
-    return found if len(found) <= most else f"{found[: most - 1]}…"
+def _cut(text: str, max_characters: int) -> str:
+    cleaned = clean(text, max_characters + 1)
+    return cleaned if len(cleaned) <= max_characters else f"{cleaned[: max_characters - 1]}…"
 
 
 @cache
 def _environment() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader("vfl.report.page", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals["most"] = _MOST_ROWS
-    found.filters |= {"word": word, "sentence": sentence}
-    return found
+    environment.globals["most"] = _MAX_ROWS
+    environment.filters |= {"word": word, "sentence": sentence}
+    return environment
 
 
 @cache

@@ -10,66 +10,74 @@ from functools import partial
 from typing import Any
 
 from vfl.report.charts import curves_by_phase, draw_curve, draw_own_curves, has_curve
-from vfl.report.notes import about_exchanges, unprotected
+from vfl.report.notes import about_exchanges, protection_notes
 from vfl.report.page import tables
 from vfl.report.page.baselines import Baseline, how_to_get
 from vfl.report.page.draw import picture, quality
 from vfl.report.page.facts import Facts
-from vfl.report.page.render import Page
-from vfl.report.page.tables import Part, Table, Tile, name_of, value
-from vfl.report.page.worth import Beside, beside, part_of
+from vfl.report.page.render import ReportPage
+from vfl.report.page.tables import PageTable, Section, Tile, name_of, value
+from vfl.report.page.worth import BaselineComparison, compare_with_baselines, part_of
 from vfl.report.quality.curves import decisions, tenths
-from vfl.report.quality.kept import KeptRows
-from vfl.report.quality.measures import FIRST, Estimate, measured
+from vfl.report.quality.kept import SplitPredictions
+from vfl.report.quality.measures import FIRST, Estimate, estimate_metrics
 from vfl.report.runs import began_of
 from vfl.report.table import is_one, size, splits
 from vfl_common.config.task import ThresholdRule
 from vfl_common.text import listed, percent
 from vfl_party.models.metrics import threshold_of
 
-# Baselines that stand at the top.
+# Baselines that have a tile at the top.
 _TILES = ("alone", "combined")
-# Parties whose exchanges have a table.
-_MOST_PARTIES = 24
-# Lines of a table of leaks.
-_MOST_LEAKS = 40
+# Maximum number of parties whose exchanges have a table.
+_MAX_PARTIES = 24
+# Maximum number of lines in the table of leaks.
+_MAX_LEAKS = 40
 
 
 def run_page(
     facts: Facts, baselines: Mapping[str, Baseline], rule: ThresholdRule | float | None
-) -> Page:
-    """Returns the page of a run. ``rule``: what chooses another threshold by the validation rows,
-    or a threshold. Raises InputError if the kept predictions are damaged.
+) -> ReportPage:
+    """Returns the page of a run.
+
+    ``rule``: another threshold, or a rule that chooses one by the validation rows. Raises
+    InputError if the stored predictions are damaged.
     """
     summary = facts.run.summary
-    by_split = {name: measured(kept) for name, kept in facts.kept.items() if _is_split(name)}
+    by_split = {
+        name: estimate_metrics(predictions)
+        for name, predictions in facts.predictions.items()
+        if _is_split(name)
+    }
     own = by_split.get(facts.judged, {})
-    pairs = beside(facts, baselines, own)
+    pairs = compare_with_baselines(facts, baselines, own)
     began = time.strftime("%d %B %Y, %H:%M UTC", time.gmtime(began_of(facts.folder)[0]))
-    page = Page(
-        f"{summary.name}: what the model is worth",
+    page = ReportPage(
+        f"{summary.name}: quality and cost of the model",
         f"Run {summary.run_id}, {began}; {summary.method}, seed {summary.seed}.",
         lead=_lead(facts, own, pairs),
         tiles=_tiles(facts, own, pairs),
         warnings=_warnings(facts),
-        made=f"Made by vfl report of {summary.run_id}. It shows scores of people: keep it to "
-        "those who may see them.",
+        made=f"Made by vfl report from {summary.run_id}. It shows scores of people: share it only "
+        "with those who may see them.",
     )
     page.parts = [
         part_of(facts, pairs, baselines),
         _quality(facts, by_split, rule),
         _learning(facts),
         _rows(facts),
-        _left(facts),
+        _exchanges(facts),
         _cost(facts),
         _again(facts),
     ]
     return page
 
 
-def _lead(facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[Beside]) -> list[str]:
+def _lead(
+    facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[BaselineComparison]
+) -> list[str]:
     summary = facts.run.summary
-    found = [_what(facts)]
+    sentences = [_what(facts)]
     if facts.passives:
         who = [
             f"{name} ({len(columns)} columns)" if (columns := facts.columns(name)) else name
@@ -77,91 +85,101 @@ def _lead(facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[Beside]) ->
         ]
         mine = facts.columns(facts.active)
         has = f"the labels and {len(mine)} columns" if mine else "the labels"
-        rows = "those of these rows that they hold" if facts.partial else "the same rows"
-        found.append(f"{facts.active} has {has}; {listed(who)} added columns about {rows}.")
+        rows = "those of these rows that they have" if facts.partial else "the same rows"
+        sentences.append(f"{facts.active} has {has}; {listed(who)} added columns for {rows}.")
     else:
-        found.append(f"{facts.active} trained by itself.")
-    kept = facts.kept.get(facts.judged)
-    metric = FIRST[kept.kind] if kept is not None else ""
-    if kept is not None and metric in own:
+        sentences.append(f"{facts.active} trained alone.")
+    predictions = facts.predictions.get(facts.judged)
+    metric = FIRST[predictions.kind] if predictions is not None else ""
+    if predictions is not None and metric in own:
         one = own[metric]
-        text = f"On {len(kept):,} {facts.judged} rows {name_of(metric)} is {value(one.value)}"
-        text += f" (95 % interval {tables.between(one)})" if tables.between(one) else ""
-        found.append(f"{text}: {tables.NAMES[metric][1]}.")
+        interval = f" (95 % interval {tables.between(one)})" if tables.between(one) else ""
+        sentences.append(
+            f"On {len(predictions):,} {facts.judged} rows, {name_of(metric)} is {value(one.value)}"
+            f"{interval}: {tables.NAMES[metric][1]}."
+        )
     elif summary.metrics:
         split = splits(summary)[-1]
-        each = ", ".join(f"{name_of(n)} {value(v)}" for n, v in summary.metrics[split].items())
-        found.append(
-            f"On the {split} rows: {each}. No predictions were kept, so there are no curves."
+        values = ", ".join(f"{name_of(n)} {value(v)}" for n, v in summary.metrics[split].items())
+        sentences.append(
+            f"On the {split} rows: {values}. No predictions were stored, so there are no curves."
         )
-    return found + _was_it_worth(facts, metric, pairs)
+    return sentences + _was_it_worth(facts, metric, pairs)
 
 
-def _was_it_worth(facts: Facts, metric: str, pairs: Sequence[Beside]) -> list[str]:
-    if not facts.passives or not facts.kept:
+def _was_it_worth(facts: Facts, metric: str, pairs: Sequence[BaselineComparison]) -> list[str]:
+    if not facts.passives or not facts.predictions:
         return []
-    by_kind = {each.kind: each for each in pairs}
+    by_kind = {pair.kind: pair for pair in pairs}
     alone = by_kind.get("alone") or by_kind.get("gbdt-alone")
-    found = []
+    sentences = []
     if alone is not None:
-        found.append(alone.says(metric))
+        sentences.append(alone.says(metric))
     elif facts.recipe is not None and not facts.recipe.active.features:
-        found.append(f"{facts.active} has no columns of its own: alone it could predict nothing.")
+        sentences.append(f"{facts.active} has no columns, so it cannot predict anything alone.")
     elif how_to_get(facts):
-        found.append(
-            f"Nobody has trained {facts.active} alone on these rows yet, so this page cannot say "
-            "what the others add; the next section says how to find out."
+        sentences.append(
+            f"No local-only baseline of {facts.active} was trained on these rows yet, so this page "
+            "cannot say what the others contribute; the next section shows how to train it."
         )
     pooled = by_kind.get("combined") or by_kind.get("gbdt")
     if pooled is not None:
-        found.append(pooled.says(metric))
-    return found
+        sentences.append(pooled.says(metric))
+    return sentences
 
 
 def _what(facts: Facts) -> str:
     label = facts.label or "the label"
-    kept = facts.kept.get(facts.judged)
-    kind = kept.kind if kept is not None else facts.recipe.task.kind if facts.recipe else ""
-    if kept is not None and kind == "binary":
-        return f"The model gives each row the probability that {label} is {kept.classes[1]}."
+    predictions = facts.predictions.get(facts.judged)
+    kind = (
+        predictions.kind
+        if predictions is not None
+        else facts.recipe.task.kind
+        if facts.recipe
+        else ""
+    )
+    if predictions is not None and kind == "binary":
+        return f"The model gives each row the probability that {label} is {predictions.classes[1]}."
     return {
         "binary": f"The model gives each row the probability of one of two values of {label}.",
         "multiclass": f"The model decides to which class of {label} each row belongs.",
         "multilabel": "The model gives each row the probability of each of several labels.",
         "regression": f"The model predicts {label}, a number, for each row.",
-        "survival": f"The model ranks rows by how soon {label} ends.",
+        "survival": f"The model ranks rows by the predicted time of {label}.",
         "ranking": f"The model orders the rows of each query by {label}.",
-    }.get(kind, "The model was trained by several parties.")
+    }.get(kind, "Several parties trained the model.")
 
 
-def _tiles(facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[Beside]) -> list[Tile]:
-    summary, found = facts.run.summary, []
-    kept = facts.kept.get(facts.judged)
-    if kept is not None and FIRST[kept.kind] in own:
-        metric = FIRST[kept.kind]
+def _tiles(
+    facts: Facts, own: Mapping[str, Estimate], pairs: Sequence[BaselineComparison]
+) -> list[Tile]:
+    summary, tiles = facts.run.summary, []
+    predictions = facts.predictions.get(facts.judged)
+    if predictions is not None and FIRST[predictions.kind] in own:
+        metric = FIRST[predictions.kind]
         one = own[metric]
         interval = tables.between(one)
         note = f"{interval} (95 %)" if interval else ""
-        found.append(Tile(f"{name_of(metric)}, {facts.judged} rows", value(one.value), note))
+        tiles.append(Tile(f"{name_of(metric)}, {facts.judged} rows", value(one.value), note))
         tones = {"better": "good", "worse": "bad"}
-        for each in (each for each in pairs if each.kind in _TILES and not each.few):
-            gain = each.gain[metric]
+        for pair in (pair for pair in pairs if pair.kind in _TILES and not pair.few):
+            gain = pair.gain[metric]
             outcome = gain.better(metric)
-            note = f"{value(each.theirs[metric].value)}; together is {outcome}"
-            note = note.replace("together is no", "no")
+            verdict = outcome if outcome.startswith("no ") else f"together is {outcome}"
+            note = f"{value(pair.theirs[metric].value)}; {verdict}"
             tone = tones.get(outcome, "")
-            found.append(Tile(f"against {each.title}", f"{gain.value:+.4f}", note, tone))
-    used = {each.name: each.common_rows for each in summary.parties if each.rows}
+            tiles.append(Tile(f"against {pair.title}", f"{gain.value:+.4f}", note, tone))
+    used = {party.name: party.common_rows for party in summary.parties if party.rows}
     if any(used.values()):
-        held = {each.name: each.rows for each in summary.parties if each.rows}
+        held = {party.name: party.rows for party in summary.parties if party.rows}
         note = ", ".join(f"{percent(used[name], rows)} of {name}'s" for name, rows in held.items())
-        what = "Rows in common" if is_one(used) else "Rows that count"
-        found.append(Tile(what, f"{max(used.values()):,}", note))
+        what = "Common rows" if is_one(used) else "Rows used"
+        tiles.append(Tile(what, f"{max(used.values()):,}", note))
     if facts.passives:
         total = summary.bytes.total
-        found.append(Tile("Sent in all", size(total.message_bytes), f"{total.messages:,} messages"))
-    found.append(Tile("Time to train", _duration(summary.wall_s), f"{summary.steps:,} steps"))
-    return found
+        tiles.append(Tile("Total sent", size(total.message_bytes), f"{total.messages:,} messages"))
+    tiles.append(Tile("Time to train", _duration(summary.wall_s), f"{summary.steps:,} steps"))
+    return tiles
 
 
 def _duration(seconds: float) -> str:
@@ -174,114 +192,117 @@ def _duration(seconds: float) -> str:
 
 def _warnings(facts: Facts) -> list[str]:
     summary = facts.run.summary
-    found = list(unprotected(summary))
+    warnings = list(protection_notes(summary))
     if summary.without:
-        found.append(f"Trained without {listed(summary.without)}, who came too late.")
+        warnings.append(f"Trained without {listed(summary.without)}, which joined too late.")
     if not summary.bytes.agrees:
-        found.append("The two ends of a link counted different bytes.")
-    return found
+        warnings.append("The two ends of a link counted different numbers of bytes.")
+    return warnings
 
 
 def _quality(
     facts: Facts, by_split: Mapping[str, Mapping[str, Estimate]], rule: ThresholdRule | float | None
-) -> Part:
-    part = Part("quality", "How good is the model?")
+) -> Section:
+    part = Section("quality", "How good is the model?")
     summary = facts.run.summary
     if not by_split:
         if summary.metrics:
-            part.tables.append(tables.reported(summary, splits(summary)))
+            part.tables.append(tables.run_metrics(summary, splits(summary)))
         return part
-    kept = facts.kept[facts.judged]
-    part.text.append(f"The pictures show the {len(kept):,} {facts.judged} rows.")
+    predictions = facts.predictions[facts.judged]
+    part.text.append(f"The pictures show the {len(predictions):,} {facts.judged} rows.")
     threshold = summary.metrics.get(facts.judged, {}).get("threshold")
-    part.pictures += quality(kept, threshold)
-    part.tables.append(tables.quality(by_split, facts.kept))
-    if kept.kind == "binary" and 0 < kept.truth_N.sum() < len(kept):
-        part.tables.append(_decided(facts, kept, threshold, rule))
-        found = tenths(kept.is_positive_N, kept.scores_N)
-        part.tables.append(tables.lifts(found, kept.classes[1]))
-    elif kept.kind == "multiclass":
-        part.tables += tables.by_class(kept)
-    elif kept.kind == "multilabel":
-        part.tables.append(_by_label(kept))
+    part.pictures += quality(predictions, threshold)
+    part.tables.append(tables.quality(by_split, facts.predictions))
+    if predictions.kind == "binary" and 0 < predictions.truth_N.sum() < len(predictions):
+        part.tables.append(_threshold_table(facts, predictions, threshold, rule))
+        groups = tenths(predictions.is_positive_N, predictions.scores_N)
+        part.tables.append(tables.lifts(groups, predictions.classes[1]))
+    elif predictions.kind == "multiclass":
+        part.tables += tables.by_class(predictions)
+    elif predictions.kind == "multilabel":
+        part.tables.append(_by_label(predictions))
     return part
 
 
-def _decided(
-    facts: Facts, kept: KeptRows, threshold: float | None, rule: ThresholdRule | float | None
-) -> Table:
-    """Shows what the run's own threshold decides, and what others would."""
-    lines = [("the run's own", decisions(kept, threshold))]
-    by = facts.kept.get("validation")
+def _threshold_table(
+    facts: Facts,
+    predictions: SplitPredictions,
+    threshold: float | None,
+    rule: ThresholdRule | float | None,
+) -> PageTable:
+    """Returns the decisions of the run's own threshold and of others."""
+    lines = [("of the run", decisions(predictions, threshold))]
+    by = facts.predictions.get("validation")
     if isinstance(rule, float):
-        lines.insert(0, ("asked for", decisions(kept, rule)))
-    if by is not None and by is not kept:
+        lines.insert(0, ("of --threshold", decisions(predictions, rule)))
+    if by is not None and by is not predictions:
         rules = [ThresholdRule(rule="f1"), *([rule] if isinstance(rule, ThresholdRule) else [])]
-        for each in rules:
-            at = threshold_of(each, by.scores_N, by.truth_N)
-            lines.append((_said(each), decisions(kept, at)))
-    found = tables.decided(lines, kept.classes)
+        for other in rules:
+            at = threshold_of(other, by.scores_N, by.truth_N)
+            lines.append((_describe_rule(other), decisions(predictions, at)))
+    table = tables.threshold_table(lines, predictions.classes)
     note = (
-        "Rules choose by the validation rows. For costs or a rate of your own: vfl report RUN "
+        "Rules choose by the validation rows. To set your own costs or rate, use vfl report RUN "
         "--threshold cost=1:5, or rate=0.1."
     )
-    return Table(found.caption, found.heads, found.rows, note=note)
+    return PageTable(table.caption, table.heads, table.rows, note=note)
 
 
-def _said(rule: ThresholdRule) -> str:
+def _describe_rule(rule: ThresholdRule) -> str:
     if rule.rule == "rate":
-        return f"a share of {rule.rate:g} is chosen"
+        return f"chooses a share of {rule.rate:g}"
     if rule.rule == "cost":
-        return f"least cost ({rule.false_positive:g} : {rule.false_negative:g})"
+        return f"lowest cost ({rule.false_positive:g} : {rule.false_negative:g})"
     return "highest F1"
 
 
-def _by_label(kept: KeptRows) -> Table:
+def _by_label(predictions: SplitPredictions) -> PageTable:
     rows = []
-    for at, name in enumerate(kept.classes):
-        own = KeptRows(
-            kept.split,
+    for at, name in enumerate(predictions.classes):
+        own = SplitPredictions(
+            predictions.split,
             "binary",
-            kept.keys,
+            predictions.keys,
             (f"not {name}", name),
-            kept.truth_N[:, at],
-            kept.scores_NO[:, at : at + 1],
-            (kept.scores_NO[:, at] > 0.5).astype(int),
+            predictions.truth_N[:, at],
+            predictions.scores_NO[:, at : at + 1],
+            (predictions.scores_NO[:, at] > 0.5).astype(int),
         )
-        found = measured(own, 200)
+        estimates = estimate_metrics(own, 200)
         rows.append(
             [
                 name,
                 f"{int(own.truth_N.sum()):,}",
                 *(
-                    value(found[m].value) if m in found else "–"
+                    value(estimates[m].value) if m in estimates else "–"
                     for m in ("auc", "accuracy", "precision", "recall", "f1", "brier")
                 ),
             ]
         )
     heads = ["label", "rows with it", "AUC", "accuracy", "precision", "recall", "F1", "Brier score"]
-    return Table("Each label", heads, rows)
+    return PageTable("Each label", heads, rows)
 
 
-def _learning(facts: Facts) -> Part:
-    part = Part("learning", "How it learned")
+def _learning(facts: Facts) -> Section:
+    part = Section("learning", "How it learned")
     rounds, own = curves_by_phase(facts.run)
-    for at, (phase, found) in enumerate(rounds.items()):
+    for at, (phase, lines) in enumerate(rounds.items()):
         title = f"{phase}: loss"
         if phase in own:
             draw = partial(draw_own_curves, parties=own[phase])
             part.pictures.append(picture(f"own{at}", title, f"{title} of each party", draw))
-        elif has_curve(found):
-            draw = partial(draw_curve, rounds=found, names=["loss"])
+        elif has_curve(lines):
+            draw = partial(draw_curve, rounds=lines, names=["loss"])
             part.pictures.append(picture(f"loss{at}", title, f"{title} by round", draw))
-        for name in _curved(found):
+        for name in _metrics_with_curve(lines):
             title = f"{phase}: {name_of(name)}"
-            draw = partial(draw_curve, rounds=found, names=[name])
+            draw = partial(draw_curve, rounds=lines, names=[name])
             part.pictures.append(picture(f"{name}{at}", title, f"{title} by round", draw))
     return part
 
 
-def _curved(rounds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> list[str]:
+def _metrics_with_curve(rounds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> list[str]:
     counts: dict[str, int] = {}
     for by_split in rounds.values():
         for name in {n for named in by_split.values() for n in named if n in FIRST.values()}:
@@ -289,41 +310,41 @@ def _curved(rounds: Mapping[int, Mapping[str, Mapping[str, float]]]) -> list[str
     return [name for name, count in counts.items() if count > 1]
 
 
-# By ``rows.split`` of the recipe.
+# How rows are split, by ``rows.split`` of the recipe.
 _DIVIDED = {
     "random": "at random, by the seed",
     "stratified": "at random, with the same share of each class in every split",
     "grouped": "at random, each group in one split",
-    "column": "as a column of the active party says",
+    "column": "by a column of the active party",
 }
 
 
 def _is_split(name: str) -> bool:
-    """Whether predictions are of a whole split, with all parties that hold its rows."""
+    """Whether predictions are for a whole split, with all parties that have its rows."""
     return not any(word in name for word in (" without ", " with "))
 
 
-def _rows(facts: Facts) -> Part:
-    part = Part("rows", "Who took part, with which rows")
+def _rows(facts: Facts) -> Section:
+    part = Section("rows", "Who took part, with which rows")
     summary, recipe = facts.run.summary, facts.recipe
     part.tables.append(tables.parties(summary))
-    part.tables += tables.arithmetic({each.name: each.arithmetic for each in summary.parties})
-    kept = {n: k for n, k in facts.kept.items() if _is_split(n)}
+    part.tables += tables.arithmetic({party.name: party.arithmetic for party in summary.parties})
+    predictions = {n: k for n, k in facts.predictions.items() if _is_split(n)}
     if recipe is not None:
         rows = recipe.rows
         shares = {"validation": rows.validation, "test": rows.share_for_tests}
         shares = {"train": 1 - sum(shares.values()), **shares}
-        part.text.append(f"Rows are divided {_DIVIDED[rows.split]}.")
+        part.text.append(f"Rows are split {_DIVIDED[rows.split]}.")
         cells = [
             [
                 name,
                 tables.share(share) if rows.split != "column" else "by a column",
-                f"{len(kept[name]):,}" if name in kept else "–",
+                f"{len(predictions[name]):,}" if name in predictions else "–",
             ]
             for name, share in shares.items()
         ]
         part.tables.append(
-            Table("Rows by split", ["rows", "share", "with kept predictions"], cells)
+            PageTable("Rows by split", ["rows", "share", "with stored predictions"], cells)
         )
     named = {name: facts.columns(name) for name in (facts.active, *facts.passives)}
     lines = [
@@ -331,7 +352,7 @@ def _rows(facts: Facts) -> Part:
     ]
     if lines:
         part.tables.append(
-            Table(
+            PageTable(
                 "Columns of each party whose folder is here",
                 ["party", "columns", "names"],
                 lines,
@@ -341,51 +362,52 @@ def _rows(facts: Facts) -> Part:
     return part
 
 
-def _left(facts: Facts) -> Part:
-    part = Part("left", "What left each party")
+def _exchanges(facts: Facts) -> Section:
+    part = Section("left", "What left each party")
     summary = facts.run.summary
     if summary.privacy is not None:
         part.text.append(f"Differential privacy: {summary.privacy.statement}")
     part.text += about_exchanges(summary)
-    found = tables.left(summary)
-    part.tables += found[:_MOST_PARTIES]
-    if len(found) > _MOST_PARTIES:
+    exchange_tables = tables.exchange_tables(summary)
+    part.tables += exchange_tables[:_MAX_PARTIES]
+    if len(exchange_tables) > _MAX_PARTIES:
         part.text.append(
-            f"Of {len(found):,} parties the first {_MOST_PARTIES} are shown; summary.json has all."
+            f"The first {_MAX_PARTIES} of {len(exchange_tables):,} parties are shown; summary.json "
+            "has all."
         )
     if part.tables:
         part.text.append(
             "These exchanges were declared before the run and counted during it. Tables never "
-            "leave a party; what is computed from them does. A passive party's own defences stand "
-            "in its own page."
+            "leave a party; values computed from them do. A passive party's own defences are on "
+            "its own page."
         )
         _leaks(part, facts)
     return part
 
 
-def _leaks(part: Part, facts: Facts) -> None:
-    """Shows what a rehearsal has measured, if its result lies beside the run."""
+def _leaks(part: Section, facts: Facts) -> None:
+    """Shows the result of a rehearsal of attacks, if it is in the folder of the run."""
     lines = _leak_lines(facts.leaks)
     if lines:
-        note = str(facts.leaks.get("rehearsal", "A rehearsal of the recipe, not this run itself."))
-        heads = ["attack", "by", "reads", "from", "unit", "leak, at least", "by chance"]
+        note = str(facts.leaks.get("rehearsal", "A rehearsal of the recipe, not this run."))
+        heads = ["attack", "by", "reads", "from", "unit", "leak (lower bound)", "by chance"]
         part.tables.append(
-            Table(
+            PageTable(
                 "What a rehearsal could read (vfl leaks)",
                 heads,
-                lines[:_MOST_LEAKS],
+                lines[:_MAX_LEAKS],
                 frozenset(range(5)),
                 note,
             )
         )
     else:
-        what = "Nobody has measured yet what can be read from these exchanges. To do it, run:"
+        what = "What attacks can read from these exchanges was not measured yet. To do so, run:"
         files = " ".join(shlex.quote(str(path)) for path in facts.party_files)
         command = f"vfl leaks {files or 'RECIPE'} --out {shlex.quote(str(facts.folder))}"
         part.commands.append((what, command))
 
 
-def _leak_lines(found: Mapping[str, Any]) -> list[list[str]]:
+def _leak_lines(report: Mapping[str, Any]) -> list[list[str]]:
     try:
         return [
             [
@@ -397,7 +419,7 @@ def _leak_lines(found: Mapping[str, Any]) -> list[list[str]]:
                 f"{float(line['value']['mean']):.3f}",
                 f"{float(line['chance']['mean']):.3f}" if line.get("chance") else "–",
             ]
-            for recipe in found.get("recipes", [])
+            for recipe in report.get("recipes", [])
             for line in recipe["lines"]
             if not line.get("detail")
         ]
@@ -405,8 +427,8 @@ def _leak_lines(found: Mapping[str, Any]) -> list[list[str]]:
         return []
 
 
-def _cost(facts: Facts) -> Part:
-    part = Part("cost", "What it cost")
+def _cost(facts: Facts) -> Section:
+    part = Section("cost", "What it cost")
     summary = facts.run.summary
     if summary.bytes.by_link:
         part.tables.append(tables.by_phase(summary, facts.run.phases))
@@ -415,16 +437,16 @@ def _cost(facts: Facts) -> Part:
     total = summary.bytes.total
     if facts.passives:
         part.text.append(
-            f"{size(total.message_bytes)} in {total.messages:,} messages crossed between the "
-            f"processes, {size(total.payload_bytes)} of it tensors."
+            f"The processes sent {size(total.message_bytes)} in {total.messages:,} messages, of "
+            f"which {size(total.payload_bytes)} were tensors."
         )
     return part
 
 
-def _again(facts: Facts) -> Part:
-    part = Part("again", "How to run it again")
+def _again(facts: Facts) -> Section:
+    part = Section("again", "How to run it again")
     summary = facts.run.summary
-    versions = sorted({each.version for each in summary.parties if each.version})
+    versions = sorted({party.version for party in summary.parties if party.version})
     rows = [
         ["run", summary.run_id],
         ["recipe", summary.name],
@@ -435,14 +457,14 @@ def _again(facts: Facts) -> Part:
         ["version of vfl", listed(versions) or "unknown"],
         ["interruptions", f"{summary.interruptions}"],
     ]
-    part.tables.append(Table("Facts of this run", ["what", "is"], rows, frozenset({0, 1})))
+    part.tables.append(PageTable("Facts of this run", ["what", "is"], rows, frozenset({0, 1})))
     if facts.party_files:
         files = " ".join(shlex.quote(str(path)) for path in facts.party_files)
         part.commands.append(("With the tables on this machine:", f"vfl simulate {files}"))
     else:
         part.commands.append(
             (
-                "At the server, then at each party, with the files that they already have:",
+                "At the server, then at each party, with their present files:",
                 "vfl-server serve RECIPE --fresh; vfl-party run PARTY-FILE --fresh",
             )
         )

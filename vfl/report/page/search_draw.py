@@ -1,6 +1,4 @@
-"""Draws a search: how much each key matters, and the trials as lines over the keys. Imports
-matplotlib.
-"""
+"""Draws a search with matplotlib: the importance of each key, and the trials as lines over keys."""
 
 from __future__ import annotations
 
@@ -14,9 +12,10 @@ from matplotlib.colors import LinearSegmentedColormap, Normalize
 
 from vfl.report.page.svg import BLUE, GREY, ORANGE, short
 
-# Finished trials: their values, and the objective.
+# Finished trials: ({key: value}, objective).
 Tried = Sequence[tuple[Mapping[str, Any], float]]
-# From the least to the largest: seen on white and on black, and by colour-blind readers.
+# Colours from the lowest to the highest value, visible on white and black and to colour-blind
+# readers.
 _COLORS = LinearSegmentedColormap.from_list("objective", [BLUE, GREY, ORANGE])
 _LONGEST = 40
 
@@ -38,7 +37,7 @@ def importance(axes: Axes, shares: Mapping[str, float]) -> None:
 def parallel(axes: Axes, spaces: Mapping[str, Any], tried: Tried, objective: str) -> None:
     """Draws a line for each finished trial over the keys, coloured by the objective.
 
-    ``spaces``: {key: what it could be}: values, or a dict with ``from``, ``to`` and ``log``.
+    ``spaces``: {key: its values, or a dict with ``from``, ``to`` and ``log``}.
     """
     scores = [score for _, score in tried]
     scale = Normalize(min(scores), max(scores))
@@ -64,7 +63,7 @@ def parallel(axes: Axes, spaces: Mapping[str, Any], tried: Tried, objective: str
 
 
 def _height(space: Any, value: Any) -> float:
-    """Returns where a value is on its axis, from 0 to 1."""
+    """Returns the position of a value on its axis, from 0 to 1."""
     if isinstance(space, Mapping):
         low, high = space["from"], space["to"]
         if space.get("log"):
@@ -76,6 +75,6 @@ def _height(space: Any, value: Any) -> float:
 def _ticks(space: Any) -> list[tuple[float, str]]:
     values = [space["from"], space["to"]] if isinstance(space, Mapping) else list(space)
     return [
-        (_height(space, each), short(f"{each:g}" if isinstance(each, float) else str(each)))
-        for each in values
+        (_height(space, value), short(f"{value:g}" if isinstance(value, float) else str(value)))
+        for value in values
     ]

@@ -1,4 +1,4 @@
-"""The page of a search, from what it has written into its folder."""
+"""The page of a search, from the file in its folder."""
 
 from __future__ import annotations
 
@@ -9,58 +9,59 @@ from pathlib import Path
 from typing import Any
 
 from vfl.report.page.draw import picture
-from vfl.report.page.render import Page
+from vfl.report.page.render import ReportPage
 from vfl.report.page.search_draw import importance, parallel, width_of
-from vfl.report.page.tables import Part, Table, Tile, name_of, value
+from vfl.report.page.tables import PageTable, Section, Tile, name_of, value
 from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import SEARCH
 from vfl_common.text import count
 
-_MOST_KEYS = 8
+_MAX_KEYS = 8
 _BY = {
-    "tpe": "a tree-structured Parzen estimator, which learns from the runs before it",
-    "random": "random choice",
-    "grid": "every combination",
+    "tpe": "a tree-structured Parzen estimator",
+    "random": "random search",
+    "grid": "grid search",
 }
 
 
 def is_search(folder: Path) -> bool:
-    """Whether a folder holds what a search has found."""
+    """Whether a folder contains the result of a search."""
     return (folder / SEARCH).is_file()
 
 
-def search_page(folder: Path) -> Page:
+def search_page(folder: Path) -> ReportPage:
     """Returns the page of a search. Raises InputError if its file cannot be read."""
     path = folder / SEARCH
     try:
         noted = json.loads(path.read_bytes())
         return _page(noted)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        text = f"{path}: cannot be read; make the same search again"
         raise InputError(
-            Code.FILE_INVALID, f"{text}, which writes it anew and repeats no run"
+            Code.FILE_INVALID,
+            f"{path}: is damaged. Make the same search again, which writes the file without "
+            "repeating a run.",
         ) from None
 
 
-def _page(noted: Mapping[str, Any]) -> Page:
+def _page(noted: Mapping[str, Any]) -> ReportPage:
     trials, name, objective = noted["trials"], noted["name"], noted["objective"]
     metric = objective.partition(" ")[2]
     counts = {s: sum(t["state"] == s for t in trials) for s in ("finished", "pruned", "failed")}
-    best = ", ".join(f"{key} = {_worded(each)}" for key, each in noted["best"].items())
-    page = Page(
-        f"{name}: settings searched",
+    best = ", ".join(f"{key} = {_format(setting)}" for key, setting in noted["best"].items())
+    page = ReportPage(
+        f"{name}: hyperparameter search",
         f"Search of {count(len(noted['spaces']), 'setting')} by {_BY[noted['by']]}: "
         f"{count(len(trials), 'run')}.",
         lead=[
             f"The best {objective} is {value(noted['value'])}, with {best}.",
-            "It was chosen from many runs, so it looks better than it is. Judge it by the test "
-            "rows, and compare it with your own settings over seeds that the search has not seen.",
+            "It is the best of many runs, so its objective is optimistic. Judge it by the test "
+            "rows, and compare it with your own settings over seeds that the search did not use.",
         ],
         tiles=[
             Tile(f"validation {name_of(metric)}", value(noted["value"]), "of the best run"),
             *(
-                Tile(f"test {name_of(key)}", value(each), "of the best run")
-                for key, each in noted["test"].items()
+                Tile(f"test {name_of(key)}", value(score), "of the best run")
+                for key, score in noted["test"].items()
                 if key == metric
             ),
             *(
@@ -69,17 +70,17 @@ def _page(noted: Mapping[str, Any]) -> Page:
                 if number
             ),
         ],
-        made=f"Made by vfl report of a search of {name}. The best run is {noted['run']}.",
+        made=f"Made by vfl report from a search of {name}. The best run is {noted['run']}.",
     )
     page.parts = [_keys(noted), _trials(noted, metric)]
     return page
 
 
-def _keys(noted: Mapping[str, Any]) -> Part:
-    """Returns the pictures of what the settings do."""
-    part = Part("keys", "What do the settings do?")
+def _keys(noted: Mapping[str, Any]) -> Section:
+    """Returns the pictures of the effect of the settings."""
+    part = Section("keys", "Effect of the settings")
     tried = [(t["values"], t["value"]) for t in noted["trials"] if t["value"] is not None]
-    spaces = dict(list(noted["spaces"].items())[:_MOST_KEYS])
+    spaces = dict(list(noted["spaces"].items())[:_MAX_KEYS])
     if tried:
         alt = f"A line for each finished run over {', '.join(spaces)}, by {noted['objective']}"
         drawn = partial(parallel, spaces=spaces, tried=tried, objective=noted["objective"])
@@ -89,22 +90,22 @@ def _keys(noted: Mapping[str, Any]) -> Part:
     if shares:
         words = ", ".join(f"{key} {share:.2f}" for key, share in shares.items())
         drawn, size = partial(importance, shares=shares), (4.6, 1.1 + 0.32 * len(shares))
-        title = "How much each setting matters"
+        title = "Importance of each setting"
         part.pictures.append(picture("importance", title, f"{title}: {words}", drawn, size=size))
         part.text.append(
-            "How much each setting matters is its share in the variance of the objective (fANOVA). "
-            "It says how these runs differ, not why."
+            "The importance of a setting is its share in the variance of the objective (fANOVA). "
+            "It describes differences of these runs, not their causes."
         )
     return part
 
 
-def _trials(noted: Mapping[str, Any], metric: str) -> Part:
+def _trials(noted: Mapping[str, Any], metric: str) -> Section:
     """Returns the table of all runs, in the order of the search."""
-    part, keys = Part("runs", "Runs"), list(noted["spaces"])
+    part, keys = Section("runs", "Runs"), list(noted["spaces"])
     rows = [
         [
             f"{number}",
-            *(_worded(trial["values"].get(key)) for key in keys),
+            *(_format(trial["values"].get(key)) for key in keys),
             trial["state"] + (f": {trial['error']}" if trial["error"] else ""),
             "–" if trial["value"] is None else value(trial["value"]),
         ]
@@ -112,9 +113,11 @@ def _trials(noted: Mapping[str, Any], metric: str) -> Part:
     ]
     heads = ["run", *keys, "end", f"validation {name_of(metric)}"]
     words = frozenset({0, *range(1, len(keys) + 2)})
-    part.tables.append(Table("All runs, in the order of the search", heads, rows, words))
+    part.tables.append(PageTable("All runs, in the order of the search", heads, rows, words))
     return part
 
 
-def _worded(given: Any) -> str:
-    return f"{given:.4g}" if isinstance(given, float) else "–" if given is None else str(given)
+def _format(setting: Any) -> str:
+    return (
+        f"{setting:.4g}" if isinstance(setting, float) else "–" if setting is None else str(setting)
+    )

@@ -1,6 +1,4 @@
-"""The page that compares several runs: seeds become mean and deviation; pairs are tested on the
-rows that both have.
-"""
+"""The page that compares several runs: mean and deviation over seeds, and paired differences."""
 
 from __future__ import annotations
 
@@ -13,86 +11,91 @@ from matplotlib.axes import Axes
 
 from vfl.report.page.draw import intervals, picture, square
 from vfl.report.page.facts import Facts
-from vfl.report.page.render import Page
+from vfl.report.page.render import ReportPage
 from vfl.report.page.svg import BLUE, COLORS, GREEN, GREY, ORANGE, short
-from vfl.report.page.tables import Part, Table, Tile, between, mean_and_sd, name_of, value
-from vfl.report.quality.curves import roc, thinned
-from vfl.report.quality.measures import FIRST, LOWER, Estimate, differences, measured
+from vfl.report.page.tables import PageTable, Section, Tile, between, mean_and_sd, name_of, value
+from vfl.report.quality.curves import roc, thin_out
+from vfl.report.quality.measures import FIRST, LOWER, Estimate, differences, estimate_metrics
 from vfl.report.table import size
 from vfl_common.text import listed
 
-# Lines of a picture, and curves.
-_MOST_LINES, _MOST_CURVES = 24, 7
+# Maximum number of lines and of curves in a picture.
+_MAX_LINES, _MAX_CURVES = 24, 7
 
 
 @dataclass(frozen=True)
-class One:
-    """A run among others."""
+class ComparedRun:
+    """A run that is compared with others."""
 
     facts: Facts
 
     @property
     def run_id(self) -> str:
+        """The id of the run."""
         return self.facts.run.summary.run_id
 
     @property
     def called(self) -> str:
-        """The id without its date, for a picture."""
+        """The run id without its date, for pictures."""
         name = self.run_id
         return name.split("-", 2)[2] if name[:8].isdigit() and name.count("-") > 2 else name
 
     @cached_property
     def group(self) -> str:
-        """What it has in common with runs of other seeds."""
+        """The name of the group of runs that differ only in the seed."""
         summary = self.facts.run.summary
-        alone = f", {self.facts.active} by itself" if not self.facts.passives else ""
+        alone = f", {self.facts.active} alone" if not self.facts.passives else ""
         return f"{summary.name}: {summary.method}{alone}"
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
-        """The metrics of the rows by which it is judged; without intervals if it kept no
+        """The metrics of the rows that it is judged by; without intervals if it has no stored
         predictions.
         """
-        kept = self.facts.kept.get(self.facts.judged)
-        if kept is not None:
-            return measured(kept)
+        predictions = self.facts.predictions.get(self.facts.judged)
+        if predictions is not None:
+            return estimate_metrics(predictions)
         named = self.facts.run.summary.metrics.get("test", {})
         nan = float("nan")
         return {name: Estimate(one, nan, nan, "") for name, one in named.items() if name != "loss"}
 
     @property
     def first(self) -> str:
-        """The metric that decides."""
+        """The deciding metric."""
         recipe = self.facts.recipe
         wanted = FIRST[recipe.task.kind] if recipe is not None else ""
         return wanted if wanted in self.estimates else next(iter(self.estimates), "")
 
 
-def several_page(found: Sequence[Facts]) -> Page:
-    """Returns the page of several runs; the first is the one that the others are compared with."""
-    runs = [One(each) for each in found]
+def several_page(all_facts: Sequence[Facts]) -> ReportPage:
+    """Returns the page of several runs; the others are compared with the first."""
+    runs = [ComparedRun(facts) for facts in all_facts]
     metric = runs[0].first
-    groups: dict[str, list[One]] = {}
+    groups: dict[str, list[ComparedRun]] = {}
     for run in runs:
         groups.setdefault(run.group, []).append(run)
-    page = Page(
+    page = ReportPage(
         f"{len(runs)} runs compared",
-        f"{listed([each.run_id for each in runs])}.",
+        f"{listed([run.run_id for run in runs])}.",
         lead=_lead(groups, metric),
         tiles=[
             Tile(name, mean_and_sd([run.estimates[metric].value for run in own]), _seeds(own))
             for name, own in groups.items()
             if all(metric in run.estimates for run in own)
         ],
-        made="Made by vfl report. It shows scores of people: keep it to those who may see them.",
+        made="Made by vfl report. It shows scores of people: share it only with those who may see "
+        "them.",
     )
-    page.parts = [_groups(groups), _pairs(runs, metric), _each(runs, metric)]
+    page.parts = [_groups(groups), _pairs(runs, metric), _run_table(runs, metric)]
     return page
 
 
-def _lead(groups: dict[str, list[One]], metric: str) -> list[str]:
-    text = f"Runs of one recipe with different seeds stand as mean ± deviation of {name_of(metric)}"
-    found = [f"{text}, on the rows by which each is judged."]
+def _lead(groups: dict[str, list[ComparedRun]], metric: str) -> list[str]:
+    sentences = [
+        "For runs of one recipe with different seeds, this page shows mean ± standard deviation "
+        "of "
+        f"{name_of(metric)} on the rows that each is judged by."
+    ]
     means = {
         name: mean(run.estimates[metric].value for run in own)
         for name, own in groups.items()
@@ -100,17 +103,17 @@ def _lead(groups: dict[str, list[One]], metric: str) -> list[str]:
     }
     if len(means) > 1:
         best = (min if metric in LOWER else max)(means, key=lambda name: means[name])
-        found.append(f"{best} has the best mean: {value(means[best])}.")
-    return found
+        sentences.append(f"{best} has the best mean: {value(means[best])}.")
+    return sentences
 
 
-def _seeds(own: Sequence[One]) -> str:
-    seeds = sorted({each.facts.run.summary.seed for each in own})
+def _seeds(own: Sequence[ComparedRun]) -> str:
+    seeds = sorted({run.facts.run.summary.seed for run in own})
     return f"seed{'s' if len(seeds) > 1 else ''} {listed([str(seed) for seed in seeds])}"
 
 
-def _groups(groups: dict[str, list[One]]) -> Part:
-    part = Part("groups", "By recipe")
+def _groups(groups: dict[str, list[ComparedRun]]) -> Section:
+    part = Section("groups", "By recipe")
     names = list(dict.fromkeys(n for own in groups.values() for run in own for n in run.estimates))
     rows = []
     for group, own in groups.items():
@@ -120,24 +123,24 @@ def _groups(groups: dict[str, list[One]]) -> Part:
         cells = [mean_and_sd(values[n]) if values[n] else "" for n in names]
         rows.append([group, f"{len(own)}", *cells, size(round(bytes_)), f"{seconds:.1f}"])
     heads = ["recipe", "runs", *map(name_of, names), "bytes", "seconds"]
-    part.tables.append(Table("Mean ± standard deviation over the seeds", heads, rows))
+    part.tables.append(PageTable("Mean ± standard deviation over the seeds", heads, rows))
     return part
 
 
-def _pairs(runs: Sequence[One], metric: str) -> Part:
-    part = Part("pairs", "On the same rows")
+def _pairs(runs: Sequence[ComparedRun], metric: str) -> Section:
+    part = Section("pairs", "On the same rows")
     first = runs[0]
-    base = first.facts.kept.get(first.facts.judged)
+    base = first.facts.predictions.get(first.facts.judged)
     colors = {"better": GREEN, "worse": ORANGE, "no difference shown": GREY}
     rows, lines = [], []
     for run in runs[1:]:
-        kept = run.facts.kept.get(run.facts.judged)
-        both = kept.beside(base) if kept is not None and base is not None else None
-        found = {} if both is None else differences(*both)
-        if metric not in found or both is None:
-            rows.append([run.run_id, "–", "", "no rows that both have tested", "0"])
+        predictions = run.facts.predictions.get(run.facts.judged)
+        both = predictions.pair_with(base) if predictions is not None and base is not None else None
+        gains = {} if both is None else differences(*both)
+        if metric not in gains or both is None:
+            rows.append([run.run_id, "–", "", "no common test rows", "0"])
             continue
-        gain = found[metric]
+        gain = gains[metric]
         outcome = gain.better(metric)
         rows.append(
             [run.run_id, f"{gain.value:+.4f}", between(gain, "+"), outcome, f"{len(both[0]):,}"]
@@ -147,21 +150,21 @@ def _pairs(runs: Sequence[One], metric: str) -> Part:
         what = f"{name_of(metric)} minus that of {first.run_id}"
         title = f"Difference of {name_of(metric)}"
         part.pictures.append(
-            intervals("pairs", title, what, lines[:_MOST_LINES], name_of(metric), True)
+            intervals("pairs", title, what, lines[:_MAX_LINES], name_of(metric), True)
         )
     heads = ["run", "difference", "95 % interval", "is it better?", "rows"]
     note = (
-        f"Each run against {first.run_id}, on the rows that both have tested; paired intervals, "
-        "each by itself."
+        f"Each run against {first.run_id} on their common test rows; paired intervals, without "
+        "correction for several comparisons."
     )
     part.tables.append(
-        Table(f"Differences of {name_of(metric)}", heads, rows, frozenset({0, 3}), note)
+        PageTable(f"Differences of {name_of(metric)}", heads, rows, frozenset({0, 3}), note)
     )
     return part
 
 
-def _each(runs: Sequence[One], metric: str) -> Part:
-    part = Part("runs", "Each run")
+def _run_table(runs: Sequence[ComparedRun], metric: str) -> Section:
+    part = Section("runs", "Each run")
     lines = [
         (run.called, one.value, one.low, one.high, BLUE)
         for run in runs
@@ -169,21 +172,21 @@ def _each(runs: Sequence[One], metric: str) -> Part:
     ]
     if lines:
         what = f"{name_of(metric)} with 95 % intervals"
-        part.pictures.append(intervals("each", what, what, lines[:_MOST_LINES], name_of(metric)))
+        part.pictures.append(intervals("each", what, what, lines[:_MAX_LINES], name_of(metric)))
     curves = [
-        (run.called, roc(kept.is_positive_N, kept.scores_N))
-        for run in runs[:_MOST_CURVES]
-        if (kept := run.facts.kept.get(run.facts.judged)) is not None
-        and kept.kind == "binary"
-        and 0 < kept.truth_N.sum() < len(kept)
+        (run.called, roc(predictions.is_positive_N, predictions.scores_N))
+        for run in runs[:_MAX_CURVES]
+        if (predictions := run.facts.predictions.get(run.facts.judged)) is not None
+        and predictions.kind == "binary"
+        and 0 < predictions.truth_N.sum() < len(predictions)
     ]
     if curves:
 
         def draw(axes: Axes) -> None:
             axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
             for (name, curve), color in zip(curves, COLORS, strict=False):
-                axes.plot(*thinned(*curve), color=color, label=short(name))
-            square(axes, "others taken for positive", "found of positive")
+                axes.plot(*thin_out(*curve), color=color, label=short(name))
+            square(axes, "false positive rate", "true positive rate")
             axes.legend(loc="lower right", fontsize=8)
 
         part.pictures.append(picture("rocs", "ROC curves", "ROC curves of the runs", draw))
@@ -200,5 +203,5 @@ def _each(runs: Sequence[One], metric: str) -> Part:
         for run in runs
     ]
     heads = ["run", "recipe", "seed", name_of(metric), "95 % interval", "bytes", "seconds"]
-    part.tables.append(Table("Runs", heads, rows, frozenset({0, 1})))
+    part.tables.append(PageTable("Runs", heads, rows, frozenset({0, 1})))
     return part

@@ -9,25 +9,25 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from vfl.report.page.draw import intervals
-from vfl.report.page.render import Page
+from vfl.report.page.render import ReportPage
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
-from vfl.report.page.tables import Part, Table, Tile, mean_and_sd, name_of
+from vfl.report.page.tables import PageTable, Section, Tile, mean_and_sd, name_of
 from vfl.report.quality.measures import FIRST
 from vfl.report.table import size
 from vfl_common.errors import Code, InputError
 
 RESULTS, DIFFERENCES = "results.csv", "differences.csv"
 _COLORS = {"federated": BLUE, "pooled": GREY, "alone": ORANGE}
-_MOST_LINES = 40
+_MAX_LINES = 40
 Line = Mapping[str, str]
 
 
 def is_study(folder: Path) -> bool:
-    """Whether a folder holds the results of a study."""
+    """Whether a folder contains the results of a study."""
     return (folder / RESULTS).is_file() and not (folder / "summary.json").is_file()
 
 
-def study_page(folder: Path) -> Page:
+def study_page(folder: Path) -> ReportPage:
     """Returns the page of a study. Raises InputError if its results cannot be read."""
     lines = _read(folder / RESULTS)
     metrics = list(
@@ -36,8 +36,12 @@ def study_page(folder: Path) -> Page:
         )
     )
     if not lines or not metrics:
-        text = f"{folder / RESULTS}: holds no test metrics yet; let vfl study finish a run"
-        raise InputError(Code.FILE_INVALID, text)
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder / RESULTS}: contains no test metrics yet. Wait until vfl study has finished "
+            "a "
+            "run.",
+        )
     decides = [name for name in ("auc", *FIRST.values()) if name in metrics]
     metric = decides[0] if decides else metrics[0]
     groups: dict[tuple[str, str], list[Line]] = {}
@@ -45,12 +49,12 @@ def study_page(folder: Path) -> Page:
         groups.setdefault((line["method"], line.get("labels", "")), []).append(line)
     seeds = {line["seed"] for line in lines}
     name = lines[0]["study"]
-    page = Page(
+    page = ReportPage(
         f"{name}: methods compared",
         f"Study {name}: {len(lines)} runs, {len(seeds)} seeds.",
-        lead=["Each method stands as mean ± standard deviation of its runs, on their test rows."],
+        lead=["This page shows mean ± standard deviation of each method's runs on the test rows."],
         tiles=[_tile(key, _values(own, metric), metric) for key, own in list(groups.items())[:8]],
-        made=f"Made by vfl report of the study {name}.",
+        made=f"Made by vfl report from the study {name}.",
     )
     page.parts = [_methods(groups, metrics, metric), _differences(folder)]
     return page
@@ -59,21 +63,21 @@ def study_page(folder: Path) -> Page:
 def _tile(key: tuple[str, str], values: Sequence[float], metric: str) -> Tile:
     middle, _, sd = mean_and_sd(values).partition(" ± ")
     of = f"{name_of(metric)} of {len(values)} runs"
-    return Tile(_called(key), middle, f"± {sd}, {of}" if sd else of)
+    return Tile(_label(key), middle, f"± {sd}, {of}" if sd else of)
 
 
 def _methods(
     groups: Mapping[tuple[str, str], Sequence[Line]], metrics: Sequence[str], metric: str
-) -> Part:
-    part = Part("methods", "Methods")
-    shown, rows = [], []
+) -> Section:
+    part = Section("methods", "Methods")
+    points, rows = [], []
     for key, own in groups.items():
         values = _values(own, metric)
         if values:
             spread = stdev(values) if len(values) > 1 else 0.0
             middle = mean(values)
             color = _COLORS.get(own[0].get("group", ""), BLUE)
-            shown.append((_called(key), middle, middle - spread, middle + spread, color))
+            points.append((_label(key), middle, middle - spread, middle + spread, color))
         bytes_, seconds = (
             [
                 sum(_numbers(line, [f"{stage}_{what}" for stage in ("pretrain", "finetune")]))
@@ -81,10 +85,10 @@ def _methods(
             ]
             for what in ("bytes", "s")
         )
-        cells = [mean_and_sd(_values(own, each)) for each in metrics]
+        cells = [mean_and_sd(_values(own, metric)) for metric in metrics]
         rows.append(
             [
-                _called(key),
+                _label(key),
                 own[0].get("group", ""),
                 f"{len(own)}",
                 *cells,
@@ -93,25 +97,25 @@ def _methods(
             ]
         )
     what = f"Test {name_of(metric)}: mean and standard deviation"
-    part.pictures.append(intervals("methods", what, what, shown[:_MOST_LINES], name_of(metric)))
+    part.pictures.append(intervals("methods", what, what, points[:_MAX_LINES], name_of(metric)))
     heads = ["method", "columns", "runs", *map(name_of, metrics), "bytes", "seconds"]
-    note = "Bytes and seconds of training, in the mean of a method's runs."
+    note = "Bytes and seconds of training are means over the runs of a method."
     part.tables.append(
-        Table("Test metrics: mean ± standard deviation", heads, rows, frozenset({0, 1}), note)
+        PageTable("Test metrics: mean ± standard deviation", heads, rows, frozenset({0, 1}), note)
     )
     return part
 
 
-def _differences(folder: Path) -> Part:
-    part = Part("differences", "Is a method better than the first?")
+def _differences(folder: Path) -> Section:
+    part = Section("differences", "Is a method better than the first?")
     lines = _read(folder / DIFFERENCES) if (folder / DIFFERENCES).is_file() else []
     colors = {"better": GREEN, "worse": ORANGE}
-    rows, shown = [], []
+    rows, points = [], []
     for line in lines:
         low, high, middle, p = (
             (_numbers(line, [key]) or [math.nan])[0] for key in ("low", "high", "difference", "p")
         )
-        called = _called((line["method"], line.get("labels", "")))
+        called = _label((line["method"], line.get("labels", "")))
         rows.append(
             [
                 called,
@@ -122,7 +126,7 @@ def _differences(folder: Path) -> Part:
                 line.get("verdict", ""),
             ]
         )
-        shown.append((called, middle, low, high, colors.get(line.get("verdict", ""), GREY)))
+        points.append((called, middle, low, high, colors.get(line.get("verdict", ""), GREY)))
     if lines:
         what = f"{name_of(lines[0]['metric'])} minus that of {lines[0]['against']}"
         part.pictures.append(
@@ -130,42 +134,44 @@ def _differences(folder: Path) -> Part:
                 "differences",
                 what,
                 what,
-                shown[:_MOST_LINES],
+                points[:_MAX_LINES],
                 name_of(lines[0]["metric"]),
                 zero=True,
             )
         )
         heads = ["method", "difference", "95 % interval", "p", "pairs", "is it better?"]
         note = "Pairs have the same seed and fold. p is corrected for all comparisons (Holm)."
-        part.tables.append(Table(what, heads, rows, frozenset({0, 5}), note))
+        part.tables.append(PageTable(what, heads, rows, frozenset({0, 5}), note))
     return part
 
 
 def _read(path: Path) -> list[dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            found = list(csv.DictReader(file))
-        if any(key not in line for line in found for key in ("study", "method")):
+            lines = list(csv.DictReader(file))
+        if any(key not in line for line in lines for key in ("study", "method")):
             raise ValueError
     except (OSError, ValueError, csv.Error):
-        text = f"{path}: cannot be read as results of a study; run vfl study again"
-        raise InputError(Code.FILE_INVALID, text) from None
-    return found
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be read as the results of a study. Run vfl study again.",
+        ) from None
+    return lines
 
 
-def _called(key: tuple[str, str]) -> str:
+def _label(key: tuple[str, str]) -> str:
     return f"{key[0]}, {key[1]} labels" if key[1] else key[0]
 
 
 def _values(lines: Sequence[Line], metric: str) -> list[float]:
-    return [each for line in lines for each in _numbers(line, [f"test_{metric}"])]
+    return [number for line in lines for number in _numbers(line, [f"test_{metric}"])]
 
 
 def _numbers(line: Line, keys: Sequence[str]) -> list[float]:
-    found = []
+    numbers = []
     for key in keys:
         try:
-            found.append(float(line.get(key) or ""))
+            numbers.append(float(line.get(key) or ""))
         except ValueError:
             continue
-    return found
+    return numbers

@@ -1,5 +1,5 @@
-"""Pictures as SVG inside a page: no style of their own, so that a strict policy lets them be drawn,
-and colours that the page's stylesheet changes for dark screens. Imports matplotlib.
+"""Renders matplotlib figures as SVG for a page: without styles, which a strict content policy
+blocks, and with colours that the stylesheet of the page changes for dark screens.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from matplotlib.figure import Figure
 
 from vfl_common.text import clean
 
-# Distinct for colour-blind readers, too. The stylesheet knows them.
+# Colours that colour-blind readers can distinguish; the stylesheet lists them.
 BLUE, ORANGE, GREEN, PINK, SKY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9"
 YELLOW, GREY, INK = "#e69f00", "#767676", "#1a1a1a"
 COLORS = (BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, GREY)
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-_LONGEST = 22
+_MAX_CHARACTERS = 22
 _RC: dict[Any, Any] = {
-    # Text stays text: small, and read aloud.
+    # Text stays text: it is small, and screen readers read it.
     "svg.fonttype": "none",
     "svg.hashsalt": "vfl",
-    # A name with two dollar signs is no formula.
+    # A name with two dollar signs is not a formula.
     "text.parse_math": False,
     "font.size": 9.5,
     "axes.edgecolor": INK,
@@ -53,8 +53,8 @@ _RC: dict[Any, Any] = {
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture for the page. ``alt``: what it shows, for those who cannot see it."""
+class SvgPicture:
+    """A picture for the page. ``alt``: its description for screen readers."""
 
     title: str
     alt: str
@@ -65,21 +65,19 @@ class Picture:
 
 @contextmanager
 def panel(width: float = 4.1, height: float = 3.0) -> Iterator[tuple[Figure, Axes]]:
-    """Opens a figure of one panel, in inches; it must be finished inside the block."""
+    """Yields a figure with one panel, in inches; it must be finished inside the block."""
     with mpl.rc_context(_RC):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure, figure.subplots()
 
 
 def inline(figure: Figure, key: str) -> Markup:
-    """Returns a figure as the SVG element of a page. ``key``: begins its ids, so that no two of a
-    page are alike.
-    """
+    """Returns a figure as an SVG element. ``key``: the prefix of its ids, unique in the page."""
     file = io.BytesIO()
     figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
     ElementTree.register_namespace("", _SVG)
     ElementTree.register_namespace("xlink", _XLINK)
-    # Ours, from matplotlib.
+    # The XML is trusted: matplotlib has written it.
     root = ElementTree.fromstring(file.getvalue())  # noqa: S314
     for parent in list(root.iter()):
         for child in list(parent):
@@ -92,12 +90,14 @@ def inline(figure: Figure, key: str) -> Markup:
         root.attrib.pop(size, None)
     root.set("aria-hidden", "true")
     root.set("focusable", "false")
-    # Escaped by the two libraries that wrote it.
+    # The two libraries that wrote it have escaped it.
     return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704
 
 
 def _without_style(element: ElementTree.Element, key: str, used: set[str]) -> None:
-    """Turns the style of an element into attributes, and its id into one of this picture."""
+    """Turns the style of an element into attributes, and prefixes its ids and links with
+    ``key``.
+    """
     for declaration in element.attrib.pop("style", "").split(";"):
         name, _, value = declaration.partition(":")
         name, value = name.strip(), value.strip()
@@ -117,7 +117,7 @@ def _without_style(element: ElementTree.Element, key: str, used: set[str]) -> No
         element.set("clip-path", clip.replace("#", f"#{key}-", 1))
 
 
-def short(name: str, most: int = _LONGEST) -> str:
-    """Returns a name as it fits a picture."""
+def short(name: str, max_characters: int = _MAX_CHARACTERS) -> str:
+    """Returns a name, shortened for a picture."""
     name = clean(name)
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    return name if len(name) <= max_characters else f"{name[: max_characters - 1]}…"

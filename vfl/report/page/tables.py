@@ -1,4 +1,4 @@
-"""The tables of a page: plain words and numbers, which the template escapes."""
+"""The tables of a page: plain text and numbers, which the template escapes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from statistics import mean, stdev
 
 from vfl.report.quality.curves import Decisions, Tenth, confusion
-from vfl.report.quality.kept import KeptRows
+from vfl.report.quality.kept import SplitPredictions
 from vfl.report.quality.measures import DELONG, Estimate
 from vfl.report.table import in_order, size
 from vfl_common.summary import Arithmetic, ExchangeSummary, Summary
 from vfl_common.text import listed
 
-# {metric: (name, what it means, in plain words)}.
+# {metric: (name, meaning)}
 NAMES = {
     "auc": ("AUC", "how often a positive row scores above a negative one; 0.5 is guessing"),
     "average_precision": ("average precision", "the area under precision and recall"),
@@ -23,21 +23,23 @@ NAMES = {
     "f1": ("F1", "the balance of precision and recall"),
     "precision": ("precision", "the share of the chosen rows that are positive"),
     "recall": ("recall", "the share of the positive rows that are chosen"),
-    "brier": ("Brier score", "the mean squared error of the probabilities; less is better"),
-    "log_loss": ("log loss", "how surprising the truth is to the model; less is better"),
-    "rmse": ("RMSE", "the root of the mean squared error, in the label's unit; less is better"),
-    "mae": ("MAE", "the mean absolute error, in the label's unit; less is better"),
+    "brier": ("Brier score", "the mean squared error of the probabilities; lower is better"),
+    "log_loss": ("log loss", "the mean negative log likelihood of the labels; lower is better"),
+    "rmse": ("RMSE", "the root of the mean squared error, in the label's unit; lower is better"),
+    "mae": ("MAE", "the mean absolute error, in the label's unit; lower is better"),
     "r2": ("R²", "the share of the label's variance that is explained"),
-    "bias": ("mean error", "predicted minus true, in the mean; 0 is best"),
+    "bias": ("mean error", "the mean of predicted minus true; 0 is best"),
     "c_index": ("C index", "how often the row with more risk comes first; 0.5 is guessing"),
     "ndcg": ("NDCG", "how well each query's rows are ordered; 1 is best"),
 }
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table with a header for each column and each row. ``words``: the columns, from 0, whose
-    cells are words and stand left. ``note``: a sentence below it.
+class PageTable:
+    """A table with a header for each column and each row.
+
+    ``words``: the indices of the columns with text, which are aligned left. ``note``: a sentence
+    below the table.
     """
 
     caption: str
@@ -58,37 +60,37 @@ class Tile:
 
 
 @dataclass
-class Part:
-    """A section of a page. ``pictures`` are drawn beside each other."""
+class Section:
+    """A section of a page. ``pictures`` are shown side by side."""
 
     key: str
     title: str
     text: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     pictures: list[object] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    tables: list[PageTable] = field(default_factory=list)
     commands: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def there(self) -> bool:
+        """Whether the section has any content."""
         return bool(self.text or self.pictures or self.tables or self.commands or self.warnings)
 
 
 def name_of(metric: str) -> str:
+    """Returns the display name of a metric."""
     return NAMES.get(metric, (metric, ""))[0]
 
 
 def value(number: float) -> str:
-    """Writes a metric: four digits behind the point of a share, four in all of others."""
+    """Formats a metric with four decimals, or with four digits from 10 on."""
     if number != number:
         return "–"
     return f"{number:.4f}" if abs(number) < 10 else f"{number:,.4g}"
 
 
 def mean_and_sd(values: Sequence[float]) -> str:
-    """Writes the mean of a metric, and its standard deviation in the same way; – if there is no
-    value.
-    """
+    """Formats the mean of a metric and its standard deviation alike; – without values."""
     if not values:
         return "–"
     middle = mean(values)
@@ -97,79 +99,88 @@ def mean_and_sd(values: Sequence[float]) -> str:
 
 
 def share(part: float) -> str:
-    """Writes a share in percent."""
+    """Formats a share in percent."""
     return "–" if part != part else f"{100 * part:.1f} %"
 
 
-def between(found: Estimate, sign: str = "") -> str:
-    """Words an interval; '' if there is none."""
-    if found.low != found.low or abs(found.high) == float("inf"):
+def between(estimate: Estimate, sign: str = "") -> str:
+    """Formats an interval; '' without one."""
+    if estimate.low != estimate.low or abs(estimate.high) == float("inf"):
         return ""
-    if abs(found.value) < 10:
-        return f"{found.low:{sign}.3f} to {found.high:{sign}.3f}"
-    return f"{found.low:{sign},.4g} to {found.high:{sign},.4g}"
+    if abs(estimate.value) < 10:
+        return f"{estimate.low:{sign}.3f} to {estimate.high:{sign}.3f}"
+    return f"{estimate.low:{sign},.4g} to {estimate.high:{sign},.4g}"
 
 
-def quality(by_split: Mapping[str, Mapping[str, Estimate]], kept: Mapping[str, KeptRows]) -> Table:
-    """Returns a row for each metric, and for each split its value and interval."""
-    names = list(dict.fromkeys(name for found in by_split.values() for name in found))
+def quality(
+    by_split: Mapping[str, Mapping[str, Estimate]], predictions: Mapping[str, SplitPredictions]
+) -> PageTable:
+    """Returns a row for each metric with its value and interval in each split."""
+    names = list(dict.fromkeys(name for estimates in by_split.values() for name in estimates))
     heads = ["metric"]
     for split in by_split:
-        heads += [f"{split} ({len(kept[split]):,} rows)", "95 % interval"]
+        heads += [f"{split} ({len(predictions[split]):,} rows)", "95 % interval"]
     rows = []
     for name in names:
         row = [name_of(name)]
-        for found in by_split.values():
-            one = found.get(name)
+        for estimates in by_split.values():
+            one = estimates.get(name)
             row += [value(one.value), between(one)] if one is not None else ["", ""]
         rows.append([*row, NAMES.get(name, ("", ""))[1]])
-    ways = {one.how for found in by_split.values() for one in found.values()}
-    how = "Intervals: AUC by DeLong's method; the others" if DELONG in ways else "Intervals"
-    note = f"{how} by a bootstrap over rows, or by the influence of each row on the metric."
-    return Table(
-        "Metrics by split", [*heads, "what it means"], rows, frozenset({0, len(heads)}), note
+    ways = {one.how for estimates in by_split.values() for one in estimates.values()}
+    note = (
+        "Intervals of AUC by DeLong's method, others by a bootstrap over rows or the influence of "
+        "each row."
+        if DELONG in ways
+        else "Intervals by a bootstrap over rows, or by the influence of each row on the metric."
+    )
+    return PageTable(
+        "Metrics by split", [*heads, "meaning"], rows, frozenset({0, len(heads)}), note
     )
 
 
-def reported(summary: Summary, splits: Sequence[str]) -> Table:
-    """Returns the metrics that the run itself has reported."""
+def run_metrics(summary: Summary, splits: Sequence[str]) -> PageTable:
+    """Returns the metrics that the run has reported."""
     names = list(dict.fromkeys(name for named in summary.metrics.values() for name in named))
     rows = [
         [split, *(value(summary.metrics[split].get(name, float("nan"))) for name in names)]
         for split in splits
     ]
-    return Table("Metrics that the run has reported", ["rows", *map(name_of, names)], rows)
+    return PageTable("Metrics reported by the run", ["rows", *map(name_of, names)], rows)
 
 
-def decided(lines: Sequence[tuple[str, Decisions]], classes: Sequence[str]) -> Table:
-    """Returns what thresholds decide, a row each."""
-    heads = ["threshold", "above", f"right: {classes[1]}", f"wrong: taken for {classes[1]}"]
+def threshold_table(lines: Sequence[tuple[str, Decisions]], classes: Sequence[str]) -> PageTable:
+    """Returns the decisions of thresholds, one row for each."""
+    heads = ["threshold", "value", f"right: {classes[1]}", f"wrong: {classes[1]}"]
     heads += [f"missed: {classes[1]}", f"right: {classes[0]}", "precision", "recall", "F1"]
     rows = [
         [
             name,
-            f"{found.threshold:.4f}",
-            *(f"{each:,}" for each in (found.hits, found.false, found.missed, found.left)),
-            *(value(each) for each in (found.precision, found.recall, found.f1)),
+            f"{decisions.threshold:.4f}",
+            *(
+                f"{count:,}"
+                for count in (decisions.hits, decisions.false, decisions.missed, decisions.left)
+            ),
+            *(value(metric) for metric in (decisions.precision, decisions.recall, decisions.f1)),
         ]
-        for name, found in lines
+        for name, decisions in lines
     ]
-    return Table("Decisions by threshold (confusion matrices)", heads, rows)
+    return PageTable("Decisions by threshold (confusion matrices)", heads, rows)
 
 
-def lifts(found: Sequence[Tenth], positive: str) -> Table:
+def lifts(groups: Sequence[Tenth], positive: str) -> PageTable:
     """Returns the tenths of the rows by score."""
     rows = [
         [
             f"{place}",
-            f"{each.rows:,}",
-            f"{each.least:.4f}",
-            f"{each.hits:,}",
-            share(each.rate),
-            share(each.gain),
-            f"{each.lift:.2f}",
+            f"{group.rows:,}",
+            f"{group.min_score:.4f}",
+            f"{group.hits:,}",
+            share(group.rate),
+            share(group.gain),
+            f"{group.lift:.2f}",
         ]
-        for place, each in enumerate(found, 1)
+        for place, group in enumerate(groups, 1)
     ]
     heads = [
         "tenth",
@@ -177,43 +188,47 @@ def lifts(found: Sequence[Tenth], positive: str) -> Table:
         "lowest score",
         positive,
         "share",
-        "found of all so far",
+        "share of all so far",
         "lift so far",
     ]
-    return Table("Gain and lift: rows by score, the highest first", heads, rows)
+    return PageTable("Gain and lift: rows by score, the highest first", heads, rows)
 
 
-def by_class(kept: KeptRows) -> list[Table]:
-    """Returns a line for each class, and the confusion matrix if it can be read."""
-    cells = confusion(kept)
+def by_class(predictions: SplitPredictions) -> list[PageTable]:
+    """Returns a table of the classes, and the confusion matrix unless it is too large."""
+    cells = confusion(predictions)
     rows = []
-    for at, name in enumerate(kept.classes):
-        true, said, hits = cells[at].sum(), cells[:, at].sum(), cells[at, at]
+    for at, name in enumerate(predictions.classes):
+        true, decided, hits = cells[at].sum(), cells[:, at].sum(), cells[at, at]
         rows.append(
             [
                 name,
                 f"{true:,}",
-                f"{said:,}",
-                value(hits / said if said else float("nan")),
+                f"{decided:,}",
+                value(hits / decided if decided else float("nan")),
                 value(hits / true if true else float("nan")),
-                value(2 * hits / (true + said) if true + said else float("nan")),
+                value(2 * hits / (true + decided) if true + decided else float("nan")),
             ]
         )
     heads = ["class", "true rows", "decided rows", "precision", "recall", "F1"]
-    found = [Table("Each class", heads, rows)]
-    if len(kept.classes) <= 30:
+    tables = [PageTable("Each class", heads, rows)]
+    if len(predictions.classes) <= 30:
         matrix = [
             [name, *(f"{cell:,}" for cell in row)]
-            for name, row in zip(kept.classes, cells, strict=True)
+            for name, row in zip(predictions.classes, cells, strict=True)
         ]
-        found.append(
-            Table("Confusion: true classes down, decided across", ["true", *kept.classes], matrix)
+        tables.append(
+            PageTable(
+                "Confusion: true classes down, decided across",
+                ["true", *predictions.classes],
+                matrix,
+            )
         )
-    return found
+    return tables
 
 
-def by_phase(summary: Summary, phases: Sequence[str]) -> Table:
-    """Returns message bytes by party and direction, a column for each phase."""
+def by_phase(summary: Summary, phases: Sequence[str]) -> PageTable:
+    """Returns message bytes by party and direction, with a column for each phase."""
     order = in_order(summary, phases)
     rows = []
     for party in summary.parties:
@@ -223,14 +238,14 @@ def by_phase(summary: Summary, phases: Sequence[str]) -> Table:
                 for link in summary.bytes.by_link
                 if (link.sender if direction == "sent" else link.receiver) == party.name
             ]
-            each = [
+            counts = [
                 sum(link.message_bytes for link in own if link.phase == phase) for phase in order
             ]
             tensors = sum(link.payload_bytes for link in own)
-            cells = [size(count) if count else "–" for count in (*each, sum(each), tensors)]
+            cells = [size(count) if count else "–" for count in (*counts, sum(counts), tensors)]
             rows.append([f"{party.name} {direction}", *cells])
-    heads = ["party", *order, "all", "tensors of it"]
-    return Table(
+    heads = ["party", *order, "all", "of which tensors"]
+    return PageTable(
         "Bytes by party and phase",
         heads,
         rows,
@@ -238,99 +253,112 @@ def by_phase(summary: Summary, phases: Sequence[str]) -> Table:
     )
 
 
-def seconds(summary: Summary) -> Table:
+def seconds(summary: Summary) -> PageTable:
     """Returns the seconds of each party and phase."""
     rows = [
         [
-            f"{party.name}: {each.phase}",
-            f"{each.steps:,}",
-            *(f"{s:.2f}" for s in (each.compute_s, each.encode_s, each.decode_s, each.wait_s)),
-            f"{each.busy_s + each.wait_s:.2f}",
+            f"{party.name}: {time.phase}",
+            f"{time.steps:,}",
+            *(f"{s:.2f}" for s in (time.compute_s, time.encode_s, time.decode_s, time.wait_s)),
+            f"{time.busy_s + time.wait_s:.2f}",
         ]
         for party in summary.parties
-        for each in party.times
+        for time in party.times
     ]
     heads = ["party and phase", "steps", "compute", "encode", "decode", "wait", "all"]
-    return Table(
+    return PageTable(
         "Seconds by party and phase",
         heads,
         rows,
-        note="Wait: for the other parties and the network.",
+        note="Wait: waiting for the other parties and the network.",
     )
 
 
-def parties(summary: Summary) -> Table:
+def parties(summary: Summary) -> PageTable:
     """Returns the processes of the run."""
     rows = [
         [
-            each.name,
-            each.role,
-            f"{each.rows:,}" if each.rows else "–",
-            each.device or "–",
-            each.device_name or "–",
-            each.version or "–",
-            f"{each.wall_s:.1f}" if each.role != "server" else "–",
+            party.name,
+            party.role,
+            f"{party.rows:,}" if party.rows else "–",
+            party.device or "–",
+            party.device_name or "–",
+            party.version or "–",
+            f"{party.wall_s:.1f}" if party.role != "server" else "–",
         ]
-        for each in summary.parties
+        for party in summary.parties
     ]
-    heads = ["name", "role", "rows held", "device", "hardware", "version", "seconds"]
-    return Table("Who took part", heads, rows, frozenset({0, 1, 3, 4, 5}))
+    heads = ["name", "role", "rows", "device", "hardware", "version", "seconds"]
+    return PageTable("Who took part", heads, rows, frozenset({0, 1, 3, 4, 5}))
 
 
-def arithmetic(of: Mapping[str, Arithmetic | None]) -> list[Table]:
-    """Returns with what parties have computed, {party: it}; none if no party says so."""
+def arithmetic(of: Mapping[str, Arithmetic | None]) -> list[PageTable]:
+    """Returns tables of the hardware and software of the parties; empty if unknown.
+
+    ``of``: {party: its arithmetic}.
+    """
     rows = [
         [
             name,
-            each.processor,
-            each.instructions,
-            f"{each.threads}",
-            each.device,
-            listed([f"{library} {number}" for library, number in each.libraries.items()]),
-            listed([f"{setting}={to}" for setting, to in each.settings.items()]) or "–",
+            computed.processor,
+            computed.instructions,
+            f"{computed.threads}",
+            computed.device,
+            listed([f"{library} {number}" for library, number in computed.libraries.items()]),
+            listed([f"{setting}={to}" for setting, to in computed.settings.items()]) or "–",
         ]
-        for name, each in of.items()
-        if each is not None
+        for name, computed in of.items()
+        if computed is not None
     ]
     changes = [
         [name, change.checkpoint, "; ".join(change.differs)]
-        for name, each in of.items()
-        for change in (each.changes if each is not None else [])
+        for name, computed in of.items()
+        for change in (computed.changes if computed is not None else [])
     ]
     heads = ["name", "processor", "instruction set", "threads", "device", "versions", "settings"]
-    found = [Table("What the parties computed with", heads, rows, frozenset({0, 1, 2, 4, 5, 6}))]
+    tables = [
+        PageTable(
+            "Hardware and software of the parties", heads, rows, frozenset({0, 1, 2, 4, 5, 6})
+        )
+    ]
     if changes:
         note = (
-            "A run that is resumed with other arithmetic equals an undisturbed one to rounding, "
-            "and not bit for bit."
+            "A run that is resumed with different arithmetic equals an uninterrupted one up to "
+            "rounding, not bit for bit."
         )
         heads = ["name", "resumed from", "what differed"]
-        found.append(
-            Table("Resumes with other arithmetic", heads, changes, frozenset({0, 1, 2}), note)
+        tables.append(
+            PageTable(
+                "Resumes with different arithmetic", heads, changes, frozenset({0, 1, 2}), note
+            )
         )
-    return found if rows else []
+    return tables if rows else []
 
 
-def left(summary: Summary) -> list[Table]:
-    """Returns what left each party: the exchanges that its phases declare, and how often."""
+def exchange_tables(summary: Summary) -> list[PageTable]:
+    """Returns a table for each party of the exchanges that its phases declare, with their
+    counts.
+    """
     return [
         table
         for party in summary.parties
         if party.role != "server"
-        for table in [_left(summary, party.name, party.role)]
+        for table in [_exchange_table(summary, party.name, party.role)]
         if table.rows
     ]
 
 
-def _left(summary: Summary, name: str, role: str) -> Table:
+def _exchange_table(summary: Summary, name: str, role: str) -> PageTable:
     whose = {name, "every party", *(["passive parties"] if role == "passive" else [])}
-    # What crosses is counted by phase and kind.
-    found: dict[tuple[str, str], list[ExchangeSummary]] = {}
-    for each in summary.exchanges:
-        if each.sender in whose:
-            found.setdefault((each.phase, each.sent.split(" ")[0].rstrip(":")), []).append(each)
+    # Messages are counted by phase and kind.
+    by_kind: dict[tuple[str, str], list[ExchangeSummary]] = {}
+    for exchange in summary.exchanges:
+        if exchange.sender in whose:
+            by_kind.setdefault(
+                (exchange.phase, exchange.sent.split(" ")[0].rstrip(":")), []
+            ).append(exchange)
     rows = []
-    for (phase, kind), exchanges in found.items():
+    for (phase, kind), exchanges in by_kind.items():
         links = [
             link
             for link in summary.bytes.by_link
@@ -338,28 +366,30 @@ def _left(summary: Summary, name: str, role: str) -> Table:
         ]
         rows.append(
             [
-                f"{phase}: {_each(one.exchange for one in exchanges)}",
-                _each(one.receiver for one in exchanges),
-                _each(", ".join(filter(None, (one.sent, one.about_labels))) for one in exchanges),
-                _each(defence(one) for one in exchanges),
-                _each(one.when for one in exchanges),
+                f"{phase}: {_join_unique(one.exchange for one in exchanges)}",
+                _join_unique(one.receiver for one in exchanges),
+                _join_unique(
+                    ", ".join(filter(None, (one.sent, one.about_labels))) for one in exchanges
+                ),
+                _join_unique(defence(one) for one in exchanges),
+                _join_unique(one.when for one in exchanges),
                 f"{sum(link.messages for link in links):,}" if links else "–",
                 size(sum(link.message_bytes for link in links)) if links else "–",
             ]
         )
     heads = ["phase and exchange", "to", "what", "defence", "when", "messages", "bytes"]
-    return Table(f"What left {name}", heads, rows, frozenset(range(5)))
+    return PageTable(f"What left {name}", heads, rows, frozenset(range(5)))
 
 
-def _each(words: Iterable[str]) -> str:
+def _join_unique(words: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(words))
 
 
-def defence(each: ExchangeSummary) -> str:
-    """Says what was done to tensors before they left."""
+def defence(exchange: ExchangeSummary) -> str:
+    """Returns the transforms of an exchange before sending; "none" without one."""
     steps = [
         step
-        for step in each.chain.split(" -> ")
+        for step in exchange.chain.split(" -> ")
         if step not in ("identity", "allow all", "unchanged") and not step.startswith("policy: ")
     ]
-    return "; ".join([*([each.how] if each.how else []), *steps]) or "none"
+    return "; ".join([*([exchange.how] if exchange.how else []), *steps]) or "none"

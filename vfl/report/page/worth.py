@@ -1,4 +1,6 @@
-"""Was it worth asking the others? Baselines on the same rows, and what each party adds."""
+"""The section about the benefit of the federation: baselines, and the contribution of each
+party.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,24 @@ from vfl.report.page.baselines import KINDS, Baseline, how_to_get, possible
 from vfl.report.page.draw import bars, intervals
 from vfl.report.page.facts import Facts, read_json
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
-from vfl.report.page.tables import Part, Table, between, name_of, value
-from vfl.report.quality.measures import FIRST, LOWER, Estimate, compared, measured
+from vfl.report.page.tables import PageTable, Section, between, name_of, value
+from vfl.report.quality.measures import FIRST, LOWER, Estimate, estimate_gain, estimate_metrics
 from vfl_common.summary import Worth
 
-# Columns in a picture of importance.
-_MOST_COLUMNS = 20
-# Rows of a table of subsets of parties.
-_MOST_SUBSETS = 64
-# With fewer rows in common than these, and than each model has tested, nothing is compared.
+# Maximum number of columns in a picture of importance.
+_MAX_COLUMNS = 20
+# Maximum number of rows in a table of subsets of parties.
+_MAX_SUBSETS = 64
+# Minimum number of common test rows for a comparison, unless all test rows are common.
 _FEW_ROWS = 30
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A run and a baseline on the rows that both have tested. ``mine``, ``theirs``: the metrics of
-    each; ``gain``: mine minus theirs.
+class BaselineComparison:
+    """A run and a baseline on their common test rows.
+
+    ``rows``: their number, of the ``of`` test rows of the run. ``mine``, ``theirs``: the metrics of
+    the run and of the baseline; ``gain``: mine minus theirs.
     """
 
     kind: str
@@ -39,61 +43,76 @@ class Beside:
 
     @property
     def few(self) -> bool:
-        """Whether both have tested too few of the same rows: the baseline has divided others."""
+        """Whether there are too few common test rows, because the baseline has split them
+        otherwise.
+        """
         return self.rows < min(_FEW_ROWS, self.of)
 
     def says(self, metric: str) -> str:
-        """One sentence about the metric that decides."""
+        """Returns one sentence about the deciding metric."""
         if self.few:
-            on = f"only {self.rows:,} of the {self.of:,} rows were tested by both"
-            return f"Beside {self.title} nothing can be said: {on}."
+            return (
+                f"The run cannot be compared with {self.title}: only {self.rows:,} of {self.of:,} "
+                "test rows are common."
+            )
         mine, theirs, gain = self.mine[metric], self.theirs[metric], self.gain[metric]
         outcome = gain.better(metric)
-        numbers = f"{name_of(metric)} {value(mine.value)} against {value(theirs.value)}"
-        interval = f"a difference of {gain.value:+.4f} (95 % interval {between(gain, '+')})"
-        on = f"on the same {self.rows:,} rows"
+        numbers = (
+            f"{name_of(metric)} {value(mine.value)} against {value(theirs.value)}, a difference of "
+            f"{gain.value:+.4f} (95 % interval {between(gain, '+')})"
+        )
         if outcome == "no difference shown":
-            return f"Beside {self.title}, no difference is shown {on}: {numbers}, {interval}."
-        return f"Together is {outcome} than {self.title} {on}: {numbers}, {interval}."
+            return (
+                f"No significant difference between together and {self.title} on the same "
+                f"{self.rows:,} rows: {numbers}."
+            )
+        return f"Together is {outcome} than {self.title} on the same {self.rows:,} rows: {numbers}."
 
 
-def beside(
-    facts: Facts, found: Mapping[str, Baseline], own: Mapping[str, Estimate]
-) -> list[Beside]:
-    """Compares a run with its baselines on the rows by which it is judged. ``own``: its metrics
-    there.
+def compare_with_baselines(
+    facts: Facts, baselines: Mapping[str, Baseline], own: Mapping[str, Estimate]
+) -> list[BaselineComparison]:
+    """Compares a run with its baselines on the rows that it is judged by.
+
+    ``own``: the metrics of the run on these rows.
     """
-    kept = facts.kept.get(facts.judged)
-    if kept is None:
+    predictions = facts.predictions.get(facts.judged)
+    if predictions is None:
         return []
     pairs = []
-    for kind, baseline in found.items():
-        other = baseline.kept.get(facts.judged)
-        both = None if other is None else kept.beside(other)
+    for kind, baseline in baselines.items():
+        other = baseline.predictions.get(facts.judged)
+        both = None if other is None else predictions.pair_with(other)
         if both is None:
             continue
-        mine = own if len(both[0]) == len(kept) else measured(both[0])
-        theirs, gain = compared(*both)
-        if FIRST[kept.kind] in gain:
+        mine = own if len(both[0]) == len(predictions) else estimate_metrics(both[0])
+        theirs, gain = estimate_gain(*both)
+        if FIRST[predictions.kind] in gain:
             title = KINDS[kind].format(active=facts.active)
             run_id = baseline.folder.name
-            pairs.append(Beside(kind, title, run_id, len(both[0]), len(kept), mine, theirs, gain))
+            pairs.append(
+                BaselineComparison(
+                    kind, title, run_id, len(both[0]), len(predictions), mine, theirs, gain
+                )
+            )
     return pairs
 
 
-def part_of(facts: Facts, pairs: Sequence[Beside], found: Mapping[str, Baseline]) -> Part:
-    """Returns the section about baselines and about what each party adds."""
-    part = Part("worth", "Was it worth asking the others?")
-    kept = facts.kept.get(facts.judged)
-    if kept is not None:
-        metric = FIRST[kept.kind]
-        part.text += [each.says(metric) for each in pairs if each.few]
-        if enough := [each for each in pairs if not each.few]:
+def part_of(
+    facts: Facts, pairs: Sequence[BaselineComparison], baselines: Mapping[str, Baseline]
+) -> Section:
+    """Returns the section about baselines and the contribution of each party."""
+    part = Section("worth", "Benefit of the federation")
+    predictions = facts.predictions.get(facts.judged)
+    if predictions is not None:
+        metric = FIRST[predictions.kind]
+        part.text += [pair.says(metric) for pair in pairs if pair.few]
+        if enough := [pair for pair in pairs if not pair.few]:
             _baselines(part, enough, metric)
         if facts.partial and pairs:
-            part.text.append("Baselines have the rows that all parties hold, and divide them anew.")
-    missing = [kind for kind in possible(facts) if kind not in found]
-    if missing and kept is not None:
+            part.text.append("Baselines use the rows that all parties have, with their own splits.")
+    missing = [kind for kind in possible(facts) if kind not in baselines]
+    if missing and predictions is not None:
         _missing(part, facts, missing)
     _without(part, facts)
     _holders(part, facts)
@@ -101,103 +120,107 @@ def part_of(facts: Facts, pairs: Sequence[Beside], found: Mapping[str, Baseline]
     return part
 
 
-def _baselines(part: Part, pairs: Sequence[Beside], metric: str) -> None:
+def _baselines(part: Section, pairs: Sequence[BaselineComparison], metric: str) -> None:
     name = name_of(metric)
     first = pairs[0]
     lines = [("together", *_three(first.mine[metric]), BLUE)]
-    lines += [(each.title, *_three(each.theirs[metric]), GREY) for each in pairs]
+    lines += [(pair.title, *_three(pair.theirs[metric]), GREY) for pair in pairs]
     note = f"{name} with 95 % intervals"
     part.pictures.append(intervals("base", note, note, lines, name))
     colors = {"better": GREEN, "worse": ORANGE, "no difference shown": GREY}
     gains = [
-        (each.title, *_three(each.gain[metric]), colors[each.gain[metric].better(metric)])
-        for each in pairs
+        (pair.title, *_three(pair.gain[metric]), colors[pair.gain[metric].better(metric)])
+        for pair in pairs
     ]
-    less = " (below 0 is better)" if metric in LOWER else ""
+    less = " (negative is better)" if metric in LOWER else ""
     what = f"Together minus each: difference of {name}"
     part.pictures.append(intervals("gain-of", what, what, gains, f"{name}{less}", zero=True))
     part.tables.append(_table(pairs))
 
 
-def _table(pairs: Sequence[Beside]) -> Table:
+def _table(pairs: Sequence[BaselineComparison]) -> PageTable:
     """Returns a row for each metric, and a column for each baseline."""
     first = pairs[0]
     rows = []
-    for metric in dict.fromkeys(m for each in pairs for m in each.gain if m != "bias"):
+    for metric in dict.fromkeys(m for pair in pairs for m in pair.gain if m != "bias"):
         cells = [
-            f"{each.gain[metric].value:+.4f} ({between(each.gain[metric], '+')})"
-            if metric in each.gain
+            f"{pair.gain[metric].value:+.4f} ({between(pair.gain[metric], '+')})"
+            if metric in pair.gain
             else ""
-            for each in pairs
+            for pair in pairs
         ]
         own = first.mine.get(metric)
         rows.append([name_of(metric), value(own.value) if own is not None else "", *cells])
-    note = "Intervals of 95 %, paired: both models on the same rows. "
-    note += "; ".join(f"{each.title}: {each.rows:,} rows, {each.run_id}" for each in pairs) + "."
-    if any(each.rows < each.of for each in pairs):
-        note += f" {first.of:,} rows were judged; a baseline has tested only some of them."
-    heads = ["metric", "together", *(f"minus {each.title}" for each in pairs)]
-    return Table("Together, and its difference from each baseline", heads, rows, note=note)
+    runs = "; ".join(f"{pair.title}: {pair.rows:,} rows, {pair.run_id}" for pair in pairs)
+    partly = (
+        f" The run has {first.of:,} test rows, of which a baseline has only some."
+        if any(pair.rows < pair.of for pair in pairs)
+        else ""
+    )
+    note = f"Paired 95 % intervals: both models on the same rows. {runs}.{partly}"
+    heads = ["metric", "together", *(f"minus {pair.title}" for pair in pairs)]
+    return PageTable("Together, and its difference from each baseline", heads, rows, note=note)
 
 
-def _three(found: Estimate) -> tuple[float, float, float]:
-    return found.value, found.low, found.high
+def _three(estimate: Estimate) -> tuple[float, float, float]:
+    return estimate.value, estimate.low, estimate.high
 
 
-def _missing(part: Part, facts: Facts, missing: Sequence[str]) -> None:
+def _missing(part: Section, facts: Facts, missing: Sequence[str]) -> None:
     command = how_to_get(facts)
     names = "; ".join(KINDS[kind].format(active=facts.active) for kind in missing)
     if not command:
         return
     if facts.party_files:
-        part.commands.append((f"Not yet trained on these rows: {names}. To do it, run:", command))
+        part.commands.append((f"Not yet trained on these rows: {names}. To do so, run:", command))
     else:
         what = (
-            f"{facts.active} has not yet trained alone beside this run. To do it, run with its own "
+            f"{facts.active} has not trained a local-only baseline yet. To do so, run this with "
+            "its "
             "party file, and with --out if the runs are elsewhere:"
         )
         part.commands.append((what, command))
 
 
-def _without(part: Part, facts: Facts) -> None:
-    """Shows what the trained model is worth if a party is away, where the run has measured it."""
-    whole = facts.kept.get(facts.judged)
+def _without(part: Section, facts: Facts) -> None:
+    """Shows the quality of the model without a party, if the run has measured it."""
+    whole = facts.predictions.get(facts.judged)
     rows = []
-    for split, kept in facts.kept.items():
+    for split, predictions in facts.predictions.items():
         if whole is None or not split.startswith(f"{facts.judged} without "):
             continue
-        metric = FIRST[kept.kind]
-        both = whole.beside(kept)
+        metric = FIRST[predictions.kind]
+        both = whole.pair_with(predictions)
         if both is None:
             continue
-        own, found = compared(*both)
-        if metric in found:
-            cells = [value(own[metric].value), f"{found[metric].value:+.4f}"]
-            rows.append([split, *cells, between(found[metric], "+")])
+        own, gains = estimate_gain(*both)
+        if metric in gains:
+            cells = [value(own[metric].value), f"{gains[metric].value:+.4f}"]
+            rows.append([split, *cells, between(gains[metric], "+")])
     if rows and whole is not None:
         name = name_of(FIRST[whole.kind])
         heads = ["rows", name, "with all minus this", "95 % interval"]
-        note = "The same model, as it scores with --without."
-        part.tables.append(Table("If a party is away", heads, rows, note=note))
+        note = "The same model, scoring with --without."
+        part.tables.append(PageTable("Quality without a party", heads, rows, note=note))
 
 
-def _holders(part: Part, facts: Facts) -> None:
-    """Shows how good the model is for the rows of each set of parties that hold them."""
+def _holders(part: Section, facts: Facts) -> None:
+    """Shows the quality of the model on the rows of each set of parties."""
     rows, name = [], ""
-    for split, kept in facts.kept.items():
+    for split, predictions in facts.predictions.items():
         if not split.startswith(f"{facts.judged} with "):
             continue
-        metric = FIRST[kept.kind]
-        name, found = name_of(metric), measured(kept).get(metric)
-        cells = ["–", ""] if found is None else [value(found.value), between(found)]
-        rows.append([split, f"{len(kept):,}", *cells])
+        metric = FIRST[predictions.kind]
+        name, estimate = name_of(metric), estimate_metrics(predictions).get(metric)
+        cells = ["–", ""] if estimate is None else [value(estimate.value), between(estimate)]
+        rows.append([split, f"{len(predictions):,}", *cells])
     if rows:
-        heads = ["rows", "how many", name, "95 % interval"]
-        note = "Each row is in one line: that of exactly the parties that hold it."
-        part.tables.append(Table("By who holds a row", heads, rows, note=note))
+        heads = ["rows", "number", name, "95 % interval"]
+        note = "Each row counts in one line: that of exactly the parties that have it."
+        part.tables.append(PageTable("Quality by parties that have a row", heads, rows, note=note))
 
 
-def _each_party(part: Part, facts: Facts) -> None:
+def _each_party(part: Section, facts: Facts) -> None:
     """Shows Shapley values and subsets, and the importance of columns, if the run has them."""
     worth = facts.run.summary.worth
     if worth is not None:
@@ -207,53 +230,57 @@ def _each_party(part: Part, facts: Facts) -> None:
         importance(part, party, read_json(facts.folder / party / "importance.json"))
 
 
-def _shapley(part: Part, worth: Worth) -> None:
+def _shapley(part: Section, worth: Worth) -> None:
     metric = name_of(worth.metric)
-    lines = [(name, each.value, each.error) for name, each in worth.shapley.items()]
+    lines = [(name, share.value, share.error) for name, share in worth.shapley.items()]
     if not lines:
         return
-    what = f"What each party adds to {metric} (Shapley values)"
-    said = ", ".join(f"{name} {added:+.4f}" for name, added, _ in lines)
-    part.pictures.append(bars("shapley", what, f"{what}: {said}", lines, metric))
+    what = f"Contribution of each party to {metric} (Shapley values)"
+    values = ", ".join(f"{name} {added:+.4f}" for name, added, _ in lines)
+    part.pictures.append(bars("shapley", what, f"{what}: {values}", lines, metric))
     rows = [[name, f"{added:+.4f}", f"{error:.4f}"] for name, added, error in lines]
     note = f"On {worth.split} rows. They add up to the metric of all parties minus that of none."
-    part.tables.append(Table(what, ["party", "adds", "error"], rows, note=note))
+    part.tables.append(PageTable(what, ["party", "adds", "error"], rows, note=note))
 
 
-def _subsets(part: Part, worth: Worth) -> None:
-    found = worth.subsets[:_MOST_SUBSETS]
+def _subsets(part: Section, worth: Worth) -> None:
+    subsets = worth.subsets[:_MAX_SUBSETS]
     rows = [
-        [", ".join(each.parties) or "none", _or_nothing(each.validation), _or_nothing(each.test)]
-        for each in found
+        [
+            ", ".join(subset.parties) or "none",
+            _or_nothing(subset.validation),
+            _or_nothing(subset.test),
+        ]
+        for subset in subsets
     ]
     if rows:
         what = f"{name_of(worth.metric)} of each subset of parties"
-        part.tables.append(Table(what, ["parties", "validation", "test"], rows))
+        part.tables.append(PageTable(what, ["parties", "validation", "test"], rows))
 
 
 def _or_nothing(number: float | None) -> str:
     return "" if number is None else value(number)
 
 
-def importance(part: Part, party: str, found: Mapping[str, Any]) -> None:
-    """Adds the importance of a party's columns, as it has measured it; nothing without it."""
-    if not found:
+def importance(part: Section, party: str, content: Mapping[str, Any]) -> None:
+    """Adds the importance of a party's columns to ``part``, if the party has measured it."""
+    if not content:
         return
     try:
-        metric = name_of(str(found["metric"]))
+        metric = name_of(str(content["metric"]))
         lines = [
-            (str(each["name"]), float(each["value"]), float(each.get("error") or 0.0))
-            for each in found["columns"]
+            (str(column["name"]), float(column["value"]), float(column.get("error") or 0.0))
+            for column in content["columns"]
         ]
     except (KeyError, TypeError, ValueError, AttributeError):
         part.warnings.append(f"importance.json of {party} cannot be read.")
         return
-    lines.sort(key=lambda each: -each[1])
+    lines.sort(key=lambda line: -line[1])
     if not lines:
         return
-    what = f"Columns of {party}: how much {metric} falls without each"
+    what = f"Columns of {party}: decrease of {metric} without each"
     best = ", ".join(f"{name} {fall:.4f}" for name, fall, _ in lines[:3])
     key = f"imp{sum(map(ord, party))}-{len(part.pictures)}"
-    part.pictures.append(bars(key, what, f"{what}; first: {best}", lines[:_MOST_COLUMNS], metric))
+    part.pictures.append(bars(key, what, f"{what}; first: {best}", lines[:_MAX_COLUMNS], metric))
     rows = [[name, f"{fall:.4f}", f"{error:.4f}"] for name, fall, error in lines]
-    part.tables.append(Table(what, ["column", "falls by", "error"], rows))
+    part.tables.append(PageTable(what, ["column", "decrease", "error"], rows))

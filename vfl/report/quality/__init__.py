@@ -1,1 +1,1 @@
-"""How good a run is: metrics of its kept predictions with intervals, curves, differences."""
+"""The quality of a run: metrics of its predictions with intervals, curves, differences."""

@@ -1,4 +1,4 @@
-"""Intervals of metrics and of their differences: DeLong's, and those of a bootstrap over rows."""
+"""Computes intervals of metrics and of their differences: DeLong's, and bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Floats = npt.NDArray[np.float64]
 LEVEL = 0.95
 # The quantile of the normal distribution for that level.
 Z = 1.959963984540054
-# The seed of the bootstrap: the same rows give the same interval.
+# The seed of the bootstrap, so that the same rows give the same interval.
 _SEED = 0
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A metric, and how much each row moves it.
+class MetricInfluence:
+    """A metric and the influence of each row on it.
 
-    ``psi_N``: for each row, the term whose squares add up to the variance of ``value``. The
-    variance of a difference of two metrics of the same rows is that of the differences.
+    ``psi_N``: terms, [N], whose squares add up to the variance of ``value``. The variance of the
+    difference of two metrics of the same rows follows from the differences of their terms.
     """
 
     value: float
@@ -35,24 +35,24 @@ class Spread:
         half = Z * float(np.sqrt((self.psi_N**2).sum()))
         return self.value - half, self.value + half
 
-    def minus(self, other: Spread) -> Spread:
+    def minus(self, other: MetricInfluence) -> MetricInfluence:
         """Returns the difference of two metrics of the same rows."""
         known_N = np.isfinite(self.psi_N) & np.isfinite(other.psi_N)
         psi_N = np.full(len(known_N), np.inf)
         np.subtract(self.psi_N, other.psi_N, out=psi_N, where=known_N)
-        return Spread(self.value - other.value, psi_N)
+        return MetricInfluence(self.value - other.value, psi_N)
 
 
-def auc_spread(is_positive_N: npt.NDArray[np.bool_], scores_N: Floats) -> Spread:
+def auc_spread(is_positive_N: npt.NDArray[np.bool_], scores_N: Floats) -> MetricInfluence:
     """Returns the area under a ROC curve, with DeLong's variance (DeLong, DeLong and Clarke-Pearson
     1988).
 
     Args:
         is_positive_N: the truth, [N], of both classes.
-        scores_N: any numbers, [N], of which more means positive.
+        scores_N: any numbers, [N]; a higher one means positive.
 
-    The placements are found by midranks, so that it takes n log n steps (Sun and Xu 2014). With one
-    row of a class the variance is infinite.
+    The placements are computed from midranks in n log n steps (Sun and Xu 2014). With only one row
+    of a class the variance is infinite.
     """
     from scipy.stats import rankdata
 
@@ -62,12 +62,12 @@ def auc_spread(is_positive_N: npt.NDArray[np.bool_], scores_N: Floats) -> Spread
     over_M = (whole[:m] - rankdata(positive_M)) / n
     under_N = 1 - (whole[m:] - rankdata(negative_N)) / m
     auc, psi_N = float(over_M.mean()), np.empty(len(scores_N))
-    psi_N[is_positive_N] = _scaled(over_M)
-    psi_N[~is_positive_N] = _scaled(under_N)
-    return Spread(auc, psi_N)
+    psi_N[is_positive_N] = _scale(over_M)
+    psi_N[~is_positive_N] = _scale(under_N)
+    return MetricInfluence(auc, psi_N)
 
 
-def _scaled(placements: Floats) -> Floats:
+def _scale(placements: Floats) -> Floats:
     """Returns terms whose squares add up to the variance of the mean."""
     count = len(placements)
     if count == 1:
@@ -75,25 +75,26 @@ def _scaled(placements: Floats) -> Floats:
     return np.asarray((placements - placements.mean()) / np.sqrt(count * (count - 1)))
 
 
-def mean_spread(each: list[Spread]) -> Spread:
+def mean_spread(spreads: list[MetricInfluence]) -> MetricInfluence:
     """Returns the mean of several metrics of the same rows."""
-    value = float(np.mean([one.value for one in each]))
-    return Spread(value, np.mean([one.psi_N for one in each], axis=0))
+    value = float(np.mean([one.value for one in spreads]))
+    return MetricInfluence(value, np.mean([one.psi_N for one in spreads], axis=0))
 
 
-def c_index_spread(times_N: Floats, events_N: Floats, risks_N: Floats) -> Spread | None:
+def c_index_spread(times_N: Floats, events_N: Floats, risks_N: Floats) -> MetricInfluence | None:
     """Returns Harrell's C, with the variance of a ratio of two U-statistics; None if no two rows
     can be compared.
 
     Args:
-        times_N, events_N: when each row ended, and whether by the event (1) or out of sight (0).
-        risks_N: any numbers, of which more means sooner.
+        times_N: the time at which each row ended, [N].
+        events_N: 1 if the row ended by the event, 0 if it was censored, [N].
+        risks_N: any numbers, [N]; a higher one means an earlier event.
     """
-    # Of the same time, who is out of sight then was still there when others ended.
+    # At equal times, a censored row was still at risk when the others ended.
     order = np.lexsort((-events_N, times_N))
     risk_N, ended_N = risks_N[order], events_N[order] == 1
     steps_N = np.append(np.diff(times_N[order]) > 0, True)
-    # The first row that is later than a row that has ended: after the last that ended then.
+    # The first row that is later than an ended row: after the last row that ended at that time.
     last_N = np.flatnonzero(steps_N | np.append(ended_N[:-1] & ~ended_N[1:], True)) + 1
     ends = np.flatnonzero(ended_N)
     starts = last_N[np.searchsorted(last_N, ends, side="right")]
@@ -113,22 +114,25 @@ def c_index_spread(times_N: Floats, events_N: Floats, risks_N: Floats) -> Spread
     value = float(right_N.sum() / pairs)
     psi_N = np.empty(count)
     psi_N[order] = 2 * (right_N - value * pairs_N) / pairs
-    return Spread(value, psi_N)
+    return MetricInfluence(value, psi_N)
 
 
-def resampled(rows: int, of: Callable[[Floats], Floats], resamples: int) -> Floats:
-    """Returns what ``of`` finds in the rows themselves, and then in each resample, [1 + R, T].
+def resample(rows: int, of: Callable[[Floats], Floats], resamples: int) -> Floats:
+    """Returns the statistics of the rows themselves and of each resample, [1 + R, T].
 
-    ``of``: takes how often each row is drawn, [N], and returns T numbers.
+    Args:
+        rows: the number of rows, N.
+        of: takes how often each row is drawn, [N], and returns T statistics.
+        resamples: the number of resamples, R.
     """
-    found = [of(np.ones(rows))]
-    found += [of(times_N.astype(np.float64)) for times_N in _draws(rows, resamples)]
-    return np.stack(found)
+    values = [of(np.ones(rows))]
+    values += [of(times_N.astype(np.float64)) for times_N in _draws(rows, resamples)]
+    return np.stack(values)
 
 
 @lru_cache(maxsize=2)
 def _draws(rows: int, resamples: int) -> npt.NDArray[np.uint16]:
-    """Returns how often each row is in each resample, [R, N]: metrics of the same rows share it."""
+    """Returns how often each row is drawn in each resample, [R, N]; cached for the same rows."""
     random = np.random.default_rng(_SEED)
     found_RN = np.empty((resamples, rows), np.uint16)
     for times_N in found_RN:
@@ -137,10 +141,10 @@ def _draws(rows: int, resamples: int) -> npt.NDArray[np.uint16]:
 
 
 def percentiles(values_R: Floats) -> tuple[float, float]:
-    """Returns the 95 % interval of resamples; those that are undefined (NaN) are left out."""
-    kept = values_R[np.isfinite(values_R)]
-    if not len(kept):
+    """Returns the 95 % interval of resampled values, [R]; undefined ones (NaN) are left out."""
+    finite_R = values_R[np.isfinite(values_R)]
+    if not len(finite_R):
         return float("nan"), float("nan")
     tail = (1 - LEVEL) / 2
-    low, high = np.quantile(kept, (tail, 1 - tail)).tolist()
+    low, high = np.quantile(finite_R, (tail, 1 - tail)).tolist()
     return low, high

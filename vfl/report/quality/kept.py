@@ -1,4 +1,4 @@
-"""The predictions that an active party has kept, as arrays: a split at a time."""
+"""Reads the predictions that an active party has stored as arrays, one split at a time."""
 
 from __future__ import annotations
 
@@ -23,16 +23,15 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class KeptRows:
+class SplitPredictions:
     """Rows of one split with their truth and scores.
 
-    ``keys``: their ids, as the parties have matched them. ``classes``: of ``binary``, the negative
-    and the positive one; of ``multiclass``, all; of ``multilabel``, the labels; else none.
-    ``truth_N``: 0 or 1 (binary), the class's place (multiclass), [N, L] (multilabel), the label
-    (regression, ranking), the time (survival). ``scores_NO``: the probability of the positive class
-    (binary, O = 1), of each class or label, or the predicted value. ``decided_N``: what the model
-    decided, as ``truth_N``; None without classes. ``more_N``: the event (survival), or the query
-    (ranking).
+    ``keys``: their aligned ids. ``classes``: the negative and the positive class (binary), all
+    classes (multiclass), the labels (multilabel), otherwise none. ``truth_N``: 0 or 1 (binary), the
+    index of the class (multiclass), [N, L] (multilabel), the label (regression, ranking), the time
+    (survival). ``scores_NO``: the probability of the positive class (binary, O = 1), of each class
+    or label, or the predicted value. ``decided_N``: the decision of the model, like ``truth_N``;
+    None without classes. ``more_N``: the event (survival), or the query (ranking).
     """
 
     split: str
@@ -49,15 +48,16 @@ class KeptRows:
 
     @property
     def scores_N(self) -> Floats:  # noqa: N802 - the shape is part of the name
-        """The only score of each row."""
+        """The only score of each row, [N]."""
         return self.scores_NO[:, 0]
 
     @property
     def is_positive_N(self) -> npt.NDArray[np.bool_]:  # noqa: N802
+        """Whether each row is of the positive class, [N]."""
         return np.asarray(self.truth_N == 1)
 
-    def taken(self, rows: Sequence[int]) -> KeptRows:
-        """Returns some rows."""
+    def take(self, rows: Sequence[int]) -> SplitPredictions:
+        """Returns the rows at some positions."""
         at = np.asarray(rows, np.int64)
         return replace(
             self,
@@ -68,9 +68,11 @@ class KeptRows:
             more_N=None if self.more_N is None else self.more_N[at],
         )
 
-    def beside(self, other: KeptRows) -> tuple[KeptRows, KeptRows] | None:
-        """Returns the rows that both have, in the same order; None if they are fewer than two, or
-        of another task.
+    def pair_with(
+        self, other: SplitPredictions
+    ) -> tuple[SplitPredictions, SplitPredictions] | None:
+        """Returns the rows that both have, in the same order; None if there are fewer than two, or
+        if the tasks differ.
         """
         if (self.kind, self.classes) != (other.kind, other.classes):
             return None
@@ -78,14 +80,14 @@ class KeptRows:
         pairs = [(row, at[key]) for row, key in enumerate(self.keys) if key in at]
         if len(pairs) < 2:
             return None
-        return self.taken([a for a, _ in pairs]), other.taken([b for _, b in pairs])
+        return self.take([a for a, _ in pairs]), other.take([b for _, b in pairs])
 
 
-def read_kept(folder: Path, kind: Kind) -> dict[str, KeptRows]:
-    """Reads the predictions in a party's folder: {split: its rows}; empty if it keeps none.
+def read_kept(folder: Path, kind: Kind) -> dict[str, SplitPredictions]:
+    """Reads the predictions in a party's folder: {split: its rows}; empty without predictions.
 
-    Of a split that two phases have measured, the later phase counts, as in the summary. Raises
-    InputError if the file is damaged.
+    If two phases have measured a split, the later one counts, as in the summary. Raises InputError
+    if the file is damaged.
     """
     path = folder / KEPT
     try:
@@ -93,31 +95,36 @@ def read_kept(folder: Path, kind: Kind) -> dict[str, KeptRows]:
     except FileNotFoundError:
         return {}
     except (OSError, pa.ArrowException) as error:
-        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error})") from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: cannot be read ({error}). Remove it, or train again."
+        ) from None
     try:
         phases, splits = (np.array(table.column(n).to_pylist()) for n in ("phase", "split"))
-        found = {}
+        by_split = {}
         for split in dict.fromkeys(splits.tolist()):
             last = phases[splits == split][-1]
             rows = table.filter(pa.array((splits == split) & (phases == last)))
-            found[split] = _kept(rows, split, kind)
+            by_split[split] = _read_split(rows, split, kind)
     except (KeyError, ValueError, TypeError, pa.ArrowException) as error:
-        text = f"{path}: is not what this version keeps ({type(error).__name__})"
-        raise InputError(Code.FILE_INVALID, f"{text}; remove it, or train again") from None
-    return found
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: has another format than this version writes ({type(error).__name__}). Remove "
+            "it, or train again.",
+        ) from None
+    return by_split
 
 
-def _kept(table: pa.Table, split: str, kind: Kind) -> KeptRows:
+def _read_split(table: pa.Table, split: str, kind: Kind) -> SplitPredictions:
     ids = [name for name in table.column_names if name.startswith(_MATCHED)]
     cells = [table.column(name).to_pylist() for name in ids]
-    keys = tuple(SEPARATOR.join(map(str, each)) for each in zip(*cells, strict=True))
+    keys = tuple(SEPARATOR.join(map(str, row)) for row in zip(*cells, strict=True))
     if kind in ("binary", "multiclass"):
         return _of_classes(table, split, kind, keys)
     if kind == "multilabel":
         names = [n.removeprefix(_SCORE) for n in table.column_names if n.startswith(_SCORE)]
         truth_NL = np.stack([_numbers(table, f"{_TRUTH}{n}") for n in names], axis=1).astype(int)
         scores_NL = np.stack([_numbers(table, f"{_SCORE}{n}") for n in names], axis=1)
-        return KeptRows(split, kind, keys, tuple(names), truth_NL, scores_NL)
+        return SplitPredictions(split, kind, keys, tuple(names), truth_NL, scores_NL)
     name = {"regression": "value", "survival": "risk", "ranking": "score"}[kind]
     more_N: npt.NDArray[Any] | None = None
     if kind == "survival":
@@ -125,25 +132,25 @@ def _kept(table: pa.Table, split: str, kind: Kind) -> KeptRows:
     elif kind == "ranking":
         more_N = np.array(list(map(str, table.column("group").to_pylist())))
     truth_N, scores_NO = _numbers(table, "truth"), _numbers(table, name)[:, None]
-    return KeptRows(split, kind, keys, (), truth_N, scores_NO, more_N=more_N)
+    return SplitPredictions(split, kind, keys, (), truth_N, scores_NO, more_N=more_N)
 
 
-def _of_classes(table: pa.Table, split: str, kind: Kind, keys: tuple[str, ...]) -> KeptRows:
+def _of_classes(table: pa.Table, split: str, kind: Kind, keys: tuple[str, ...]) -> SplitPredictions:
     names = [n.removeprefix(_SCORE) for n in table.column_names if n.startswith(_SCORE)]
     scores_NO = np.stack([_numbers(table, f"{_SCORE}{n}") for n in names], axis=1)
     truth, chosen = (
-        [class_text(each) for each in table.column(name).to_pylist()] for name in ("truth", "class")
+        [class_text(cell) for cell in table.column(name).to_pylist()] for name in ("truth", "class")
     )
     if kind == "binary":
         positive = names[0]
         others = sorted({*truth, *chosen} - {positive})
         classes = (others[0] if others else f"not {positive}", positive)
-        at = {each: int(each == positive) for each in {*truth, *chosen}}
+        at = {class_name: int(class_name == positive) for class_name in {*truth, *chosen}}
     else:
         classes = tuple(names)
         at = {name: place for place, name in enumerate(names)}
-    truth_N, decided_N = (np.array([at[each] for each in of], np.int64) for of in (truth, chosen))
-    return KeptRows(split, kind, keys, classes, truth_N, scores_NO, decided_N)
+    truth_N, decided_N = (np.array([at[value] for value in of], np.int64) for of in (truth, chosen))
+    return SplitPredictions(split, kind, keys, classes, truth_N, scores_NO, decided_N)
 
 
 def _numbers(table: pa.Table, name: str) -> Floats:

@@ -1,14 +1,15 @@
-"""A decoder from embeddings to the sender's columns, learnt from rows that the active party knows
-both of.
+"""Feature reconstruction: a decoder from embeddings to the sender's columns, trained on rows of
+which the active party knows both.
 
-It knows a tenth of the rows of an exchange, 50 to 2,000, and reads each exchange by itself. Beside
-it stands the same decoder from the attacker's own columns alone, which correlate with the others'
-without any message, and from shuffled embeddings (chance). It reads the embeddings of the last
-recorded epoch alone. Then it combines all that the attacker has: the embeddings of all epochs side
-by side, in which noise that is drawn anew averages out (MID, ``gaussian``, ``clipped_gaussian``),
-its own columns and the label; for each column cross-validation chooses among linear and Gaussian
-kernel ridges and trees (``vfl.leak_meter.learn.regression``). Numbers are judged by R², categories
-by accuracy. Pixels are left to ``images``: a pixel by itself says little.
+The attacker knows a tenth of the rows of an exchange, 50 to 2,000, and reads each exchange
+separately. The baselines are the same decoder on only the attacker's own columns, which correlate
+with the others' without any message, and on shuffled embeddings (chance). The first figure uses
+only the embeddings of the last recorded epoch. The second one combines all that the attacker has:
+the concatenated embeddings of all epochs, in which independent noise averages out (MID,
+``gaussian``, ``clipped_gaussian``), its own columns and the label; for each column,
+cross-validation chooses among linear and Gaussian kernel ridges and trees
+(``vfl.leak_meter.learn.regression``). Numbers are judged by R², categories by accuracy. Pixels are
+left to ``images``, because a single pixel says little.
 """
 
 from __future__ import annotations
@@ -20,141 +21,138 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vfl.leak_meter.learn.fitting import decode_table, explained, is_mean
+from vfl.leak_meter.learn.fitting import decode_table, is_mean, r2_by_column
 from vfl.leak_meter.learn.regression import predict
-from vfl.leak_meter.scene.pairs import Pairs, left_out, pairs, senders_of
+from vfl.leak_meter.scene.pairs import Pairs, exchanges_left_out, pairs, senders_of
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
 from vfl_common.text import listed
 from vfl_party.base.seeds import derive_seed
 
-# Columns of a party; of more, only mean and best are given.
-_MOST_SHOWN = 30
+# Maximum number of columns with a figure each; with more, only mean and best are given.
+_MAX_COLUMNS = 30
 FOUND, CHANCE, _OWN, _FREQUENT = "found", "chance", "own columns", "most frequent"
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Returns R² of each column of numbers and accuracy of each of categories, their means, and the
-    best column.
+    """Returns R² of each numeric column, accuracy of each categorical one, means, and the best
+    column.
 
-    R² of 0 is as good as the column's mean. Columns of one value are left out. Raises UnfitError
-    without enough rows or columns, or if all are pixels.
+    R² of 0 is as good as the column's mean. Constant columns are left out. Raises UnfitError
+    without enough rows or columns, or if all columns are pixels.
     """
-    return decoded(scene, "embeddings")
+    return decode_columns(scene, "embeddings")
 
 
-def decoded(scene: Scene, what: str) -> list[Figure]:
-    """Plays as ``play`` does. ``what``: the word for what the scene has as embeddings."""
-    found = []
-    for each in pairs(scene, images=False, what=what):
-        guesses = _guesses(each, scene.seed)
-        like = Figure("", f"{len(each.z_known)} rows", "R²", 0.0, place=each.place)
-        words = {FOUND: f"{what} of {each.place}", CHANCE: f"shuffled {what} (chance)", _OWN: _OWN}
+def decode_columns(scene: Scene, what: str) -> list[Figure]:
+    """Plays the attack as ``play`` does; ``what``: the name of the embeddings in texts."""
+    all_figures = []
+    for pair in pairs(scene, images=False, what=what):
+        guesses = _guesses(pair, scene.seed)
+        like = Figure("", f"{len(pair.z_known)} rows", "R²", 0.0, place=pair.place)
+        words = {FOUND: f"{what} of {pair.place}", CHANCE: f"shuffled {what} (chance)", _OWN: _OWN}
         nothing = [words[source] for source, guess in guesses.items() if is_mean(guess)]
         notes = [_nothing(nothing)] if nothing else []
-        numbers, categories = _numbers(each, guesses), _categories(each, guesses)
+        numbers, categories = _numbers(pair, guesses), _categories(pair, guesses)
         constant = (
-            len(each.names) - sum(len(each.groups[name]) for name in each.groups) + len(each.groups)
+            len(pair.names) - sum(len(pair.groups[name]) for name in pair.groups) + len(pair.groups)
         )
         constant -= len(numbers) + len(categories)
-        one = "column has one value and is" if constant == 1 else "columns have one value and are"
-        notes += [f"{constant} {one} left out"] if constant else []
-        figures = [*figures_of(each.sender, "column", numbers, like)]
-        figures += figures_of(each.sender, "category", categories, replace(like, unit="accuracy"))
-        figures += _combined(each, guesses[CHANCE], like, scene.seed)
+        word = "column" if constant == 1 else "columns"
+        notes += [f"left out: {constant} constant {word}"] if constant else []
+        figures = [*figures_of(pair.sender, "column", numbers, like)]
+        figures += figures_of(pair.sender, "category", categories, replace(like, unit="accuracy"))
+        figures += _combine(pair, guesses[CHANCE], like, scene.seed)
         if figures and notes:
-            figures[0] = replace(figures[0], note=f"{each.sender}: {'; '.join(notes)}")
-        found += figures
-    if not found:
-        raise UnfitError("all columns have one value")
-    few, pixels = left_out(scene, images=False), senders_of(scene, images=True)
+            figures[0] = replace(figures[0], note=f"{pair.sender}: {'; '.join(notes)}")
+        all_figures += figures
+    if not all_figures:
+        raise UnfitError("all columns are constant")
+    few, pixels = exchanges_left_out(scene, images=False), senders_of(scene, images=True)
     notes = [f"not played on exchanges of too few rows: {listed(few)}"] if few else []
     notes += [f"pixels are left to the attack images: those of {listed(pixels)}"] if pixels else []
     if notes:
-        found[-1] = replace(found[-1], note="; ".join(notes))
-    return found
+        all_figures[-1] = replace(all_figures[-1], note="; ".join(notes))
+    return all_figures
 
 
 def _nothing(of: list[str]) -> str:
-    same = ", so these figures are the same" if len(of) > 1 else ""
     return (
-        f"from {' and from '.join(of)} the decoder learnt nothing, and gives the mean of the "
-        f"rows it knows{same}"
+        f"from {' and from '.join(of)} the decoder learned nothing, and returns the mean of the "
+        f"known rows{', so these figures are equal' if len(of) > 1 else ''}"
     )
 
 
-def _guesses(each: Pairs, seed: int) -> dict[str, Tensor]:
+def _guesses(pair: Pairs, seed: int) -> dict[str, Tensor]:
     """Returns {what is decoded: the values [N, F] that it gives for the judged rows}."""
     drawn = torch.Generator().manual_seed(derive_seed(seed, "shuffled embeddings") % 2**63)
-    shuffled = each.z_known[torch.randperm(len(each.z_known), generator=drawn)]
-    groups = [*each.groups.values()]
-    found = {
-        FOUND: decode_table(each.z_known, each.values_known, each.z_judged, seed, groups),
-        CHANCE: decode_table(shuffled, each.values_known, each.z_judged, seed, groups),
+    shuffled = pair.z_known[torch.randperm(len(pair.z_known), generator=drawn)]
+    groups = [*pair.groups.values()]
+    guesses = {
+        FOUND: decode_table(pair.z_known, pair.values_known, pair.z_judged, seed, groups),
+        CHANCE: decode_table(shuffled, pair.values_known, pair.z_judged, seed, groups),
     }
-    if each.own is not None:
-        found[_OWN] = decode_table(each.own[0], each.values_known, each.own[1], seed, groups)
-    return found
+    if pair.own is not None:
+        guesses[_OWN] = decode_table(pair.own[0], pair.values_known, pair.own[1], seed, groups)
+    return guesses
 
 
-def _combined(each: Pairs, chance: Tensor, like: Figure, seed: int) -> Iterator[Figure]:
-    """Yields the means again, of an attacker that combines all that it has: a row's embeddings of
-    all recorded epochs, its own columns of the row, and the row's label.
+def _combine(pair: Pairs, chance: Tensor, like: Figure, seed: int) -> Iterator[Figure]:
+    """Yields the means for an attacker that combines a row's embeddings of all recorded epochs, its
+    own columns of the row, and the row's label.
     """
-    z = each.stacked or (each.z_known, each.z_judged)
-    own = [of for of in (each.own, each.labels) if of is not None]
+    z = pair.stacked or (pair.z_known, pair.z_judged)
+    own = [of for of in (pair.own, pair.labels) if of is not None]
     alone = torch.cat([of[0] for of in own], 1), torch.cat([of[1] for of in own], 1)
     joined = torch.cat([z[0], alone[0]], 1), torch.cat([z[1], alone[1]], 1)
     guesses = {
-        FOUND: predict([joined], each.values_known, seed),
+        FOUND: predict([joined], pair.values_known, seed),
         CHANCE: chance,
-        _OWN: predict([alone], each.values_known, seed),
+        _OWN: predict([alone], pair.values_known, seed),
     }
-    beside = "" if each.own is None else ", own columns"
+    beside = "" if pair.own is None else ", own columns"
     like = replace(like, knows=f"{like.knows}{beside}, {ALL_EPOCHS}")
-    yield from figures_of(each.sender, "column", _numbers(each, guesses), like, only_mean=True)
-    categories = _categories(each, guesses)
+    yield from figures_of(pair.sender, "column", _numbers(pair, guesses), like, only_mean=True)
+    categories = _categories(pair, guesses)
     yield from figures_of(
-        each.sender, "category", categories, replace(like, unit="accuracy"), only_mean=True
+        pair.sender, "category", categories, replace(like, unit="accuracy"), only_mean=True
     )
 
 
-def _numbers(each: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Returns {column: {what is decoded: its R²}} of the columns of numbers with two values or
-    more.
-    """
-    in_groups = {place for group in each.groups.values() for place in group}
-    spread_F = each.values_judged.double().var(dim=0, correction=0)
-    r2 = {what: explained(guess, each.values_judged) for what, guess in guesses.items()}
+def _numbers(pair: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """Returns {column: {what is decoded: its R²}} of the numeric columns that are not constant."""
+    in_groups = {place for group in pair.groups.values() for place in group}
+    spread_F = pair.values_judged.double().var(dim=0, correction=0)
+    r2 = {what: r2_by_column(guess, pair.values_judged) for what, guess in guesses.items()}
     return {
         name: {what: values[place] for what, values in r2.items()}
-        for place, name in enumerate(each.names)
+        for place, name in enumerate(pair.names)
         if place not in in_groups and spread_F[place] > 0
     }
 
 
-def _categories(each: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Returns {column: {what is decoded: its accuracy}} of the columns of categories with two
-    values or more.
+def _categories(pair: Pairs, guesses: Mapping[str, Tensor]) -> dict[str, dict[str, float]]:
+    """Returns {column: {what is decoded: its accuracy}} of the categorical columns that are not
+    constant.
 
-    Rows whose category is new are not judged. Beside them stands the most frequent value of the
-    known rows.
+    Rows with a new category are not judged. A baseline is the most frequent value of the known
+    rows.
     """
-    found = {}
-    for name, group in each.groups.items():
+    accuracies = {}
+    for name, group in pair.groups.items():
         part = slice(group.start, group.stop)
-        judged = each.values_judged[:, part].sum(dim=1) > 0
-        truth = each.values_judged[judged, part].argmax(dim=1)
+        judged = pair.values_judged[:, part].sum(dim=1) > 0
+        truth = pair.values_judged[judged, part].argmax(dim=1)
         if not (truth != truth[:1]).any():
             continue
 
         def share(guess_N: Tensor, truth: Tensor = truth) -> float:
             return float((guess_N == truth).double().mean())
 
-        found[name] = {
+        accuracies[name] = {
             what: share(guess[judged, part].argmax(dim=1)) for what, guess in guesses.items()
         }
-        found[name][_FREQUENT] = share(each.values_known[:, part].sum(dim=0).argmax())
-    return found
+        accuracies[name][_FREQUENT] = share(pair.values_known[:, part].sum(dim=0).argmax())
+    return accuracies
 
 
 def figures_of(
@@ -165,7 +163,7 @@ def figures_of(
     *,
     only_mean: bool = False,
 ) -> Iterator[Figure]:
-    """Yields mean, best and all of some columns."""
+    """Yields the figures of columns: their mean, the best one, and each of them."""
     if not columns:
         return
 
@@ -187,13 +185,14 @@ def figures_of(
 
     many = "columns" if word == "column" else "categories"
     yield figure(
-        f"mean of {many}", lambda what: statistics.fmean(each[what] for each in columns.values())
+        f"mean of {many}",
+        lambda what: statistics.fmean(values[what] for values in columns.values()),
     )
     if only_mean:
         return
-    best = max(columns.values(), key=lambda each: each[FOUND])
+    best = max(columns.values(), key=lambda values: values[FOUND])
     yield figure(f"best-read {word}", lambda what: best[what], detail=True)
-    if len(columns) <= _MOST_SHOWN:
+    if len(columns) <= _MAX_COLUMNS:
         for name, own in columns.items():
             yield figure(name, own.__getitem__, detail=True)
 

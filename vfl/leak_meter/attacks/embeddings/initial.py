@@ -1,12 +1,13 @@
-"""Reads columns from the first epochs' embeddings, if it can compute with what weights the sender's
-encoder began.
+"""Reconstructs columns from the embeddings of the first epochs, if the attacker can compute the
+initial weights of the sender's encoder.
 
-Who knows the recipe knows the encoder's kind and the recipe's seed. If the sender's weights follow
-from these, descent finds the rows, with no row known (``vfl.leak_meter.learn.replay``). If they
-follow from a secret, the attacker computes other weights, and is no better off than with weights
-drawn at random (chance). Then there are lines for an attacker who is told the true weights. It
-knows how many columns there are and that they are standardised; then also the covariance of the
-columns of a tenth of the rows, as many as the attack ``columns`` knows.
+An attacker with the recipe knows the kind of the encoder and the recipe's seed. If the sender's
+weights are derived from these, gradient descent finds the rows without any known row
+(``vfl.leak_meter.learn.replay``). If they are derived from a secret, the attacker computes other
+weights, which are as good as random ones (chance). In that case there are also lines for an
+attacker that knows the true weights. The attacker knows the number of columns and that they are
+standardised; in further lines also the covariance of the columns of a tenth of the rows, as many as
+in the attack ``columns``.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ import torch
 from torch import Tensor
 
 from vfl.leak_meter.attacks.embeddings.columns import CHANCE, FOUND, figures_of
-from vfl.leak_meter.learn.fitting import explained
+from vfl.leak_meter.learn.fitting import r2_by_column
 from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, columns_behind
-from vfl.leak_meter.scene.pairs import known_rows
+from vfl.leak_meter.scene.pairs import count_known
 from vfl.leak_meter.scene.scene import Attack, Beginning, Figure, Intercepted, Scene, UnfitError
 from vfl_common.text import listed
 from vfl_party.base.seeds import Rows, derive_seed
 
-# That are looked for: of more, those of the first batches, in the first epoch alone.
-_MOST_ROWS = 20_000
-_LEAST_ROWS = 100
-# What is added to each variance of a covariance of few rows.
+# Maximum number of rows to find; with more, those of the first batches in the first epoch.
+_MAX_ROWS = 20_000
+_MIN_ROWS = 100
+# Added to each variance in a covariance of few rows.
 _SHRUNK = 0.05
 
 
@@ -41,51 +42,54 @@ def play(scene: Scene) -> list[Figure]:
     The mean is 0 at least: an attacker may always give what it knows, that columns have mean 0.
     Raises UnfitError if there is no such party.
     """
-    found, why = list[Figure](), list[str]()
+    figures, why = list[Figure](), list[str]()
     for sender, beginning in scene.beginnings.items():
         columns = scene.columns.get(sender)
         if columns is None or columns.image is not None or columns.codes is not None:
-            why.append(f"{sender} has other columns than numbers")
+            why.append(f"{sender} has columns that are not numbers")
             continue
         sent = scene.embeddings[sender]()
         epochs = _epochs(
-            each for each in sent if (each.phase, each.exchange) == (beginning.phase, "embedding")
+            batch
+            for batch in sent
+            if (batch.phase, batch.exchange) == (beginning.phase, "embedding")
         )
         rows = np.unique(
             np.concatenate(
-                [np.empty(0, np.int64), *(each.rows for epoch in epochs for each in epoch)]
+                [np.empty(0, np.int64), *(batch.rows for epoch in epochs for batch in epoch)]
             )
         )
-        if len(rows) < _LEAST_ROWS:
+        if len(rows) < _MIN_ROWS:
             why.append(
-                f"{sender} sends {len(rows)} rows in the first epochs, and {_LEAST_ROWS} are needed"
+                f"{sender} must send at least {_MIN_ROWS} rows in the first epochs (got "
+                f"{len(rows)})"
             )
             continue
-        found += _figures(scene, sender, beginning, epochs, rows)
-    if not found:
+        figures += _figures(scene, sender, beginning, epochs, rows)
+    if not figures:
         raise UnfitError(listed(why) if why else "no encoder is trained by split training first")
     if why:
-        found[-1] = replace(found[-1], note=f"not played: {'; '.join(why)}")
-    return found
+        figures[-1] = replace(figures[-1], note=f"not played: {'; '.join(why)}")
+    return figures
 
 
 def _epochs(sent: Iterator[Intercepted]) -> list[list[Intercepted]]:
     """Returns the batches of the first recorded epochs, up to the first round that was not
     recorded.
     """
-    found: list[list[Intercepted]] = []
+    epochs: list[list[Intercepted]] = []
     here, next_round = set[int](), 0
-    for each in sorted(sent, key=lambda each: (each.round, each.batch)):
-        if each.round > next_round:
+    for batch in sorted(sent, key=lambda batch: (batch.round, batch.batch)):
+        if batch.round > next_round:
             break
-        next_round = each.round + 1
-        rows = set(each.rows.tolist())
-        if not found or here & rows:
-            found.append([])
+        next_round = batch.round + 1
+        rows = set(batch.rows.tolist())
+        if not epochs or here & rows:
+            epochs.append([])
             here = set()
         here |= rows
-        found[-1].append(each)
-    return found
+        epochs[-1].append(batch)
+    return epochs
 
 
 def _batches(
@@ -93,28 +97,30 @@ def _batches(
 ) -> list[list[ReplayedBatch]]:
     """Returns the batches with their gradients, up to the first that got none."""
     replies = {
-        (each.round, each.batch): each.came
-        for each in beginning.replies()
-        if each.phase == beginning.phase
+        (reply.round, reply.batch): reply.came
+        for reply in beginning.replies()
+        if reply.phase == beginning.phase
     }
-    found: list[list[ReplayedBatch]] = []
+    batches: list[list[ReplayedBatch]] = []
     for epoch in epochs:
-        found.append([])
-        for each in epoch:
-            dz = replies.get((each.round, each.batch))
+        batches.append([])
+        for sent in epoch:
+            dz = replies.get((sent.round, sent.batch))
             if dz is None:
-                return [epoch for epoch in found if epoch]
-            at = torch.from_numpy(np.searchsorted(rows, each.rows))
-            found[-1].append(ReplayedBatch(at, each.came.float().flatten(1), dz.float().flatten(1)))
-    return found
+                return [epoch for epoch in batches if epoch]
+            at = torch.from_numpy(np.searchsorted(rows, sent.rows))
+            batches[-1].append(
+                ReplayedBatch(at, sent.came.float().flatten(1), dz.float().flatten(1))
+            )
+    return batches
 
 
 def _first(epochs: list[list[Intercepted]], beginning: Beginning) -> list[list[Intercepted]]:
     """Returns the epochs that the attack takes: the first alone if others cannot be replayed, or
     have too many rows.
     """
-    sizes = itertools.accumulate(len(each.rows) for each in epochs[0])
-    few = [each for each, size in zip(epochs[0], sizes, strict=True) if size <= _MOST_ROWS]
+    sizes = itertools.accumulate(len(epoch.rows) for epoch in epochs[0])
+    few = [epoch for epoch, size in zip(epochs[0], sizes, strict=True) if size <= _MAX_ROWS]
     return [few or epochs[0][:1]] if len(few) < len(epochs[0]) or not beginning.plain else epochs
 
 
@@ -122,7 +128,7 @@ def _figures(
     scene: Scene, sender: str, beginning: Beginning, epochs: list[list[Intercepted]], rows: Rows
 ) -> Iterator[Figure]:
     taken = _first(epochs, beginning)
-    rows = np.intersect1d(rows, np.concatenate([each.rows for epoch in taken for each in epoch]))
+    rows = np.intersect1d(rows, np.concatenate([batch.rows for epoch in taken for batch in epoch]))
     batches = _batches(taken, beginning, rows)
     if not batches:
         raise UnfitError(f"{sender} got no gradients")
@@ -131,7 +137,7 @@ def _figures(
     order = np.random.default_rng(derive_seed(scene.seed, "auxiliary rows", sender)).permutation(
         len(rows)
     )
-    known, judged = np.split(order, [known_rows(len(rows))])
+    known, judged = np.split(order, [count_known(len(rows))])
     identity_FF = torch.eye(truth_NF.shape[1])
     covariance_FF = torch.cov(truth_NF[known].T) + _SHRUNK * identity_FF
     roots = {"the recipe": beginning.known, "the true weights": beginning.true}
@@ -143,21 +149,21 @@ def _figures(
         (f", covariance of {len(known)} rows", covariance_FF),
     ):
 
-        def judged_r2(root: int, prior_FF: Tensor = prior_FF) -> list[float]:
+        def r2_of_judged(root: int, prior_FF: Tensor = prior_FF) -> list[float]:
             x_NF = columns_behind(
                 beginning.make(root), batches, (len(rows), len(identity_FF)), course, prior_FF
             )
-            return explained(x_NF[judged], truth_NF[judged])
+            return r2_by_column(x_NF[judged], truth_NF[judged])
 
-        chance = judged_r2(derive_seed(scene.seed, "random weights", sender))
+        chance = r2_of_judged(derive_seed(scene.seed, "random weights", sender))
         for knows, root in roots.items():
-            r2 = _by_column(columns.names, judged_r2(root), chance, truth_NF[judged])
+            r2 = _by_column(columns.names, r2_of_judged(root), chance, truth_NF[judged])
             only_mean = root != beginning.known
             mean, *others = figures_of(
                 sender, "column", r2, Figure("", f"{knows}{also}", "R²", 0.0), only_mean=only_mean
             )
-            # Nobody has the true weights if they are secret: that figure is for comparison, and
-            # sums up no leak.
+            # If the true weights are secret, no attacker has them: that figure is for comparison
+            # only.
             yield replace(
                 mean,
                 value=max(0.0, mean.value),
@@ -168,14 +174,14 @@ def _figures(
 
 
 def _by_column(
-    names: Sequence[str], found: Sequence[float], chance: Sequence[float], truth_JF: Tensor
+    names: Sequence[str], r2: Sequence[float], chance: Sequence[float], truth_JF: Tensor
 ) -> dict[str, dict[str, float]]:
     """Returns {column: its R² with the weights and with random ones}; without columns of one
     value.
     """
     spread_F = truth_JF.double().var(dim=0, correction=0)
     return {
-        name: {FOUND: found[place], CHANCE: chance[place]}
+        name: {FOUND: r2[place], CHANCE: chance[place]}
         for place, name in enumerate(names)
         if spread_F[place] > 0
     }

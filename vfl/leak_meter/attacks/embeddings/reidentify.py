@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vfl.leak_meter.learn.across_epochs import decode_over
-from vfl.leak_meter.learn.fitting import decode_table, held_of
+from vfl.leak_meter.learn.fitting import count_held, decode_table
 from vfl.leak_meter.scene.pairs import Pairs, pairs
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
 
@@ -27,63 +27,63 @@ def play(scene: Scene) -> list[Figure]:
 
     Raises UnfitError without enough rows or columns.
     """
-    found = []
-    for each in pairs(scene):
-        n = min(CANDIDATES, len(each.z_judged))
-        # The others tell no row from another.
-        varies_F = each.values_known.std(dim=0) > 0
+    figures = []
+    for pair in pairs(scene):
+        n = min(CANDIDATES, len(pair.z_judged))
+        # Constant columns do not distinguish rows.
+        varies_F = pair.values_known.std(dim=0) > 0
         if not varies_F.any():
             continue
 
         def share(
-            known_KD: Tensor, judged_ND: Tensor, each: Pairs = each, varies_F: Tensor = varies_F
+            known_KD: Tensor, judged_ND: Tensor, pair: Pairs = pair, varies_F: Tensor = varies_F
         ) -> float:
-            asked = torch.cat([known_KD[: held_of(len(known_KD))], judged_ND])
+            asked = torch.cat([known_KD[: count_held(len(known_KD))], judged_ND])
             guess_NF = decode_table(
-                known_KD, each.values_known, asked, scene.seed, each.groups.values()
+                known_KD, pair.values_known, asked, scene.seed, pair.groups.values()
             )
-            return _share(each, varies_F, guess_NF)
+            return _share(pair, varies_F, guess_NF)
 
         baselines = (
-            {"own columns": share(each.own[0], each.own[1][:n])} if each.own is not None else {}
+            {"own columns": share(pair.own[0], pair.own[1][:n])} if pair.own is not None else {}
         )
-        knows = f"{len(each.z_known)} rows, {n} candidates"
-        value = share(each.z_known, each.z_judged[:n])
+        knows = f"{len(pair.z_known)} rows, {n} candidates"
+        value = share(pair.z_known, pair.z_judged[:n])
         figure = Figure(
-            f"rows of {each.sender}",
+            f"rows of {pair.sender}",
             knows,
             "accuracy",
             value,
             chance=1 / n,
             baselines=baselines,
-            place=each.place,
+            place=pair.place,
         )
-        found.append(figure)
-        if each.over:
-            value = _share(each, varies_F, decode_over(each, scene.seed, n))
-            found.append(replace(figure, knows=f"{knows}, {ALL_EPOCHS}", value=value))
-    if not found:
-        raise UnfitError("all columns have one value")
-    return found
+        figures.append(figure)
+        if pair.over:
+            value = _share(pair, varies_F, decode_over(pair, scene.seed, n))
+            figures.append(replace(figure, knows=f"{knows}, {ALL_EPOCHS}", value=value))
+    if not figures:
+        raise UnfitError("all columns are constant")
+    return figures
 
 
-def _share(each: Pairs, varies_F: Tensor, guess_NF: Tensor) -> float:
+def _share(pair: Pairs, varies_F: Tensor, guess_NF: Tensor) -> float:
     """Returns the share of rows that are nearest to their own decoded columns.
 
     ``guess_NF``: what is decoded of the held known rows, then of the judged ones. A column's
     distance counts in units of its error in the held rows, so one that the decoder reads badly
     counts little, and one of which it gives all rows the same counts nothing.
     """
-    held = held_of(len(each.z_known))
+    held = count_held(len(pair.z_known))
     tried_HF, guess_NF = guess_NF[:held], guess_NF[held:]
     read_F = varies_F & (guess_NF != guess_NF[:1]).any(dim=0)
     if not read_F.any():
-        # Nothing is read: one of the candidates, by chance.
+        # The decoder has learned nothing: a random candidate.
         return 1 / len(guess_NF)
-    error_F = (tried_HF - each.values_known[:held])[:, read_F].pow(2).mean(dim=0).sqrt()
-    scale_F = error_F.clamp_min(1e-3 * each.values_known[:, read_F].std(dim=0))
+    error_F = (tried_HF - pair.values_known[:held])[:, read_F].pow(2).mean(dim=0).sqrt()
+    scale_F = error_F.clamp_min(1e-3 * pair.values_known[:, read_F].std(dim=0))
     distance_NN = torch.cdist(
-        guess_NF[:, read_F] / scale_F, each.values_judged[: len(guess_NF), read_F] / scale_F
+        guess_NF[:, read_F] / scale_F, pair.values_judged[: len(guess_NF), read_F] / scale_F
     )
     return float((distance_NN.argmin(dim=1) == torch.arange(len(guess_NF))).double().mean())
 

@@ -1,22 +1,22 @@
-"""Reads labels from likeness among the gradients of a batch, without knowing any label (arXiv
+"""Label inference from the similarity of the gradients of a batch, without any known label (arXiv
 2203.05222).
 
-Two classes: the rows' place along the direction that most of the batch's gradients share (the first
-singular vector of the rows scaled to length one). Many classes: k-means of these rows, its groups
-named as well as they can be.
+With two classes, a row's score is its position along the main direction of the batch's gradients
+(the first singular vector of the rows scaled to length one). With many classes, the rows are
+clustered by k-means, and the clusters are assigned to classes in the best way.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from vfl.leak_meter.learn.directions import shared, unit
+from vfl.leak_meter.learn.directions import common_direction, unit
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import derive_seed
 
-# Batches that are clustered, spread over the run.
-_MOST = 200
+# Maximum number of batches that are clustered, spread over the run.
+_MAX_BATCHES = 200
 
 
 def play(scene: Scene) -> list[Figure]:
@@ -25,7 +25,7 @@ def play(scene: Scene) -> list[Figure]:
 
     classes, tally, seen = scene.classes, Tally(scene.seed), 0
     total = sum(1 for _ in scene.gradients())
-    every = max(1, total // _MOST)
+    every = max(1, total // _MAX_BATCHES)
     groups = Tally(scene.seed)
     for batch in scene.gradients():
         seen += 1
@@ -34,7 +34,7 @@ def play(scene: Scene) -> list[Figure]:
         y_B = scene.labels[batch.rows].numpy()
         unit_BD = unit(batch.came)
         if classes == 2:
-            tally.binary((unit_BD @ shared(unit_BD)).numpy(), y_B == 1)
+            tally.binary((unit_BD @ common_direction(unit_BD)).numpy(), y_B == 1)
         if len(y_B) > classes and len(np.unique(unit_BD.numpy(), axis=0)) >= classes:
             means = KMeans(
                 classes, n_init=4, random_state=derive_seed(scene.seed, "clusters") % 2**32
@@ -42,8 +42,8 @@ def play(scene: Scene) -> list[Figure]:
             groups.groups(means.fit_predict(unit_BD.numpy()).astype(np.int64), y_B, classes)
         else:
             groups.skipped += 1
-    found = [tally.figure("nothing, by direction", "AUC")] if classes == 2 else []
-    return [*found, groups.figure(f"nothing, by {classes}-means", "accuracy")]
+    figures = [tally.figure("nothing, by direction", "AUC")] if classes == 2 else []
+    return [*figures, groups.figure(f"nothing, by {classes}-means", "accuracy")]
 
 
 ATTACK = Attack("labels from likeness among the gradients of a batch", "passive", play, "gradients")

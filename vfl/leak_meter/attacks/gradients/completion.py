@@ -1,12 +1,12 @@
-"""Model completion: a passive party puts a head on its trained encoder (Fu et al., USENIX Security
-2022).
+"""Model completion: a passive party trains a head on its trained encoder (Fu et al., USENIX
+Security 2022).
 
-The attacker knows the labels of 80 rows, drawn class by class in proportion. It leaves the encoder
-as it is (frozen), trains it with the head (tuned), or trains both with its other rows, too
-(MixMatch). In a regression it knows the numbers of 80 rows, and the head gives a number. Three
-baselines need no message: the most frequent class, the same attack on an encoder from scratch, and
-on one that the attacker has trained by itself without labels. What the trained encoder finds beyond
-them is what training with the others has given away.
+The attacker knows the labels of 80 rows, a stratified sample. It freezes the encoder (frozen),
+trains it with the head (tuned), or trains both also with its other rows (MixMatch). In a regression
+it knows the numbers of 80 rows, and the head predicts a number. Three baselines need no message:
+the most frequent class, the same attack on an untrained encoder, and on one that the attacker has
+trained alone without labels. The excess of the trained encoder over them is what federated training
+has leaked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vfl.leak_meter.learn.fitting import Inputs, classify, estimate, explained, self_supervised
+from vfl.leak_meter.learn.fitting import Inputs, classify, estimate, r2_by_column, self_supervised
 from vfl.leak_meter.learn.mixmatch import semi_supervised
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import auc
@@ -30,7 +30,7 @@ FROZEN, TUNED, MIXMATCH = (
     f"{KNOWN} labels, tuned",
     f"{KNOWN} labels, MixMatch",
 )
-# Of each attack: the attacks on other encoders that stand beside it.
+# {attack: its baselines, which are attacks on other encoders}
 _BESIDE = {
     FROZEN: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
     TUNED: ("from scratch", "own SSL, frozen", "own SSL, tuned"),
@@ -42,14 +42,18 @@ def play(scene: Scene) -> list[Figure]:
     """Judges heads on the test rows, or the validation rows. Raises UnfitError without an encoder
     or enough rows.
 
-    In a regression they are judged by R², and MixMatch, which is of classes, is left out.
+    In a regression they are judged by R², without MixMatch, which needs classes.
     """
     if scene.task.kind == "regression":
-        return _estimated(scene)
-    found, beside, truth = recovered(scene), without(scene), scene.labels[_judged(scene)]
+        return _play_regression(scene)
+    logits_by_attack, beside, truth = (
+        recover_labels(scene),
+        without(scene),
+        scene.labels[_rows_to_judge(scene)],
+    )
     figures = []
     for unit, score in (("accuracy", accuracy), *((("AUC", _auc),) if scene.classes == 2 else ())):
-        for knows, logits in found.items():
+        for knows, logits in logits_by_attack.items():
             baselines = {name: score(beside[name], truth) for name in _BESIDE[knows]}
             if unit == "accuracy":
                 baselines["majority"] = float(torch.bincount(truth).max()) / len(truth)
@@ -57,12 +61,12 @@ def play(scene: Scene) -> list[Figure]:
     return figures
 
 
-def _estimated(scene: Scene) -> list[Figure]:
-    """Returns the figures of a regression: 80 rows with their numbers are drawn at random."""
+def _play_regression(scene: Scene) -> list[Figure]:
+    """Returns the figures of a regression with 80 random known rows."""
     encoder, make, inputs = scene.encoder, scene.make_encoder, scene.inputs
     if encoder is None or make is None or inputs is None:
         raise UnfitError("the attacker has no encoder")
-    train, judged = _train(scene), _judged(scene)
+    train, judged = _train(scene), _rows_to_judge(scene)
     random = np.random.default_rng(derive_seed(scene.seed, "auxiliary labels"))
     known = np.sort(random.permutation(train)[:KNOWN])
     x, device = inputs(known), inputs(known[:1])[0].device
@@ -71,8 +75,8 @@ def _estimated(scene: Scene) -> list[Figure]:
 
     def r2(of: nn.Module, *, tuned: bool) -> float:
         numbers_K = scene.numbers[known].to(device)
-        found = estimate(of, x, numbers_K, inputs(judged), tuned=tuned)
-        return explained(found[:, None], scene.numbers[judged][:, None])[0]
+        numbers_N = estimate(of, x, numbers_K, inputs(judged), tuned=tuned)
+        return r2_by_column(numbers_N[:, None], scene.numbers[judged][:, None])[0]
 
     beside = {
         "from scratch": r2(fresh, tuned=True),
@@ -85,11 +89,9 @@ def _estimated(scene: Scene) -> list[Figure]:
     ]
 
 
-def recovered(scene: Scene) -> Mapping[str, Tensor]:
-    """Returns {what the attacker knows and does: its logits [N, classes] of the judged rows}.
-    Raises UnfitError.
-    """
-    known = _known(scene)
+def recover_labels(scene: Scene) -> Mapping[str, Tensor]:
+    """Returns {attack: logits of the judged rows, [N, classes]}. Raises UnfitError."""
+    known = _make_known(scene)
     encoder = scene.encoder
     if encoder is None:
         raise UnfitError("the attacker has no encoder")
@@ -101,10 +103,11 @@ def recovered(scene: Scene) -> Mapping[str, Tensor]:
 
 
 def without(scene: Scene) -> Mapping[str, Tensor]:
-    """Returns {an attack without any message: its logits}; they depend on rows and seed alone.
+    """Returns {baseline without any message: its logits}, which depend only on rows and seed.
+
     Raises UnfitError.
     """
-    known = _known(scene)
+    known = _make_known(scene)
     make = scene.make_encoder
     if make is None:
         raise UnfitError("the attacker has no encoder")
@@ -123,8 +126,8 @@ def without(scene: Scene) -> Mapping[str, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """What the attacker has: inputs of the rows whose labels it knows, those labels, its training
-    and judged rows.
+    """What the attacker has: inputs of the known rows, their labels, its training rows, and the
+    judged rows.
     """
 
     x: Inputs
@@ -145,47 +148,60 @@ class _Known:
         )
 
 
-def _known(scene: Scene) -> _Known:
-    classes, train, judged = scene.classes, _train(scene), _judged(scene)
+def _make_known(scene: Scene) -> _Known:
+    classes, train, judged = scene.classes, _train(scene), _rows_to_judge(scene)
     if scene.inputs is None:
         raise UnfitError("the attacker has no encoder")
-    known = stratified(scene.labels, train, classes, scene.seed)
+    known = draw_stratified(scene.labels, train, classes, scene.seed)
     x = scene.inputs(known)
     classes_K = scene.labels[known].to(x[0].device)
     return _Known(x, classes_K, scene.inputs(train), scene.inputs(judged), classes, scene.seed)
 
 
 def _train(scene: Scene) -> Rows:
-    """Returns the attacker's training rows. Raises UnfitError if they are few, or if there is none
-    to judge.
+    """Returns the attacker's training rows. Raises UnfitError for too few rows to train or
+    judge.
     """
-    # Its own rows that are not labelled or aligned, too.
+    # The attacker also uses its rows that are not labelled or aligned.
     train = scene.rows.get("local", scene.rows["train"])
-    # Those that only this party has are not judged by a label.
+    # Rows that only this party has have no label.
     train = train[train < len(scene.labels)]
-    if len(train) < 2 * KNOWN or not len(_judged(scene)):
-        raise UnfitError(f"it needs {2 * KNOWN} training rows, and test or validation rows")
+    if len(train) < 2 * KNOWN or not len(_rows_to_judge(scene)):
+        raise UnfitError(
+            f"the attack needs at least {2 * KNOWN} training rows, and test or validation rows"
+        )
     return train
 
 
-def _judged(scene: Scene) -> Rows:
+def _rows_to_judge(scene: Scene) -> Rows:
     return scene.rows["test"] if len(scene.rows["test"]) else scene.rows["validation"]
 
 
-def stratified(labels: Tensor, rows: Rows, classes: int, seed: int, count: int = KNOWN) -> Rows:
-    """Draws ``count`` of the rows, of each class in proportion and at least one if it occurs.
+def draw_stratified(
+    labels: Tensor, rows: Rows, classes: int, seed: int, count: int = KNOWN
+) -> Rows:
+    """Draws a stratified sample of ``count`` rows, with at least one row of each class.
 
-    If there are more classes than that, it draws one of each.
+    With more classes than ``count``, it draws one row of each class.
+
+    Args:
+        labels: the class of each row, int64 [N].
+        rows: the rows to draw from, int64 [R].
+        classes: the number of classes.
+        seed: the seed of the sample.
+        count: the number of rows.
     """
     random, y = np.random.default_rng(derive_seed(seed, "auxiliary labels")), labels.numpy()[rows]
     order = random.permutation(len(rows))
-    of_class = [each for c in range(classes) if len(each := order[y[order] == c])]
-    taken = [max(1, round(count * len(each) / len(rows))) for each in of_class]
-    # Each rare class has one, at the cost of those that have most.
+    of_class = [rows_of_class for c in range(classes) if len(rows_of_class := order[y[order] == c])]
+    taken = [max(1, round(count * len(rows_of_class) / len(rows))) for rows_of_class in of_class]
+    # Each rare class gets one row, at the cost of the largest classes.
     while sum(taken) > max(count, len(taken)):
         taken[int(np.argmax(taken))] -= 1
-    found = np.concatenate([each[:few] for each, few in zip(of_class, taken, strict=True)])
-    return np.sort(rows[found])
+    chosen = np.concatenate(
+        [rows_of_class[:few] for rows_of_class, few in zip(of_class, taken, strict=True)]
+    )
+    return np.sort(rows[chosen])
 
 
 def accuracy(logits: Tensor, truth: Tensor) -> float:

@@ -1,5 +1,5 @@
-"""Reads labels from the direction of a row's gradient, beside rows whose label is known (Li et al.
-2022, Marvell).
+"""Label inference from the direction of a row's gradient, compared with rows of known labels (Li et
+al. 2022, Marvell).
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, Unfit
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import derive_seed
 
-# Positives of each batch; in a task of many classes: rows of each class.
+# Numbers of known positives in each batch; with many classes, of known rows of each class.
 _KNOWN = (1, 3, 5)
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Scores each row of a batch by its cosine to known positives: 1, 3, 5 as they came, or one
+    """Scores each row of a batch by its cosine to known positives: 1, 3 or 5 as received, or one
     without its noise.
 
-    The last is an oracle, which is left out if nothing changes the gradients on their way. Known
-    rows are not judged. In a task of many classes a row gets the class whose known rows are
-    nearest. Raises UnfitError if no batch has enough rows of a class.
+    The last is an oracle, which is left out if no defence changes the gradients. Known rows are not
+    judged. With many classes, a row gets the class whose known rows are nearest. Raises UnfitError
+    if no batch has enough rows of a class.
     """
     classes = scene.classes
-    found = []
-    oracles = [(1, True)] if any(_changed(batch) for batch in scene.gradients()) else []
+    figures = []
+    oracles = [(1, True)] if any(_is_changed(batch) for batch in scene.gradients()) else []
     for count, oracle in (*oracles, *((count, False) for count in _KNOWN)):
         tally, random = (
             Tally(scene.seed),
@@ -39,14 +39,14 @@ def play(scene: Scene) -> list[Figure]:
         rows = of if count == 1 else f"{of}s" if classes == 2 else f"rows{of[3:]}"
         knows = f"1 {of} without its noise" if oracle else f"{count} {rows}"
         try:
-            found.append(tally.figure(knows, "AUC" if classes == 2 else "accuracy"))
+            figures.append(tally.figure(knows, "AUC" if classes == 2 else "accuracy"))
         except UnfitError:
             if count == _KNOWN[0]:
                 raise
-    return found
+    return figures
 
 
-def _changed(batch: Intercepted) -> bool:
+def _is_changed(batch: Intercepted) -> bool:
     return batch.meant is not None and not torch.equal(batch.meant, batch.came)
 
 

@@ -1,4 +1,4 @@
-"""Reads labels as the index of the negative logit gradient (Fu et al., USENIX Security 2022)."""
+"""Label inference as the index of the negative logit gradient (Fu et al., USENIX Security 2022)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from vfl.leak_meter.scene.scores import Tally
 
 
 def play(scene: Scene) -> list[Figure]:
-    """Takes the lowest element of each row's gradient as its class: exact if the embeddings are
-    summed as logits.
+    """Takes the index of the lowest element of each row's gradient as its class, which is exact if
+    the embeddings are summed as logits.
 
-    Raises UnfitError if a gradient has another width than the top model's output.
+    Raises UnfitError unless a gradient is as wide as the top model's output.
     """
     classes, tally = scene.classes, Tally(scene.seed)
     for batch in scene.gradients():
         g_BD, y_B = batch.came.double().flatten(1), scene.labels[batch.rows].numpy()
         if g_BD.shape[1] != scene.task.outputs:
             raise UnfitError(
-                f"an embedding has {g_BD.shape[1]} numbers, and the output "
-                f"{scene.task.outputs}: no logits"
+                f"embeddings must be logits, as wide as the output ({scene.task.outputs}), but "
+                f"have {g_BD.shape[1]} numbers"
             )
         if classes == 2:
             tally.binary(-g_BD[:, 0].numpy(), y_B == 1)

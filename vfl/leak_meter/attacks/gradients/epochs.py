@@ -1,28 +1,28 @@
-"""Reads classes from all gradients that a row has had, not from one batch: noise that is drawn anew
-adds up to little.
+"""Label inference from all gradients of a row instead of one batch, because independent noise
+averages out over epochs.
 
-A row has one gradient a round. The attacker needs no model, and no label. Three attacks, of which
-the last two are made for defences that the attacker knows, and read more with labels that it knows:
+A row has one gradient per round. The attacker needs no model and no label. There are three attacks,
+of which the last two target known defences, and read more with known labels:
 
-*Sum*: of a row's places along the direction that most of a round's gradients share (the first
-singular vector of the rows scaled to length one, turned so that it agrees with the rounds before).
-It reads through ``iso``. Two classes.
+*Sum*: the sum of a row's positions along the main direction of each round's gradients (the first
+singular vector of the rows scaled to length one, with the sign that agrees with earlier rounds). It
+defeats ``iso``. Two classes.
 
-*Mixture by batch*: through Marvell (arXiv 2102.08504), whose noise is drawn to the measure of a
-batch. It is largest along the axis between the classes, and across the axis one class may get none.
-The first singular vector of a batch is that axis. A row's features are its place along the axis,
-the logarithm of its length across the axis, and the cosine of its part across the axis with that of
-the round before. In each batch the rows of a class are one Gaussian, and expectation maximisation
-adds up what all batches tell of a row (``vfl.leak_meter.learn.mixture``). Two classes.
+*Mixture by batch*: it defeats Marvell (arXiv 2102.08504), whose noise depends on the batch. The
+noise is largest along the axis between the classes, and orthogonal to it one class may get none.
+The first singular vector of a batch is that axis. A row's features are its position along the axis,
+the logarithm of its length orthogonal to the axis, and the cosine of its orthogonal part with that
+of the previous round. In each batch the rows of a class are one Gaussian, and expectation
+maximisation combines all batches of a row (``vfl.leak_meter.learn.mixture``). Two classes.
 
-*Mixture of means*: through ``max_norm``, ``iso`` and noise on each message's labels. Of a row's
-gradients, scaled to length one, the means over each quarter of the training are features of a
+*Mixture of means*: it defeats ``max_norm``, ``iso`` and noise on each message's labels. The means
+of a row's gradients, scaled to length one, over each quarter of the training are features of a
 mixture of Gaussians. Any number of classes.
 
-With labels known, the classes of their rows are held fixed, and the search begins with a regression
-from the means and the attacker's own columns to these classes. *Regression* is that by itself, and
-*own columns* the same without any message. A figure is one for all training rows, so it also stands
-for batches of one row or of one class.
+With known labels, the classes of their rows are fixed, and the search begins with a regression from
+the means and the attacker's own columns to these classes. *Regression* is this regression alone,
+and *own columns* the same without any message. A figure is for all training rows, so it also covers
+batches of one row or of one class.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from vfl.leak_meter.attacks.gradients.completion import stratified
-from vfl.leak_meter.learn.directions import shared, unit
+from vfl.leak_meter.attacks.gradients.completion import draw_stratified
+from vfl.leak_meter.learn.directions import common_direction, unit
 from vfl.leak_meter.learn.mixture import Messages, separate
-from vfl.leak_meter.learn.regression import joined, predict
+from vfl.leak_meter.learn.regression import join, predict
 from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Tally
 from vfl_party.base.seeds import Rows, derive_seed
 
-# How many labels an attacker knows, and how many rows there are at least for each of them.
-KNOWN, _MORE, TIMES = 50, 200, 4
-# Of a training, over each of which gradients are averaged, and directions that are kept of a mean.
+# Numbers of labels that an attacker knows, and the minimum number of rows for each of them.
+KNOWN, _MANY, TIMES = 50, 200, 4
+# Number of parts of a training over which gradients are averaged, and of directions of each mean.
 _PARTS, _WIDTH = 4, 8
-# Of an axis, what is kept from the batches before.
-_KEPT = 0.8
+# Weight of the axis of earlier batches.
+_DECAY = 0.8
 
 Rounds = Sequence[Sequence[Intercepted]]
 
@@ -60,24 +60,29 @@ def play(scene: Scene) -> list[Figure]:
     rounds = rounds_of(scene)
     rows = np.unique(np.concatenate([batch.rows for of in rounds for batch in of]))
     of_means = means(rounds, count, _PARTS)
-    stacked_ND = torch.cat([means(rounds, count, 1).stacked(), of_means.stacked()], 1)
+    stacked_ND = torch.cat([means(rounds, count, 1).stack_features(), of_means.stack_features()], 1)
     if classes == 2:
-        of_batch, by_round_N = by_batch(rounds, count), _shared(rounds, count)
+        of_batch, by_round_N = by_batch(rounds, count), _sum_by_round(rounds, count)
         views = {"mixture by batch": of_batch, "mixture of means": of_means}
-        begins = [_begin(of_batch.summed()[:, 0], rows), _begin(by_round_N, rows)]
-        scores = {"sum by round": _two(by_round_N), "sum by batch": _two(of_batch.summed()[:, 0])}
-        stacked_ND = torch.cat([of_batch.summed(), stacked_ND], 1)
+        begins = [_begin(of_batch.sum_features()[:, 0], rows), _begin(by_round_N, rows)]
+        scores = {
+            "sum by round": _two(by_round_N),
+            "sum by batch": _two(of_batch.sum_features()[:, 0]),
+        }
+        stacked_ND = torch.cat([of_batch.sum_features(), stacked_ND], 1)
     else:
         views, scores = {"mixture of means": of_means}, dict[str, Tensor]()
-        begins = [_clustered(of_means, rows, classes, scene.seed)]
+        begins = [_begin_by_clusters(of_means, rows, classes, scene.seed)]
     for (name, view), begin_NC in zip(views.items(), begins, strict=True):
         scores[name] = separate(view, begin_NC)
-    found = [_judged(scene, f"nothing, {how}", each, rows) for how, each in scores.items()]
-    for known in (KNOWN, _MORE):
+    figures = [_judge(scene, f"nothing, {how}", score_NC, rows) for how, score_NC in scores.items()]
+    for known in (KNOWN, _MANY):
         if len(rows) >= TIMES * known:
-            # Of several classes a regression finds more than a mixture does with labels known.
-            found += _informed(scene, views if classes == 2 else {}, stacked_ND, rows, known)
-    return found
+            # With several classes, a regression is better than a mixture with known labels.
+            figures += _play_with_labels(
+                scene, views if classes == 2 else {}, stacked_ND, rows, known
+            )
+    return figures
 
 
 def rounds_of(scene: Scene) -> Rounds:
@@ -85,31 +90,31 @@ def rounds_of(scene: Scene) -> Rounds:
     whole = groupby(scene.gradients(), key=lambda batch: (batch.place, batch.round))
     rounds = [[*of] for _, of in whole]
     if not rounds:
-        raise UnfitError("no gradient came")
+        raise UnfitError("the attacker received no gradients")
     return rounds
 
 
-def _informed(
+def _play_with_labels(
     scene: Scene, views: Mapping[str, Messages], stacked_ND: Tensor, rows: Rows, count: int
 ) -> Iterator[Figure]:
     """Yields the figures of an attacker that knows ``count`` labels."""
-    known = stratified(scene.labels, rows, scene.classes, scene.seed, count)
+    known = draw_stratified(scene.labels, rows, scene.classes, scene.seed, count)
     judged = np.setdiff1d(rows, known)
     hot_KC = functional.one_hot(scene.labels[known], scene.classes).double()
     inputs, beside = [(stacked_ND[known], stacked_ND[judged])], dict[str, float]()
     if own := scene.columns.get(scene.attacker):
         alone = own.table(known).double(), own.table(judged).double()
-        inputs = joined(inputs[0], alone)
-        guess_NC = _placed(predict([alone], hot_KC, scene.seed), judged, len(scene.labels))
-        beside["own columns"] = _judged(scene, "own columns", guess_NC, judged).value
-    guess_NC = _placed(predict(inputs, hot_KC, scene.seed), judged, len(scene.labels))
-    known_NC = _placed(hot_KC, known, len(scene.labels))
+        inputs = join(inputs[0], alone)
+        guess_NC = _scatter(predict([alone], hot_KC, scene.seed), judged, len(scene.labels))
+        beside["own columns"] = _judge(scene, "own columns", guess_NC, judged).value
+    guess_NC = _scatter(predict(inputs, hot_KC, scene.seed), judged, len(scene.labels))
+    known_NC = _scatter(hot_KC, known, len(scene.labels))
     begin_NC = torch.softmax(4 * (guess_NC + known_NC), 1)
     scores = {"regression": guess_NC}
     for name, view in views.items():
         scores[name] = separate(view, begin_NC, known_NC)
     for name, score_NC in scores.items():
-        figure = _judged(scene, f"{count} labels, {name}", score_NC, judged)
+        figure = _judge(scene, f"{count} labels, {name}", score_NC, judged)
         yield replace(figure, baselines=beside)
 
 
@@ -121,22 +126,22 @@ def by_batch(rounds: Rounds, count: int) -> Messages:
     last_ND = torch.zeros(count, width, dtype=torch.float64)
     for number, batch in enumerate(batch for of in rounds for batch in of):
         g_BD, at_B = batch.came.double().flatten(1), torch.from_numpy(batch.rows)
-        unit_D = shared(g_BD)
+        unit_D = common_direction(g_BD)
         unit_D = -unit_D if unit_D @ axis_D < 0 else unit_D
-        axis_D = _KEPT * axis_D + unit_D
+        axis_D = _DECAY * axis_D + unit_D
         along_B = g_BD @ unit_D
         across_BD = g_BD - along_B[:, None] * unit_D
         length_B = (across_BD.norm(dim=1) + 1e-12 * g_BD.norm(dim=1) + 1e-300).log()
         again_B = functional.cosine_similarity(across_BD, last_ND[at_B], dim=1, eps=1e-300)
         last_ND[at_B] = across_BD
         place_B = (along_B - along_B.median()) / (along_B.std(correction=0) + 1e-300)
-        features.append(torch.stack([place_B, _scaled(length_B), _scaled(again_B)], 1))
+        features.append(torch.stack([place_B, _standardize(length_B), _standardize(again_B)], 1))
         row.append(at_B)
         group.append(torch.full((len(at_B),), number))
     return Messages(torch.cat(row), torch.cat(group), torch.cat(features), count)
 
 
-def _scaled(x_B: Tensor) -> Tensor:
+def _standardize(x_B: Tensor) -> Tensor:
     return (x_B - x_B.mean()) / (x_B.std(correction=0) + 1e-9)
 
 
@@ -169,7 +174,7 @@ def _begin(score_N: Tensor, rows: Rows) -> Tensor:
     return torch.stack([1 - z_N.sigmoid(), z_N.sigmoid()], 1)
 
 
-def _clustered(view: Messages, rows: Rows, classes: int, seed: int) -> Tensor:
+def _begin_by_clusters(view: Messages, rows: Rows, classes: int, seed: int) -> Tensor:
     """Returns probabilities of several classes [N, C] by k-means, whose groups have no names."""
     from sklearn.cluster import KMeans
 
@@ -177,18 +182,18 @@ def _clustered(view: Messages, rows: Rows, classes: int, seed: int) -> Tensor:
     kmeans = KMeans(
         min(classes, len(rows)), n_init=4, random_state=derive_seed(seed, "mixture") % 2**32
     )
-    groups = kmeans.fit_predict(view.stacked()[rows].numpy())
+    groups = kmeans.fit_predict(view.stack_features()[rows].numpy())
     begin_NC[rows] += functional.one_hot(torch.from_numpy(groups).long(), classes)
     return begin_NC / begin_NC.sum(1, keepdim=True)
 
 
-def _shared(rounds: Rounds, count: int) -> Tensor:
+def _sum_by_round(rounds: Rounds, count: int) -> Tensor:
     """Returns each row's sum of places along its rounds' shared directions, [N]."""
     scores_N = torch.zeros(count, dtype=torch.float64)
     for of in rounds:
-        rows = np.concatenate([each.rows for each in of])
-        unit_BD = torch.cat([unit(each.came) for each in of])
-        place_B = unit_BD @ shared(unit_BD)
+        rows = np.concatenate([batch.rows for batch in of])
+        unit_BD = torch.cat([unit(batch.came) for batch in of])
+        place_B = unit_BD @ common_direction(unit_BD)
         place_B = -place_B if place_B @ scores_N[rows] < 0 else place_B
         scores_N.index_add_(0, torch.from_numpy(rows), place_B)
     return scores_N
@@ -198,13 +203,13 @@ def _two(score_N: Tensor) -> Tensor:
     return torch.stack([-score_N, score_N], 1)
 
 
-def _placed(values_RC: Tensor, rows: Rows, count: int) -> Tensor:
-    found_NC = torch.zeros(count, values_RC.shape[1], dtype=torch.float64)
-    found_NC[rows] = values_RC.double()
-    return found_NC
+def _scatter(values_RC: Tensor, rows: Rows, count: int) -> Tensor:
+    values_NC = torch.zeros(count, values_RC.shape[1], dtype=torch.float64)
+    values_NC[rows] = values_RC.double()
+    return values_NC
 
 
-def _judged(scene: Scene, knows: str, score_NC: Tensor, rows: Rows) -> Figure:
+def _judge(scene: Scene, knows: str, score_NC: Tensor, rows: Rows) -> Figure:
     """Returns one figure for all rows: AUC of two classes, accuracy of more. Groups that were found
     without a label get the names that fit best.
     """

@@ -1,5 +1,5 @@
-"""Reads labels from the length of a row's gradient: that of a rare class is longer (Li et al. 2022,
-Marvell).
+"""Label inference from the length of a row's gradient, which is longer for a rare class (Li et al.
+2022, Marvell).
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from vfl.leak_meter.scene.scores import Tally
 def play(scene: Scene) -> list[Figure]:
     """Scores each row of a batch by ‖g‖. Raises UnfitError if the task is not binary."""
     if scene.classes != 2:
-        raise UnfitError("a length tells two classes apart, and the task has more; see clusters")
+        raise UnfitError(
+            "lengths distinguish only two classes, but the task has more; see clusters"
+        )
     tally = Tally(scene.seed)
     for batch in scene.gradients():
         y_B = scene.labels[batch.rows].numpy() == 1

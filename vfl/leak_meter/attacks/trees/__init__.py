@@ -1,1 +1,1 @@
-"""Attacks that read what parties tell each other while trees grow."""
+"""Attacks that read the messages between parties while trees grow."""

@@ -1,15 +1,15 @@
-"""Reads labels as a passive party that lies: the columns that it offers to trees are invented, and
-new in each level.
+"""Label inference by a malicious passive party: the columns that it offers to trees are invented,
+and new on each level.
 
-No check can tell a column of made-up bins from a true one. The active party answers with the best
-split of each node, so an answer tells log2 of their number of bits about labels. The liar draws its
-bins so that a side has few rows: those that win hold the rarer class, whose gradients are larger. A
-row's score grows with each small side that it is on. Beside that stands what the leaves' values
-would tell, which only the active party has (an oracle).
+No check can distinguish a column of invented bins from a true one. The active party answers with
+the best split of each node, so an answer reveals log2 of the number of splits in bits about labels.
+The attacker draws its bins so that a side has few rows: winning sides have the rarer class, whose
+gradients are larger. A row's score grows with each small side that it is on. For comparison, an
+oracle uses the leaves' values, which only the active party has.
 
-The trees are grown here, from the true labels, with as many splits as the party offers in the
-rehearsal. The active party's own columns are left out: they would win most nodes. So this is about
-the most that such columns tell.
+The trees are grown here from the true labels, with as many splits as the party offers in the
+rehearsal. The active party's own columns are left out, because they win most nodes. So the figure
+is an approximate maximum of what such columns reveal.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
-from vfl.leak_meter.scene.scores import Classes, Numbers, auc, folded
-from vfl.leak_meter.scene.trees import MOST_TREES, told
+from vfl.leak_meter.scene.scores import Classes, Numbers, auc, fold_auc
+from vfl.leak_meter.scene.trees import MAX_TREES, trees_of
 from vfl_party.base.seeds import derive_seed
 
-# Learning rate, and the defaults of the others.
+# Learning rate, and the default regularisation and minimum weight.
 _RATE, _LAMBDA, _WEIGHT = 0.3, 1.0, 1.0
-# Rows, about, of the left sides that a column offers.
+# Approximate numbers of rows on the left sides that a column offers.
 _SIZES = (8, 16)
 
 Bools = npt.NDArray[np.bool_]
@@ -37,8 +37,8 @@ def play(scene: Scene) -> list[Figure]:
     not two classes.
     """
     if scene.classes != 2:
-        raise UnfitError("it is played on two classes")
-    trees = [tree for tree in told(scene) if tree.chosen][:MOST_TREES]
+        raise UnfitError("the attack supports only two classes")
+    trees = [tree for tree in trees_of(scene) if tree.chosen][:MAX_TREES]
     splits = max((tree.chosen[0].shape[1] for tree in trees), default=0)
     if not splits:
         raise UnfitError("the party offers no splits")
@@ -54,8 +54,8 @@ def play(scene: Scene) -> list[Figure]:
             "labels",
             f"invented splits, {len(trees)} trees{more}",
             "AUC",
-            folded(auc(score_N, labels_N)),
-            chance=folded(auc(score_N, shuffled_N)),
+            fold_auc(auc(score_N, labels_N)),
+            chance=fold_auc(auc(score_N, shuffled_N)),
             batches=1,
         )
         for more, score_N in by.items()
@@ -106,7 +106,7 @@ class Lie:
             bin_N = np.searchsorted(_SIZES, self.random.random(len(nodes_N)) * rows[nodes_N])
             at_N = nodes_N * bins + bin_N
             sums = [_sums(at_N, each_N, nodes * bins).reshape(nodes, bins) for each_N in pairs]
-            gains = _gains([each.cumsum(axis=1)[:, :-1] for each in sums], totals)
+            gains = _gains([sums_.cumsum(axis=1)[:, :-1] for sums_ in sums], totals)
             cut, better = gains.argmax(axis=1), gains.max(axis=1) > best
             best = np.where(better, gains.max(axis=1), best)
             left_N = np.where(better[nodes_N], bin_N <= cut[nodes_N], left_N)

@@ -1,10 +1,9 @@
-"""Reads labels from the nodes of trees in which rows stand, as a passive party learns them level by
-level.
+"""Label inference from the tree nodes of rows, which a passive party learns level by level.
 
-Three attackers: one that is told the share of each class in a tree's nodes (an oracle: what one
-partition says at most), one that knows nothing and looks for the direction or the groups that the
-nodes of many trees share, and one that knows the labels of 80 rows. Beside the last one stands the
-same head on its own columns.
+There are three attackers: one that knows the share of each class in a tree's nodes (an oracle: the
+most that one partition reveals), one that knows nothing and finds the main direction or clusters of
+the nodes of many trees, and one that knows the labels of 80 rows. The baseline of the last one is
+the same head on its own columns.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
-from vfl.leak_meter.scene.scores import Classes, Numbers, Tally, auc, folded, matched_accuracy
-from vfl.leak_meter.scene.trees import MOST_TREES, places, told
+from vfl.leak_meter.scene.scores import Classes, Numbers, Tally, auc, best_accuracy, fold_auc
+from vfl.leak_meter.scene.trees import MAX_TREES, places, trees_of
 from vfl_party.base.seeds import Rows, derive_seed
 
-# Labels.
+# Number of labels that an attacker knows.
 KNOWN = 80
-# Of which many trees are looked at together.
-_MOST_ROWS = 5000
+# Maximum number of rows for which many trees are combined.
+_MAX_ROWS = 5000
 
 
 def play(scene: Scene) -> list[Figure]:
@@ -30,23 +29,23 @@ def play(scene: Scene) -> list[Figure]:
     UnfitError.
     """
     trees = list[Classes]()
-    for tree in told(scene):
-        if tree.nodes and len(trees) < MOST_TREES:
+    for tree in trees_of(scene):
+        if tree.nodes and len(trees) < MAX_TREES:
             trees.append(places(tree))
     if not trees:
-        raise UnfitError("trees of one level tell no nodes")
+        raise UnfitError("trees of one level reveal no nodes")
     train = scene.rows["train"]
     # Validation rows come after those of training.
     places_NT = np.stack(trees, axis=1)[: len(train)]
     labels_N = scene.labels[train].numpy()
     few = np.random.default_rng(derive_seed(scene.seed, "rows")).permutation(len(labels_N))[
-        :_MOST_ROWS
+        :_MAX_ROWS
     ]
-    found = [
+    figures = [
         _oracle(scene, places_NT, labels_N),
         *_blind(scene, places_NT[few], labels_N[few], train[few]),
     ]
-    return [*found, *_informed(scene, places_NT[few], labels_N[few], train[few])]
+    return [*figures, *_play_with_labels(scene, places_NT[few], labels_N[few], train[few])]
 
 
 def _oracle(scene: Scene, places_NT: Classes, labels_N: Classes) -> Figure:
@@ -57,11 +56,11 @@ def _oracle(scene: Scene, places_NT: Classes, labels_N: Classes) -> Figure:
     )
     for places_N in places_NT.T:
         for into, y_N in ((tally.found, labels_N), (tally.chance, random.permutation(labels_N))):
-            into.append(_named(places_N, y_N, scene.classes))
+            into.append(_name_nodes(places_N, y_N, scene.classes))
     return tally.figure("each node's labels (an oracle), one tree", _unit(scene))
 
 
-def _named(places_N: Classes, labels_N: Classes, classes: int) -> float:
+def _name_nodes(places_N: Classes, labels_N: Classes, classes: int) -> float:
     """Returns AUC of the share of positives in each row's node, or the accuracy of its most
     frequent class.
     """
@@ -81,7 +80,7 @@ def _blind(scene: Scene, places_NT: Classes, labels_N: Classes, rows: Rows) -> l
         return []
     alone_N = None if own_NF is None else _groups(scene, own_NF)
     baselines = {} if alone_N is None else {"own columns": _value(scene, alone_N, labels_N)}
-    return [_judged(scene, f"nothing, {places_NT.shape[1]} trees", guess_N, labels_N, baselines)]
+    return [_judge(scene, f"nothing, {places_NT.shape[1]} trees", guess_N, labels_N, baselines)]
 
 
 def _groups(scene: Scene, x_ND: Numbers) -> Numbers | None:
@@ -100,7 +99,7 @@ def _groups(scene: Scene, x_ND: Numbers) -> Numbers | None:
         along: Numbers = PCA(1, svd_solver="randomized", random_state=seed).fit_transform(x_ND)[
             :, 0
         ]
-        # Equal rows are equal.
+        # Rounded, so that equal rows get equal scores.
         return along.round(9)
     groups: Numbers = (
         KMeans(scene.classes, n_init=4, random_state=seed).fit_predict(x_ND).astype(np.float64)
@@ -108,7 +107,9 @@ def _groups(scene: Scene, x_ND: Numbers) -> Numbers | None:
     return groups
 
 
-def _informed(scene: Scene, places_NT: Classes, labels_N: Classes, rows: Rows) -> list[Figure]:
+def _play_with_labels(
+    scene: Scene, places_NT: Classes, labels_N: Classes, rows: Rows
+) -> list[Figure]:
     """Trains a head on the nodes of rows whose labels are known."""
     known, own_NF = np.arange(len(rows)) < KNOWN, _own(scene, rows)
     judged_N = labels_N[~known]
@@ -120,7 +121,7 @@ def _informed(scene: Scene, places_NT: Classes, labels_N: Classes, rows: Rows) -
         baselines["own columns"] = _value(scene, alone_N, judged_N, named=True)
     guess_N = _head(one_hot(places_NT), labels_N, known, scene.classes)
     knows = f"{KNOWN} labels, {places_NT.shape[1]} trees"
-    return [_judged(scene, knows, guess_N, judged_N, baselines, named=True)]
+    return [_judge(scene, knows, guess_N, judged_N, baselines, named=True)]
 
 
 def _head(x_ND: Numbers, labels_N: Classes, known: npt.NDArray[np.bool_], classes: int) -> Numbers:
@@ -132,10 +133,10 @@ def _head(x_ND: Numbers, labels_N: Classes, known: npt.NDArray[np.bool_], classe
     mean, scale = x_ND[known].mean(axis=0), x_ND[known].std(axis=0)
     x_ND = (x_ND - mean) / np.where(scale > 0, scale, 1.0)
     head = LogisticRegression(C=0.1, max_iter=2000).fit(x_ND[known], labels_N[known])
-    found: Numbers = (
+    scores: Numbers = (
         head.decision_function(x_ND[~known]) if classes == 2 else head.predict(x_ND[~known])
     )
-    return found
+    return scores
 
 
 def _value(scene: Scene, guess_N: Numbers, labels_N: Classes, *, named: bool = False) -> float:
@@ -143,13 +144,13 @@ def _value(scene: Scene, guess_N: Numbers, labels_N: Classes, *, named: bool = F
     well as they can be.
     """
     if scene.classes == 2:
-        return folded(auc(guess_N, labels_N == 1))
+        return fold_auc(auc(guess_N, labels_N == 1))
     if named:
         return float((guess_N == labels_N).mean())
-    return matched_accuracy(guess_N.astype(np.int64), labels_N, scene.classes)
+    return best_accuracy(guess_N.astype(np.int64), labels_N, scene.classes)
 
 
-def _judged(
+def _judge(
     scene: Scene,
     knows: str,
     guess_N: Numbers,
@@ -164,7 +165,7 @@ def _judged(
     shuffled_N = np.random.default_rng(derive_seed(scene.seed, "shuffled labels")).permutation(
         labels_N
     )
-    value, chance = (_value(scene, guess_N, each, named=named) for each in (labels_N, shuffled_N))
+    value, chance = (_value(scene, guess_N, y_N, named=named) for y_N in (labels_N, shuffled_N))
     return Figure(
         "labels", knows, _unit(scene), value, chance=chance, baselines=baselines, batches=1
     )

@@ -1,15 +1,15 @@
-"""Reads columns as an active party that lies, within what a passive party checks: as many trees,
-levels and sides.
+"""Feature reconstruction by a malicious active party within the limits that a passive party checks:
+the numbers of trees, levels and sides.
 
-It lies in two ways. It names winners as it likes: each split of a node then tells on which side of
-a threshold of its choice all rows of the node are, and it chooses the one that tells most. Or it
-encrypts marks in place of gradients, a bit of its own for each of some rows, and reads from each
-sum which of them are in it: so it knows their bins in every column. It divides the rows among the
-nodes of the last level by columns of its own, and marks as many in each node.
+It attacks in two ways. It names arbitrary winners: each split of a node then reveals on which side
+of a chosen threshold all rows of the node are, and it chooses the most informative one. Or it
+encrypts marks in place of gradients, a separate bit for each of some rows, and reads from each sum
+which of them are in it, and thus their bins in every column. It divides the rows among the nodes of
+the last level by its own columns, and marks the same number in each node.
 
-It must know which entry is which threshold. Marks that count rows tell it, because bins are
-quantiles; here it knows. Values are read as the mean of the known rows (as many as in ``columns``)
-in the bins that remain possible.
+It must know which entry belongs to which threshold. Marks that count rows reveal that, because bins
+are quantiles; here it is given. Values are estimated as the mean of the known rows (as many as in
+``columns``) in the bins that remain possible.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from vfl.leak_meter.learn.fitting import explained
-from vfl.leak_meter.scene.pairs import known_rows
+from vfl.leak_meter.learn.fitting import r2_by_column
+from vfl.leak_meter.scene.pairs import count_known
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Classes, Numbers
-from vfl.leak_meter.scene.trees import MOST_TREES, Told, told
+from vfl.leak_meter.scene.trees import MAX_TREES, TreeMessages, trees_of
 from vfl_party.base.seeds import derive_seed
 
-# Rows of a node: a sum has 128 bits, of which some count rows.
+# Number of marked rows of a node: a sum has 128 bits, of which some count rows.
 MARKS = 100
-# Rows on a side, as the defaults of a binary task leave.
-_FEWEST = 4
+# Minimum number of rows on a side, by the defaults of a binary task.
+_MIN_ROWS = 4
 
 
 def play(scene: Scene) -> list[Figure]:
     """Returns R² of the mean of columns of numbers, for each passive party and lie. Raises
     UnfitError without any.
     """
-    trees: dict[str, list[Told]] = {}
-    for tree in told(scene):
+    trees: dict[str, list[TreeMessages]] = {}
+    for tree in trees_of(scene):
         own = trees.setdefault(tree.passive, [])
-        if len(own) < MOST_TREES:
+        if len(own) < MAX_TREES:
             own.append(tree)
-    found = [figure for passive, own in trees.items() for figure in _figures(scene, passive, own)]
-    if not found:
+    figures = [figure for passive, own in trees.items() for figure in _figures(scene, passive, own)]
+    if not figures:
         raise UnfitError("no passive party offers splits of columns of numbers")
-    return found
+    return figures
 
 
-def _figures(scene: Scene, passive: str, trees: list[Told]) -> Iterator[Figure]:
+def _figures(scene: Scene, passive: str, trees: list[TreeMessages]) -> Iterator[Figure]:
     """Yields the figures of both lies about one party's columns."""
     train, inputs = scene.rows["train"], scene.columns.get(passive)
     of = next(
@@ -66,14 +66,14 @@ def _figures(scene: Scene, passive: str, trees: list[Told]) -> Iterator[Figure]:
         return
     order_N = np.random.default_rng(derive_seed(scene.seed, "probes")).permutation(len(train))
     values_NF = values_NF[order_N][:, used]
-    most_F = (splits_F[used] + 1).tolist()
+    bins_F = (splits_F[used] + 1).tolist()
     bins_NF = np.stack(
-        [_bins(x_N, most) for x_N, most in zip(values_NF.T, most_F, strict=True)], axis=1
+        [_bins(x_N, bins) for x_N, bins in zip(values_NF.T, bins_F, strict=True)], axis=1
     )
-    search = Search(bins_NF)
+    search = BinSearch(bins_NF)
     for _ in trees:
         search.grow(depth)
-    marked = known_rows(len(train)) + MARKS * (1 << (depth - 1)) * len(trees)
+    marked = count_known(len(train)) + MARKS * (1 << (depth - 1)) * len(trees)
     exact_N = np.arange(len(train)) < marked
     low_NF, high_NF = (
         np.where(exact_N[:, None], bins_NF, 0),
@@ -86,21 +86,21 @@ def _figures(scene: Scene, passive: str, trees: list[Told]) -> Iterator[Figure]:
         f"marks in gradients, {count}": (low_NF, high_NF),
     }
     for knows, known in lies.items():
-        yield replace(like, knows=knows, value=_explained(values_NF, bins_NF, *known))
+        yield replace(like, knows=knows, value=_mean_r2(values_NF, bins_NF, *known))
 
 
-def _bins(x_N: Numbers, most: int) -> Classes:
+def _bins(x_N: Numbers, bins: int) -> Classes:
     """Returns the number of each value's bin, of ``most`` quantiles; equal values are in one
     bin.
     """
     ordered = np.sort(x_N)
-    cuts = np.unique(ordered[np.arange(1, most) * len(ordered) // most])
+    cuts = np.unique(ordered[np.arange(1, bins) * len(ordered) // bins])
     _, bins_N = np.unique(np.searchsorted(cuts, x_N, side="right"), return_inverse=True)
     return bins_N.astype(np.int64)
 
 
 @dataclass
-class Search:
+class BinSearch:
     """What is known of the rows' ``bins``, [N, F]: ``known``, the lowest and the highest that each
     can be.
     """
@@ -121,7 +121,7 @@ class Search:
     def _split(self, rows: Classes) -> list[Classes]:
         """Splits a node, and notes what its rows tell; a node that is too small stays as it is."""
         tells = [self._tells(rows, column) for column in range(self.bins.shape[1])]
-        column = int(np.argmax([each.max() for each in tells]))
+        column = int(np.argmax([tell.max() for tell in tells]))
         below = int(tells[column].argmax()) + 1
         if tells[column].max() <= 0:
             return [rows]
@@ -138,34 +138,35 @@ class Search:
         A bin is as likely as another one of those that are possible.
         """
         bins = int(self.bins[:, column].max()) + 1
-        low_R, high_R = (each[rows, column] for each in self.known)
+        low_R, high_R = (bound[rows, column] for bound in self.known)
         counts = np.bincount(low_R * bins + high_R, minlength=bins * bins).reshape(bins, bins)
         lows, highs = np.nonzero(counts)
         below = np.arange(1, bins)
         share = ((below - lows[:, None]) / (highs - lows + 1)[:, None]).clip(1e-12, 1 - 1e-12)
         bits = -share * np.log2(share) - (1 - share) * np.log2(1 - share)
         on_left = np.bincount(self.bins[rows, column], minlength=bins).cumsum()[:-1]
-        few = np.minimum(on_left, len(rows) - on_left) < _FEWEST
-        found: Numbers = np.where(few, 0.0, (counts[lows, highs][:, None] * bits).sum(axis=0))
-        return np.where(found < 1e-3, 0.0, found)
+        few = np.minimum(on_left, len(rows) - on_left) < _MIN_ROWS
+        bits_T: Numbers = np.where(few, 0.0, (counts[lows, highs][:, None] * bits).sum(axis=0))
+        return np.where(bits_T < 1e-3, 0.0, bits_T)
 
 
-def _explained(values_NF: Numbers, bins_NF: Classes, low_NF: Classes, high_NF: Classes) -> float:
+def _mean_r2(values_NF: Numbers, bins_NF: Classes, low_NF: Classes, high_NF: Classes) -> float:
     """Returns R² of the values that the possible bins stand for, mean of the columns; the first
     rows are known ones.
     """
-    known, guess_NF = known_rows(len(values_NF)), np.empty_like(values_NF)
+    known, guess_NF = count_known(len(values_NF)), np.empty_like(values_NF)
     for column in range(values_NF.shape[1]):
         bins_N, x_N = bins_NF[:, column], values_NF[:, column]
         counts, sums = (
-            np.bincount(bins_N[:known], each, bins_N.max() + 1) for each in (None, x_N[:known])
+            np.bincount(bins_N[:known], weights, bins_N.max() + 1)
+            for weights in (None, x_N[:known])
         )
-        counts, sums = (np.concatenate([[0.0], np.cumsum(each)]) for each in (counts, sums))
+        counts, sums = (np.concatenate([[0.0], np.cumsum(sums_)]) for sums_ in (counts, sums))
         low_N, above_N = low_NF[:, column], high_NF[:, column] + 1
-        count_N, sum_N = (each[above_N] - each[low_N] for each in (counts, sums))
+        count_N, sum_N = (sums_[above_N] - sums_[low_N] for sums_ in (counts, sums))
         guess_NF[:, column] = np.where(count_N > 0, sum_N / count_N.clip(min=1), x_N[:known].mean())
-    pair = (torch.from_numpy(each[known:]).float() for each in (guess_NF, values_NF))
-    return float(np.mean(explained(*pair)))
+    pair = (torch.from_numpy(values[known:]).float() for values in (guess_NF, values_NF))
+    return float(np.mean(r2_by_column(*pair)))
 
 
 ATTACK = Attack(

@@ -1,8 +1,8 @@
-"""A decoder from the sides of splits to the columns of their owner, learnt from rows that the
-active party knows.
+"""Feature reconstruction from the sides of splits, with a decoder trained on rows that the active
+party knows.
 
 At each split of a passive party the active party learns for each row of the node whether it goes
-left. These bits are decoded as embeddings are (``columns``), with the same known rows, chance and
+left. These bits are decoded like embeddings (``columns``), with the same known rows, chance and
 baseline.
 """
 
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from vfl.leak_meter.attacks.embeddings import columns
-from vfl.leak_meter.scene.pairs import known_rows
+from vfl.leak_meter.scene.pairs import count_known
 from vfl.leak_meter.scene.scene import Attack, Figure, Intercepted, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Numbers
-from vfl.leak_meter.scene.trees import MOST_TREES, sides, told
+from vfl.leak_meter.scene.trees import MAX_TREES, sides, trees_of
 
-# Known rows.
+# Minimum number of known rows that differ from the rest.
 _DIFFER = 10
 
 
@@ -30,38 +30,44 @@ def play(scene: Scene) -> list[Figure]:
     one.
     """
     train = scene.rows["train"]
-    found: dict[str, list[Numbers]] = {}
+    sides_by_party: dict[str, list[Numbers]] = {}
     seen: dict[str, int] = {}
-    for tree in told(scene):
+    for tree in trees_of(scene):
         seen[tree.passive] = seen.get(tree.passive, 0) + 1
-        if seen[tree.passive] <= MOST_TREES and tree.left:
+        if seen[tree.passive] <= MAX_TREES and tree.left:
             rows = len(tree.nodes[0]) if tree.nodes else len(train)
-            found.setdefault(tree.passive, []).extend(
-                each[: len(train)] for each in sides(tree, rows)
+            sides_by_party.setdefault(tree.passive, []).extend(
+                side_N[: len(train)] for side_N in sides(tree, rows)
             )
-    bits = {passive: kept for passive, of in found.items() if of and (kept := telling(of)).shape[1]}
+    bits = {
+        passive: sides_NS
+        for passive, sides_SN in sides_by_party.items()
+        if sides_SN and (sides_NS := telling(sides_SN)).shape[1]
+    }
     if not bits:
         raise UnfitError("no passive party owns a split")
     sent = {
         passive: partial(iter, [Intercepted("trees", 0, 0, train, bits_NS)])
         for passive, bits_NS in bits.items()
     }
-    return columns.decoded(replace(scene, embeddings=sent), "sides")
+    return columns.decode_columns(replace(scene, embeddings=sent), "sides")
 
 
 def telling(sides_SN: list[Numbers]) -> Tensor:
-    """Returns [N, S]: the splits that the rows whose columns are known tell apart.
+    """Returns the splits that distinguish known rows, [N, S].
 
-    Of the known rows at least ten, on average, must differ from the rest: a decoder could learn
-    nothing of other splits, and would be led astray by the few rows that are there.
+    At least ten of the known rows, on average, must differ from the rest: a decoder cannot learn
+    from other splits, and overfits to the few rows that differ.
+
+    ``sides_SN``: the side of each row, 1, -1 or 0, of S splits, [N] each.
     """
     sides_NS = torch.from_numpy(np.stack(sides_SN, axis=1)).float()
-    most_S = (
+    largest_S = (
         torch.stack([(sides_NS == value).float().mean(dim=0) for value in (-1.0, 0.0, 1.0)])
         .max(dim=0)
         .values
     )
-    return sides_NS[:, most_S <= 1 - _DIFFER / known_rows(len(sides_NS))]
+    return sides_NS[:, largest_S <= 1 - _DIFFER / count_known(len(sides_NS))]
 
 
 ATTACK = Attack("columns from the sides of splits", "active", play, "secureboost")

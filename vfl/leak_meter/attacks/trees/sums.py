@@ -1,10 +1,10 @@
-"""Finds which sums of a tree are of one column, although their order is secret, from the sums
-alone.
+"""Finds which sums of a tree belong to the same column from the sums alone, although their order is
+secret.
 
-The sums of a column are those of prefixes: between two of them lie the rows of some bins. If two
-sums are of one column, their difference is a sum over rows, and is spread over the nodes nearly as
-all rows are. If they are of two columns, rows of both sides count against each other, and the
-difference strays further. Within a column the order needs no attack: sums of h grow with it.
+The sums of a column are sums over prefixes: two of them differ by the rows of some bins. If two
+sums belong to one column, their difference is a sum over rows, and is distributed over the nodes
+nearly like all rows. If they belong to two columns, rows of both sides cancel, and the difference
+deviates further. Within a column the order needs no attack: sums of h increase with it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Classes, Numbers, Tally
-from vfl.leak_meter.scene.trees import MOST_TREES, Told, told
+from vfl.leak_meter.scene.trees import MAX_TREES, TreeMessages, trees_of
 from vfl_party.base.seeds import derive_seed
 
-# Of sums, of a tree.
+# Number of pairs of sums of a tree.
 _PAIRS = 20_000
 
 
@@ -28,24 +28,24 @@ def play(scene: Scene) -> list[Figure]:
     """
     random = np.random.default_rng(derive_seed(scene.seed, "pairs"))
     tallies: dict[str, Tally] = {}
-    for tree in told(scene):
+    for tree in trees_of(scene):
         tally = tallies.setdefault(tree.passive, Tally(scene.seed))
-        if tree.columns is None or len(tree.columns) < 2 or len(tally.found) >= MOST_TREES:
+        if tree.columns is None or len(tree.columns) < 2 or len(tally.found) >= MAX_TREES:
             continue
         if not len(tree.sums[0]):
             raise UnfitError(
-                'the sums are encrypted here; rehearse with encryption = "none": they are the same'
+                'the sums are encrypted; rehearse with encryption = "none", which has equal sums'
             )
         first, second = random.integers(0, len(tree.columns), (2, _PAIRS))
         first, second = first[first != second], second[first != second]
         tally.binary(likeness(tree, first, second), tree.columns[first] == tree.columns[second])
-    found = []
+    figures = []
     for passive, tally in tallies.items():
         if tally.found:
             of = tally.figure("nothing", "AUC")
             title = f"{passive}: which sums are of one column"
             batches = of.batches
-            found.append(
+            figures.append(
                 Figure(
                     title,
                     "nothing",
@@ -58,12 +58,12 @@ def play(scene: Scene) -> list[Figure]:
                     batches,
                 )
             )
-    if not found:
+    if not figures:
         raise UnfitError("no passive party offers splits of two columns of numbers")
-    return found
+    return figures
 
 
-def likeness(tree: Told, first: Classes, second: Classes) -> Numbers:
+def likeness(tree: TreeMessages, first: Classes, second: Classes) -> Numbers:
     """Returns how well each pair of sums fits one column: higher is better.
 
     It is minus the squared distance of a pair's difference in each node from what it is on average:
@@ -90,7 +90,7 @@ def likeness(tree: Told, first: Classes, second: Classes) -> Numbers:
     return score
 
 
-def _nodes(tree: Told) -> Iterator[Numbers]:
+def _nodes(tree: TreeMessages) -> Iterator[Numbers]:
     """Yields the sums [E, 2] of the numbers' entries of each node that was computed, the root
     first.
     """

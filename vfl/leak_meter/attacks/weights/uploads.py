@@ -1,33 +1,40 @@
-"""The server asks which rows a party trained on, from the weights that this party uploads.
+"""Membership inference by the server, from the weights that a party uploads.
 
-It has no encoder and no columns. Two attackers stand for what it might get: one has the columns of
-the rows in question and an encoder that it has drawn by itself; the other has the party's own
-encoder and columns, too (an oracle: what the weights tell at most, to somebody from inside).
+The server has no encoder and no columns. Two attackers represent what it may obtain: one has the
+columns of the rows in question and a random encoder; the other has the party's encoder and columns
+(an oracle: the most that the weights reveal to an insider).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from vfl.leak_meter.learn.shared_weights import eye_of, judged, told, tower_of, untrained, uploads
+from vfl.leak_meter.learn.shared_weights import (
+    describe_rank,
+    draw_untrained,
+    eye_of,
+    judge,
+    tower_of,
+    uploads,
+)
 from vfl.leak_meter.scene.scene import Attack, Figure, Scene
 
 
 def play(scene: Scene) -> list[Figure]:
     """Returns the AUC of rows that each party trained on, by fit and by span. Raises UnfitError."""
     figures = list[Figure]()
-    for name, found in uploads(scene).items():
+    for name, received in uploads(scene).items():
         owner = scene.owners[name]
         eyes = [
             eye_of(
                 "the rows' columns, no encoder",
                 owner,
-                untrained(tower_of(owner.encoder), scene.seed),
+                draw_untrained(tower_of(owner.encoder), scene.seed),
             ),
             eye_of("its encoder and columns (an oracle)", owner),
         ]
-        figures += judged(scene, name, found, eyes)
-        figures[-1] = replace(figures[-1], note=told(name, found))
+        figures += judge(scene, name, received, eyes)
+        figures[-1] = replace(figures[-1], note=describe_rank(name, received))
     return figures
 
 
