@@ -28,6 +28,7 @@ Exit codes:
   3    a party was lost, or was too slow, past the recipe's deadline
   4    another party stopped the run
   5    done, and not as wished: scores without the others, a worse model, or a column that drifted
+  6    the disk is full: free some space; the same command resumes the run
   130  stopped by SIGINT or SIGTERM
 """  # noqa: E501
 
