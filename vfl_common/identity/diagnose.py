@@ -198,6 +198,9 @@ def _check_peer(probe: _Probe, tls: ssl.SSLSocket | ssl.SSLObject) -> x509.Certi
         raise probe.error(
             f"{probe.address} answers with a certificate {words}", Code.IDENTITY_MISMATCH
         )
+    if problem := pem.unusable(certificate.public_key()):
+        text = f"the key of the certificate of {probe.peer!r} at {probe.address} {problem}"
+        raise probe.error(text, Code.CERTIFICATE_INVALID)
     return certificate
 
 
