@@ -233,6 +233,31 @@ def test_a_page_says_whether_asking_the_others_was_worth_it(tmp_path: Path) -> N
     assert possible(Facts(find(folder))) == ["alone", "gbdt-alone", "combined", "gbdt"]
 
 
+@pytest.mark.parametrize(("good", "said"), [(1.4, True), (0.2, False)])
+def test_a_page_says_that_the_own_model_is_better_if_a_party_is_away(
+    good: float, said: bool, tmp_path: Path
+) -> None:
+    whole, away = (pages.predictions("binary", 200, good=each) for each in (1.5, 0.3))
+    away = away.filter(pc.equal(away["split"], "test"))
+    place = away.schema.get_field_index("split")
+    away = away.set_column(place, "split", pa.array(["test without shop"] * len(away)))
+    table = pa.concat_tables([whole, away])
+    folder = pages.finished_run(tmp_path / "20260101-120000-churn-0001", table=table)
+    html = unescape(page_of(folder))
+    words = "bank alone is better than the federation on test without shop rows: "
+    assert "If a party is away" in html
+    assert words not in html
+    alone(tmp_path / "20260101-120001-churn-alone-0001", good=good)
+    html = unescape(page_of(folder))
+    assert (words in html) is said
+    assert ("train a student for them" in html) is said
+    facts = Facts(find(folder))
+    (own,) = (each.kept["test"] for each in find_baselines(facts).values())
+    without = facts.kept["test without shop"]
+    figures = [f"{measured(each)['auc'].value:.4f}" for each in (own, without)]
+    assert ("{} against {} on the same 100 rows".format(*figures) in html) is said
+
+
 def test_baselines_are_made_only_where_all_tables_are(tmp_path: Path) -> None:
     facts = Facts(find(pages.finished_run(tmp_path / "run")))
     with raises(InputError, Code.CONFIG_INVALID):

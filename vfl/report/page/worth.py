@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vfl.report.page.baselines import KINDS, Baseline, how_to_get, possible
+from vfl.report.page.baselines import ALONE, KINDS, Baseline, how_to_get, possible
 from vfl.report.page.draw import bars, intervals
 from vfl.report.page.facts import Facts, read_json
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
 from vfl.report.page.tables import Part, Table, between, name_of, value
+from vfl.report.quality.kept import KeptRows
 from vfl.report.quality.measures import FIRST, LOWER, Estimate, compared, measured
 from vfl_common.summary import Worth
 
@@ -95,7 +96,7 @@ def part_of(facts: Facts, pairs: Sequence[Beside], found: Mapping[str, Baseline]
     missing = [kind for kind in possible(facts) if kind not in found]
     if missing and kept is not None:
         _missing(part, facts, missing)
-    _without(part, facts)
+    _without(part, facts, found)
     _holders(part, facts)
     _each_party(part, facts)
     return part
@@ -159,10 +160,12 @@ def _missing(part: Part, facts: Facts, missing: Sequence[str]) -> None:
         part.commands.append((what, command))
 
 
-def _without(part: Part, facts: Facts) -> None:
-    """Shows what the trained model is worth if a party is away, where the run has measured it."""
+def _without(part: Part, facts: Facts, baselines: Mapping[str, Baseline]) -> None:
+    """Shows what the trained model is worth if a party is away, where the run has measured it, and
+    whether the active party's own model would be better.
+    """
     whole = facts.kept.get(facts.judged)
-    rows = []
+    rows, better = [], []
     for split, kept in facts.kept.items():
         if whole is None or not split.startswith(f"{facts.judged} without "):
             continue
@@ -174,11 +177,36 @@ def _without(part: Part, facts: Facts) -> None:
         if metric in found:
             cells = [value(own[metric].value), f"{found[metric].value:+.4f}"]
             rows.append([split, *cells, between(found[metric], "+")])
+            better += _better_alone(facts, kept, baselines)
     if rows and whole is not None:
+        part.text += better
         name = name_of(FIRST[whole.kind])
         heads = ["rows", name, "with all minus this", "95 % interval"]
         note = "The same model, as it scores with --without."
         part.tables.append(Table("If a party is away", heads, rows, note=note))
+
+
+def _better_alone(facts: Facts, kept: KeptRows, baselines: Mapping[str, Baseline]) -> Iterator[str]:
+    """Yields a sentence for each model of the active party alone that is better than the trained
+    one on the rows ``kept``, which it has scored without a party.
+    """
+    metric = FIRST[kept.kind]
+    for kind in ALONE:
+        other = baselines[kind].kept.get(facts.judged) if kind in baselines else None
+        both = None if other is None else other.beside(kept)
+        if both is None or len(both[0]) < min(_FEW_ROWS, len(kept)):
+            continue
+        theirs, gain = compared(*both)
+        if metric in gain and gain[metric].better(metric) == "better":
+            title = KINDS[kind].format(active=facts.active)
+            own = measured(both[0])[metric]
+            yield (
+                f"{title} is better than the federation on {kept.split} rows: {name_of(metric)} "
+                f"{value(own.value)} against {value(theirs[metric].value)} on the same "
+                f"{len(both[0]):,} rows, a difference of {gain[metric].value:+.4f} (95 % interval "
+                f"{between(gain[metric], '+')}). Score such rows with that model, or train a "
+                "student for them."
+            )
 
 
 def _holders(part: Part, facts: Facts) -> None:
