@@ -169,7 +169,8 @@ def check(party: Path, device: str | None, offline: bool, verbose: bool) -> None
         text = indent + clean(finding.text, LINE)
         click.echo(_broken(head, text) if finding.about == "leaves" else head + text)
     if len(shown) < len(findings):
-        click.echo("What a session with the server tells of any recipe: the same command with -v")
+        more = len(findings) - len(shown)
+        click.echo(f"{more} more lines, of columns, ids and the session with the server: add -v")
     require(findings)
 
 
