@@ -165,7 +165,8 @@ def _without(part: Part, facts: Facts, baselines: Mapping[str, Baseline]) -> Non
     whether the active party's own model would be better.
     """
     whole = facts.kept.get(facts.judged)
-    rows, better = [], []
+    rows: list[list[str]] = []
+    better: list[str] = []
     for split, kept in facts.kept.items():
         if whole is None or not split.startswith(f"{facts.judged} without "):
             continue
