@@ -100,7 +100,9 @@ def _boosted(
         seen = rehearsal.scene("active", seed).embeddings[ATTACKER]
         moved = [*drift(batch for batch in seen() if batch.phase == "splitnn")]
         main = found.metrics["test"]["auc"]
-        return Boosted(name, gamma, seed, main, aucs(completion.recover_labels), beside[seed], moved)
+        return Boosted(
+            name, gamma, seed, main, aucs(completion.recover_labels), beside[seed], moved
+        )
 
 
 def written(done: Sequence[Boosted]) -> str:

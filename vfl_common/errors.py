@@ -2,7 +2,7 @@
 
     VflError
     ├── InputError      the input cannot be used: file, recipe, certificate, address          exit 2
-    │   └── UnwritableError  a file cannot be written
+    │   └── UnwritableError  the disk is full, so that a file cannot be written             exit 6
     ├── PeerError       a peer sent what the recipe does not allow, or refused us             exit 2
     ├── LostError       a party did not come or answer before a deadline                      exit 3
     ├── AbortedError    another party stopped the run                                         exit 4
@@ -177,9 +177,18 @@ class ChangedError(InputError):
 
 
 class UnwritableError(InputError):
-    """A file of this process cannot be written. Peers learn the system's reason, but no path."""
+    """A file of this process cannot be written, because the disk is full. Peers learn the system's
+    reason, but no path.
+
+    The condition can pass: in a run the others wait for this process, as for one that was stopped.
+    """
 
     shared = True
+    EXIT_CODE: ClassVar[int] = 6
+
+    @property
+    def exit_code(self) -> int:
+        return self.EXIT_CODE
 
 
 class PeerError(VflError):
@@ -221,3 +230,10 @@ class InternalError(VflError):
 
     def __init__(self, message: str) -> None:
         super().__init__(Code.INTERNAL, message)
+
+
+def stops(error: BaseException) -> bool:
+    """Whether a process that ends with ``error`` was stopped, by a signal or a full disk: the same
+    command resumes the run, and the others wait for it.
+    """
+    return isinstance(error, UnwritableError) or not isinstance(error, Exception)

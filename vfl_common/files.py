@@ -13,8 +13,10 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -32,6 +34,8 @@ PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 # The size of a trial write: more than the longest line of a record (some hundred ids).
 _TRIAL_BYTES = 1 << 16
+# The time between two trials of a full disk.
+_TRY_AGAIN_S = 1.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -74,13 +78,16 @@ def require_folder(path: Path) -> None:
         ) from None
 
 
-def require_room(folder: Path) -> Path:
+def require_room(folder: Path, room: int = 0) -> Path:
     """Writes and removes a small file in a folder, or in its nearest ancestor that exists, and
-    returns that folder. Raises InputError if it cannot be written.
+    returns that folder. Raises InputError if it cannot be written, or if the file system has less
+    than ``room`` bytes.
     """
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     try:
+        if shutil.disk_usage(folder).free < room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(_TRIAL_BYTES))
             file.flush()
@@ -88,6 +95,27 @@ def require_room(folder: Path) -> Path:
     except OSError as error:
         raise unwritable(folder, error) from None
     return folder
+
+
+def await_room(
+    folders: Iterable[Path], wait_s: float, say: Callable[[str], None], room: int = 0
+) -> None:
+    """Returns once all folders have room for a file of ``room`` bytes, as ``require_room`` tests
+    it; ``say`` gets one sentence if that takes time. Raises UnwritableError after ``wait_s``.
+    """
+    by_s, quiet = time.monotonic() + wait_s, True
+    for folder in dict.fromkeys(folders):
+        while True:
+            try:
+                require_room(folder, room)
+                break
+            except UnwritableError as error:
+                if time.monotonic() >= by_s:
+                    raise
+                if quiet:
+                    quiet = False
+                    say(f"{error} This process waits {wait_s:.0f} s for space.")
+            time.sleep(_TRY_AGAIN_S)
 
 
 def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:

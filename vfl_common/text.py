@@ -15,6 +15,8 @@ _MAX_NAMES = 8
 _LONGEST_NAME = 80
 # The most characters of a line for a person, and of a text in the log.
 LINE = 2_000
+# The kind of phase that measures what the others have trained.
+MEASURES = "evaluate"
 
 
 def clean(text: str, max_chars: int = 500) -> str:
@@ -27,6 +29,12 @@ def clean(text: str, max_chars: int = 500) -> str:
 def count(number: int, what: str) -> str:
     """Returns a number of things in words: ``1 run``, ``2 runs``."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def method_of(kinds: Iterable[str]) -> str:
+    """Returns the kinds of the phases that train, in order: ``fedhssl → head``."""
+    found = dict.fromkeys(kinds)
+    return " → ".join([kind for kind in found if kind != MEASURES] or found)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -167,7 +167,8 @@ def check(party: Path, device: str | None, offline: bool, verbose: bool) -> None
         text = indent + clean(finding.text, LINE)
         click.echo(_broken(head, text) if finding.about == "leaves" else head + text)
     if len(visible) < len(findings):
-        click.echo("Run the same command with -v to see all checks.")
+        more = len(findings) - len(visible)
+        click.echo(f"{more} more lines about columns, ids and the session: run with -v.")
     require(findings)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from vfl_common.config.party import TlsSettings
 from vfl_common.config.recipe import Recipe
-from vfl_common.errors import InputError, VflError
-from vfl_common.files import PLAIN_NAME, write_atomic
+from vfl_common.errors import InputError, UnwritableError, VflError
+from vfl_common.files import PLAIN_NAME, await_room, write_atomic
 from vfl_common.identity.credentials import ANSWERS
 from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import members_of
@@ -125,6 +125,12 @@ class ServerApp:
         if self.job == "predict":
             return self._run(keyring, self._folder())
         with resumable(fresh=self.fresh):
+            # A supervisor that starts this program again and again would give up.
+            await_room(
+                [self.out],
+                self.recipe.run.rejoin_deadline_s,
+                lambda text: self.console.emit("advice", said=text),
+            )
             folder = self._folder()
             # A run that was set aside is followed by another, which is new.
             while True:
@@ -262,12 +268,13 @@ class ServerApp:
         try:
             if parts.completed is None:
                 self._tick(parts)
-        except VflError as error:
-            coordinator.fail(error)
-        except (KeyboardInterrupt, Stopped):
+        # A full disk can pass: the parties wait, as for a server that was stopped.
+        except (KeyboardInterrupt, Stopped, UnwritableError):
             coordinator.stop()
             coordinator.wait_until_empty(_STOP_S)
             raise
+        except VflError as error:
+            coordinator.fail(error)
         finally:
             parts.aggregator.close()
             if coordinator.failure is None:

@@ -1,4 +1,4 @@
-"""A party whose disk is full ends with one sentence, and the others learn why."""
+"""A party whose disk is full says so in one sentence; the others wait for it, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,20 @@ from typing import Any
 import pytest
 
 from tests.harness import cases
-from tests.harness.errors import error_line
-from tests.harness.federation import Federation, refused
+from tests.harness.federation import Federation, Program
+from tests.harness.proxy import Proxy
 from tests.harness.served import Served, trained
 from tests.harness.waiting import wait_until
+from tests.integration.test_resume import (
+    DATA,
+    SECOND_EPOCH,
+    Parameters,
+    assert_equal,
+    parameters,
+    recipe,
+)
+from vfl_common.errors import UnwritableError
+from vfl_common.process.program import STOPPED
 from vfl_party.serve.run import LOG
 
 MANY = {"ids": [f"K-{number}" for number in range(100)]}
@@ -27,12 +38,18 @@ MOUNT, UMOUNT = shutil.which("mount"), shutil.which("umount")
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """128 KiB."""
-    folder = tmp_path / "disk"
+    """A disk of 128 KiB."""
+    with mounted(tmp_path / "disk", "128k") as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, size: str) -> Iterator[Path]:
+    """A small file system in ``folder``, which is made."""
     folder.mkdir()
     if os.geteuid() != 0 or MOUNT is None or UMOUNT is None:
         pytest.skip("only root mounts a small disk")
-    mount = [MOUNT, "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(folder)]
+    mount = [MOUNT, "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     made = subprocess.run(mount, capture_output=True, text=True, check=False, timeout=30)
     if made.returncode:
         pytest.skip(f"no small disk can be mounted here: {made.stderr.strip()}")
@@ -51,6 +68,15 @@ def filled(folder: Path) -> Iterator[None]:
         yield
     finally:
         path.unlink()
+
+
+def ends_full(program: Program, folder: Path) -> None:
+    """Waits until a program ends because ``folder`` has no room, with one line."""
+    assert program.wait() == UnwritableError.EXIT_CODE
+    (line,) = program.stderr.splitlines()
+    assert line.startswith(f"error: {folder}/")
+    assert os.strerror(errno.ENOSPC) in line
+    assert "free some disk space" in line
 
 
 def lines_of(served: Served, name: str, *events: str) -> list[dict[str, Any]]:
@@ -105,7 +131,7 @@ def test_a_passive_party_with_a_full_disk_is_named_in_rows_and_in_one_line(
             assert len(lines_of(served, name, event)) == 1, event
 
 
-def test_a_full_disk_is_one_sentence(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_sentence_and_the_others_wait(small_disk: Path, tmp_path: Path) -> None:
     tables = cases.recipe(
         2, model={"embedding_size": 8, "encoder": {"kind": "mlp", "hidden": [1000]}}
     )
@@ -113,10 +139,82 @@ def test_a_full_disk_is_one_sentence(small_disk: Path, tmp_path: Path) -> None:
         federation.extra = {"p1": {"out": str(small_disk)}}
         server = federation.start_server()
         federation.start_party("p0")
-        line = refused(federation.start_party("p1"), os.strerror(errno.ENOSPC))
-        assert line.startswith(f"error: {small_disk}/")
-        assert server.wait(60) == 2
-        line = error_line(server.stderr)
-        assert "p1" in line
-        assert os.strerror(errno.ENOSPC) in line
-        assert str(small_disk) not in server.stderr
+        ends_full(federation.start_party("p1"), small_disk)
+        assert server.wait_for("lost", party="p1")["how"] == "was stopped"
+        for name in ("server", "p0"):
+            program = federation.programs[name]
+            program.signal(signal.SIGTERM)
+            # A program that has ended would have another code.
+            assert program.wait() == STOPPED
+            assert str(small_disk) not in program.stderr + json.dumps(program.seen())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Parameters:
+    with Federation(tmp_path_factory.mktemp("undisturbed"), recipe(), DATA) as federation:
+        federation.start_all()
+        federation.finish()
+        return parameters(federation)
+
+
+@pytest.mark.parametrize("victim", ["p0", "p1"])
+@pytest.mark.parametrize("key", ["out", "record"])
+def test_a_disk_that_fills_while_a_party_trains(
+    key: str, victim: str, tmp_path: Path, undisturbed: Parameters
+) -> None:
+    """The party ends; started again, it waits for space, and the run goes on as if undisturbed."""
+    with (
+        mounted(tmp_path / "disk", "2m") as disk,
+        Proxy() as proxy,
+        Federation(tmp_path / "run", recipe(), DATA) as federation,
+    ):
+        federation.extra = {
+            "p2": {"active": proxy.address},
+            victim: {key: str(disk) if key == "out" else {"folder": str(disk)}},
+        }
+        proxy.hold_at(sent=SECOND_EPOCH)
+        federation.start_server()
+        proxy.target = federation.start_party("p0").wait_for("ready")["address"]
+        for name in ("p1", "p2"):
+            federation.start_party(name)
+        proxy.wait_until_held()
+        with filled(disk):
+            proxy.release()
+            ends_full(federation.programs[victim], disk)
+            assert federation.programs["server"].wait_for("lost", party=victim)
+            again = federation.start_party(victim)
+            assert "this process waits 60 s for space" in again.wait_for("advice")["said"]
+        if victim == "p0":
+            proxy.target = again.wait_for("ready")["address"]
+        assert federation.finish()["interruptions"] == 1
+        if key == "out":
+            folder = federation.run_folder / victim
+            shutil.copytree(disk / federation.run_folder.name / victim, folder)
+        assert_equal(parameters(federation), undisturbed)
+
+
+def test_a_disk_that_fills_while_the_server_serves(tmp_path: Path, undisturbed: Parameters) -> None:
+    """The server ends; started again, it waits for space, and no party has ended meanwhile."""
+    with (
+        mounted(tmp_path / "disk", "2m") as disk,
+        Proxy() as proxy,
+        Federation(tmp_path / "run", recipe(), DATA) as federation,
+    ):
+        federation.extra = {"p2": {"active": proxy.address}}
+        federation.server_options = ("--out", str(disk))
+        proxy.hold_at(sent=SECOND_EPOCH)
+        federation.start_server()
+        proxy.target = federation.start_party("p0").wait_for("ready")["address"]
+        for name in ("p1", "p2"):
+            federation.start_party(name)
+        proxy.wait_until_held()
+        with filled(disk):
+            proxy.release()
+            ends_full(federation.programs["server"], disk)
+            options = ("--listen", federation.address, "--out", str(disk))
+            again = federation.start("server", "vfl-server", "serve", "recipe.toml", *options)
+            assert "for space" in again.wait_for("advice")["said"]
+        for program in federation.programs.values():
+            assert program.wait() == 0, program.stderr
+        assert len([*disk.glob("*/summary.json")]) == 1
+        assert_equal(parameters(federation), undisturbed)

@@ -29,7 +29,9 @@ def validation_metrics(
     folder.mkdir()
     data = {}
     for number, name in enumerate(("p0", "p1")):
-        columns: dict[str, npt.NDArray[Any]] = {f"c{at}": X_NF[:, 2 * number + at] for at in range(2)}
+        columns: dict[str, npt.NDArray[Any]] = {
+            f"c{at}": X_NF[:, 2 * number + at] for at in range(2)
+        }
         columns |= {"y": labels} if name == "p0" else {}
         path = folder / f"{name}.csv"
         lines = [

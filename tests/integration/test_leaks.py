@@ -267,7 +267,9 @@ def test_the_worst_leaks_are_drawn_first_and_the_rest_is_named() -> None:
 
 def test_one_recipe_is_drawn_as_bars_beside_chance() -> None:
     def line(of: str, leak: float, unit: str, **more: Any) -> AttackLine:
-        return AttackLine("a", "p1", of, "nothing", unit, Spread((leak,)), chance=Spread((0.5,)), **more)
+        return AttackLine(
+            "a", "p1", of, "nothing", unit, Spread((leak,)), chance=Spread((0.5,)), **more
+        )
 
     lines = (
         line("x", 0.6, "AUC"),
@@ -386,7 +388,11 @@ NOISE = {
     ("phase", "gradients", "embeddings"),
     [
         ({}, "leave without a defence", "splitnn, evaluate"),
-        ({"iso": 1.0}, "leave with noise: attacks that average over all epochs", "splitnn, evaluate"),
+        (
+            {"iso": 1.0},
+            "leave with noise: attacks that average over all epochs",
+            "splitnn, evaluate",
+        ),
         (
             {"transforms": [NOISE | {"exchange": name} for name in ("embedding", "validation")]},
             "leave without a defence",

@@ -77,7 +77,9 @@ def test_a_page_has_the_numbers_that_the_run_has_reported(
         assert Facts(find(run)).label == label.get("label", ", ".join(label.get("labels", ())))
     facts = Facts(find(run))
     reported = summary.metrics["test"]
-    found = {name: each.value for name, each in estimate_metrics(facts.predictions["test"], 20).items()}
+    found = {
+        name: each.value for name, each in estimate_metrics(facts.predictions["test"], 20).items()
+    }
     shared = found.keys() & reported.keys()
     assert FIRST[facts.predictions["test"].kind] in shared
     # Parties measure in float32.

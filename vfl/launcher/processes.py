@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.launcher.forks import Forked, Launcher
-from vfl_common.errors import Code, VflError
+from vfl_common.errors import Code, UnwritableError, VflError
 
 # The time between SIGTERM and SIGKILL.
 _ORDERLY_S = 5.0
@@ -24,7 +24,12 @@ LOST = 3
 
 
 # {exit code: code of the error}
-_CODES = {2: Code.CONFIG_INVALID, 3: Code.PARTY_LOST, 4: Code.ABORTED}
+_CODES = {
+    2: Code.CONFIG_INVALID,
+    3: Code.PARTY_LOST,
+    4: Code.ABORTED,
+    UnwritableError.EXIT_CODE: Code.FILE_INVALID,
+}
 
 
 class ProcessFailed(VflError):  # noqa: N818 - it says what happened

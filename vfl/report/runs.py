@@ -17,7 +17,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import utc
 from vfl_common.production.registry import when_began
 from vfl_common.summary import Summary, load_summary
-from vfl_common.text import clean
+from vfl_common.text import clean, method_of
 
 _MAIN = ("accuracy", "auc", "rmse")
 # Maximum number of characters of a line.
@@ -229,11 +229,9 @@ def began_of(folder: Path) -> tuple[float, float, str]:
 
 def _method(recipe: Mapping[str, Any]) -> str:
     """Returns the method of a recipe from the folder of a run; '' if it cannot be read."""
-    from vfl_common.config.recipe import Recipe
-
     try:
-        return Recipe.model_validate(recipe).method
-    except ValueError:
+        return method_of(phase["kind"] for phase in recipe["phases"])
+    except (KeyError, TypeError):
         return str(recipe.get("method", ""))
 
 

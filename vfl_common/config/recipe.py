@@ -31,13 +31,12 @@ from vfl_common.config.recipe_tables import (
 )
 from vfl_common.config.spelling import Spelling, leaves, without_newer
 from vfl_common.errors import Code, InputError, VflError
+from vfl_common.text import MEASURES, method_of
 
 # The runner's own, in step keys and the ledger.
 RESERVED_PHASES = frozenset({"open", "align", "control", "predict", "serve"})
 # Beside the parties' folders of a simulated run.
 RESERVED_FOLDERS = frozenset({"federation", "summary.json"})
-# The kind of phase that measures what the others have trained.
-_MEASURES = "evaluate"
 
 
 class Recipe(Section):
@@ -191,8 +190,8 @@ class Recipe(Section):
                 raise ValueError(f"{where}: {text} (it has {', '.join(known)})")
         if len(set(told)) < len(told):
             raise ValueError(f"{where}: a metric is named twice; remove one")
-        if told and all(phase.kind != _MEASURES for phase in self.phases):
-            raise ValueError(f'{where}: add a phase of kind = "{_MEASURES}", which tells them')
+        if told and all(phase.kind != MEASURES for phase in self.phases):
+            raise ValueError(f'{where}: add a phase of kind = "{MEASURES}", which tells them')
 
     def _check_own_size(self, party: PartySettings) -> None:
         """Raises ValueError if the party cannot have embeddings of a width of its own."""
@@ -243,8 +242,7 @@ class Recipe(Section):
     @property
     def method(self) -> str:
         """The kinds of the phases that train, in order: ``fedhssl → head``."""
-        kinds = dict.fromkeys(phase.kind for phase in self.phases)
-        return " → ".join([kind for kind in kinds if kind != _MEASURES] or kinds)
+        return method_of(phase.kind for phase in self.phases)
 
     @property
     def active(self) -> PartySettings:

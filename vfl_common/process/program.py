@@ -28,6 +28,7 @@ Exit codes:
   3    a party was lost, or too slow for a deadline of the recipe
   4    another party stopped the run
   5    done, but not as requested: scores without the others, a worse model, a drifted column
+  6    the disk is full: free some space; the same command resumes the run
   130  stopped by SIGINT or SIGTERM
 """
 

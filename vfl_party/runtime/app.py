@@ -13,7 +13,7 @@ from pathlib import Path
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError, LostError
-from vfl_common.files import kept_secret, write_atomic
+from vfl_common.files import await_room, kept_secret, write_atomic
 from vfl_common.ledger import Ledger
 from vfl_common.process import garbage
 from vfl_common.process.logs import Console, version
@@ -27,7 +27,6 @@ from vfl_common.stages import Job
 from vfl_party.account.limits import guard_of, limits_of
 from vfl_party.align import Aligned, Aligning, quota
 from vfl_party.assembly.files import PartyFiles
-from vfl_party.assembly.machine import room
 from vfl_party.assembly.party import Assembled, Opened, PutOnRanks, assemble, open_party, parts_of
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.base.seeds import secret_seed
@@ -93,11 +92,11 @@ class PartyApp:
         files = self.files
         # Refuses a bad address before the data are read.
         self._metrics_address()
-        room(files.file)
         out = Path(files.file.out)
+        resume = None if fresh else find_unfinished(out, files.name, files.recipe)
+        self._await_room(out, resume)
         opened = files.open(work=training(files.recipe, files.name, out))
         plugins = versions.shared(opened) | versions.modelling(opened)
-        resume = None if fresh else find_unfinished(out, files.name, files.recipe)
         folders = Folders(
             out,
             files.name,
@@ -117,6 +116,21 @@ class PartyApp:
             resume.checkpoints = store_of(resume, files.recipe)
             versions.require_same(resume.path, resume.facts().get("plugins", {}), plugins)
         return opened, folders
+
+    def _await_room(self, out: Path, resume: RunFolder | None) -> None:
+        """Waits until the disk has room for the record and the next checkpoint: a supervisor that
+        starts this program again and again would give up. Raises UnwritableError after ``wait_s``.
+        """
+
+        def say(text: str) -> None:
+            log.error("%s", text, extra={"event": "unwritable"})
+            self.console.show("advice", said=text)
+
+        written = resume.path.glob("checkpoints/*") if resume is not None else ()
+        # A checkpoint that did not fit has left its room free.
+        largest = max((path.stat().st_size for path in written), default=0)
+        await_room([out], self.wait_s, say, largest)
+        await_room([Path(self.files.file.record.folder or out)], self.wait_s, say)
 
     def predict(
         self,

@@ -48,6 +48,10 @@ from vfl_party.runtime.joining import check_before, joining_of, training
 _CONNECT_S = 3.0
 # At the end of what ``choices`` says of ids that ``tabulate`` then refuses with a reason.
 _REFUSED = ": refused"
+# Of a rule that keeps every id apart.
+_ALL_KEPT = ": 0 missing, 0 repeat "
+# Of one categorical column.
+_CATEGORIES = " categories"
 # Errors that are about neither data nor recipe.
 _ABOUT = {Code.MODEL_INVALID: "model", Code.REFUSED: "policy"}
 
@@ -61,7 +65,8 @@ class Finding:
     """One line: the subject, whether it is fine, and what was found or what to do.
 
     ``soon``: it is fine today, but not for long. ``note``: it can be run, and is perhaps not meant.
-    ``detail``: it is the same for every recipe.
+    ``detail``: it is the same for every recipe, about one of many columns, or about a rule of ids
+    that nothing depends on.
     """
 
     about: str
@@ -217,9 +222,10 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
             # A refused id, too, is seen in them.
             refused = bool(ids) and ids[-1].endswith(_REFUSED)
             yield from notes
-            yield from (Finding("ids", True, line) for line in ids[: len(ids) - refused])
+            for line in ids[: len(ids) - refused]:
+                yield Finding("ids", True, line, detail=_ALL_KEPT in line)
         for line in describe(opened.table):
-            yield Finding("data", True, line)
+            yield Finding("data", True, line, detail=line.endswith(_CATEGORIES))
         counts = opened.table.counts
         if counts is not None and counts.unlabelled:
             text = f"{counts.unlabelled:,} of {counts.rows:,} rows have no label: training leaves"

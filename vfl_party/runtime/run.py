@@ -25,7 +25,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 
-from vfl_common.errors import ChangedError, Code, InputError, InterruptedRun, PeerError, VflError
+from vfl_common.errors import (
+    ChangedError,
+    Code,
+    InputError,
+    InterruptedRun,
+    PeerError,
+    VflError,
+    stops,
+)
 from vfl_common.files import write_atomic
 from vfl_common.ledger import load_entries
 from vfl_common.process.logs import changed_arithmetic
@@ -153,13 +161,13 @@ class PartyRun:
             raise
 
     def _tell(self, error: BaseException) -> None:
-        """Tells the server why this party ends; one that a person or a supervisor stopped does not
-        end the run.
+        """Reports to the server why this party ends. A signal or a full disk does not end the run
+        of the others.
         """
-        if isinstance(error, Exception):
-            self._session.abort(error)
-        else:
+        if stops(error):
             self._session.stopping()
+        else:
+            self._session.abort(error)
 
     def _join(self, offer: Joining, folder: RunFolder | None) -> Start | Done:
         """Joins. If this party has reported, and the server has gone, the run is taken to be
@@ -364,7 +372,7 @@ class PartyRun:
         finally:
             self._session.watch(None)
             if error is not None:
-                if not isinstance(error, Exception):
+                if stops(error):
                     # First, so that the others read that this party was stopped.
                     self._session.stopping()
                 # The server decides what follows.

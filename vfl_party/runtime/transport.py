@@ -19,6 +19,7 @@ from vfl_common.errors import (
     LostError,
     PeerError,
     VflError,
+    stops,
 )
 from vfl_common.identity.diagnose import diagnose
 from vfl_common.ledger import Ledger
@@ -101,11 +102,9 @@ class GrpcTransport:
         """Returns what the peers hear: a party that was stopped is waited for, as one that was
         lost.
         """
-        if isinstance(error, VflError):
-            return error
-        if isinstance(error, Exception):
-            return InternalError(str(error))
-        return InterruptedRun(f"{self.me} was stopped")
+        if stops(error):
+            return InterruptedRun(f"{self.me} was stopped")
+        return error if isinstance(error, VflError) else InternalError(str(error))
 
     def close(self, error: BaseException | None) -> None:
         if self.roll_call is not None:

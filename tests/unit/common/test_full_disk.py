@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from tests.harness.errors import assert_names, raises
-from vfl_common.errors import Code, InputError
-from vfl_common.files import append, write_atomic
+from vfl_common.errors import Code, InputError, UnwritableError
+from vfl_common.files import append, await_room, write_atomic
 from vfl_common.ledger import Ledger, load_entries
 from vfl_common.process.logs import log_to, own_log
 from vfl_party.base.checkpoint import CheckpointStore
@@ -141,3 +141,12 @@ def test_a_line_of_the_log_is_lost_in_silence(
         handler.close()
     assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0])["message"] == "first"
     assert capsys.readouterr().err == ""
+
+
+def test_room_is_for_a_file_of_the_size_that_follows(tmp_path: Path) -> None:
+    """A checkpoint that did not fit leaves its room free, so that a small file would fit."""
+    said: list[str] = []
+    await_room([tmp_path], 0.0, said.append)
+    assert said == []
+    with pytest.raises(UnwritableError):
+        await_room([tmp_path], 0.0, said.append, room=1 << 62)

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from vfl_common.config.party import load_party
-from vfl_common.errors import CATALOGUE, Code
+from vfl_common.errors import CATALOGUE, Code, UnwritableError
 from vfl_common.rpc.guard.limits import connection_limit
 from vfl_party.cli import cli as party
 from vfl_server.cli import cli as server
@@ -173,6 +173,8 @@ def test_restarts_are_for_what_a_restart_mends(name: str) -> None:
     assert not prevented & mended
     # Each code is decided about.
     assert prevented | mended == {entry.exit_code for entry in CATALOGUE.values()}
+    # A full disk can pass.
+    assert UnwritableError.EXIT_CODE not in prevented
     # Or it would be tried for ever.
     assert unit(name)["Unit", "StartLimitBurst"]
 

@@ -80,7 +80,10 @@ def test_ninety_five_of_a_hundred_intervals_hold_no_difference_where_there_is_no
 
 def test_the_metrics_are_scikit_learn_s() -> None:
     truth_N, old_N, new_N = scores(5, 200)
-    found = {each.metric: each for each in compute_measures(binary(truth_N, old_N), binary(truth_N, new_N))}
+    found = {
+        each.metric: each
+        for each in compute_measures(binary(truth_N, old_N), binary(truth_N, new_N))
+    }
     assert found["log_loss"].new == pytest.approx(log_loss(truth_N, new_N))
     assert found["brier"].old == pytest.approx(brier_score_loss(truth_N, old_N))
     assert found["accuracy"].old == pytest.approx(((old_N > 0.5) == truth_N).mean())
@@ -114,7 +117,12 @@ def test_several_classes_have_no_auc() -> None:
 
 def verdict(old: ModelScores, new: ModelScores) -> Comparison:
     return Comparison(
-        "old", "new", 9, "test rows of both", compute_measures(old, new), (old.scores_NC, new.scores_NC)
+        "old",
+        "new",
+        9,
+        "test rows of both",
+        compute_measures(old, new),
+        (old.scores_NC, new.scores_NC),
     )
 
 

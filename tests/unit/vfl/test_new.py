@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -476,6 +477,28 @@ def test_the_list_of_commands_needs_neither_recipes_nor_numpy() -> None:
         "assert not {'numpy', 'torch', 'cryptography', 'vfl_common.config.recipe'} & {*sys.modules}"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_list_of_runs_needs_no_recipe(tmp_path: Path) -> None:
+    """A recipe's models take 0.2 s to build; the method of an unfinished run needs none of them."""
+    folder = tmp_path / "first" / "bank"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"finished": false}')
+    kinds = ("fedonce", "head", "head", "evaluate")
+    recipe = {"seed": 7, "phases": [{"kind": kind} for kind in kinds]}
+    (folder / "recipe.json").write_text(json.dumps(recipe))
+    code = (
+        "import sys; from click.testing import CliRunner; from vfl.cli import cli; "
+        f"said = CliRunner().invoke(cli, ['runs', '--out', {str(tmp_path)!r}]).output; "
+        "assert 'fedonce → head' in said and 'unfinished' in said, said; "
+        "assert not {'torch', 'vfl_common.config.recipe'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_modules_of_the_check_need_no_scipy() -> None:
+    code = "import sys, vfl_party.runtime.preflight; assert 'scipy' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_an_id_that_few_rows_have_for_themselves_is_doubted() -> None:

@@ -69,7 +69,9 @@ def test_a_page_says_how_good_the_model_is_for_rows_that_only_some_parties_hold(
     )
     facts = Facts(find(folder))
     page = run_page(facts, {}, None)
-    (shown,) = [t for p in page.parts for t in p.tables if t.caption == "Quality by parties that have a row"]
+    (shown,) = [
+        t for p in page.parts for t in p.tables if t.caption == "Quality by parties that have a row"
+    ]
     for name, rows, auc, _ in shown.rows:
         assert rows == str(len(held[name]))
         assert auc == f"{estimate_metrics(facts.predictions[name])['auc'].value:.4f}"
@@ -221,7 +223,10 @@ def test_a_page_says_whether_asking_the_others_was_worth_it(tmp_path: Path) -> N
     }
     html = page_of(folder)
     assert "Together is better than bank alone on the same 100 rows" in html
-    assert "No significant difference between together and all in one place on the same 100 rows" in html
+    assert (
+        "No significant difference between together and all in one place on the same 100 rows"
+        in html
+    )
     facts = Facts(find(folder))
     own = estimate_metrics(facts.predictions["test"])
     pairs = {each.kind: each for each in compare_with_baselines(facts, found, own)}
@@ -231,6 +236,31 @@ def test_a_page_says_whether_asking_the_others_was_worth_it(tmp_path: Path) -> N
         pairs["alone"].mine["auc"].value - pairs["alone"].theirs["auc"].value
     )
     assert possible(Facts(find(folder))) == ["alone", "gbdt-alone", "combined", "gbdt"]
+
+
+@pytest.mark.parametrize(("good", "said"), [(1.4, True), (0.2, False)])
+def test_a_page_says_that_the_own_model_is_better_if_a_party_is_away(
+    good: float, said: bool, tmp_path: Path
+) -> None:
+    whole, away = (pages.predictions("binary", 200, good=each) for each in (1.5, 0.3))
+    away = away.filter(pc.equal(away["split"], "test"))
+    place = away.schema.get_field_index("split")
+    away = away.set_column(place, "split", pa.array(["test without shop"] * len(away)))
+    table = pa.concat_tables([whole, away])
+    folder = pages.finished_run(tmp_path / "20260101-120000-churn-0001", table=table)
+    html = unescape(page_of(folder))
+    words = "bank alone is better than the federation on test without shop rows: "
+    assert "If a party is away" in html
+    assert words not in html
+    alone(tmp_path / "20260101-120001-churn-alone-0001", good=good)
+    html = unescape(page_of(folder))
+    assert (words in html) is said
+    assert ("train a student for them" in html) is said
+    facts = Facts(find(folder))
+    (own,) = (each.predictions["test"] for each in find_baselines(facts).values())
+    without = facts.predictions["test without shop"]
+    figures = [f"{estimate_metrics(each)['auc'].value:.4f}" for each in (own, without)]
+    assert ("{} against {} on the same 100 rows".format(*figures) in html) is said
 
 
 def test_baselines_are_made_only_where_all_tables_are(tmp_path: Path) -> None:

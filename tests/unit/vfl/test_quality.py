@@ -26,7 +26,9 @@ def keys(rows: int) -> tuple[str, ...]:
     return tuple(f"r{row}" for row in range(rows))
 
 
-def binary(seed: int = 0, rows: int = 300, ties: int | None = None, more: float = 0.0) -> SplitPredictions:
+def binary(
+    seed: int = 0, rows: int = 300, ties: int | None = None, more: float = 0.0
+) -> SplitPredictions:
     draw = np.random.default_rng(seed)
     y_N = (draw.random(rows) < 0.35).astype(np.int64)
     noise_N = np.random.default_rng(seed + 100).normal(0, 1.4 + more, rows)
@@ -138,7 +140,9 @@ def test_queries_are_ordered_as_scikit_learn_says() -> None:
     )
     # A query without a relevant row counts for nothing.
     relevance_N[:6] = 0
-    kept = SplitPredictions("test", "ranking", keys(72), (), relevance_N, scores_N[:, None], more_N=queries)
+    kept = SplitPredictions(
+        "test", "ranking", keys(72), (), relevance_N, scores_N[:, None], more_N=queries
+    )
     each = [
         sk.ndcg_score([relevance_N[queries == q]], [scores_N[queries == q]])
         for q in dict.fromkeys(queries.tolist())
@@ -256,7 +260,9 @@ def test_curves_are_scikit_learn_s(ties: int | None) -> None:
     )
     found = curves.calibration(y_N, p_N)
     true_B, said_B = sk_calibration.calibration_curve(y_N, p_N, n_bins=10, strategy="quantile")
-    np.testing.assert_allclose((found.true_B, found.predicted_B), (true_B, said_B), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(
+        (found.true_B, found.predicted_B), (true_B, said_B), rtol=0, atol=1e-9
+    )
     assert found.rows_B.sum() == len(kept)
     for hits, rows, low, high in zip(
         found.true_B * found.rows_B, found.rows_B, found.low_B, found.high_B, strict=True

@@ -24,7 +24,7 @@ KINDS = {
     "combined": "all in one place",
     "gbdt": "all in one place, with trees",
 }
-_ALONE = ("alone", "gbdt-alone")
+ALONE = ("alone", "gbdt-alone")
 # The name of the party with all columns in a centralized baseline.
 _COMBINED = "combined"
 # Keys of the recipe's rows that decide which rows are test rows.
@@ -73,7 +73,7 @@ def possible(facts: Facts) -> list[str]:
     recipe = facts.recipe
     if recipe is None or len(recipe.parties) < 2:
         return []
-    return [kind for kind in KINDS if recipe.active.features or kind not in _ALONE]
+    return [kind for kind in KINDS if recipe.active.features or kind not in ALONE]
 
 
 def how_to_get(facts: Facts) -> str:

@@ -4,15 +4,16 @@ party.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vfl.report.page.baselines import KINDS, Baseline, how_to_get, possible
+from vfl.report.page.baselines import ALONE, KINDS, Baseline, how_to_get, possible
 from vfl.report.page.draw import bars, intervals
 from vfl.report.page.facts import Facts, read_json
 from vfl.report.page.svg import BLUE, GREEN, GREY, ORANGE
 from vfl.report.page.tables import PageTable, Section, between, name_of, value
+from vfl.report.quality.kept import SplitPredictions
 from vfl.report.quality.measures import FIRST, LOWER, Estimate, estimate_gain, estimate_metrics
 from vfl_common.summary import Worth
 
@@ -114,7 +115,7 @@ def part_of(
     missing = [kind for kind in possible(facts) if kind not in baselines]
     if missing and predictions is not None:
         _missing(part, facts, missing)
-    _without(part, facts)
+    _without(part, facts, baselines)
     _holders(part, facts)
     _each_party(part, facts)
     return part
@@ -182,10 +183,13 @@ def _missing(part: Section, facts: Facts, missing: Sequence[str]) -> None:
         part.commands.append((what, command))
 
 
-def _without(part: Section, facts: Facts) -> None:
-    """Shows the quality of the model without a party, if the run has measured it."""
+def _without(part: Section, facts: Facts, baselines: Mapping[str, Baseline]) -> None:
+    """Shows the quality of the model without a party, if the run has measured it, and whether the
+    active party's own model is better.
+    """
     whole = facts.predictions.get(facts.judged)
-    rows = []
+    rows: list[list[str]] = []
+    better: list[str] = []
     for split, predictions in facts.predictions.items():
         if whole is None or not split.startswith(f"{facts.judged} without "):
             continue
@@ -197,11 +201,38 @@ def _without(part: Section, facts: Facts) -> None:
         if metric in gains:
             cells = [value(own[metric].value), f"{gains[metric].value:+.4f}"]
             rows.append([split, *cells, between(gains[metric], "+")])
+            better += _better_alone(facts, predictions, baselines)
     if rows and whole is not None:
+        part.text += better
         name = name_of(FIRST[whole.kind])
         heads = ["rows", name, "with all minus this", "95 % interval"]
         note = "The same model, scoring with --without."
         part.tables.append(PageTable("Quality without a party", heads, rows, note=note))
+
+
+def _better_alone(
+    facts: Facts, predictions: SplitPredictions, baselines: Mapping[str, Baseline]
+) -> Iterator[str]:
+    """Yields a sentence for each model of the active party alone that is better than the trained
+    one on the rows of ``predictions``, which it has scored without a party.
+    """
+    metric = FIRST[predictions.kind]
+    for kind in ALONE:
+        other = baselines[kind].predictions.get(facts.judged) if kind in baselines else None
+        both = None if other is None else other.pair_with(predictions)
+        if both is None or len(both[0]) < min(_FEW_ROWS, len(predictions)):
+            continue
+        theirs, gain = estimate_gain(*both)
+        if metric in gain and gain[metric].better(metric) == "better":
+            title = KINDS[kind].format(active=facts.active)
+            own = estimate_metrics(both[0])[metric]
+            yield (
+                f"{title} is better than the federation on {predictions.split} rows: "
+                f"{name_of(metric)} {value(own.value)} against {value(theirs[metric].value)} on the "
+                f"same {len(both[0]):,} rows, a difference of {gain[metric].value:+.4f} (95 % interval "
+                f"{between(gain[metric], '+')}). Score such rows with that model, or train a "
+                "student for them."
+            )
 
 
 def _holders(part: Section, facts: Facts) -> None:

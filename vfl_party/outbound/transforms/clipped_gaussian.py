@@ -9,7 +9,6 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from scipy.special import log_ndtr, ndtr
 from torch import Tensor
 
 from vfl_common.config.base import Section
@@ -35,6 +34,8 @@ def sigma_of(epsilon: float, delta: float, sensitivity: float) -> float:
     """Returns the least σ of Gaussian noise that is (ε, δ)-differentially private (Balle and Wang
     2018, Theorem 8): Φ(Δ/2σ − εσ/Δ) − e^ε·Φ(−Δ/2σ − εσ/Δ) <= δ.
     """
+
+    from scipy.special import log_ndtr, ndtr
 
     # σ / Δ.
     def reached(ratio: float) -> bool:

@@ -14,6 +14,7 @@ _WORDS = {
     "string_unicode": "must be text of valid characters",
     "float_type": "must be a number",
     "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
     "too_short": "must not be empty",
 }
 _CELL = "must be a number, text, true, false or null"

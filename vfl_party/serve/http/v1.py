@@ -31,6 +31,7 @@ class Asked(BaseModel):
     min_quality: float | None = Field(
         None,
         strict=True,
+        allow_inf_nan=False,
         description="Refuse a row if the parties that know it give less quality than this.",
     )
     model: Annotated[str, Field(max_length=200)] | None = Field(

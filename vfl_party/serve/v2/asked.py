@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,8 +50,10 @@ def columns_of(inputs: Sequence[Tensor], n: int) -> dict[str, list[Any]] | None:
 def least_of(parameters: Mapping[str, Any]) -> float | None:
     """Returns the least quality that is asked for; None: any. Raises Denied."""
     found = parameters.get("min_quality")
-    if found is not None and (isinstance(found, bool) or not isinstance(found, int | float)):
-        raise Denied(400, "parameters: min_quality must be a number")
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+        raise Denied(400, "parameters: min_quality must be a finite number")
     return found
 
 

@@ -16,11 +16,12 @@ import grpc
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from tests.harness.errors import assert_names, raises
+from tests.harness.pki import dns, signer, written
 from vfl.certs.authority import create_authority, issue
 from vfl_common.config.party import TlsSettings
 from vfl_common.errors import Code, InputError, VflError
@@ -329,6 +330,22 @@ def test_tls_without_grpc(ca: Path, bank: Credentials) -> None:
 
     with listener(serve) as address:
         found(address, bank, Code.UNREACHABLE)
+
+
+def test_peer_with_a_key_that_grpc_cannot_use(ca: Path, bank: Credentials) -> None:
+    """Python's TLS takes the key, so that the handshake itself shows no reason."""
+    leaf = signer(ca).leaf(dns("server"), ed25519.Ed25519PrivateKey.generate())
+    context = tls_context(written(ca, "server", leaf), ["h2"])
+
+    def serve(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True):
+            pass
+
+    with listener(serve) as address:
+        error = diagnose(address, bank, "server", TIMEOUT_S)
+    assert error.code == Code.CERTIFICATE_INVALID
+    assert "the key of the certificate of 'server'" in str(error)
+    assert "is Ed25519, which gRPC cannot use; take ECDSA" in str(error)
 
 
 def test_peer_that_leaves_after_the_handshake(ca: Path, bank: Credentials) -> None:

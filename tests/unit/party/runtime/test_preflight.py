@@ -129,7 +129,7 @@ def test_a_disk_without_room_is_found_before_a_run(
     (disk,) = [finding for finding in checked(path) if finding.about == "disk"]
     assert not disk.fine
     assert_names(disk.text, "processes")
-    done = CliRunner().invoke(cli, ["run", str(path)])
+    done = CliRunner().invoke(cli, ["run", str(path), "--wait", "0"])
     assert isinstance(done.exception, InputError)
     assert done.exception.code is Code.FILE_INVALID
 
@@ -267,6 +267,30 @@ def test_what_a_table_holds_reaches_the_terminal_printable_and_short(tmp_path: P
     assert shown.replace("\n", "").isprintable()
     assert "x" * 100 not in shown
     assert f"('{'x' * 80}…')" in shown
+
+
+def test_lines_of_columns_and_ids_without_news_are_details(tmp_path: Path) -> None:
+    path = federation(tmp_path) / "p1.toml"
+    rows = "".join(f"K{number},{'ab'[number % 2]},{number % 7}\n" for number in range(100))
+    (tmp_path / "own.csv").write_text(f"who,job,x\n{rows}K7,a,1\n")
+    data = {"source": "own.csv", "id": "who", "duplicates": "first"}
+    for repeats, source in ((1, f"{rows}K7,a,1\n"), (0, rows)):
+        (tmp_path / "own.csv").write_text(f"who,job,x\n{source}")
+        found = {each.text: each.detail for each in checked(path, data=data)}
+        assert found["  'job': 2 categories"]
+        assert not found["categorical columns: 1"]
+        (kept,) = [text for text in found if text.startswith("as they come: ")]
+        assert found[kept] == (repeats == 0)
+    shown, long = (
+        CliRunner().invoke(cli, ["check", str(path), "--offline", *more]).output
+        for more in ([], ["-v"])
+    )
+    assert "2 categories" not in shown
+    assert "as they come" not in shown.replace("shapes as they come", "")
+    assert "2 categories" in long
+    hidden = len(long.splitlines()) - len(shown.splitlines()) + 1
+    assert hidden > 10
+    assert "more lines, of columns, ids and the session with the server: add -v" in shown
 
 
 def test_a_passive_party_s_label_is_a_note(tmp_path: Path) -> None:

@@ -108,6 +108,9 @@ def test_a_stranger_has_nothing_parsed(tmp_path: Path, path: str, body: bytes) -
         (200, b'{"ids": ["a"], "min_quality": 0.5}'),
         (422, b'{"ids": ["a"], "min_quality": "0.5"}'),
         (422, b'{"ids": ["a"], "min_quality": true}'),
+        (422, b'{"ids": ["a"], "min_quality": NaN}'),
+        (422, b'{"ids": ["a"], "min_quality": -Infinity}'),
+        (422, b'{"ids": ["a"], "min_quality": 1e400}'),
         (422, b'{"ids": ["a"], "more": 1}'),
         (422, b'{"ids": ["\\ud800"]}'),
         (422, b'{"ids": ["' + b"a" * 2_000 + b'"]}'),
@@ -152,6 +155,7 @@ def test_the_short_way_answers_as_the_long_one(status: int, body: bytes) -> None
             "columns: must be an object: a list of values for each column",
         ),
         (b'{"ids": ["a"], "min_quality": "high"}', "min_quality: must be a number"),
+        (b'{"ids": ["a"], "min_quality": NaN}', "min_quality: must be a finite number"),
     ],
 )
 def test_a_wrong_body_gets_plain_words(body: bytes, said: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -226,6 +227,9 @@ def test_what_gRPC_refuses(here: Here) -> None:  # noqa: N802 - its name
     quality = message(ids("ada"))
     quality.parameters["min_quality"].string_param = "high"
     assert here.refused("ModelInfer", quality)[0] == "INVALID_ARGUMENT"
+    for number in (math.nan, -math.inf):
+        quality.parameters["min_quality"].double_param = number
+        assert here.refused("ModelInfer", quality)[0] == "INVALID_ARGUMENT"
 
 
 def test_what_gRPC_says_of_itself(here: Here) -> None:  # noqa: N802 - its name

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from scipy.io.matlab import matfile_version
-
 _COMPRESSED, _MATRIX = 15, 14
 # Types of numbers and of text.
 _KNOWN = frozenset((*range(1, 8), 9, 12, 13, 16, 17, 18))
@@ -27,6 +25,8 @@ def require_known_types(source: str) -> None:
     """Raises ValueError if an array of numbers or text declares an unknown type; struct.error or
     zlib.error if its beginning is cut off or damaged.
     """
+    from scipy.io.matlab import matfile_version
+
     if matfile_version(source)[0] != 1:
         return
     with Path(source).open("rb") as file:
