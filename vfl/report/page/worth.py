@@ -228,10 +228,10 @@ def _better_alone(
             own = estimate_metrics(both[0])[metric]
             yield (
                 f"{title} is better than the federation on {predictions.split} rows: "
-                f"{name_of(metric)} {value(own.value)} against {value(theirs[metric].value)} on the "
-                f"same {len(both[0]):,} rows, a difference of {gain[metric].value:+.4f} (95 % interval "
-                f"{between(gain[metric], '+')}). Score such rows with that model, or train a "
-                "student for them."
+                f"{name_of(metric)} {value(own.value)} against {value(theirs[metric].value)} "
+                f"on the same {len(both[0]):,} rows, a difference of {gain[metric].value:+.4f} "
+                f"(95 % interval {between(gain[metric], '+')}). Score such rows with that model, "
+                "or train a student for them."
             )
 
 
