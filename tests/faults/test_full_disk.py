@@ -76,7 +76,7 @@ def ends_full(program: Program, folder: Path) -> None:
     (line,) = program.stderr.splitlines()
     assert line.startswith(f"error: {folder}/")
     assert os.strerror(errno.ENOSPC) in line
-    assert "free some disk space" in line
+    assert "Free some disk space" in line
 
 
 def lines_of(served: Served, name: str, *events: str) -> list[dict[str, Any]]:

@@ -168,7 +168,7 @@ def test_a_new_process_that_cannot_start_changes_nothing(tmp_path: Path) -> None
         (served.federation.folder / "p0.toml").write_text("no_such_key = 1")
         active.signal(signal.SIGHUP)
         said = active.wait_for("advice", 120.0)["said"]
-        assert_names(said, "correct")
+        assert_names(said, "exit code 2", "Correct")
         assert "goes on" in said
         (row,) = served.rows("K-1")
         assert row["state"] == "scored"

@@ -53,7 +53,7 @@ def test_half_open_connections_end_no_run(tmp_path: Path) -> None:
             federation.finish()
         for name in federation.called:
             log = (federation.run_folder / name / "log.jsonl").read_text()
-            assert log.count(f"may open {FEW} files only") == 1, name
+            assert log.count(f"may open only {FEW} files") == 1, name
 
 
 def memory_mib(program: Program) -> float:

@@ -231,7 +231,7 @@ def test_recipes_of_one_name_are_told_apart_by_their_files(tmp_path: Path) -> No
     assert done.stderr.index("plain, seed") < done.stderr.index("noisy, seed")
     assert " ".join(done.stdout.split()).startswith("plain: labels: ")
     rows = done.stdout[done.stdout.index("Recipes compared") : done.stdout.index("plain: test")]
-    assert "beside plain" in rows
+    assert "lost against plain" in rows
     # The worst first.
     assert rows.index("cosine") < rows.index("norm")
     same = vfl.leaks([made, made], attacks=["norm"], quiet=True)

@@ -76,7 +76,7 @@ def test_figures_of_server_and_peers_and_who_is_refused() -> None:
     assert pairs == {("tops", "p0"), ("tops", "p1"), ("tops", "p2"), ("uploads", server)}
     assert all(0.5 <= line.value.mean <= 1 and line.chance_high is not None for line in found.lines)
     for note in found.notes:
-        assert_names(note, "tops: p")
+        assert_names(note, "rank 8 of 8")
     alone = vfl.leaks(tables(aggregate=False), attacks=["tops", "uploads"], quiet=True).found[0]
     assert not alone.lines
     (why,) = {note.partition(": ")[2] for note in alone.notes}

@@ -99,7 +99,7 @@ def test_settings_follow_the_labels_task(
     found = settings_of()
     assert load_recipe(Path("recipe.toml")).task.kind == task
     assert (found.trees, found.min_child_weight) == (rounds, weight)
-    assert ("each of a tree for each class" in said) == (task == "multiclass")
+    assert ("one tree for each class" in said) == (task == "multiclass")
 
 
 def test_trees_of_many_rows_are_deeper() -> None:

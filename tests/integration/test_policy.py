@@ -91,8 +91,8 @@ POLICIES: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     ),
     "bytes": (
         "p1",
-        {"level": "open", "max_bytes": 2_600},
-        dict.fromkeys(("splitnn", "noise"), "max_bytes"),
+        {"level": "open", "most_bytes": 2_600},
+        dict.fromkeys(("splitnn", "noise"), "most_bytes"),
     ),
     "rows": (
         "p1",
@@ -313,12 +313,12 @@ def test_bytes_that_find_the_rows_in_common_count(
     monkeypatch.setattr(Ledger, "add", add)
     assert sent["open"]
     for less in (0, 1):
-        words = {"level": "open", "max_bytes": sum(sent.values()) - less}
+        words = {"level": "open", "most_bytes": sum(sent.values()) - less}
         tables = recipe(phases, {"p1": words})
         if not less:
             in_process(tmp_path / "fine", tables, data(phases))
             continue
-        with raises(InputError, Code.REFUSED, names=("policy.max_bytes", "495")):
+        with raises(InputError, Code.REFUSED, names=("policy.most_bytes", "495")):
             in_process(tmp_path / "refused", tables, data(phases))
 
 
@@ -349,7 +349,7 @@ def test_careful_lets_a_run_be_as_it_would_be(tmp_path: Path) -> None:
 def test_each_level_refuses_what_the_one_before_it_refuses() -> None:
     careful, strict = LEVELS["careful"], LEVELS["strict"]
     assert careful.keys() <= strict.keys()
-    for key in ("most_epochs", "most_numbers", "max_bytes"):
+    for key in ("most_epochs", "most_numbers", "most_bytes"):
         assert strict[key] < careful[key]
     assert LEVELS["open"] == {}
 
@@ -439,12 +439,12 @@ def test_limits_of_who_is_told_later_how_many_rows_there_are_hold_at_the_way_out
     moco = cases.own_rows_recipe(2, epochs=1)
     for most, fine in ((10_000_000, True), (100, False)):
         frames.clear()
-        policies = {"policies": {"p0": {"level": "open", "max_bytes": most}}}
+        policies = {"policies": {"p0": {"level": "open", "most_bytes": most}}}
         run = tmp_path / str(most)
         if fine:
             in_process(run, moco | {"simulate": policies}, cases.own_rows(2))
             continue
-        with raises(InputError, Code.REFUSED, names=("policy.max_bytes", "100")):
+        with raises(InputError, Code.REFUSED, names=("policy.most_bytes", "100")):
             in_process(run, moco | {"simulate": policies}, cases.own_rows(2))
         assert ("mocosfl", "gradient") not in frames
 

@@ -248,7 +248,7 @@ def test_a_run_stays_whose_alignment_another_names(place: Path, tmp_path: Path) 
     said = vfl_here("prune", "--older-than", "30", cwd=tmp_path).stdout
     assert {path.name for path in (tmp_path / "runs").glob("2*")} == {*names} - {names[2]}
     for name, of in ((names[3], names[1]), (names[1], names[0])):
-        assert re.search(rf"{of} \(.*\): kept, because {name} has its alignment\n", said)
+        assert re.search(rf"{of} \(.*\): kept, because {name} uses its alignment\n", said)
 
 
 def test_failed_predictions_go_and_failed_trainings_stay(place: Path, tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
     assert left.num_rows == table.num_rows - 1
     assert tested not in left.column("id").to_pylist()
     # The file that was handed out is named, and stays.
-    assert "scores.csv: holds the row" in said
+    assert "scores.csv: contains the row" in said
     assert tested in (between.folder / "scores.csv").read_text()
 
     said = forget(between, "p0", in_training, "--all")

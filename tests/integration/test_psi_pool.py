@@ -148,7 +148,7 @@ def test_a_worker_that_is_killed_is_replaced_and_its_batch_is_masked(
         (said,) = (each.getMessage() for each in caplog.records)
         assert (
             said
-            == f"process {victim.pid}, which masked ids, has ended: another one takes its place"
+            == f"process {victim.pid}, which masked ids, has ended; another one takes its place"
         )
         assert len([each for each in ours() if each not in before]) == 1
 

@@ -152,7 +152,7 @@ def test_the_peer_finds_a_record_that_was_rewritten(owner: str, tmp_path: Path) 
         kept = (folder / OWN).read_text()
         party = str(tmp_path / f"{owner}.toml")
         said = disclosures(federation, "verify", party, code=2)
-        assert "is not as it was signed" in said
+        assert "was changed after it was signed" in said
         # It is shown all the same.
         assert "splitnn" in disclosures(federation, "show", party, code=2)
         assert '"numbers":9' in disclosures(federation, "show", party, "--json", "--each", code=2)

@@ -174,7 +174,7 @@ def test_a_prediction_says_what_it_has_written(
     said = CliRunner().invoke(
         cli, ["predict", "--out", str(tmp_path / "a.csv")], catch_exceptions=False
     )
-    assert_names("\n".join(said.stderr.splitlines()[1:]), "nscore_1", "70")
+    assert_names("\n".join(said.stderr.splitlines()[1:]), "score_1", "70")
     found = pd.read_csv(tmp_path / "a.csv")
     assert list(found.columns) == ["id_class", "matched_id_class", "state", "score_1", "class"]
     own = pd.read_csv("bank.csv")

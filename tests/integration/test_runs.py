@@ -256,8 +256,8 @@ def test_a_run_predicts_its_own_rows_again(here: Path, tmp_path: Path) -> None:
     done = invoke("predict", "--output", tmp_path / "again.csv")
     assert done.exception is None
     assert done.stdout == f"{tmp_path / 'again.csv'}\n"
-    assert_names(done.stderr, "nscore_1", "120")
-    assert_names("\n".join(done.stderr.splitlines()[1:]), "nscore_1", "120")
+    assert_names(done.stderr, "score_1", "120")
+    assert_names("\n".join(done.stderr.splitlines()[1:]), "score_1", "120")
     found = pd.read_csv(tmp_path / "again.csv").set_index("id")["score_1"]
     assert len(found) == len(BANK)
     run = vfl.Run.load(newest(here / "runs").folder)
@@ -298,7 +298,7 @@ def test_new_categories_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     done = invoke(
         "predict", "--data", "bank=bank.csv", "--data", "shop=new.csv", "--out", "new-scores.csv"
     )
-    assert_names(done.stderr, "town", "nscore_1")
+    assert_names(done.stderr, "town", "score_1")
     assert "SECRET" not in done.stderr
     with zipfile.ZipFile("new.zip", "w") as archive:
         archive.write("new.csv")

@@ -107,7 +107,7 @@ def test_with_many_rows_the_convolutional_decoder_is_tried_too(
     """It is taken where it has less error on the rows that decide: here the dense one gives nothing
     but grey.
     """
-    monkeypatch.setattr("vfl.leak_meter.attacks.embeddings.images._LEAST_CONVOLUTIONAL", 200)
+    monkeypatch.setattr("vfl.leak_meter.attacks.embeddings.images._MIN_CONVOLUTIONAL", 200)
     monkeypatch.setattr(
         "vfl.leak_meter.attacks.embeddings.images.decode_pixels",
         lambda _z, y, to, _seed: torch.ones(len(to), y.shape[1]),
