@@ -182,8 +182,11 @@ class Answers:
         held = self._store.held
         if step is not None:
             peer = held.party.recipe.active.name
-            text = f"{peer} asks {held.party.name} for a step, and this model has embeddings"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{peer}: asked {held.party.name} for a step, but this model has embeddings",
+                party=peer,
+            )
         found = held.look_up(self._asked(ids), until_s)
         with self._leaving, untold:
             return self._answered(held, found, ids)

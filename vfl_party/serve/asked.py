@@ -131,8 +131,10 @@ class AskedIds:
         day = _day()
         if day != self._day_of_advice:
             self._day_of_advice = day
-            text = f"serve.asked_a_day: {self._a_day.most:,} ids were asked for today (UTC)"
-            self._advise(f"{text}, and no other id is answered before tomorrow")
+            self._advise(
+                f"serve.asked_a_day: {self._a_day.most:,} ids were asked for today (UTC), the "
+                "limit; no other id is answered before tomorrow"
+            )
 
 
 def _day() -> int:
@@ -167,9 +169,11 @@ def aligned_ids(run: Path, out: Path, record: Path) -> AlignedIds:
             path = record / people.FOLDER / digest
             found.update(np.frombuffer(people.read(path, digest), TAG)[common].tolist())
     if not found:
-        text = f'serve.ids = "aligned": {record} and {run} do not say which ids were aligned'
-        ways = 'restore both folders, or set serve.ids = "all" to answer for every id of the table'
-        raise InputError(Code.FILE_INVALID, f"{text}. {ways.capitalize()}.")
+        raise InputError(
+            Code.FILE_INVALID,
+            f'serve.ids = "aligned": {record} and {run} do not say which ids were aligned. Restore '
+            'both folders, or set serve.ids = "all" to answer for every id of the table.',
+        )
     return AlignedIds(found, secret_of(record))
 
 

@@ -59,7 +59,7 @@ class Disk:
         if before == (error is not None):
             return
         if error is not None:
-            text = f"{error}; until then no request is answered"
+            text = f"{error} No request is answered until then."
             log.error("%s", text, extra={"event": "unwritable"})
         else:
             text = f"{self._folder}: can be written again; requests are answered"

@@ -118,7 +118,7 @@ class Opened:
             self.tally.ledger.save(self.trained.path / BYTES)
         except (OSError, VflError) as error:
             # Somebody may have removed the run; others are served beside it.
-            log.warning("%s: is not written (%s)", BYTES, error, extra={"event": "follow"})
+            log.warning("%s: cannot be written (%s)", BYTES, error, extra={"event": "follow"})
 
 
 class Opener:
@@ -151,9 +151,11 @@ class Opener:
         recipes = [each.recipe for each in runs]
         self.active = recipes[0].active.name
         if others := [each for each in recipes if each.active.name != self.active]:
-            text = f"{others[0].name}: {others[0].active.name} has its labels, and {self.active} "
-            text += f"those of {recipes[0].name}; serve each with a program of its own"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{others[0].name}: its active party is {others[0].active.name}, but that of "
+                f"{recipes[0].name} is {self.active}. Serve each with a separate program.",
+            )
         members = members_of(*recipes, pins=file.pins)
         uses = BOTH if file.name == self.active else DIALS
         self.keyring = Keyring(file.tls, file.name, members, uses=uses, out=Path(file.out))
@@ -218,13 +220,17 @@ class Opener:
         InputError.
         """
         recipe = trained.recipe
-        more = {each.name for each in recipe.passives}.difference(self.passives)
-        text = f"{listed(sorted(more))} had no part in the runs before it" if more else ""
         if recipe.active.name != self.active:
-            text = f"{recipe.active.name} has its labels, and {self.active} those of the others"
-        if text:
             raise InputError(
-                Code.CONFIG_INVALID, f"{trained.path}: {text}; start this program again to serve it"
+                Code.CONFIG_INVALID,
+                f"{trained.path}: its active party is {recipe.active.name}, but that of the served "
+                f"runs is {self.active}. Restart this program to serve it.",
+            )
+        if more := {each.name for each in recipe.passives}.difference(self.passives):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{trained.path}: {listed(sorted(more))} took no part in the served runs. Restart "
+                "this program to serve it.",
             )
         files = read_files(self._path, device=self._device, recipe=recipe, keyring=self.keyring)
         words_of(files.file, recipe).serves()

@@ -83,8 +83,11 @@ class Passive:
         self._patient, self.name = patient, file.name
         address = file.serve.active or file.active
         if address is None:
-            text = f"party {self.name}: has no address of {opener.active}, which serves"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; set serve.active to it")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"party {self.name}: has no address of the active party {opener.active}. Set "
+                "serve.active.",
+            )
         self.address = address
         self._path = Path(file.out) / f"answers-{self.name}.sqlite"
         # One for all runs: whoever is asked about gets as many answers from all of them together.

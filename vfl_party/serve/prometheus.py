@@ -39,7 +39,7 @@ class ServeMetrics:
         info = InfoMetricFamily("vfl_party", "Who this is.")
         info.add_metric((), self.info)
         yield info
-        text = "1 while what leaves can be recorded, without which no request is answered."
+        text = "1 while the record can be written; else no request is answered."
         yield gauge("vfl_serve_ready", text, {(): float(self.ready())})
         yield certificates(self.ends())
         yield from _standing(self.tallies.values())

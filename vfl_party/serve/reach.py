@@ -12,13 +12,17 @@ from vfl_common.rpc.channel import split_address
 def check_open(settings: ServeSettings) -> None:
     """Raises InputError if HTTP would be open to more than was meant."""
     if (settings.certificate is None) != (settings.key is None):
-        raise InputError(Code.CONFIG_INVALID, "serve: give certificate and key, or none of them")
+        raise InputError(
+            Code.CONFIG_INVALID, "serve: certificate and key belong together. Set both or neither."
+        )
     reached = _reached(settings)
     if settings.tokens is None and reached:
         key, address = next(iter(reached.items()))
-        text = f"{key}: others can reach {address}, and no token is asked for"
-        ways = "set serve.tokens to a file that vfl-party token writes, or take 127.0.0.1"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{key}: other machines can reach {address}, and no token is required. Set "
+            "serve.tokens to a file that vfl-party token writes, or use 127.0.0.1.",
+        )
 
 
 def plain_words(settings: ServeSettings) -> str | None:
@@ -26,8 +30,10 @@ def plain_words(settings: ServeSettings) -> str | None:
     reached = _reached(settings)
     if not reached or settings.certificate is not None:
         return None
-    text = f"{' and '.join(reached)}: without a certificate, whoever is on the way reads the tokens"
-    return f"{text}; set serve.certificate and serve.key, unless a proxy in front has HTTPS"
+    return (
+        f"{' and '.join(reached)}: without a certificate, tokens cross the network in plain text. "
+        "Set serve.certificate and serve.key, unless a proxy in front of this port uses HTTPS."
+    )
 
 
 def _reached(settings: ServeSettings) -> dict[str, str]:

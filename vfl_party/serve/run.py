@@ -107,8 +107,10 @@ class Serving:
         routed = [*self.settings.weights, *self.settings.shadow]
         is_active = runs[0].recipe.active.name == self.file.name
         if listens and not is_active:
-            text = f"--http is for the active party, and {self.file.name} is passive; remove it"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"--http: only for the active party, but {self.file.name} is passive. Remove it.",
+            )
         if is_active:
             # Whoever names a run there need not name it twice.
             known = {each.run_id for each in runs}
@@ -182,10 +184,10 @@ class Serving:
         models = {each.recipe.name for each in runs}
         for each in more:
             if each.recipe.name not in models:
-                text = f"run {each.run_id} is of model {each.recipe.name}, which is not served"
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"serve.weights, serve.shadow: {text}; give a run of it with --run, too",
+                    f"serve.weights, serve.shadow: run {each.run_id} belongs to model "
+                    f"{each.recipe.name}, which is not served. Give a run of it with --run.",
                 )
         return more
 
@@ -298,8 +300,7 @@ class Serving:
                     runs.append(load(run_id))
                     found.append(run_id)
             except VflError as error:
-                said = f"{error}; run {run_id} is not ready for a rollback"
-                self.console.emit("advice", said=said)
+                self.console.emit("advice", said=f"run {run_id}: no rollback to it ({error})")
         return found
 
     def _models(self, lines: Lineages[ActiveRun], http: _Http) -> dict[str, Any]:
@@ -317,11 +318,17 @@ class Serving:
         }
         shadow = [each for each in self.settings.shadow if line.find(each) is not None]
         if sum(weights.values()) > 1.0:
-            text = f"serve.weights: those of model {line.name} are above 1 together"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; make them smaller")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"serve.weights: the sum for model {line.name} must be at most 1 "
+                f"(got {sum(weights.values()):g}). Decrease the weights.",
+            )
         if len(shadow) > 1:
-            text = f"serve.shadow: several runs are of model {line.name}"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; leave one of them")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"serve.shadow: model {line.name} can have one shadow (got {', '.join(shadow)}). "
+                "Keep one of them.",
+            )
         if not weights and not shadow:
             return None
 
@@ -394,7 +401,9 @@ def _http() -> _Http:
         from vfl_party.serve.http.routed import Routed
         from vfl_party.serve.http.served import Served
     except ImportError as error:
-        text = f"serve: FastAPI cannot be imported here ({str(error).splitlines()[0]}); {INSTALL}"
-        raise InputError(Code.CONFIG_INVALID, text) from None
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"serve: FastAPI cannot be imported ({str(error).splitlines()[0]}). Run {INSTALL}.",
+        ) from None
     parts = (make_app, listening_http, Catalog, ServedModel, Routed, Served, require_certificate)
     return _Http(*parts)

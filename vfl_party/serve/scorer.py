@@ -309,7 +309,7 @@ def columns_of(held: Held, outputs: Tensor) -> dict[str, npt.NDArray[Any]]:
     """
     party = held.party
     if party.data.labels is None:
-        raise InternalError(f"the trained run of {party.name} knows no classes")
+        raise InternalError(f"{party.name}: the trained run has no classes")
     found = result_columns(party.recipe, party.data.labels, outputs, decides(party))
     return {name: np.asarray(values) for name, values in found.items()}
 

@@ -237,23 +237,32 @@ class Held:
     ) -> tuple[TrainedParty, pa.Table]:
         """Returns rows of a caller, and what prepares them. Raises InputError."""
         if self.preparing is None:
-            text = f"columns: {self.party.name} has no features; leave columns out"
-            raise InputError(Code.DATA_INVALID, text)
+            raise InputError(
+                Code.DATA_INVALID, f"columns: {self.party.name} has no features. Leave columns out."
+            )
         known = self.preparing.preprocessor
         wanted = (*known.numeric_names, *known.categorical_names) if known is not None else ()
         more = [name for name in columns if name not in wanted]
         if more:
-            names = listed([shortened(each) for each in more])
-            text = f"columns: the model was not trained with {names}; remove them"
-            raise InputError(Code.DATA_INVALID, text)
+            names = listed([shortened(name) for name in more])
+            raise InputError(
+                Code.DATA_INVALID,
+                f"columns: the model was not trained with {names}. Leave out columns that are not "
+                "in the training table.",
+            )
         try:
             given = pa.table({name: pa.array(values) for name, values in columns.items()})
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            text = "columns: each must have values of one kind, and all the same number of values"
-            raise InputError(Code.DATA_INVALID, text) from None
+            raise InputError(
+                Code.DATA_INVALID,
+                "columns: each must have values of one type, and all must have the same length",
+            ) from None
         if given.num_rows != n:
-            text = f"columns: they have {given.num_rows:,} rows, and there are {n:,} ids"
-            raise InputError(Code.DATA_INVALID, text)
+            raise InputError(
+                Code.DATA_INVALID,
+                f"columns: must have one value per id (got {given.num_rows:,} values for {n:,} "
+                "ids)",
+            )
         return self.preparing, given
 
 
@@ -293,7 +302,7 @@ class Store:
         store = files.file.serve.store
         self._ended = threading.Event()
         self._renewed: list[Callable[[], None]] = []
-        self._told = self._fingerprint = ""
+        self._advice = self._fingerprint = ""
         if store is None:
             self._settings = prediction_data(files.file.data, source, trained.state, query)
             # As it was read, and as it was seen last.
@@ -302,8 +311,11 @@ class Store:
             self._tell_inexact()
             return
         if source is not None:
-            text = f"--data is for a table in memory, and serve.store has the kind {store.kind!r}"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove one of them")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"--data: cannot be combined with serve.store (kind {store.kind!r}). Remove one of "
+                "them.",
+            )
         asks = open_store(files, trained, store, lambda said: say("advice", said=said))
         self._settings = asks.settings
         try:
@@ -317,8 +329,10 @@ class Store:
 
     def _tell_inexact(self) -> None:
         if why := self.held.inexact:
-            said = "scores may differ from those of vfl-party predict in their last bits"
-            self._say("advice", said=f"{said} ({why})")
+            self._say(
+                "advice",
+                said=f"scores may differ from vfl-party predict in their last bits ({why})",
+            )
 
     @property
     def at_once(self) -> int:
@@ -369,13 +383,13 @@ class Store:
             held, fingerprint = self._read()
         except VflError as error:
             self._looked = looked
-            text = f"{error}; the rows that were read before stay in use"
-            if text != self._told:
+            text = f"cannot reload the table ({error}); the rows read before stay in use"
+            if text != self._advice:
                 log.warning("%s", text, extra={"event": "refresh"})
                 self._say("advice", said=text)
-            self._told = text
+            self._advice = text
             return False
-        self._told = ""
+        self._advice = ""
         if _look(self._settings) != looked:
             return False
         self._looked = looked
@@ -460,7 +474,8 @@ def require_served(trained: TrainedRun) -> None:
     """Raises InputError if the model cannot be served."""
     own = Course(trained.recipe).lone_phase
     if own is not None and not own.says("online"):
-        text = f"a model of kind {own.kind!r} says not how it scores by id"
         raise InputError(
-            Code.CONFIG_INVALID, f"{trained.path}: {text}; use vfl-party predict for it"
+            Code.CONFIG_INVALID,
+            f"{trained.path}: a model of kind {own.kind!r} does not support scoring by id. Use "
+            "vfl-party predict.",
         )

@@ -79,7 +79,8 @@ class Tokens:
             about = self._path.stat()
         except OSError as error:
             raise InputError(
-                Code.FILE_INVALID, f"{self._path}: cannot be read ({error.strerror})"
+                Code.FILE_INVALID,
+                f"{self._path}: cannot be read ({error.strerror}). Correct serve.tokens.",
             ) from None
         read_as = (about.st_mtime_ns, about.st_size)
         if read_as != self._read_as:
@@ -99,9 +100,9 @@ class Tokens:
                 self._renew()
             token = self._known.get(_digest(given)) if given else None
         if token is None:
-            raise Denied(401, "a token is needed: Authorization: Bearer TOKEN")
+            raise Denied(401, "a token is required. Send Authorization: Bearer TOKEN.")
         if token.until is not None and self._now().date() > token.until:
-            raise Denied(401, "the token has ended")
+            raise Denied(401, "the token has expired")
         if not {"*", *models} & set(token.models):
             raise Denied(403, "the token is for other models")
         return token
@@ -148,8 +149,11 @@ class Tokens:
             rows = {str(name): int(each) for name, each in fields["rows"].items()}
             return rows if fields["day"] == self._day else {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            text = f"{self._kept}: cannot be read as rows of tokens; restore it, or remove it"
-            raise InputError(Code.FILE_INVALID, f"{text} to count this day again") from None
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{self._kept}: is not a readable count of the tokens' rows. Restore it, or remove "
+                "it to restart the count of this day.",
+            ) from None
 
     @contextlib.contextmanager
     def spending(self, token: Token | None, rows: int) -> Iterator[None]:
@@ -176,10 +180,14 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
     try:
         return _FILE.validate_json(path.read_bytes())
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be read ({error.strerror}). Create it with vfl-party token.",
+        ) from None
     except ValidationError:
-        text = f"{path}: is no file of tokens; write it with vfl-party token"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: is not a token file. Write it with vfl-party token."
+        ) from None
 
 
 def add_token(path: Path, name: str, **facts: Any) -> str:
@@ -188,8 +196,10 @@ def add_token(path: Path, name: str, **facts: Any) -> str:
     """
     known = read_tokens(path) if path.exists() else ()
     if any(each.name == name for each in known):
-        text = f"{path}: has a token {name!r} already; remove it, or choose another name"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{path}: already has a token {name!r}. Remove it, or choose another name.",
+        )
     secret = _PREFIX + secrets.token_urlsafe(_BYTES)
     _write(path, (*known, Token(name=name, sha256=_digest(secret), **facts)))
     return secret
@@ -203,7 +213,9 @@ def remove_token(path: Path, name: str) -> None:
     rest = tuple(each for each in known if each.name != name)
     if len(rest) == len(known):
         names = ", ".join(each.name for each in known) or "none"
-        raise InputError(Code.CONFIG_INVALID, f"{path}: has no token {name!r}; it has {names}")
+        raise InputError(
+            Code.CONFIG_INVALID, f"{path}: has no token {name!r}. Choose one of: {names}."
+        )
     _write(path, rest)
 
 

@@ -153,7 +153,7 @@ class Limits:
                 whole = {"type": "http.request", "body": bytes(body), "more_body": False}
                 await self._app(scope, again(whole, receive), send)
         except TimeoutError:
-            await self._say(send, Denied(408, "the request's body did not come in time"))
+            await self._say(send, Denied(408, "the request's body did not arrive in time"))
         except Denied as why:
             await self._say(send, why)
         finally:
@@ -177,7 +177,7 @@ class Limits:
             chunk = message.get("body", b"")
             if len(body) + len(chunk) > MOST_BYTES:
                 await _discard(receive, message)
-                raise Denied(413, f"a request has at most {MOST_BYTES:,} bytes")
+                raise Denied(413, f"a request must have at most {MOST_BYTES:,} bytes")
             if self._held + len(chunk) > MOST_HELD_BYTES:
                 raise Denied(503, BUSY)
             body += chunk
@@ -207,7 +207,7 @@ def _answer(why: Denied) -> JSONResponse:
 
 
 def _failure() -> JSONResponse:
-    return JSONResponse({"error": "internal error; the log has it"}, 500)
+    return JSONResponse({"error": "internal error (see the log)"}, 500)
 
 
 def _name(host: str) -> str:

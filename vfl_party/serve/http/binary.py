@@ -43,8 +43,7 @@ async def _split(request: Request, length: str) -> Request:
     """Returns a request with the JSON alone as its body. Raises Denied."""
     body = await request.body()
     if not (length.isascii() and length.isdigit()) or not 0 < int(length[:20]) <= len(body):
-        text = f"{LENGTH} must say how many bytes of the body are JSON"
-        raise Denied(400, text)
+        raise Denied(400, f"{LENGTH}: must be the number of JSON bytes of the body")
     head, rest = body[: int(length)], body[int(length) :]
 
     async def receive() -> Message:
@@ -72,8 +71,7 @@ def cut(rest: bytes | None, sizes: Sequence[Any]) -> list[bytes | None]:
     rest = rest or b""
     given = [each for each in sizes if each is not None]
     if any(type(each) is not int or each < 0 for each in given) or sum(given) != len(rest):
-        text = "inputs: the sizes binary_data_size and the bytes after the JSON do not fit"
-        raise Denied(400, f"{text} each other")
+        raise Denied(400, "inputs: binary_data_size does not match the bytes after the JSON")
     found, at = list[bytes | None](), 0
     for each in sizes:
         found.append(None if each is None else rest[at : at + each])

@@ -109,12 +109,14 @@ class Catalog(Generic[A]):
             version: the id of a run; None: of the one that answers now.
         """
         if name is None and len(self.models) > 1:
-            raise Denied(422, "model: several are served here; give one that /v1/models lists")
+            raise Denied(
+                422, "model: must be given if several are served. Choose one that /v1/models lists."
+            )
         found = self._find(name, version)
         if found is None:
             # Who may not ask for it does not hear whether it is here.
             self._tokens.check(bearer(header), [each for each in (name, version) if each])
-            raise Denied(404, "there is no such model here")
+            raise Denied(404, "no such model is served")
         token = found.allow(header)
         if token is not None and not {"*", found.name} & set(token.models):
             # It is for this run, and not for those that have a share of its requests.

@@ -7,7 +7,7 @@ from typing import Any
 
 _WORDS = {
     "missing": "is missing",
-    "extra_forbidden": "is no field of a request",
+    "extra_forbidden": "is not a field of a request",
     "list_type": "must be a list",
     "dict_type": "must be an object: a list of values for each column",
     "string_type": "must be text, in quotes",

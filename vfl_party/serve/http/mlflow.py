@@ -82,8 +82,7 @@ def cells(asked: Invocation, names: tuple[str, ...]) -> list[list[str]]:
     else:
         given = asked.inputs if asked.inputs is not None else asked.instances
         if given is None:
-            text = "give dataframe_split, dataframe_records, inputs or instances"
-            raise Denied(400, text)
+            raise Denied(400, "give dataframe_split, dataframe_records, inputs or instances")
         records = [each if isinstance(each, dict) else {names[0]: each} for each in given]
     if any(not set(names) <= set(each) for each in records):
         raise Denied(400, f"each row needs the column {', '.join(names)}")

@@ -98,8 +98,11 @@ def require_certificate(settings: ServeSettings) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.certificate, settings.key)
     except (OSError, ValueError) as error:
-        text = f"serve.certificate: {settings.certificate} and serve.key cannot be used ({error})"
-        raise InputError(Code.CERTIFICATE_INVALID, text) from None
+        raise InputError(
+            Code.CERTIFICATE_INVALID,
+            f"serve.certificate, serve.key: cannot use {settings.certificate} and {settings.key} "
+            f"({error}). Give a PEM certificate and its key.",
+        ) from None
 
 
 def _bound(address: str, inherited: socket.socket | None) -> socket.socket:

@@ -21,7 +21,7 @@ from vfl_party.serve.store import LONGEST_ID
 from vfl_party.serve.telling.request import under_way
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
-BUSY = "too many requests wait; try again later"
+BUSY = "too many requests are waiting. Try again later."
 
 
 class Routes(Protocol):
@@ -92,15 +92,17 @@ class Served:
     ) -> Scores:
         """Scores rows by id. ``columns``: the active party's of these rows. Raises Denied."""
         if not 0 < len(ids) <= self.most_rows:
-            text = f"give 1 to {self.most_rows:,} ids, and not {len(ids):,}"
-            raise Denied(413 if ids else 422, text)
+            raise Denied(
+                413 if ids else 422,
+                f"ids: must be 1 to {self.most_rows:,} ids (got {len(ids):,})",
+            )
         if any(len(each) > LONGEST_ID for each in ids):
-            raise Denied(422, f"an id has at most {LONGEST_ID} characters")
+            raise Denied(422, f"an id must have at most {LONGEST_ID} characters")
         # JSON can write half of a character. Nobody who is scored with it may fail.
         if not all(map(_is_text, ids)):
-            raise Denied(422, "an id must be text of Unicode")
+            raise Denied(422, "an id must be valid Unicode text")
         if columns is not None and any(len(each) != len(ids) for each in columns.values()):
-            raise Denied(422, "columns: give a value for each id")
+            raise Denied(422, "columns: must have one value per id")
         if (told := under_way()) is not None:
             told.asked(self.name, self.run_id, token.name if token is not None else "", len(ids))
         with self.tokens.spending(token, len(ids)):

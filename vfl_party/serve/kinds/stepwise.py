@@ -234,7 +234,7 @@ class StepAnswers:
         ``Answers``.
         """
         if step is None:
-            raise self._refused("for embeddings, of which this model has none")
+            raise self._refused("asked for embeddings, which this model does not have")
         held = self._store.held
         found = held.look_up(self._asked(ids), until_s) if step.begins else None
         with self._answering:
@@ -250,11 +250,11 @@ class StepAnswers:
     def _answered(self, step: Step) -> Answered:
         begun = self._begun.get(step.first)
         if begun is None:
-            raise self._refused("about a scoring that has not begun here, or is over")
+            raise self._refused("asked about a scoring that has not begun here, or is over")
         try:
             answered = begun.answer(step.asked)
         except ValueError as error:
-            raise self._refused(str(error)) from None
+            raise self._refused(f"sent a step that cannot be answered ({error})") from None
         up = begun.own.online.exchange.up
         leaves = _through(begun.own.chains.up, up, answered.answered)
         # The first answer tells of each that it is known.
@@ -278,10 +278,9 @@ class StepAnswers:
         if len(self._begun) > _MOST_BEGUN:
             self._begun.popitem(last=False)
 
-    def _refused(self, what: str) -> PeerError:
-        party = self._store.held.party
-        peer = party.recipe.active.name
-        return PeerError(Code.MALFORMED_MESSAGE, f"{peer} asks {party.name} {what}", party=peer)
+    def _refused(self, problem: str) -> PeerError:
+        peer = self._store.held.party.recipe.active.name
+        return PeerError(Code.MALFORMED_MESSAGE, f"{peer}: {problem}", party=peer)
 
 
 @dataclass(frozen=True)

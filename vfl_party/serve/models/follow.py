@@ -83,7 +83,7 @@ class Follower(Generic[R]):
             try:
                 self._want_of(line)
             except VflError as error:
-                said = f"{error}; run {line.now.run_id} answers as before"
+                said = f"run {line.now.run_id} answers as before ({error})"
         if said and said != self._told:
             log.warning("%s", said, extra={"event": "follow"})
             self._say("advice", said=said)

@@ -75,8 +75,7 @@ class AlchemyRows:
         except DBAPIError as error:
             raise self._failed(error) from None
         except ResourceClosedError:
-            text = "data.query gives no rows; write one SELECT"
-            raise checks.unusable(source, text) from None
+            raise checks.unusable(source, "data.query returns no rows. Write one SELECT.") from None
         if len(rows) > most:
             raise too_many(source, len(ids), most)
         chosen = choose(source, names, self.settings, False)

@@ -126,7 +126,7 @@ class ByIds:
     def _prepared(self, batch: Batch, asked: frozenset[str]) -> Iterator[_Part]:
         rows, spelt, repeated = self._chosen(batch, asked)
         if repeated:
-            text = f"{self.name}: it gives several rows for one id; see data.duplicates"
+            text = f"{self.name}: returns several rows for one id. See data.duplicates."
             yield self._unfit(repeated, UnfitError(Code.DATA_INVALID, text))
 
         def prepare(at: Sequence[int]) -> tuple[Sequence[str], tuple[Tensor, ...]]:
@@ -169,8 +169,11 @@ class ByIds:
             if each is not None:
                 places.setdefault(each, []).append(at)
         if not asked.issuperset(places):
-            text = "it gives rows of ids that were not asked for"
-            raise checks.unusable(self.name, f"{text}; correct the condition of serve.store.query")
+            raise checks.unusable(
+                self.name,
+                "returns rows of other ids than those of the question. Correct the condition of "
+                "serve.store.query.",
+            )
         several = [each for each, at in places.items() if len(at) > 1]
         if settings.duplicates != "first":
             for each in several:
@@ -201,18 +204,21 @@ class ByIds:
     def _unfit(self, ids: Sequence[str], error: UnfitError) -> _Part:
         if error.row == UNFIT_ROW:
             # It is the only row of what was asked for.
-            text = _ROW.sub("", str(error))
-            self._say(f"{text}; such rows are not scored, and this is said once")
+            self._say(f"a row cannot be scored (reported once): {_ROW.sub('', str(error))}")
         return _Part(ids, row=error.row)
 
     def _note(self, table: Table) -> None:
         """Says once of each column that it holds what training never had."""
         for name in self.preprocessor.unseen(table):
-            text = f"column {name!r} has categories that training never had"
-            self._say(f"{self.name}: {text}; this is said once")
+            self._say(
+                f"{self.name}: column {name!r} has categories that the training table does not "
+                "have (reported once)"
+            )
         for name in self.preprocessor.outside(table):
-            text = f"column {name!r} has numbers far outside those of training"
-            self._say(f"{self.name}: {text}; are they in the unit of training? This is said once")
+            self._say(
+                f"{self.name}: column {name!r} has numbers far outside the range of training "
+                "(reported once). Check their unit."
+            )
 
     def _say(self, text: str) -> None:
         with self._saying:

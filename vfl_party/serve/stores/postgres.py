@@ -114,9 +114,10 @@ class PostgresRows:
         kind = given.field(0).type if len(given) else pa.null()
         inner = kind.value_type if pa.types.is_list(kind) else None
         if inner is None or not (pa.types.is_integer(inner) or pa.types.is_string(inner)):
-            text = "must compare :ids with text or whole numbers"
             raise checks.unusable(
-                source, f"data.query {text}; write, for example, WHERE id::text = ANY(:ids)"
+                source,
+                "data.query must compare :ids with text or integers. Write, for example, "
+                "WHERE id::text = ANY(:ids).",
             )
         names = list(dict.fromkeys([*chosen.id, *chosen.features]))
         return _Asked(select_of(self._query, schema, names, settings), inner)

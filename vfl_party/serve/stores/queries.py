@@ -19,8 +19,11 @@ _ROWS_OF_ONE, _MORE_ROWS = 16, 1024
 def with_ids(query: str, mark: str, source: str) -> str:
     """Returns a query with ``mark`` in place of ``:ids``. Raises InputError if it has none."""
     if not _IDS.search(query):
-        text = "data.query has no :ids, and would give all rows; add, for example, WHERE id"
-        raise checks.unusable(shown(source), f"{text} IN :ids, in PostgreSQL WHERE id = ANY(:ids)")
+        raise checks.unusable(
+            shown(source),
+            "data.query has no :ids. Add a condition, for example WHERE id IN :ids, or in "
+            "PostgreSQL WHERE id = ANY(:ids).",
+        )
     return _IDS.sub(lambda _: mark, query)
 
 
@@ -31,9 +34,11 @@ def most_rows(ids: int) -> int:
 
 def too_many(source: str, ids: int, most: int) -> InputError:
     """Returns the error for a query that gives more rows than it may."""
-    asked = "one id" if ids == 1 else f"{ids:,} ids"
-    text = f"data.query gives more than {most:,} rows for {asked}"
-    return checks.unusable(source, f"{text}; correct its condition with :ids")
+    number = "one id" if ids == 1 else f"{ids:,} ids"
+    return checks.unusable(
+        source,
+        f"data.query returns more than {most:,} rows for {number}. Correct its :ids condition.",
+    )
 
 
 @contextlib.contextmanager

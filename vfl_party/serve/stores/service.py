@@ -79,8 +79,11 @@ class ServiceRows:
             until_s = time.monotonic() + _CHECK_S
             status, _ = self._pool.run(lambda each: self._post(each, []), until_s)
         except TimeoutError:
-            text = f"does not answer within {_CHECK_S:g} s; correct serve.store.url, or start it"
-            raise checks.unreadable(self._store.url, text) from None
+            raise checks.unreadable(
+                self._store.url,
+                f"does not answer within {_CHECK_S:g} s. Correct serve.store.url, or start the "
+                "service.",
+            ) from None
         if status in _NO_SERVICE:
             raise self._refused(status)
 
@@ -93,9 +96,12 @@ class ServiceRows:
             text = f"{self._store.url}: the service does not know an id"
             raise UnfitError(Code.DATA_INVALID, text, UNKNOWN_ROW)
         if code != _OK or not isinstance(status, dict):
-            said = clean(str((status or {}).get("msg", "")), _MOST_WORDS)
-            text = f"the service answers with status {clean(str(code), 20)} ({said})"
-            raise checks.unreadable(self._store.url, f"{text}; ask who runs it")
+            message = clean(str((status or {}).get("msg", "")), _MOST_WORDS)
+            raise checks.unreadable(
+                self._store.url,
+                f"the service answers with status {clean(str(code), 20)} ({message}). Ask its "
+                "operator.",
+            )
         return Batch(self._table(found.get("features"), ids), False)
 
     def close(self) -> None:
@@ -116,16 +122,19 @@ class ServiceRows:
             line.close()
             # Without the line of OpenSSL's source, which differs between versions.
             why = getattr(error, "verify_message", "") or str(error)
-            text = f"cannot be reached ({clean(why, _MOST_WORDS)})"
-            advice = "correct serve.store.url or serve.store.ca, or start it"
-            raise checks.unreadable(self._store.url, f"{text}; {advice}") from None
+            raise checks.unreadable(
+                self._store.url,
+                f"cannot be reached ({clean(why, _MOST_WORDS)}). Correct serve.store.url or "
+                "serve.store.ca, or start the service.",
+            ) from None
         line.sock.settimeout(_LONGEST_S)
         return line
 
     def _refused(self, status: int) -> InputError:
-        text = f"the service answers with HTTP status {status}"
         return checks.unreadable(
-            self._store.url, f"{text}; correct serve.store, or ask who runs it"
+            self._store.url,
+            f"the service answers with HTTP status {status}. Correct serve.store, or ask its "
+            "operator.",
         )
 
     def _post(
@@ -147,11 +156,13 @@ class ServiceRows:
         except (OSError, http.client.HTTPException) as error:
             # It is chance by which of several errors a service that refuses a certificate shows
             # itself, so the sentence names none.
-            advice = "ask who runs the service"
-            if self._tls is not None and not self._store.certificate:
-                advice += ", and whether it needs serve.store.certificate"
-            text = f"{self._store.url}: the connection broke; {advice}"
-            raise BrokenError(Code.FILE_INVALID, text) from error
+            raise BrokenError(
+                Code.FILE_INVALID,
+                f"{self._store.url}: the connection broke. Ask the operator of the service whether "
+                "it needs serve.store.certificate."
+                if self._tls is not None and not self._store.certificate
+                else f"{self._store.url}: the connection broke. Ask the operator of the service.",
+            ) from error
 
     def _answer(self, line: http.client.HTTPConnection, ids: Sequence[str]) -> dict[str, Any]:
         """Asks once. Raises InputError for what is no answer."""
@@ -159,15 +170,18 @@ class ServiceRows:
         if status != http.client.OK:
             raise self._refused(status)
         if data is None:
-            text = "the service answers with more bytes than its features can have"
-            raise checks.unusable(self._store.url, f"{text}; ask who runs it")
+            raise checks.unusable(
+                self._store.url,
+                "the service answers with more bytes than its features can have. Ask its operator.",
+            )
         try:
             found = json.loads(data)
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            text = "the service answers with something else than a JSON object"
-            raise checks.unusable(self._store.url, f"{text}; correct serve.store.url")
+            raise checks.unusable(
+                self._store.url, "the answer is not a JSON object. Correct serve.store.url."
+            )
         return found
 
     def _fields(self) -> list[dict[str, str]]:
@@ -193,8 +207,11 @@ class ServiceRows:
         columns[name] = pa.array(ids, pa.string())
         for name in (*self._numeric, *self._words):
             if name not in given:
-                text = f"the service gives no feature {name!r}, but training had it"
-                raise checks.unusable(self._store.url, f"{text}; add it to the service")
+                raise checks.unusable(
+                    self._store.url,
+                    f"the service does not return feature {name!r} of the training table. Add it "
+                    "to the service.",
+                )
             columns[name] = self._column(name, given[name], len(ids))
         return pa.table(columns)
 
@@ -202,8 +219,11 @@ class ServiceRows:
         filled = [key for key in _LISTS if value.get(key)]
         cells = value[filled[0]] if len(filled) == 1 else None
         if not isinstance(cells, list) or len(cells) != n:
-            text = f"feature {name!r} does not have one list of one value for each id"
-            raise checks.unusable(self._store.url, f"{text}; ask who runs the service")
+            raise checks.unusable(
+                self._store.url,
+                f"feature {name!r} does not have one list with one value per id. Ask the operator "
+                "of the service.",
+            )
         number = self._numeric.get(name)
         try:
             if filled[0] == "ss":
@@ -216,8 +236,11 @@ class ServiceRows:
                 return pa.array(cells, pa.bool_())
             return pa.array([float(each) for each in cells], pa.float64(), from_pandas=True)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            text = f"feature {name!r} has values that are not of its type ({filled[0]})"
-            raise UnfitError(Code.DATA_INVALID, f"{self._store.url}: {text}") from None
+            raise UnfitError(
+                Code.DATA_INVALID,
+                f"{self._store.url}: feature {name!r} has values that are not of its type "
+                f"({filled[0]})",
+            ) from None
 
 
 def _whole(value: Any) -> int:
@@ -242,21 +265,27 @@ def _tls(store: ServiceStore) -> ssl.SSLContext | None:
     files = (store.ca, store.certificate, store.key)
     if store.url.startswith("http:"):
         if any(each is not None for each in files):
-            text = "ca, certificate and key are for a url with https://; correct the url"
-            raise InputError(Code.CONFIG_INVALID, f"serve.store: {text}, or remove them")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "serve.store: ca, certificate and key need an https:// url. Correct the url, or "
+                "remove them.",
+            )
         return None
     if (store.certificate is None) != (store.key is None):
-        text = "serve.store: give certificate and key, or none of them"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "serve.store: certificate and key belong together. Set both or neither.",
+        )
     try:
         found = ssl.create_default_context(cafile=store.ca)
         if store.certificate is not None:
             found.load_cert_chain(store.certificate, store.key)
     except OSError as error:
-        named = ", ".join(each for each in files if each is not None)
-        text = f"cannot be read as PEM files of TLS ({clean(str(error), _MOST_WORDS)})"
+        names = ", ".join(file for file in files if file is not None)
         raise InputError(
-            Code.CERTIFICATE_INVALID, f"{named}: {text}; correct serve.store"
+            Code.CERTIFICATE_INVALID,
+            f"{names}: cannot be read as PEM files ({clean(str(error), _MOST_WORDS)}). Correct "
+            "serve.store.",
         ) from None
     return found
 

@@ -18,7 +18,7 @@ def ids_of(inputs: Sequence[Tensor]) -> list[str]:
     """
     names = [each.name for each in inputs]
     if names.count(IDS) != 1 or len(set(names)) != len(names):
-        raise Denied(400, "inputs: give the input ids, and each other one once")
+        raise Denied(400, "inputs: must have the input ids, and each input once")
     tensor = inputs[names.index(IDS)]
     if tensor.datatype != TEXT:
         raise Denied(400, "inputs: ids: datatype must be BYTES")

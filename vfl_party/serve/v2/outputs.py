@@ -57,7 +57,7 @@ def chosen(outputs: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
     """Returns the outputs that are wanted; all if there are no ``names``. Raises Denied."""
     known = {each.name: each for each in outputs}
     if any(name not in known for name in names):
-        raise Denied(400, f"outputs: there are {', '.join(known)}")
+        raise Denied(400, f"outputs: choose among {', '.join(known)}")
     return [known[name] for name in names] or list(outputs)
 
 

@@ -141,7 +141,7 @@ def test_the_short_way_answers_as_the_long_one(status: int, body: bytes) -> None
         (b'{"ids": []}', "ids: must not be empty"),
         (
             b'{"customer": ["a"]}',
-            "ids: is missing; customer: is no field of a request",
+            "ids: is missing; customer: is not a field of a request",
         ),
         (
             b'{"ids": ["a"], "columns": {"c": [{}]}}',
