@@ -34,13 +34,15 @@ class ActiveRun:
 
     @property
     def run_id(self) -> str:
+        """Returns the id of the run."""
         return self.opened.run_id
 
     def present(self) -> Sequence[str]:
+        """Returns the passive parties that attend now."""
         return self._service.present
 
     def close(self) -> None:
-        # First what was asked is answered, then the passive parties are let go.
+        """Answers the requests under way, then closes the passive parties' streams."""
         self.served.batcher.close()
         self._runs.remove(self.run_id)
         self._service.close()

@@ -32,7 +32,7 @@ from vfl_party.serve.kinds.choice import bytes_of_row
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.store import Store, require_served
 
-# Of an answer; a message of gRPC has at most four.
+# Limit of an answer; a gRPC message can have twice as many.
 _ANSWER_BYTES = 2 << 20
 # In the party's folder of the run: the bytes of the last time that it was served.
 BYTES = "serve-bytes.json"
@@ -96,10 +96,12 @@ class Opened:
 
     @property
     def run_id(self) -> str:
+        """Returns the id of the run."""
         return self.trained.run_id
 
     @property
     def settings(self) -> ServeSettings:
+        """Returns the ``serve`` section of the party file."""
         return self.files.file.serve
 
     @property
@@ -169,7 +171,7 @@ class Opener:
         folder = folder_of(Path(file.record.folder or file.out), file.name)
         self._book = Book(folder, file.name) if not solo else None
         self.disk = Disk(folder, lambda said: console.show("advice", said=said))
-        # Of all runs together.
+        # All runs share one account.
         self._account = guard_of(self._book, limits_of(file)) if self._book is not None else None
         # {run id: the grant with which it was opened last}.
         self.approvals: dict[str, Approval] = {}

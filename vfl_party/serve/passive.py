@@ -20,7 +20,7 @@ from vfl_party.serve.granted import GrantedRows, LeastRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
 from vfl_party.serve.opening import Opened, Opener, Standing
 
-# A party that asks for many ids at once; its own bound may be another one.
+# Smallest limit of ids per question: the active party's limit may be larger than this party's.
 _LEAST_MOST_IDS = 1024
 _END_S = 0.5
 
@@ -34,6 +34,7 @@ class PassiveRun:
 
     @property
     def run_id(self) -> str:
+        """Returns the id of the run."""
         return self._opened.run_id
 
     def present(self) -> Sequence[str]:
@@ -53,6 +54,7 @@ class PassiveRun:
         self._thread.start()
 
     def close(self) -> None:
+        """Ends the stream and closes the run."""
         self._attendance.close()
         if self._thread is not None:
             # It may wait for an active party that is away.

@@ -36,6 +36,7 @@ class ServeMetrics:
     ends: Callable[[], Mapping[str, datetime]]
 
     def families(self) -> Iterator[Metric]:
+        """Yields all metrics."""
         info = InfoMetricFamily("vfl_party", "Who this is.")
         info.add_metric((), self.info)
         yield info

@@ -38,7 +38,7 @@ from vfl_party.serve.rpc.model import answering as answering_grpc
 from vfl_party.serve.telling.teller import telling
 from vfl_party.serve.tokens import Tokens
 
-# In the folder of the party's runs: they outlive each run that is served.
+# These logs are in the folder of the party's runs, since they outlive each served run.
 LOG, ACCESS = "serve-{}.jsonl", "serve-access-{}.jsonl"
 # After a handover the passive parties connect again within a second. One that is gone is not waited
 # for.
@@ -82,15 +82,17 @@ class Serving:
     source: str | None = None
     metrics: str = ""
     solo: bool = False
-    # Of the HTTP port: requests by status.
+    # Counts the requests of the HTTP port by status.
     counts: Counts = field(default_factory=Counts)
 
     @property
     def settings(self) -> ServeSettings:
+        """Returns the ``serve`` section of the party file."""
         return self.file.serve
 
     @property
     def registry(self) -> ModelRegistry:
+        """Returns the party's model registry."""
         return ModelRegistry(Path(self.file.out), self.file.name)
 
     @property
@@ -221,7 +223,7 @@ class Serving:
         opened = [opener.open(each) for each in runs]
         sockets, there = self._takes_over(stack, opener, runs)
         tokens = Tokens(path, kept=kept)
-        # Of each model that is followed: those that are kept, one that comes, one that goes.
+        # A followed model has its kept runs, one that starts and one that ends.
         most = len(runs) + len(self.follows) * (settings.keep + 2)
         several = SeveralRuns(opener.keyring, opener.passives, most)
         active = Active(opener, several, self.console, tokens, http.served)

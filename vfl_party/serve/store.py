@@ -52,10 +52,10 @@ from vfl_party.serve.stores.by_ids import ByIds
 from vfl_party.serve.stores.opened import no_rows, open_store
 from vfl_party.serve.stores.seam import UNKNOWN_ROW, Found
 
-# Of one id, which has any number of columns: in characters, as it is given and as it is spelt. So
-# many ids as are asked for at once fit into a message of gRPC.
+# Limit of one id with all its columns, in characters, before and after normalisation: the ids of
+# one question must fit into a gRPC message.
 LONGEST_ID = 1_000
-# Between two looks at a table's files.
+# Interval between two looks at a table's files.
 _REFRESH_S = 5.0
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, limits and the words of refusals."""
+"""The HTTP application: routes, limits and the texts of refusals."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from vfl_party.serve.http.told import Told
 from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
 
-# Of a request's body.
+# Limit of a request's body.
 MOST_BYTES = 4 << 20
-# Of a larger one.
+# How much of a larger body is read before the connection closes.
 _MOST_DISCARDED = 64 << 20
-# For a whole body to arrive.
+# Time for a whole body to arrive.
 _BODY_S = 10.0
-# Of the bodies of all requests that are under way: parsed, they take several times as much.
+# Limit of the bodies of all requests under way: parsed, they take several times as much.
 MOST_HELD_BYTES = 16 * MOST_BYTES
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def make_app(
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
         faults = error.errors()
         found = worded(faults)[:3]
-        # The body as a whole is none: it is no JSON, or the caller does not say that it is.
+        # The whole body is invalid: it is not JSON, or the caller does not declare it as JSON.
         if any(each["loc"] == ("body",) or each["type"] == "json_invalid" for each in faults):
             found = ["give a JSON object, with the header content-type: application/json"]
         return JSONResponse({"error": clean("; ".join(found), LINE)}, 422)
@@ -141,7 +141,7 @@ class Limits:
         except Denied as why:
             await self._say(send, why)
             return
-        # Nothing else has a body that anybody reads.
+        # Only POST routes read a body.
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -194,7 +194,7 @@ class Limits:
 
 
 async def _discard(receive: Receive, message: Message) -> None:
-    """Reads on for a while: who still sends does not read that it is refused."""
+    """Reads on for a while: a caller reads the refusal only after it has sent the body."""
     left = _MOST_DISCARDED
     while left > 0 and message.get("more_body", False):
         message = await receive()

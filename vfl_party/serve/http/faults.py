@@ -1,4 +1,4 @@
-"""Words what is wrong with a request's body."""
+"""Describes errors in a request's body."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def worded(faults: Sequence[Mapping[str, Any]]) -> list[str]:
     for each in faults:
         path = _path(each["loc"][1:])
         words = _WORDS.get(each["type"], each["msg"])
-        # Of a cell of a column pydantic tells why it is none of each type.
+        # Pydantic lists an error for each type that a cell may have.
         if path[:1] == ["columns"] and isinstance(path[-1], int):
             words = _CELL
         found.setdefault(".".join(map(str, path)), words)
-    # Of a list in a list, what is wrong within it says more.
+    # An error inside a nested list is more specific than that of the list.
     within = {path.rpartition(".")[0] for path in found}
     return [f"{path}: {words}" for path, words in found.items() if path not in within]
 

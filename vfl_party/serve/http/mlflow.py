@@ -17,7 +17,7 @@ from vfl_party.serve.http.v1 import one_text, rows_of
 from vfl_party.serve.tokens import Denied
 
 T = TypeVar("T")
-# The first item that is none is told of, and the others are not looked at.
+# Validation stops at the first invalid item.
 Items = Annotated[list[T], Field(fail_fast=True)]
 
 

@@ -42,10 +42,11 @@ class Routed:
     async def score(
         self, now: Served, ids: Ids, least: float | None, columns: Given | None
     ) -> Scores:
-        found = await self._shared(now, ids, least, columns)
-        # Afterwards, so that the copy does not hold up the answer.
-        self._copy(ids, columns, found)
-        return found
+        """Scores rows with the runs of their shares; see ``Routes.score``."""
+        scores = await self._shared(now, ids, least, columns)
+        # The copy comes last, so that it does not delay the answer.
+        self._copy(ids, columns, scores)
+        return scores
 
     def usable(self, run_id: str, now: Served) -> Served | None:
         """Returns a run if it can answer in place of ``now``: all passive parties that attend

@@ -77,6 +77,7 @@ class Served:
 
     @property
     def names(self) -> tuple[str, str]:
+        """Returns the names by which a token may allow it."""
         return self.name, self.run_id
 
     def allow(self, header: str | None) -> Token | None:
@@ -143,9 +144,9 @@ class Served:
             found = joined([await asyncio.wrap_future(each) for each in waiting])
         except InputError as error:
             if error.code is Code.FILE_INVALID:
-                # The sentence has a path of this machine, and the log has it.
+                # The full text, with a path of this machine, is in the log only.
                 raise Denied(503, error.public) from None
-            # Of columns that the caller has given, or of what the party has allowed.
+            # The caller's columns are invalid, or the party does not allow as many rows.
             status = 403 if error.code is Code.REFUSED else 422
             raise Denied(status, clean(str(error), LINE)) from None
         self.counts.scored(found, time.perf_counter() - began_s)

@@ -13,7 +13,7 @@ from vfl_party.serve.scored import Scores
 from vfl_party.serve.store import LONGEST_ID
 
 Id = Annotated[str, Field(max_length=LONGEST_ID)]
-# Of what is none, the first item is told of, and the others are not looked at.
+# Validation stops at the first invalid item.
 Cells = Annotated[list[Id], Field(fail_fast=True)]
 Values = Annotated[list[bool | int | float | str | None], Field(fail_fast=True)]
 

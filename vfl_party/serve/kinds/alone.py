@@ -18,7 +18,7 @@ from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
 from vfl_party.serve.store import Store
 from vfl_party.serve.stores.seam import Found
 
-# Of an id that has no score.
+# States of ids without a score.
 _LOST = (UNKNOWN, FAILED)
 
 

@@ -21,9 +21,9 @@ from vfl_party.serve.scored import Part, State, Why
 from vfl_party.serve.scorer import Embedded, OnlineScorer, state_of
 from vfl_party.serve.store import Held
 
-# Of a party that is there, and whose latents do not count.
+# Reason for a party that answered, but whose latents are not used.
 _NOT_NEEDED: Why = "not needed"
-# Why a party takes no part though nothing is amiss.
+# Reasons that are not faults.
 _FINE: frozenset[Why] = frozenset((_NOT_NEEDED, "not answered"))
 
 

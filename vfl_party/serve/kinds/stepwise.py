@@ -31,9 +31,9 @@ from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
 from vfl_party.serve.store import Held, Store
 from vfl_party.serve.stores.seam import Found
 
-# Scorings that a passive party has begun; the active one has a few under way.
+# Scorings that a passive party keeps open; the active party has a few at a time.
 _MOST_BEGUN = 32
-# Waited for at least, in seconds.
+# Shortest timeout of a question, in seconds.
 _LEAST_S = 0.001
 # Why a party takes no part, by number; that it does, or that nobody has asked it.
 _WHY: tuple[Why, ...] = get_args(Why)
@@ -59,7 +59,7 @@ class Asks(Protocol):
 
 
 class _Own:
-    """A party's side of the model, for the rows as they are; made anew when the table changes."""
+    """A party's side of the model for the current rows; replaced when the table changes."""
 
     def __init__(self, held: Held) -> None:
         self.held = held

@@ -57,6 +57,7 @@ class AlchemyRows:
             return Batch(self._pool.run(lambda each: self._fetched(each, ids), until_s), True)
 
     def close(self) -> None:
+        """Closes the connections."""
         self._pool.close()
 
     def _open(self) -> Connection:

@@ -36,7 +36,7 @@ from vfl_party.serve.stores.seam import (
     apart,
 )
 
-# Sentences in the life of a program.
+# Limit of advice texts per program.
 _MOST_SAID = 100
 
 _ROW = re.compile(r" in row 1\b( below the header)?")
@@ -113,6 +113,7 @@ class ByIds:
         return Found(rows, inputs, self.version)
 
     def close(self) -> None:
+        """Closes the source."""
         self._source.close()
 
     def _parts(self, wanted: Sequence[str], until_s: float) -> Iterator[_Part]:

@@ -20,7 +20,7 @@ from vfl_common.rpc.serving.service import Pending
 from vfl_common.rpc.serving.stream import Absent
 
 _STATES: Mapping[Absent, int] = {"late": LATE, "failed": FAILED}
-# Of one entry, beside the id and the embedding.
+# Memory of one entry without the id and the embedding.
 _OVERHEAD_BYTES = 400
 
 
@@ -108,6 +108,7 @@ class KeptEmbeddings:
                 self._put(_Key(party, answer.features, each), _Entry(embedding, since_s))
 
     def used(self, party: str, rows: int) -> None:
+        """Counts embeddings that were used again."""
         if rows:
             self._used(party, rows)
 

@@ -24,7 +24,7 @@ from vfl_party.serve.stores.seam import Source
 from vfl_party.serve.stores.service import ServiceRows
 
 _POSTGRES = ("postgresql://", "postgres://")
-# Of training alone, or of a file.
+# Settings that apply to training or to files only.
 _NOT_HERE: dict[str, Any] = dict.fromkeys(
     ("label", "event", "group", "weight", "split", "limit", "sheet", "names", "format", "unaligned")
 )
@@ -95,7 +95,7 @@ def settings_of(
                 Code.CONFIG_INVALID,
                 f"party {files.name}: data.source is not a database. Set serve.store.source.",
             )
-    # Of the table of training: a row must not be read otherwise because of those beside it.
+    # The number style is that of the training table: other rows must not change how a row is read.
     style = preprocessor.style or (data.decimal or ".", data.thousands or "")
     written = {"decimal": style[0], "thousands": style[1], "limit_by": "first", "labels": ()}
     settings = data.model_copy(update={**_NOT_HERE, **written, **place})

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from vfl_party.serve.stores.seam import BrokenError, UnfitError
 
-# Between two interrupts.
+# Pauses between interrupts.
 _PAUSES_S = (0.05, 0.2, 1.0)
 
 C = TypeVar("C")
@@ -48,7 +48,7 @@ class Pool(Generic[C]):
         interrupt: Callable[[C], None] = lambda _: None,
     ) -> None:
         self._opened, self._close, self._interrupt = opened, close, interrupt
-        # Of each place: its connection, None before it is opened. The last used one comes first.
+        # Holds each place's connection (None before it opens); the last used comes first.
         self._free: queue.LifoQueue[C | None] = queue.LifoQueue()
         for _ in range(most):
             self._free.put(None)

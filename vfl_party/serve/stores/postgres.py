@@ -81,6 +81,7 @@ class PostgresRows:
             return Batch(self._pool.run(lambda each: self._fetched(each, ids), until_s), False)
 
     def close(self) -> None:
+        """Closes the connections."""
         self._pool.close()
 
     def _open(self) -> Any:

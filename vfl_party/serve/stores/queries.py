@@ -10,9 +10,9 @@ from vfl_common.config.data import shown
 from vfl_common.errors import InputError
 from vfl_party.data import checks
 
-# No cast of PostgreSQL's, as in x::ids.
+# Does not match a PostgreSQL cast such as x::ids.
 _IDS = re.compile(r"(?<![:\w\\]):ids\b")
-# Of one id, if data.duplicates takes the first; and more, so that few ids may have many.
+# Row limit per id, for data.duplicates = "first", plus a constant so that few ids may have many.
 _ROWS_OF_ONE, _MORE_ROWS = 16, 1024
 
 

@@ -30,20 +30,20 @@ from vfl_party.data.reading import DATE
 from vfl_party.serve.stores.pool import Pool
 from vfl_party.serve.stores.seam import UNKNOWN_ROW, Batch, BrokenError, UnfitError
 
-# Of a service: nothing is wrong; an id is unknown.
+# Status codes of a service: success, unknown id.
 _OK, _NOT_FOUND = 0, 5
 _CONNECT_S, _CHECK_S = 5.0, 10.0
-# For one packet, if nobody interrupts.
+# Socket timeout; the pool interrupts earlier.
 _LONGEST_S = 60.0
-# Of HTTP, also for a question about nobody: this is no such service, or not for this party.
+# HTTP statuses that mean a wrong service or a party without access.
 _NO_SERVICE = (401, 403, 404, 405)
-# Of an answer: what is allowed for each cell, and beside the cells.
+# Limits of an answer: bytes per cell, and bytes in addition.
 _CELL_BYTES, _MORE_BYTES = 1 << 10, 1 << 20
 _BLOCK = 1 << 16
-# Of a value: the lists that it may have, and how their cells are read.
+# Fields of a value: lists of numbers, and all lists.
 _NUMBERS = ("ds", "fs", "i64s", "i32s", "bs")
 _LISTS = ("ss", *_NUMBERS)
-# Characters of the service's own words.
+# Limit of quoted service texts, in characters.
 _MOST_WORDS = 200
 
 
@@ -105,6 +105,7 @@ class ServiceRows:
         return Batch(self._table(found.get("features"), ids), False)
 
     def close(self) -> None:
+        """Closes the connections."""
         self._pool.close()
 
     def _open(self) -> http.client.HTTPConnection:
