@@ -37,7 +37,7 @@ class Ended(Busy):
 @dataclass
 class _Request:
     ids: Sequence[str]
-    least: float | None
+    min_quality: float | None
     columns: Given | None
     answer: Future[Scores] = field(default_factory=Future)
     told: ToldRequest | None = field(default_factory=under_way)
@@ -48,14 +48,14 @@ class Batcher:
     """Scores requests, those that wait at the same time together.
 
     Args:
-        score: scores ids, with the least quality that is asked for, and the active party's columns
+        score: scores ids, with the minimum quality and the active party's columns
             of these rows, if the caller gives them.
-        most: rows that are scored at once. A larger request is scored by itself, in parts.
+        max_rows: rows that are scored at once. A larger request is scored by itself, in parts.
         wait_s: how long a request waits for others.
     """
 
-    def __init__(self, score: Score, most: int, wait_s: float) -> None:
-        self._score, self._most, self._wait_s = score, most, wait_s
+    def __init__(self, score: Score, max_rows: int, wait_s: float) -> None:
+        self._score, self._most, self._wait_s = score, max_rows, wait_s
         self._queue: queue.Queue[_Request | None] = queue.Queue(MOST_WAITING)
         self._taking, self._counting = threading.Lock(), threading.Lock()
         self._ending = threading.Lock()
@@ -74,12 +74,12 @@ class Batcher:
         return self._queue.qsize()
 
     def submit(
-        self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
+        self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
     ) -> Future[Scores]:
         """Queues a request; one with columns is scored by itself. Raises Busy if too many wait, and
         Ended if it takes no more.
         """
-        request = _Request(ids, least, columns)
+        request = _Request(ids, min_quality, columns)
         try:
             # What is queued after the end would wait for ever.
             with self._ending:
@@ -134,7 +134,7 @@ class Batcher:
                 self._queue.put(None)
                 break
             # What is asked for differs, or it is too much at once.
-            differs = more.columns is not None or more.least != first.least
+            differs = more.columns is not None or more.min_quality != first.min_quality
             if differs or rows + len(more.ids) > self._most:
                 self._next = more
                 break
@@ -144,13 +144,13 @@ class Batcher:
 
     def _answer(self, batch: Sequence[_Request]) -> None:
         # The caller may be gone.
-        batch = [each for each in batch if each.answer.set_running_or_notify_cancel()]
-        ids = [each for request in batch for each in request.ids]
+        batch = [request for request in batch if request.answer.set_running_or_notify_cancel()]
+        ids = [name for request in batch for name in request.ids]
         if not ids:
             return
         try:
-            with noting([(each.told, each.since_ns) for each in batch]):
-                found = self._score(ids, batch[0].least, batch[0].columns)
+            with noting([(request.told, request.since_ns) for request in batch]):
+                scores = self._score(ids, batch[0].min_quality, batch[0].columns)
         except Exception as error:  # noqa: BLE001 - whoever waits hears of it
             for request in batch:
                 request.answer.set_exception(error)
@@ -158,5 +158,5 @@ class Batcher:
         start = 0
         for request in batch:
             end = start + len(request.ids)
-            request.answer.set_result(found.taken(slice(start, end)))
+            request.answer.set_result(scores.taken(slice(start, end)))
             start = end

@@ -72,11 +72,11 @@ def serve(
     file = load_party(party)
     registry = ModelRegistry(Path(file.out), file.name)
     chosen = [
-        choose(registry, each, lambda: load_recipe(Path(file.recipe)).name) for each in trained
+        choose(registry, name, lambda: load_recipe(Path(file.recipe)).name) for name in trained
     ]
     if http is not None:
-        given = {**file.serve.model_dump(), "http": http}
-        file = file.model_copy(update={"serve": parse(type(file.serve), given, "--http")})
+        fields = {**file.serve.model_dump(), "http": http}
+        file = file.model_copy(update={"serve": parse(type(file.serve), fields, "--http")})
     serving = Serving(party, file, chosen, Console("vfl-party"), device, data, metrics, solo)
     serving.run(listens=http is not None)
 

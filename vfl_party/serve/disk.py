@@ -30,9 +30,9 @@ class Disk:
     def watched(self, write: Writes) -> Writes:
         """Returns ``write``, with its failures noted."""
 
-        def watched(told: Outgoing) -> None:
+        def watched(outgoing: Outgoing) -> None:
             try:
-                write(told)
+                write(outgoing)
             except VflError as error:
                 # The account or a grant refuses with another code.
                 if error.code is Code.FILE_INVALID:

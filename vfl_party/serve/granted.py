@@ -37,8 +37,8 @@ class GrantedRows:
 class LeastRows:
     """The least people of a question that is answered, as a ``Limit``."""
 
-    def __init__(self, least: int) -> None:
-        self._least = least
+    def __init__(self, min_ids: int) -> None:
+        self._least = min_ids
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Returns all or none, [N]: somebody who is asked about twice is one."""
@@ -100,8 +100,8 @@ class GrantWatch:
         """Says which grants have ended. Raises InputError (REFUSED) if there are some, and all of
         them have.
         """
-        served = [each for each in self._approvals() if not each.closed]
-        over = [why for each in served if (why := each.why_over())]
+        served = [approval for approval in self._approvals() if not approval.closed]
+        over = [why for approval in served if (why := approval.why_over())]
         if over and len(over) == len(served):
             raise InputError(Code.REFUSED, over[0])
         for why in over:

@@ -71,8 +71,10 @@ class Tally:
 
 def present(tallies: Mapping[str, Tally]) -> dict[str, list[str]]:
     """Returns {run id: the peers that attend it now}."""
-    standing = {run: each.standing() for run, each in tallies.items() if each.standing is not None}
-    return {run: [*filter(each.present.get, each.present)] for run, each in standing.items()}
+    standing = {
+        run: tally.standing() for run, tally in tallies.items() if tally.standing is not None
+    }
+    return {run: [*filter(state.present.get, state.present)] for run, state in standing.items()}
 
 
 def missing(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> bool:
@@ -107,8 +109,8 @@ class Opened:
     @property
     def most_at_once(self) -> int:
         """The most rows of a question: its answers must fit into a message."""
-        most = _ANSWER_BYTES // bytes_of_row(self.store)
-        return max(1, min(self.settings.max_batch, most))
+        max_rows = _ANSWER_BYTES // bytes_of_row(self.store)
+        return max(1, min(self.settings.max_batch, max_rows))
 
     def close(self) -> None:
         """Looks at the table no longer, and keeps the bytes that were counted."""
@@ -150,9 +152,9 @@ class Opener:
     ) -> None:
         self._path, self._file, self._console = path, file, console
         self._device, self._source, self.solo = device, source, solo
-        recipes = [each.recipe for each in runs]
+        recipes = [run.recipe for run in runs]
         self.active = recipes[0].active.name
-        if others := [each for each in recipes if each.active.name != self.active]:
+        if others := [recipe for recipe in recipes if recipe.active.name != self.active]:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{others[0].name}: its active party is {others[0].active.name}, but that of "
@@ -162,15 +164,15 @@ class Opener:
         uses = BOTH if file.name == self.active else DIALS
         self.keyring = Keyring(file.tls, file.name, members, uses=uses, out=Path(file.out))
         self.passives = list(
-            dict.fromkeys(each.name for recipe in recipes for each in recipe.passives)
+            dict.fromkeys(party.name for recipe in recipes for party in recipe.passives)
         )
-        self.servers = {each.server for each in recipes}
+        self.servers = {recipe.server for recipe in recipes}
         # {run id: what was counted of it}; it outlives the run.
         self.tallies: dict[str, Tally] = {}
         # A student asks nobody, and nothing leaves.
         folder = folder_of(Path(file.record.folder or file.out), file.name)
         self._book = Book(folder, file.name) if not solo else None
-        self.disk = Disk(folder, lambda said: console.show("advice", said=said))
+        self.disk = Disk(folder, lambda text: console.show("advice", said=text))
         # All runs share one account.
         self._account = guard_of(self._book, limits_of(file)) if self._book is not None else None
         # {run id: the grant with which it was opened last}.
@@ -228,7 +230,7 @@ class Opener:
                 f"{trained.path}: its active party is {recipe.active.name}, but that of the served "
                 f"runs is {self.active}. Restart this program to serve it.",
             )
-        if more := {each.name for each in recipe.passives}.difference(self.passives):
+        if more := {party.name for party in recipe.passives}.difference(self.passives):
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{trained.path}: {listed(sorted(more))} took no part in the served runs. Restart "

@@ -99,10 +99,10 @@ class Passive:
         _, trained = tables(self._record).get(first.run_id, ("", 0))
         rows = len(held.places) if held.asks is None else trained
         self._asked = AskedADay(self._path, asked_a_day(file.serve.asked_a_day, rows))
-        most = file.serve.answers_a_day
-        self._limit = DailyLimit(self._path, most) if most is not None else None
-        least = file.policy.least_rows if isinstance(file.policy, PolicySettings) else 1
-        self._least = LeastRows(least) if least > 1 else None
+        max_answers = file.serve.answers_a_day
+        self._limit = DailyLimit(self._path, max_answers) if max_answers is not None else None
+        min_ids = file.policy.least_rows if isinstance(file.policy, PolicySettings) else 1
+        self._least = LeastRows(min_ids) if min_ids > 1 else None
 
     def open(self, opened: Opened) -> PassiveRun:
         """Answers the active party about a run from now on."""
@@ -114,18 +114,18 @@ class Passive:
         # The account only looks: an answer counts there when it is written down.
         limit = together(self._least, [self._limit, account], [granted])
         answers = answers_of(opened.store, sent, limit, self._asked_of(opened))
-        told, there = [""], [False]
+        reported, there = [""], [False]
         opened.tally.standing = lambda: Standing({peer: there[0]})
 
         def attends(here: bool) -> None:
-            told[0], there[0] = "", here
+            reported[0], there[0] = "", here
             self._console.emit("attending" if here else "away", peer=peer, run=run_id)
 
         def refused(why: str) -> None:
-            if why != told[0]:
-                told[0] = why
-                said = f"run {run_id} waits until {peer} serves it"
-                self._console.emit("advice", said=said)
+            if why != reported[0]:
+                reported[0] = why
+                text = f"run {run_id} waits until {peer} serves it"
+                self._console.emit("advice", said=text)
 
         def keeping() -> Keeping:
             return Keeping(opened.settings.cache_s, opened.store.held.features_version)
@@ -146,9 +146,9 @@ class Passive:
             at_once=opened.store.at_once,
         )
         opened.store.when_renewed(attendance.renew)
-        found = PassiveRun(opened, answers, attendance)
-        found.start(self._failed)
-        return found
+        run = PassiveRun(opened, answers, attendance)
+        run.start(self._failed)
+        return run
 
     def _asked_of(self, opened: Opened) -> AskedIds:
         """Returns which ids the active party is answered about a run. Raises InputError if the
@@ -158,20 +158,20 @@ class Passive:
         if ids is None:
             ids = "aligned" if opened.trained.recipe.rows.align == "psi" else "all"
         aligned = aligned_ids(run, self._out, self._record) if ids == "aligned" else None
-        return AskedIds(self._asked, aligned, lambda said: self._console.emit("advice", said=said))
+        return AskedIds(self._asked, aligned, lambda text: self._console.emit("advice", said=text))
 
 
 def together(
-    least: LeastRows | None, of_each: Sequence[Limit | None], of_all: Sequence[Limit | None]
+    min_rows: LeastRows | None, of_each: Sequence[Limit | None], of_all: Sequence[Limit | None]
 ) -> Limits | None:
     """Returns several limits as one; None if there are none.
 
     Args:
-        least: the least people of a question. They are counted once more at the end: other limits
-            may have refused some of them.
+        min_rows: the minimum number of people of a question. It is checked again at the end, since
+            other limits may have refused some of them.
         of_each: limits of single people. They come first, so that an id that they refuse uses up as
             much of the others as an unknown id does: nothing.
         of_all: limits of all people together.
     """
-    limits = [each for each in (*of_each, least, *of_all, least) if each is not None]
+    limits = [limit for limit in (*of_each, min_rows, *of_all, min_rows) if limit is not None]
     return Limits(*limits) if limits else None

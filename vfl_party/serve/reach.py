@@ -38,10 +38,10 @@ def plain_words(settings: ServeSettings) -> str | None:
 
 def _reached(settings: ServeSettings) -> dict[str, str]:
     """Returns {key: address} of the ports that others than this machine can reach."""
-    given = {"serve.http": settings.http, "serve.grpc": settings.grpc}
+    ports = {"serve.http": settings.http, "serve.grpc": settings.grpc}
     return {
         key: address
-        for key, address in given.items()
+        for key, address in ports.items()
         if address is not None and not _is_local(split_address(address)[0])
     }
 

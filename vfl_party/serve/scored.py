@@ -80,4 +80,4 @@ class Scores:
     @property
     def has_score(self) -> list[bool]:
         """Whether each row has a score."""
-        return [each in ("scored", "partly") for each in self.state]
+        return [state in ("scored", "partly") for state in self.state]

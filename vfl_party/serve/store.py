@@ -114,7 +114,7 @@ class Held:
         party = self.party
         if not party.recipe.own_rows:
             return party.widths
-        return dict.fromkeys((each.name for each in party.recipe.passives), self._latents)
+        return dict.fromkeys((passive.name for passive in party.recipe.passives), self._latents)
 
     @cached_property
     def _latents(self) -> int:
@@ -128,21 +128,21 @@ class Held:
         if len(self.columns) == 1 and not self.rules:
             # The same, and much sooner for a few.
             return [
-                each if each and not each.isspace() and len(each) <= LONGEST_ID else None
-                for each in ids
+                text if text and not text.isspace() and len(text) <= LONGEST_ID else None
+                for text in ids
             ]
         if len(self.columns) == 1:
             cells: list[Sequence[str | None]] = [ids]
         else:
-            split = [each.split(SEPARATOR) for each in ids]
-            whole = [each if len(each) == len(self.columns) else None for each in split]
+            split = [text.split(SEPARATOR) for text in ids]
+            whole = [parts if len(parts) == len(self.columns) else None for parts in split]
             cells = [
-                [each[at] if each is not None else None for each in whole]
+                [parts[at] if parts is not None else None for parts in whole]
                 for at in range(len(self.columns))
             ]
-        found: list[str | None] = normalised(cells, self.rules).to_pylist()
+        spelt: list[str | None] = normalised(cells, self.rules).to_pylist()
         # Unicode's normal form may be 18 times as long.
-        return [each if each is not None and len(each) <= LONGEST_ID else None for each in found]
+        return [text if text is not None and len(text) <= LONGEST_ID else None for text in spelt]
 
     def look_up(self, ids: Sequence[str | None], until_s: float) -> Found:
         """Returns what is known of ids, as the parties spell them; None is no id.
@@ -152,13 +152,13 @@ class Held:
         if self.asks is not None:
             return self.asks.look_up(ids, until_s)
         places = self.places
-        found = (places.get(each, UNKNOWN_ROW) if each else UNKNOWN_ROW for each in ids)
-        rows = np.fromiter(found, np.int64, len(ids))
+        numbers = (places.get(name, UNKNOWN_ROW) if name else UNKNOWN_ROW for name in ids)
+        rows = np.fromiter(numbers, np.int64, len(ids))
         return Found(rows, self.gives, self.version)
 
-    def cells(self, found: Found, rows: Rows) -> Cells:
-        """Returns the cells of rows of ``found``, of a model that takes these."""
-        numbers_NF, codes_NK = found.inputs(rows)
+    def cells(self, result: Found, rows: Rows) -> Cells:
+        """Returns the cells of rows of ``result``, of a model that takes these."""
+        numbers_NF, codes_NK = result.inputs(rows)
         return numbers_NF.numpy(), codes_NK.numpy()
 
     @property
@@ -167,8 +167,8 @@ class Held:
         return isinstance(self.party.models.get("encoder"), StochasticEncoder)
 
     @torch.no_grad()
-    def embed(self, found: Found, rows: Rows, *, drawn: bool = True) -> Tensor:
-        """Returns the party's embeddings of rows of ``found``, float32 [N, D], on the CPU.
+    def embed(self, result: Found, rows: Rows, *, drawn: bool = True) -> Tensor:
+        """Returns the party's embeddings of rows of ``result``, float32 [N, D], on the CPU.
 
         A row has the same embedding whichever rows are asked for with it, unless the encoder draws
         embeddings: its noise depends on the other rows. ``drawn``: whether it does so here; else it
@@ -180,19 +180,19 @@ class Held:
         if not drawn:
             encode = deterministic(party.models["encoder"])
         blocks = party.scores.blocks.get("encoder")
-        parts = [in_blocks(encode, blocks, *found.inputs(chunk)) for chunk in chunks(rows)]
+        parts = [in_blocks(encode, blocks, *result.inputs(chunk)) for chunk in chunks(rows)]
         empty = torch.empty(0, self._latents if own else party.embedding_size)
         whole = torch.cat(parts).cpu() if parts else empty
         return whole.flatten(1) if own else whole
 
     @torch.no_grad()
-    def solo(self, found: Found, rows: Rows) -> Tensor | None:
-        """Returns what the run's student gives for rows of ``found``, [N, O]; None if it has
+    def solo(self, result: Found, rows: Rows) -> Tensor | None:
+        """Returns what the run's student gives for rows of ``result``, [N, O]; None if it has
         trained none.
         """
         if SOLO not in self.party.models:
             return None
-        parts = [self._student(*found.inputs(chunk)) for chunk in chunks(rows)]
+        parts = [self._student(*result.inputs(chunk)) for chunk in chunks(rows)]
         empty = torch.empty(0, self.party.recipe.task.outputs, device=self.party.device)
         return torch.cat(parts) if parts else empty
 
@@ -224,13 +224,13 @@ class Held:
 
     def _given(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
         """Returns the encoder's inputs of rows of a caller, [N, …] each."""
-        preparing, given = self._checked(columns, n)
-        return [each.to(self.party.device) for each in preparing.inputs(given)]
+        preparing, table = self._checked(columns, n)
+        return [tensor.to(self.party.device) for tensor in preparing.inputs(table)]
 
     def cells_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Cells:
         """Returns the cells of ``n`` rows that a caller gives; see ``embed_given``."""
-        preparing, given = self._checked(columns, n)
-        return preparing.cells(given)
+        preparing, table = self._checked(columns, n)
+        return preparing.cells(table)
 
     def _checked(
         self, columns: Mapping[str, Sequence[Any]], n: int
@@ -251,19 +251,19 @@ class Held:
                 "in the training table.",
             )
         try:
-            given = pa.table({name: pa.array(values) for name, values in columns.items()})
+            table = pa.table({name: pa.array(values) for name, values in columns.items()})
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise InputError(
                 Code.DATA_INVALID,
                 "columns: each must have values of one type, and all must have the same length",
             ) from None
-        if given.num_rows != n:
+        if table.num_rows != n:
             raise InputError(
                 Code.DATA_INVALID,
-                f"columns: must have one value per id (got {given.num_rows:,} values for {n:,} "
+                f"columns: must have one value per id (got {table.num_rows:,} values for {n:,} "
                 "ids)",
             )
-        return self.preparing, given
+        return self.preparing, table
 
 
 def _gives(party: Party) -> Callable[[Rows], tuple[Tensor, ...]]:
@@ -275,8 +275,8 @@ def _gives(party: Party) -> Callable[[Rows], tuple[Tensor, ...]]:
         return lambda _rows: ()
     if party.course.lone_phase is None:
         return features.inputs
-    whole = tuple(torch.from_numpy(each) for each in columns()[:2])
-    return lambda rows: tuple(each[torch.from_numpy(rows)] for each in whole)
+    whole = tuple(torch.from_numpy(array) for array in columns()[:2])
+    return lambda rows: tuple(tensor[torch.from_numpy(rows)] for tensor in whole)
 
 
 class Store:
@@ -316,7 +316,7 @@ class Store:
                 f"--data: cannot be combined with serve.store (kind {store.kind!r}). Remove one of "
                 "them.",
             )
-        asks = open_store(files, trained, store, lambda said: say("advice", said=said))
+        asks = open_store(files, trained, store, lambda text: say("advice", said=text))
         self._settings = asks.settings
         try:
             self.held, _ = self._made(
@@ -357,9 +357,9 @@ class Store:
 
     @property
     def _refresh_s(self) -> float:
-        given = self._files.file.serve.refresh_s
-        if given is not None:
-            return given
+        interval_s = self._files.file.serve.refresh_s
+        if interval_s is not None:
+            return interval_s
         # What is no file must be read whole to see a change.
         return _REFRESH_S if is_path(self._settings.source) else 0.0
 
@@ -414,8 +414,8 @@ class Store:
         made = assemble(opened, expected_rows(opened), device=files.device, policy=files.policy())
         fingerprint = _fingerprint(made)
         if fingerprint != self._fingerprint:
-            for said in unseen(trained, opened.table):
-                self._say("unseen", said=said)
+            for text in unseen(trained, opened.table):
+                self._say("unseen", said=text)
         preparing = None
         if trained.state["preprocessor"] is not None:
             preparing = of_state(
@@ -431,8 +431,8 @@ def _fingerprint(made: Assembled) -> str:
         return prepared.fingerprint
     # An empty cell is not the number that fills it for encoders.
     digest = hashlib.sha256(prepared.fingerprint.encode())
-    for each in prepared.cells()[:2]:
-        digest.update(np.ascontiguousarray(each).data)
+    for array in prepared.cells()[:2]:
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
@@ -446,28 +446,36 @@ def _held(
     party = made.party
     for model in party.models.values():
         model.eval()
-    places = {each: at for at, each in enumerate(made.prepared.table.ids)}
+    places = {name: at for at, name in enumerate(made.prepared.table.ids)}
     version = hashlib.sha256(f"{time.time_ns()} {id(made)}".encode()).hexdigest()[:16]
     rules = opened.settings.ruled(tuple(opened.recipe.rows.id_rules)).id_rules or ()
-    given = (tuple(rules), tuple(columns), preparing, _gives(party), asks)
-    return Held(party, places, version, *given)
+    return Held(
+        party,
+        places,
+        version,
+        rules=tuple(rules),
+        columns=tuple(columns),
+        preparing=preparing,
+        gives=_gives(party),
+        asks=asks,
+    )
 
 
 def _look(settings: DataSettings) -> tuple[Any, ...]:
     """Returns what changes if the files of a table change: their sizes and times."""
     parts = settings.parts.values() or [settings]
-    paths = [Path(each.source) for each in parts if is_path(each.source)]
+    paths = [Path(part.source) for part in parts if is_path(part.source)]
     files = [
         file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
     ]
-    found = []
+    stats = []
     for file in files:
         try:
             about = file.stat()
         except OSError:
             continue
-        found.append((str(file), about.st_size, about.st_mtime_ns, about.st_ino))
-    return tuple(found)
+        stats.append((str(file), about.st_size, about.st_mtime_ns, about.st_ino))
+    return tuple(stats)
 
 
 def require_served(trained: TrainedRun) -> None:

@@ -84,10 +84,10 @@ class Tokens:
             ) from None
         read_as = (about.st_mtime_ns, about.st_size)
         if read_as != self._read_as:
-            self._known = {each.sha256: each for each in read_tokens(self._path)}
+            self._known = {token.sha256: token for token in read_tokens(self._path)}
             self._read_as = read_as
 
-    def check(self, given: str | None, models: Sequence[str]) -> Token | None:
+    def check(self, secret: str | None, models: Sequence[str]) -> Token | None:
         """Returns the token of a caller; None if everybody may ask. Raises Denied.
 
         ``models``: the names of the model that is asked.
@@ -98,7 +98,7 @@ class Tokens:
             # A file that was damaged while this serves allows nobody new, and nobody less.
             with contextlib.suppress(InputError):
                 self._renew()
-            token = self._known.get(_digest(given)) if given else None
+            token = self._known.get(_digest(secret)) if secret else None
         if token is None:
             raise Denied(401, "a token is required. Send Authorization: Bearer TOKEN.")
         if token.until is not None and self._now().date() > token.until:
@@ -124,7 +124,7 @@ class Tokens:
             self._spent[token.name] = spent
             return day
 
-    def _reserve(self, name: str, spent: int, most: int) -> None:
+    def _reserve(self, name: str, spent: int, max_rows: int) -> None:
         """Writes that a restart counts so many rows as asked for. It writes a hundredth of the
         limit ahead, so that not every request waits for a file.
         """
@@ -132,8 +132,8 @@ class Tokens:
             return
         others = self._read_kept()
         names = others.keys() | self._reserved.keys()
-        reserved = {each: max(others.get(each, 0), self._reserved.get(each, 0)) for each in names}
-        reserved[name] = min(most, spent + most // 100)
+        reserved = {key: max(others.get(key, 0), self._reserved.get(key, 0)) for key in names}
+        reserved[name] = min(max_rows, spent + max_rows // 100)
         try:
             write_private(self._kept, json.dumps({"day": self._day, "rows": reserved}))
         except InputError:
@@ -146,7 +146,7 @@ class Tokens:
             return {}
         try:
             fields = json.loads(self._kept.read_text(encoding="utf-8"))
-            rows = {str(name): int(each) for name, each in fields["rows"].items()}
+            rows = {str(name): int(count) for name, count in fields["rows"].items()}
             return rows if fields["day"] == self._day else {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise InputError(
@@ -195,7 +195,7 @@ def add_token(path: Path, name: str, **facts: Any) -> str:
     nowhere. Raises InputError if the file has one of this name.
     """
     known = read_tokens(path) if path.exists() else ()
-    if any(each.name == name for each in known):
+    if any(token.name == name for token in known):
         raise InputError(
             Code.CONFIG_INVALID,
             f"{path}: already has a token {name!r}. Remove it, or choose another name.",
@@ -210,9 +210,9 @@ def remove_token(path: Path, name: str) -> None:
     name.
     """
     known = read_tokens(path)
-    rest = tuple(each for each in known if each.name != name)
+    rest = tuple(token for token in known if token.name != name)
     if len(rest) == len(known):
-        names = ", ".join(each.name for each in known) or "none"
+        names = ", ".join(token.name for token in known) or "none"
         raise InputError(
             Code.CONFIG_INVALID, f"{path}: has no token {name!r}. Choose one of: {names}."
         )
@@ -220,7 +220,7 @@ def remove_token(path: Path, name: str) -> None:
 
 
 def _write(path: Path, tokens: Sequence[Token]) -> None:
-    lines = [each.model_dump(mode="json", exclude_none=True) for each in tokens]
+    lines = [token.model_dump(mode="json", exclude_none=True) for token in tokens]
     write_private(path, json.dumps(lines, indent=1) + "\n")
 
 

@@ -74,11 +74,11 @@ def make_app(
     @app.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
         faults = error.errors()
-        found = worded(faults)[:3]
+        texts = worded(faults)[:3]
         # The whole body is invalid: it is not JSON, or the caller does not declare it as JSON.
-        if any(each["loc"] == ("body",) or each["type"] == "json_invalid" for each in faults):
-            found = ["give a JSON object, with the header content-type: application/json"]
-        return JSONResponse({"error": clean("; ".join(found), LINE)}, 422)
+        if any(fault["loc"] == ("body",) or fault["type"] == "json_invalid" for fault in faults):
+            texts = ["give a JSON object, with the header content-type: application/json"]
+        return JSONResponse({"error": clean("; ".join(texts), LINE)}, 422)
 
     @app.exception_handler(HTTPException)
     async def refused(_request: Request, error: HTTPException) -> JSONResponse:
@@ -89,7 +89,7 @@ def make_app(
         # It is raised again, and logged where all routes end.
         return _failure()
 
-    predict = next(each.endpoint for each in first.routes if isinstance(each, APIRoute))
+    predict = next(route.endpoint for route in first.routes if isinstance(route, APIRoute))
     short = Direct(app, "/v1/predict", v1.Asked, predict, _answer)
     limits = Limits(Counted(short, models.counts), models, hosts)
     if teller is None:

@@ -24,17 +24,17 @@ def worded(faults: Sequence[Mapping[str, Any]]) -> list[str]:
 
     What was given may be an id, so no sentence repeats it.
     """
-    found: dict[str, str] = {}
-    for each in faults:
-        path = _path(each["loc"][1:])
-        words = _WORDS.get(each["type"], each["msg"])
+    texts: dict[str, str] = {}
+    for fault in faults:
+        path = _path(fault["loc"][1:])
+        words = _WORDS.get(fault["type"], fault["msg"])
         # Pydantic lists an error for each type that a cell may have.
         if path[:1] == ["columns"] and isinstance(path[-1], int):
             words = _CELL
-        found.setdefault(".".join(map(str, path)), words)
+        texts.setdefault(".".join(map(str, path)), words)
     # An error inside a nested list is more specific than that of the list.
-    within = {path.rpartition(".")[0] for path in found}
-    return [f"{path}: {words}" for path, words in found.items() if path not in within]
+    within = {path.rpartition(".")[0] for path in texts}
+    return [f"{path}: {words}" for path, words in texts.items() if path not in within]
 
 
 def _path(loc: Sequence[str | int]) -> list[str | int]:

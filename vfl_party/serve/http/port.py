@@ -41,8 +41,8 @@ class Port:
         callers close those that they keep, with the answer to their next request.
         """
         self._leaving.set()
-        for each in self._server.servers:
-            each.get_loop().call_soon_threadsafe(each.close)
+        for server in self._server.servers:
+            server.get_loop().call_soon_threadsafe(server.close)
         until_s = time.monotonic() + _LEAVE_S
         while self._server.server_state.connections and time.monotonic() < until_s:
             time.sleep(_POLL_S)

@@ -46,5 +46,5 @@ class Told:
 
 def _method(scope: Scope) -> str:
     """Returns the method; '' for one that a caller has made up."""
-    found: str = scope["method"]
-    return found if found in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS") else ""
+    method: str = scope["method"]
+    return method if method in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS") else ""

@@ -98,13 +98,13 @@ class Models(BaseModel):
 
 def routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes of ``/v1``."""
-    found = APIRouter(prefix="/v1")
+    router = APIRouter(prefix="/v1")
 
-    @found.post("/predict", response_model=None, responses={200: {"model": Answer}})
+    @router.post("/predict", response_model=None, responses={200: {"model": Answer}})
     async def predict(asked: Asked, request: Request) -> JSONResponse:
         header = request.headers.get("authorization")
         served, token = models.open(header, asked.model, asked.version)
-        ids = [one_text(each) for each in asked.ids]
+        ids = [one_text(name) for name in asked.ids]
         scores = await served.score(ids, token, asked.min_quality, asked.columns)
         answer = {
             "model": served.name,
@@ -114,18 +114,18 @@ def routes(models: Catalog[Any]) -> APIRouter:
         }
         return JSONResponse(answer)
 
-    @found.get("/models", response_model=None, responses={200: {"model": Models}})
+    @router.get("/models", response_model=None, responses={200: {"model": Models}})
     async def listed(request: Request) -> JSONResponse:
         return JSONResponse({"models": models.listed(request.headers.get("authorization"))})
 
-    return found
+    return router
 
 
-def one_text(given: str | list[str]) -> str:
+def one_text(cells: str | list[str]) -> str:
     """Returns an id as the parties write it: its cells in one text."""
     from vfl_party.data.ids import SEPARATOR
 
-    return given if isinstance(given, str) else SEPARATOR.join(given)
+    return cells if isinstance(cells, str) else SEPARATOR.join(cells)
 
 
 def rows_of(ids: list[str | list[str]], scores: Scores) -> list[dict[str, Any]]:
@@ -143,10 +143,10 @@ def rows_of(ids: list[str | list[str]], scores: Scores) -> list[dict[str, Any]]:
     numbers, has_score = scores.of_part.tolist(), scores.has_score
     return [
         {
-            "id": each,
+            "id": row_id,
             "state": scores.state[at],
             **{name: values[at] if has_score[at] else None for name, values in columns.items()},
             **common[numbers[at]],
         }
-        for at, each in enumerate(ids)
+        for at, row_id in enumerate(ids)
     ]

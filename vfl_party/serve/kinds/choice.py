@@ -27,7 +27,7 @@ class Scorer(Protocol):
     """Scores rows by id at the active party; any thread may call it, several at once."""
 
     def score(
-        self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
+        self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
     ) -> Scores: ...
 
 

@@ -78,17 +78,17 @@ class Follower(Generic[R]):
 
     def _want(self) -> bool:
         """Returns whether all lines have, or will have, their run in production."""
-        said = ""
+        text = ""
         for line in self._lines:
             try:
                 self._want_of(line)
             except VflError as error:
-                said = f"run {line.now.run_id} answers as before ({error})"
-        if said and said != self._told:
-            log.warning("%s", said, extra={"event": "follow"})
-            self._say("advice", said=said)
-        self._told = said
-        return not said
+                text = f"run {line.now.run_id} answers as before ({error})"
+        if text and text != self._told:
+            log.warning("%s", text, extra={"event": "follow"})
+            self._say("advice", said=text)
+        self._told = text
+        return not text
 
     def _want_of(self, line: Lineage[R]) -> None:
         of = self._registry.lines().get(line.name)

@@ -39,7 +39,7 @@ class AlchemyRows:
         text = sqlalchemy.text(query)
         self._query = text.bindparams(sqlalchemy.bindparam("ids", expanding=True))
         self._pool: Pool[Connection] = Pool(
-            self._open, lambda each: each.close(), connections, _interrupt
+            self._open, lambda connection: connection.close(), connections, _interrupt
         )
 
     def check(self) -> None:
@@ -54,7 +54,9 @@ class AlchemyRows:
     def rows(self, ids: Sequence[str], until_s: float) -> Batch:
         """See ``seam.Source``."""
         with named_keys():
-            return Batch(self._pool.run(lambda each: self._fetched(each, ids), until_s), True)
+            return Batch(
+                self._pool.run(lambda connection: self._fetched(connection, ids), until_s), True
+            )
 
     def close(self) -> None:
         """Closes the connections."""
@@ -66,19 +68,19 @@ class AlchemyRows:
     def _fetched(self, connection: Connection, ids: Sequence[str]) -> pa.Table:
         from sqlalchemy.exc import DBAPIError, ResourceClosedError
 
-        source, most = shown(self.settings.source), most_rows(len(ids))
+        source, max_rows = shown(self.settings.source), most_rows(len(ids))
         try:
             with connection.execute(self._query, {"ids": list(ids)}) as result:
                 names = list(result.keys())
-                rows = result.fetchmany(most + 1)
+                rows = result.fetchmany(max_rows + 1)
             # The next question sees what others have written meanwhile.
             connection.rollback()
         except DBAPIError as error:
             raise self._failed(error) from None
         except ResourceClosedError:
             raise checks.unusable(source, "data.query returns no rows. Write one SELECT.") from None
-        if len(rows) > most:
-            raise too_many(source, len(ids), most)
+        if len(rows) > max_rows:
+            raise too_many(source, len(ids), max_rows)
         chosen = choose(source, names, self.settings, False)
         wanted = list(dict.fromkeys([*chosen.id, *chosen.features]))
         cells = {name: texts_of(source, name, names.index(name), rows) for name in wanted}
@@ -89,10 +91,10 @@ class AlchemyRows:
 
         if "interrupted" in str(error.orig):
             return TimeoutError()
-        said = failed(self.settings.source, error, None)
+        refusal = failed(self.settings.source, error, None)
         if isinstance(error, DataError):
-            return UnfitError(said.code, str(said))
-        return BrokenError(said.code, str(said)) if error.connection_invalidated else said
+            return UnfitError(refusal.code, str(refusal))
+        return BrokenError(refusal.code, str(refusal)) if error.connection_invalidated else refusal
 
 
 def _interrupt(connection: Connection) -> None:

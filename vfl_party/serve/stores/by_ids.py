@@ -92,7 +92,7 @@ class ByIds:
         Raises TimeoutError at ``until_s`` (monotonic), and InputError if the source cannot be
         asked.
         """
-        wanted = list(dict.fromkeys(each for each in ids if each))
+        wanted = list(dict.fromkeys(name for name in ids if name))
         number, parts, end = dict[str, int](), list[tuple[Tensor, ...]](), 0
         for part in self._parts(wanted, until_s):
             if not part.inputs:
@@ -102,13 +102,13 @@ class ByIds:
             end += len(part.ids)
             parts.append(part.inputs)
         rows = np.fromiter(
-            (number.get(each or "", UNKNOWN_ROW) for each in ids), np.int64, len(ids)
+            (number.get(name or "", UNKNOWN_ROW) for name in ids), np.int64, len(ids)
         )
-        whole = [torch.cat(each).to(self._device) for each in zip(*parts, strict=True)]
+        whole = [torch.cat(tensors).to(self._device) for tensors in zip(*parts, strict=True)]
 
         def inputs(at: Rows) -> tuple[Tensor, ...]:
             index = torch.from_numpy(at).to(self._device)
-            return tuple(each.index_select(0, index) for each in whole)
+            return tuple(tensor.index_select(0, index) for tensor in whole)
 
         return Found(rows, inputs, self.version)
 
@@ -139,16 +139,16 @@ class ByIds:
             self._note(table)
             return table.ids, inputs
 
-        for some, found in apart(range(rows.num_rows), prepare):
-            if isinstance(found, UnfitError):
-                yield self._unfit([spelt[at] for at in some], found)
+        for some, prepared in apart(range(rows.num_rows), prepare):
+            if isinstance(prepared, UnfitError):
+                yield self._unfit([spelt[at] for at in some], prepared)
             else:
-                yield _Part(*found)
+                yield _Part(*prepared)
 
     def _inputs(self, table: Table) -> tuple[Tensor, ...]:
         """Returns what the model takes of each row of a table, [N, …]. Raises InputError."""
         if self._as_cells:
-            return tuple(torch.from_numpy(each) for each in self.preprocessor.cells(table)[:2])
+            return tuple(torch.from_numpy(array) for array in self.preprocessor.cells(table)[:2])
         features = self.preprocessor.transform(table)
         return features.inputs(np.arange(len(table), dtype=np.int64))
 
@@ -161,27 +161,28 @@ class ByIds:
         settings, rows = self.settings, batch.rows.combine_chunks()
         columns = [rows[name].combine_chunks() for name in settings.id]
         if batch.as_written:
-            columns = [texts.plain(pc.cast(each, pa.string())) for each in columns]
+            columns = [texts.plain(pc.cast(column, pa.string())) for column in columns]
         cells = [
-            id_texts(self.name, name, each) for name, each in zip(settings.id, columns, strict=True)
+            id_texts(self.name, name, column)
+            for name, column in zip(settings.id, columns, strict=True)
         ]
         places = dict[str, list[int]]()
-        for at, each in enumerate(normalised(cells, self._rules).to_pylist()):
-            if each is not None:
-                places.setdefault(each, []).append(at)
+        for at, text in enumerate(normalised(cells, self._rules).to_pylist()):
+            if text is not None:
+                places.setdefault(text, []).append(at)
         if not asked.issuperset(places):
             raise checks.unusable(
                 self.name,
                 "returns rows of other ids than those of the question. Correct the condition of "
                 "serve.store.query.",
             )
-        several = [each for each, at in places.items() if len(at) > 1]
+        several = [text for text, at in places.items() if len(at) > 1]
         if settings.duplicates != "first":
-            for each in several:
-                del places[each]
-        kept = [at[0] for at in places.values()]
+            for text in several:
+                del places[text]
+        first = [at[0] for at in places.values()]
         refused = several if settings.duplicates == "error" else []
-        return rows.take(pa.array(kept, pa.int64())), list(places), refused
+        return rows.take(pa.array(first, pa.int64())), list(places), refused
 
     def _table(self, batch: Batch) -> Table:
         """Returns rows as a table, sorted by id. Raises UnfitError."""

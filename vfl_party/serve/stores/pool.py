@@ -36,7 +36,7 @@ class Pool(Generic[C]):
     Args:
         opened: opens a connection. Raises InputError.
         close: closes one.
-        most: how many are open at the same time.
+        size: how many are open at the same time.
         interrupt: ends the work on one, from another thread.
     """
 
@@ -44,13 +44,13 @@ class Pool(Generic[C]):
         self,
         opened: Callable[[], C],
         close: Callable[[C], None],
-        most: int,
+        size: int,
         interrupt: Callable[[C], None] = lambda _: None,
     ) -> None:
         self._opened, self._close, self._interrupt = opened, close, interrupt
         # Holds each place's connection (None before it opens); the last used comes first.
         self._free: queue.LifoQueue[C | None] = queue.LifoQueue()
-        for _ in range(most):
+        for _ in range(size):
             self._free.put(None)
         self._closed = threading.Event()
 
@@ -64,11 +64,11 @@ class Pool(Generic[C]):
         try:
             if left_s <= 0.0:
                 raise TimeoutError
-            kept = self._free.get(timeout=left_s)
+            connection = self._free.get(timeout=left_s)
         except queue.Empty:
             raise TimeoutError from None
         answer: Future[T] = Future()
-        use: _Use[C] = _Use(kept, until_s)
+        use: _Use[C] = _Use(connection, until_s)
         threading.Thread(
             target=self._work, args=(use, work, answer), name="lookup", daemon=True
         ).start()

@@ -32,12 +32,12 @@ def most_rows(ids: int) -> int:
     return _ROWS_OF_ONE * ids + _MORE_ROWS
 
 
-def too_many(source: str, ids: int, most: int) -> InputError:
+def too_many(source: str, ids: int, max_rows: int) -> InputError:
     """Returns the error for a query that gives more rows than it may."""
     number = "one id" if ids == 1 else f"{ids:,} ids"
     return checks.unusable(
         source,
-        f"data.query returns more than {most:,} rows for {number}. Correct its :ids condition.",
+        f"data.query returns more than {max_rows:,} rows for {number}. Correct its :ids condition.",
     )
 
 

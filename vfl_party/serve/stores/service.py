@@ -70,14 +70,14 @@ class ServiceRows:
         self._words = preprocessor.categorical_names
         self._tls = _tls(store)
         self._pool: Pool[http.client.HTTPConnection] = Pool(
-            self._open, lambda each: each.close(), store.connections, _interrupt
+            self._open, lambda line: line.close(), store.connections, _interrupt
         )
 
     def check(self) -> None:
         """Asks for no ids: whatever the service says of that, it is there. Raises InputError."""
         try:
             until_s = time.monotonic() + _CHECK_S
-            status, _ = self._pool.run(lambda each: self._post(each, []), until_s)
+            status, _ = self._pool.run(lambda line: self._post(line, []), until_s)
         except TimeoutError:
             raise checks.unreadable(
                 self._store.url,
@@ -89,8 +89,8 @@ class ServiceRows:
 
     def rows(self, ids: Sequence[str], until_s: float) -> Batch:
         """See ``seam.Source``."""
-        found = self._pool.run(lambda each: self._answer(each, ids), until_s)
-        status = found.get("status")
+        answer = self._pool.run(lambda line: self._answer(line, ids), until_s)
+        status = answer.get("status")
         code = status.get("code", _OK) if isinstance(status, dict) else None
         if code == _NOT_FOUND:
             text = f"{self._store.url}: the service does not know an id"
@@ -102,7 +102,7 @@ class ServiceRows:
                 f"the service answers with status {clean(str(code), 20)} ({message}). Ask its "
                 "operator.",
             )
-        return Batch(self._table(found.get("features"), ids), False)
+        return Batch(self._table(answer.get("features"), ids), False)
 
     def close(self) -> None:
         """Closes the connections."""
@@ -176,14 +176,14 @@ class ServiceRows:
                 "the service answers with more bytes than its features can have. Ask its operator.",
             )
         try:
-            found = json.loads(data)
+            answer = json.loads(data)
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            answer = None
+        if not isinstance(answer, dict):
             raise checks.unusable(
                 self._store.url, "the answer is not a JSON object. Correct serve.store.url."
             )
-        return found
+        return answer
 
     def _fields(self) -> list[dict[str, str]]:
         kinds = {
@@ -198,22 +198,22 @@ class ServiceRows:
 
     def _table(self, features: Any, ids: Sequence[str]) -> pa.Table:
         """Returns the features by name, beside the ids. Raises InputError."""
-        given = {}
-        for each in features if isinstance(features, list) else ():
-            field = each.get("field") if isinstance(each, dict) else None
-            if isinstance(field, dict) and isinstance(each.get("value", {}), dict):
-                given[field.get("name")] = each.get("value", {})
+        values = {}
+        for feature in features if isinstance(features, list) else ():
+            field = feature.get("field") if isinstance(feature, dict) else None
+            if isinstance(field, dict) and isinstance(feature.get("value", {}), dict):
+                values[field.get("name")] = feature.get("value", {})
         columns: dict[str, pa.Array] = {}
         (name,) = self.settings.id
         columns[name] = pa.array(ids, pa.string())
         for name in (*self._numeric, *self._words):
-            if name not in given:
+            if name not in values:
                 raise checks.unusable(
                     self._store.url,
                     f"the service does not return feature {name!r} of the training table. Add it "
                     "to the service.",
                 )
-            columns[name] = self._column(name, given[name], len(ids))
+            columns[name] = self._column(name, values[name], len(ids))
         return pa.table(columns)
 
     def _column(self, name: str, value: Mapping[str, Any], n: int) -> pa.Array:
@@ -229,13 +229,13 @@ class ServiceRows:
         try:
             if filled[0] == "ss":
                 # Proto3 has no empty cell in a list.
-                words = pa.array([each or None for each in cells], pa.string())
+                words = pa.array([cell or None for cell in cells], pa.string())
                 return words.cast(pa.timestamp("us")) if number is False else words
             if filled[0] in ("i64s", "i32s"):
-                return pa.array([_whole(each) for each in cells], pa.int64())
+                return pa.array([_whole(cell) for cell in cells], pa.int64())
             if filled[0] == "bs":
                 return pa.array(cells, pa.bool_())
-            return pa.array([float(each) for each in cells], pa.float64(), from_pandas=True)
+            return pa.array([float(cell) for cell in cells], pa.float64(), from_pandas=True)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise UnfitError(
                 Code.DATA_INVALID,
@@ -251,21 +251,21 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-def _body(answer: http.client.HTTPResponse, most: int) -> bytes | None:
-    """Reads an answer; None if it has more than ``most`` bytes."""
-    found = bytearray()
+def _body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes | None:
+    """Reads an answer; None if it has more than ``max_bytes`` bytes."""
+    data = bytearray()
     while block := answer.read(_BLOCK):
-        found += block
-        if len(found) > most:
+        data += block
+        if len(data) > max_bytes:
             return None
-    return bytes(found)
+    return bytes(data)
 
 
 def _tls(store: ServiceStore) -> ssl.SSLContext | None:
     """Returns how a service is known by its certificate; None for plain HTTP. Raises InputError."""
     files = (store.ca, store.certificate, store.key)
     if store.url.startswith("http:"):
-        if any(each is not None for each in files):
+        if any(file is not None for file in files):
             raise InputError(
                 Code.CONFIG_INVALID,
                 "serve.store: ca, certificate and key need an https:// url. Correct the url, or "
@@ -278,9 +278,9 @@ def _tls(store: ServiceStore) -> ssl.SSLContext | None:
             "serve.store: certificate and key belong together. Set both or neither.",
         )
     try:
-        found = ssl.create_default_context(cafile=store.ca)
+        context = ssl.create_default_context(cafile=store.ca)
         if store.certificate is not None:
-            found.load_cert_chain(store.certificate, store.key)
+            context.load_cert_chain(store.certificate, store.key)
     except OSError as error:
         names = ", ".join(file for file in files if file is not None)
         raise InputError(
@@ -288,7 +288,7 @@ def _tls(store: ServiceStore) -> ssl.SSLContext | None:
             f"{names}: cannot be read as PEM files ({clean(str(error), _MOST_WORDS)}). Correct "
             "serve.store.",
         ) from None
-    return found
+    return context
 
 
 def _interrupt(line: http.client.HTTPConnection) -> None:

@@ -66,8 +66,8 @@ def noting(requests: Sequence[tuple[ToldRequest | None, int]]) -> Iterator[None]
     """Notes the stages of the block for requests that are scored together. With each of them: when
     it began to wait, in nanoseconds since 1970.
     """
-    told = [(each, since_ns) for each, since_ns in requests if each is not None]
-    if not told:
+    noted = [(request, since_ns) for request, since_ns in requests if request is not None]
+    if not noted:
         yield
         return
     began_ns, stages = time.time_ns(), list[Stage]()
@@ -76,7 +76,7 @@ def noting(requests: Sequence[tuple[ToldRequest | None, int]]) -> Iterator[None]
         yield
     finally:
         _STAGES.reset(token)
-        for request, since_ns in told:
+        for request, since_ns in noted:
             request.stages += [(QUEUE, since_ns, began_ns), *stages]
 
 

@@ -56,5 +56,5 @@ def telling(path: Path | None, party: str) -> Iterator[Teller | None]:
         try:
             yield Teller(log, spans) if log is not None or spans is not None else None
         finally:
-            for each in log.handlers if log is not None else ():
-                each.close()
+            for handler in log.handlers if log is not None else ():
+                handler.close()
