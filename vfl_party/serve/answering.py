@@ -90,7 +90,7 @@ class DailyLimit(KeptFile):
     def __init__(self, path: Path, max_answers: int) -> None:
         columns = "day TEXT, id TEXT, count INTEGER, PRIMARY KEY (day, id)"
         super().__init__(path, f"answers ({columns}) WITHOUT ROWID")
-        self._most = max_answers
+        self._max_answers = max_answers
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Counts an answer about each id, and returns which are within the limit, [N]."""
@@ -103,9 +103,9 @@ class DailyLimit(KeptFile):
                     "INSERT INTO answers VALUES (?, ?, 1) "
                     "ON CONFLICT (day, id) DO UPDATE SET count = min(count, ?) + 1 "
                     "RETURNING count",
-                    (day, name, self._most),
+                    (day, name, self._max_answers),
                 ).fetchone()
-                allowed_N[at] = count <= self._most
+                allowed_N[at] = count <= self._max_answers
         return allowed_N
 
 

@@ -22,7 +22,7 @@ from vfl_party.record.book import LINES, secret_of
 from vfl_party.record.lines import TAG
 
 # A party with a small table must be able to serve, too.
-_LEAST_ASKED = 10_000
+_MIN_ASKED = 10_000
 # A day may score every row of the table once, and ask as often for single ids.
 _TABLES_A_DAY = 2
 # The share of a day's limit that is counted at once.
@@ -144,7 +144,7 @@ def _day() -> int:
 
 def asked_a_day(setting: int | None, rows: int) -> int:
     """Returns the limit of ids per day. ``setting``: the party file's; ``rows``: of its table."""
-    return setting if setting is not None else max(_LEAST_ASKED, _TABLES_A_DAY * rows)
+    return setting if setting is not None else max(_MIN_ASKED, _TABLES_A_DAY * rows)
 
 
 def aligned_ids(run: Path, out: Path, record: Path) -> AlignedIds:

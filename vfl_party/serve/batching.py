@@ -19,7 +19,7 @@ from vfl_party.serve.telling.request import ToldRequest, noting, under_way
 _UNDER_WAY, _A_FEW = 12, 4
 _PACE_S = 0.004
 # Requests that wait; more are refused.
-MOST_WAITING = 2_000
+MAX_WAITING = 2_000
 
 # A request's own columns: {name: values}.
 Given = Mapping[str, Sequence[Any]]
@@ -55,8 +55,8 @@ class Batcher:
     """
 
     def __init__(self, score: Score, max_rows: int, wait_s: float) -> None:
-        self._score, self._most, self._wait_s = score, max_rows, wait_s
-        self._queue: queue.Queue[_Request | None] = queue.Queue(MOST_WAITING)
+        self._score, self._max_rows, self._wait_s = score, max_rows, wait_s
+        self._queue: queue.Queue[_Request | None] = queue.Queue(MAX_WAITING)
         self._taking, self._counting = threading.Lock(), threading.Lock()
         self._ending = threading.Lock()
         self._under_way, self._closed = 0, False
@@ -123,7 +123,7 @@ class Batcher:
         batch, rows = [first], len(first.ids)
         pace_s = _PACE_S if self._under_way >= _A_FEW else 0.0
         until_s = time.monotonic() + max(self._wait_s, pace_s)
-        while rows < self._most and first.columns is None:
+        while rows < self._max_rows and first.columns is None:
             left_s = until_s - time.monotonic()
             try:
                 more = self._queue.get(timeout=left_s) if left_s > 0 else self._queue.get_nowait()
@@ -135,7 +135,7 @@ class Batcher:
                 break
             # What is asked for differs, or it is too much at once.
             differs = more.columns is not None or more.min_quality != first.min_quality
-            if differs or rows + len(more.ids) > self._most:
+            if differs or rows + len(more.ids) > self._max_rows:
                 self._next = more
                 break
             batch.append(more)

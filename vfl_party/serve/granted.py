@@ -34,15 +34,15 @@ class GrantedRows:
         return np.arange(len(ids)) < self._approval.take(self._run, len(ids))
 
 
-class LeastRows:
+class MinimumRows:
     """The least people of a question that is answered, as a ``Limit``."""
 
     def __init__(self, min_ids: int) -> None:
-        self._least = min_ids
+        self._min_rows = min_ids
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Returns all or none, [N]: somebody who is asked about twice is one."""
-        return np.full(len(ids), len(set(ids)) >= self._least)
+        return np.full(len(ids), len(set(ids)) >= self._min_rows)
 
 
 class PredictionsLeft:

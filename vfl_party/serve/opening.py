@@ -107,7 +107,7 @@ class Opened:
         return self.files.file.serve
 
     @property
-    def most_at_once(self) -> int:
+    def max_at_once(self) -> int:
         """The most rows of a question: its answers must fit into a message."""
         max_rows = _ANSWER_BYTES // bytes_of_row(self.store)
         return max(1, min(self.settings.max_batch, max_rows))

@@ -16,12 +16,12 @@ from vfl_common.rpc.serving.attendance import Attendance
 from vfl_party.record.book import folder_of
 from vfl_party.serve.answering import DailyLimit, Limit, Limits, SentBefore
 from vfl_party.serve.asked import AskedADay, AskedIds, aligned_ids, asked_a_day, tables
-from vfl_party.serve.granted import GrantedRows, LeastRows
+from vfl_party.serve.granted import GrantedRows, MinimumRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
 from vfl_party.serve.opening import Opened, Opener, Standing
 
 # Smallest limit of ids per question: the active party's limit may be larger than this party's.
-_LEAST_MOST_IDS = 1024
+_MIN_IDS_LIMIT = 1024
 _END_S = 0.5
 
 
@@ -102,7 +102,7 @@ class Passive:
         max_answers = file.serve.answers_a_day
         self._limit = DailyLimit(self._path, max_answers) if max_answers is not None else None
         min_ids = file.policy.least_rows if isinstance(file.policy, PolicySettings) else 1
-        self._least = LeastRows(min_ids) if min_ids > 1 else None
+        self._min_rows = MinimumRows(min_ids) if min_ids > 1 else None
 
     def open(self, opened: Opened) -> PassiveRun:
         """Answers the active party about a run from now on."""
@@ -112,7 +112,7 @@ class Passive:
         granted = GrantedRows(approval, run_id) if approval is not None else None
         account = self._opener.predictions(run_id)
         # The account only looks: an answer counts there when it is written down.
-        limit = together(self._least, [self._limit, account], [granted])
+        limit = together(self._min_rows, [self._limit, account], [granted])
         answers = answers_of(opened.store, sent, limit, self._asked_of(opened))
         reported, there = [""], [False]
         opened.tally.standing = lambda: Standing({peer: there[0]})
@@ -137,7 +137,7 @@ class Passive:
             opened.tally.ledger,
             run_id=run_id,
             digest=opened.trained.recipe.digest(),
-            most_ids=max(opened.most_at_once, _LEAST_MOST_IDS),
+            most_ids=max(opened.max_at_once, _MIN_IDS_LIMIT),
             answer=answers,
             writes=self._opener.writes(opened, answers.way),
             attends=attends,
@@ -162,7 +162,7 @@ class Passive:
 
 
 def together(
-    min_rows: LeastRows | None, of_each: Sequence[Limit | None], of_all: Sequence[Limit | None]
+    min_rows: MinimumRows | None, of_each: Sequence[Limit | None], of_all: Sequence[Limit | None]
 ) -> Limits | None:
     """Returns several limits as one; None if there are none.
 

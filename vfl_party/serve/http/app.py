@@ -27,13 +27,13 @@ from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
 
 # Limit of a request's body.
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 # How much of a larger body is read before the connection closes.
-_MOST_DISCARDED = 64 << 20
+_MAX_DISCARDED = 64 << 20
 # Time for a whole body to arrive.
 _BODY_S = 10.0
 # Limit of the bodies of all requests under way: parsed, they take several times as much.
-MOST_HELD_BYTES = 16 * MOST_BYTES
+MAX_HELD_BYTES = 16 * MAX_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -175,10 +175,10 @@ class Limits:
             if message["type"] == "http.disconnect":
                 return False
             chunk = message.get("body", b"")
-            if len(body) + len(chunk) > MOST_BYTES:
+            if len(body) + len(chunk) > MAX_BYTES:
                 await _discard(receive, message)
-                raise Denied(413, f"a request must have at most {MOST_BYTES:,} bytes")
-            if self._held + len(chunk) > MOST_HELD_BYTES:
+                raise Denied(413, f"a request must have at most {MAX_BYTES:,} bytes")
+            if self._held + len(chunk) > MAX_HELD_BYTES:
                 raise Denied(503, BUSY)
             body += chunk
             self._held += len(chunk)
@@ -195,7 +195,7 @@ class Limits:
 
 async def _discard(receive: Receive, message: Message) -> None:
     """Reads on for a while: a caller reads the refusal only after it has sent the body."""
-    left = _MOST_DISCARDED
+    left = _MAX_DISCARDED
     while left > 0 and message.get("more_body", False):
         message = await receive()
         left -= len(message.get("body", b""))

@@ -18,7 +18,7 @@ from vfl_common.rpc.channel import check_address, split_address
 from vfl_party.serve.http.patient import Patient
 
 # Connections and requests under way; further ones get 503.
-_MOST_AT_ONCE = 1_000
+_MAX_CONNECTIONS = 1_000
 _CLOSE_S = 10
 # For callers to close the connections that they keep, and between two looks.
 _LEAVE_S, _POLL_S = 2.0, 0.02
@@ -72,7 +72,7 @@ def listening(
         # Nobody here asks for the caller's address.
         proxy_headers=False,
         interface="asgi3",
-        limit_concurrency=_MOST_AT_ONCE,
+        limit_concurrency=_MAX_CONNECTIONS,
         timeout_graceful_shutdown=_CLOSE_S,
         h11_max_incomplete_event_size=16 << 10,
         ssl_certfile=settings.certificate,
@@ -121,7 +121,7 @@ def _bound(address: str, inherited: socket.socket | None) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((host, port))
     # From now on callers wait, if the server is not up yet.
-    bound.listen(_MOST_AT_ONCE)
+    bound.listen(_MAX_CONNECTIONS)
     return bound
 
 

@@ -104,8 +104,8 @@ class Routed:
         if shadow is None or not waiting:
             self.disagreement.compare(answered, None)
             return
-        for start, future in zip(range(0, len(rows), shadow.most_at_once), waiting, strict=True):
-            part = answered.taken(slice(start, start + shadow.most_at_once))
+        for start, future in zip(range(0, len(rows), shadow.max_at_once), waiting, strict=True):
+            part = answered.taken(slice(start, start + shadow.max_at_once))
             future.add_done_callback(partial(self._compare, part))
 
     def _compare(self, answered: Scores, shadow: Future[Scores]) -> None:

@@ -43,8 +43,8 @@ class Served:
         run_id: of the run that trained it.
         columns: {column of its results: dtype of numpy}.
         parties: all of them, in the recipe's order.
-        most_rows: of a request.
-        most_at_once: rows that are scored at once.
+        max_rows: of a request.
+        max_at_once: rows that are scored at once.
         present: returns the passive parties that attend now.
         id_columns: the names of the columns of an id.
         inexact: why scores may differ from those of ``predict`` in their last bits; '' if they do
@@ -62,8 +62,8 @@ class Served:
     tokens: Tokens
     quality: Quality
     counts: Counts
-    most_rows: int
-    most_at_once: int
+    max_rows: int
+    max_at_once: int
     present: Callable[[], Sequence[str]] = field(repr=False)
     id_columns: tuple[str, ...] = ("id",)
     inexact: str = ""
@@ -92,10 +92,10 @@ class Served:
         columns: Given | None = None,
     ) -> Scores:
         """Scores rows by id. ``columns``: the active party's of these rows. Raises Denied."""
-        if not 0 < len(ids) <= self.most_rows:
+        if not 0 < len(ids) <= self.max_rows:
             raise Denied(
                 413 if ids else 422,
-                f"ids: must be 1 to {self.most_rows:,} ids (got {len(ids):,})",
+                f"ids: must be 1 to {self.max_rows:,} ids (got {len(ids):,})",
             )
         if any(len(name) > LONGEST_ID for name in ids):
             raise Denied(422, f"an id must have at most {LONGEST_ID} characters")
@@ -114,8 +114,8 @@ class Served:
     def submit(
         self, ids: Sequence[str], min_quality: float | None, columns: Given | None
     ) -> list[Future[Scores]]:
-        """Queues rows, in parts of ``most_at_once``. Raises Busy."""
-        size, waiting = self.most_at_once, list[Future[Scores]]()
+        """Queues rows, in parts of ``max_at_once``. Raises Busy."""
+        size, waiting = self.max_at_once, list[Future[Scores]]()
         try:
             for start in range(0, len(ids), size):
                 part = ids[start : start + size]

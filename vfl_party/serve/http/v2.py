@@ -21,7 +21,7 @@ from vfl_party.serve.http.binary import LENGTH, OCTETS, BinaryRoute, cut, rest_o
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.v1 import Cells, Id
 from vfl_party.serve.tokens import Denied
-from vfl_party.serve.v2.asked import columns_of, ids_of, least_of
+from vfl_party.serve.v2.asked import columns_of, ids_of, min_quality_of
 from vfl_party.serve.v2.outputs import EXTENSIONS, chosen, described, outputs_of
 
 _NAN = "NaN"
@@ -115,7 +115,7 @@ def routes(models: Catalog[Any]) -> APIRouter:
         inputs = inputs_of(asked, rest_of(request))
         ids = ids_of(inputs)
         columns = columns_of(inputs, len(ids))
-        scores = await served.score(ids, token, least_of(asked.parameters), columns)
+        scores = await served.score(ids, token, min_quality_of(asked.parameters), columns)
         wanted = asked.outputs or []
         outputs = chosen(outputs_of(scores, served.parties), [output.name for output in wanted])
         answer: dict[str, Any] = {"model_name": served.name, "model_version": served.run_id}

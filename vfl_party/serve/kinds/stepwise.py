@@ -32,9 +32,9 @@ from vfl_party.serve.store import Held, Store
 from vfl_party.serve.stores.seam import Found
 
 # Scorings that a passive party keeps open; the active party has a few at a time.
-_MOST_BEGUN = 32
+_MAX_BEGUN = 32
 # Shortest timeout of a question, in seconds.
-_LEAST_S = 0.001
+_MIN_TIMEOUT_S = 0.001
 # Why a party takes no part, by number; that it does, or that nobody has asked it.
 _WHY: tuple[Why, ...] = get_args(Why)
 _THERE, _NOT_ASKED = -1, -2
@@ -182,7 +182,7 @@ class _Asking:
         steps = {
             name: Step(self._leaves(data), self._first, size=size) for name, data in asked.items()
         }
-        left_s = max(_LEAST_S, self._until_s - time.monotonic())
+        left_s = max(_MIN_TIMEOUT_S, self._until_s - time.monotonic())
         pending = self._ask(self._ids, left_s, steps)
         replies = {}
         for name, received in pending.wait().items():
@@ -277,7 +277,7 @@ class StepAnswers:
         answer = self._own.online.answering(held.cells(result, result.rows[known_N]), known_N)
         begun = _Begun(self._own, answer, state_bytes(known_N), result.version, ids)
         self._begun[step.first] = begun
-        if len(self._begun) > _MOST_BEGUN:
+        if len(self._begun) > _MAX_BEGUN:
             self._begun.popitem(last=False)
 
     def _refused(self, problem: str) -> PeerError:

@@ -16,7 +16,7 @@ from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.telling.request import ToldRequest, begin
 from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
-from vfl_party.serve.v2.asked import columns_of, ids_of, least_of
+from vfl_party.serve.v2.asked import columns_of, ids_of, min_quality_of
 from vfl_party.serve.v2.outputs import EXTENSIONS, chosen, described, outputs_of
 
 # gRPC codes of HTTP statuses; both ports count requests by the HTTP status.
@@ -81,7 +81,7 @@ class InferenceModel:
             served, token = self._models.open(authorization, asked.model, asked.version or None)
             ids = ids_of(asked.inputs)
             columns = columns_of(asked.inputs, len(ids))
-            scores = await served.score(ids, token, least_of(asked.parameters), columns)
+            scores = await served.score(ids, token, min_quality_of(asked.parameters), columns)
             outputs = chosen(outputs_of(scores, served.parties), asked.outputs)
         return Answer(served.name, served.run_id, outputs)
 

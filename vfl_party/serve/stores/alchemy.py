@@ -17,7 +17,7 @@ from vfl_party.data.choice import choose
 from vfl_party.data.sources.databases.alchemy import connected, engine_of, failed, texts_of
 from vfl_party.data.sources.databases.query import missing_package, query_of
 from vfl_party.serve.stores.pool import Pool
-from vfl_party.serve.stores.queries import most_rows, named_keys, too_many, with_ids
+from vfl_party.serve.stores.queries import named_keys, row_limit, too_many, with_ids
 from vfl_party.serve.stores.seam import Batch, BrokenError, UnfitError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class AlchemyRows:
     def _fetched(self, connection: Connection, ids: Sequence[str]) -> pa.Table:
         from sqlalchemy.exc import DBAPIError, ResourceClosedError
 
-        source, max_rows = shown(self.settings.source), most_rows(len(ids))
+        source, max_rows = shown(self.settings.source), row_limit(len(ids))
         try:
             with connection.execute(self._query, {"ids": list(ids)}) as result:
                 names = list(result.keys())

@@ -37,7 +37,7 @@ from vfl_party.serve.stores.seam import (
 )
 
 # Limit of advice texts per program.
-_MOST_SAID = 100
+_MAX_ADVICE = 100
 
 _ROW = re.compile(r" in row 1\b( below the header)?")
 
@@ -225,7 +225,7 @@ class ByIds:
     def _say(self, text: str) -> None:
         with self._saying:
             # A sentence may name a row's number.
-            if text in self._said or len(self._said) >= _MOST_SAID:
+            if text in self._said or len(self._said) >= _MAX_ADVICE:
                 return
             self._said.add(text)
         log.warning("%s", text, extra={"event": "advice"})

@@ -58,7 +58,7 @@ class KeptEmbeddings:
     """
 
     def __init__(self, service: Service, mib: int, used: Callable[[str, int], None]) -> None:
-        self._service, self._most_bytes, self._used = service, mib << 20, used
+        self._service, self._max_bytes, self._used = service, mib << 20, used
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._bytes = 0
         self._changing = threading.Lock()
@@ -68,7 +68,7 @@ class KeptEmbeddings:
         allowed = {
             party: keeping
             for party, keeping in self._service.keeping().items()
-            if keeping.seconds and self._most_bytes
+            if keeping.seconds and self._max_bytes
         }
         if not allowed:
             return self._service.ask(ids, timeout_s)
@@ -118,7 +118,7 @@ class KeptEmbeddings:
         self._bytes -= 0 if before is None else _size(key, before)
         self._entries[key] = entry
         self._bytes += _size(key, entry)
-        while self._bytes > self._most_bytes:
+        while self._bytes > self._max_bytes:
             self._bytes -= _size(*self._entries.popitem(last=False))
 
 

@@ -26,7 +26,7 @@ from vfl_party.data.sources.databases.query import (
     require_dates,
 )
 from vfl_party.serve.stores.pool import Pool
-from vfl_party.serve.stores.queries import most_rows, named_keys, too_many, with_ids
+from vfl_party.serve.stores.queries import named_keys, row_limit, too_many, with_ids
 from vfl_party.serve.stores.seam import Batch, BrokenError, UnfitError
 
 # A query whose answer nobody waits for any more.
@@ -132,7 +132,7 @@ class PostgresRows:
 
         asked, source = self._asked, shown(self.settings.source)
         assert asked is not None  # noqa: S101 - check comes first
-        max_rows = most_rows(len(ids))
+        max_rows = row_limit(len(ids))
         values = pa.array([_values(ids, asked.kind)], pa.list_(asked.kind))
         try:
             with connection.cursor() as cursor:

@@ -27,7 +27,7 @@ def with_ids(query: str, mark: str, source: str) -> str:
     return _IDS.sub(lambda _: mark, query)
 
 
-def most_rows(ids: int) -> int:
+def row_limit(ids: int) -> int:
     """Returns how many rows a query may give for so many ids."""
     return _ROWS_OF_ONE * ids + _MORE_ROWS
 

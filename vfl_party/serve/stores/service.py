@@ -44,7 +44,7 @@ _BLOCK = 1 << 16
 _NUMBERS = ("ds", "fs", "i64s", "i32s", "bs")
 _LISTS = ("ss", *_NUMBERS)
 # Limit of quoted service texts, in characters.
-_MOST_WORDS = 200
+_MAX_CHARACTERS = 200
 
 
 class ServiceRows:
@@ -96,7 +96,7 @@ class ServiceRows:
             text = f"{self._store.url}: the service does not know an id"
             raise UnfitError(Code.DATA_INVALID, text, UNKNOWN_ROW)
         if code != _OK or not isinstance(status, dict):
-            message = clean(str((status or {}).get("msg", "")), _MOST_WORDS)
+            message = clean(str((status or {}).get("msg", "")), _MAX_CHARACTERS)
             raise checks.unreadable(
                 self._store.url,
                 f"the service answers with status {clean(str(code), 20)} ({message}). Ask its "
@@ -125,7 +125,7 @@ class ServiceRows:
             why = getattr(error, "verify_message", "") or str(error)
             raise checks.unreadable(
                 self._store.url,
-                f"cannot be reached ({clean(why, _MOST_WORDS)}). Correct serve.store.url or "
+                f"cannot be reached ({clean(why, _MAX_CHARACTERS)}). Correct serve.store.url or "
                 "serve.store.ca, or start the service.",
             ) from None
         line.sock.settimeout(_LONGEST_S)
@@ -151,7 +151,7 @@ class ServiceRows:
         try:
             line.request("POST", url.path or "/", json.dumps(asked).encode(), headers)
             answer = line.getresponse()
-            return answer.status, _body(answer, self._most_bytes(len(ids)))
+            return answer.status, _body(answer, self._max_bytes(len(ids)))
         except TimeoutError:
             raise
         except (OSError, http.client.HTTPException) as error:
@@ -193,7 +193,7 @@ class ServiceRows:
         kinds |= dict.fromkeys(self._words, "FIELD_STRING")
         return [{"name": name, "type": kind} for name, kind in kinds.items()]
 
-    def _most_bytes(self, ids: int) -> int:
+    def _max_bytes(self, ids: int) -> int:
         return _MORE_BYTES + _CELL_BYTES * ids * (len(self._numeric) + len(self._words))
 
     def _table(self, features: Any, ids: Sequence[str]) -> pa.Table:
@@ -285,7 +285,7 @@ def _tls(store: ServiceStore) -> ssl.SSLContext | None:
         names = ", ".join(file for file in files if file is not None)
         raise InputError(
             Code.CERTIFICATE_INVALID,
-            f"{names}: cannot be read as PEM files ({clean(str(error), _MOST_WORDS)}). Correct "
+            f"{names}: cannot be read as PEM files ({clean(str(error), _MAX_CHARACTERS)}). Correct "
             "serve.store.",
         ) from None
     return context

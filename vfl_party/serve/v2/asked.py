@@ -46,7 +46,7 @@ def columns_of(inputs: Sequence[Tensor], n: int) -> dict[str, list[Any]] | None:
     return columns or None
 
 
-def least_of(parameters: Mapping[str, Any]) -> float | None:
+def min_quality_of(parameters: Mapping[str, Any]) -> float | None:
     """Returns the least quality that is asked for; None: any. Raises Denied."""
     value = parameters.get("min_quality")
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):

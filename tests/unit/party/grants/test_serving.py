@@ -23,7 +23,7 @@ from vfl_party.grants.fits import Asked
 from vfl_party.grants.grant import day_of
 from vfl_party.grants.store import GrantStore, folder_of
 from vfl_party.serve.answering import DailyLimit, Limits
-from vfl_party.serve.granted import GrantedRows, GrantWatch, LeastRows
+from vfl_party.serve.granted import GrantedRows, GrantWatch, MinimumRows
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def approval(tmp_path: Path, credentials: Credentials) -> Iterator[Callable[...,
     ("ids", "answered"), [(["a"], False), (["a", "a"], False), (["a", "b"], True), ([], False)]
 )
 def test_a_question_about_too_few_people_has_no_answer(ids: list[str], answered: bool) -> None:
-    assert LeastRows(2).take(ids).tolist() == [answered] * len(ids)
+    assert MinimumRows(2).take(ids).tolist() == [answered] * len(ids)
 
 
 def revoke(of: Approval, folder: Path) -> None:
