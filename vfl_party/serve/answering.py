@@ -26,7 +26,7 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import scoring
 from vfl_party.serve.asked import LooksUp, every_id
 from vfl_party.serve.store import Held, Store
-from vfl_party.serve.stores.seam import Found
+from vfl_party.serve.stores.seam import LookupResult
 
 PHASE = "serve"
 
@@ -117,7 +117,7 @@ class Limit(Protocol):
         ...
 
 
-class Limits:
+class CombinedLimits:
     """Several limits: each counts only what those before it let pass."""
 
     def __init__(self, *limits: Limit | None) -> None:
@@ -192,7 +192,7 @@ class Answers:
             return self._answered(held, result, ids)
 
     @torch.no_grad()
-    def _answered(self, held: Held, result: Found, ids: Sequence[str]) -> Answered:
+    def _answered(self, held: Held, result: LookupResult, ids: Sequence[str]) -> Answered:
         chains = self._current(held)
         answered_N = answered_rows(result, ids, self._limit)
         asked = result.rows[answered_N]
@@ -208,7 +208,9 @@ class Answers:
         return Answered(state_bytes(answered_N), sent, result.version, ids=embedded)
 
 
-def answered_rows(result: Found, ids: Sequence[str], limit: Limit | None) -> npt.NDArray[np.bool_]:
+def answered_rows(
+    result: LookupResult, ids: Sequence[str], limit: Limit | None
+) -> npt.NDArray[np.bool_]:
     """Returns for which ids this party answers: it knows them, can use their features, and its
     limits allow it, [N].
     """

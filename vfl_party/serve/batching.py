@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vfl_party.serve.scored import Scores
-from vfl_party.serve.telling.request import ToldRequest, noting, under_way
+from vfl_party.serve.telling.request import RequestTrace, noting, under_way
 
 # Batches under way: while some wait for the passive parties, the next is gathered. Near parties
 # seldom have more than a few; for far ones each further batch waits a little, for others to share
@@ -40,7 +40,7 @@ class _Request:
     min_quality: float | None
     columns: Given | None
     answer: Future[Scores] = field(default_factory=Future)
-    told: ToldRequest | None = field(default_factory=under_way)
+    trace: RequestTrace | None = field(default_factory=under_way)
     since_ns: int = field(default_factory=time.time_ns)
 
 
@@ -149,7 +149,7 @@ class Batcher:
         if not ids:
             return
         try:
-            with noting([(request.told, request.since_ns) for request in batch]):
+            with noting([(request.trace, request.since_ns) for request in batch]):
                 scores = self._score(ids, batch[0].min_quality, batch[0].columns)
         except Exception as error:  # noqa: BLE001 - whoever waits hears of it
             for request in batch:

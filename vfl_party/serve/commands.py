@@ -67,7 +67,7 @@ def serve(
     from vfl_common.config.recipe import load_recipe
     from vfl_common.production.registry import ModelRegistry
     from vfl_party.serve.models.chosen import choose
-    from vfl_party.serve.run import Serving
+    from vfl_party.serve.run import ServingParty
 
     file = load_party(party)
     registry = ModelRegistry(Path(file.out), file.name)
@@ -77,7 +77,7 @@ def serve(
     if http is not None:
         fields = {**file.serve.model_dump(), "http": http}
         file = file.model_copy(update={"serve": parse(type(file.serve), fields, "--http")})
-    serving = Serving(party, file, chosen, Console("vfl-party"), device, data, metrics, solo)
+    serving = ServingParty(party, file, chosen, Console("vfl-party"), device, data, metrics, solo)
     serving.run(listens=http is not None)
 
 

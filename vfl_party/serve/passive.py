@@ -14,7 +14,7 @@ from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.answered import Keeping
 from vfl_common.rpc.serving.attendance import Attendance
 from vfl_party.record.book import folder_of
-from vfl_party.serve.answering import DailyLimit, Limit, Limits, SentBefore
+from vfl_party.serve.answering import CombinedLimits, DailyLimit, Limit, SentBefore
 from vfl_party.serve.asked import AskedADay, AskedIds, aligned_ids, asked_a_day, tables
 from vfl_party.serve.granted import GrantedRows, MinimumRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
@@ -163,7 +163,7 @@ class Passive:
 
 def together(
     min_rows: MinimumRows | None, of_each: Sequence[Limit | None], of_all: Sequence[Limit | None]
-) -> Limits | None:
+) -> CombinedLimits | None:
     """Returns several limits as one; None if there are none.
 
     Args:
@@ -174,4 +174,4 @@ def together(
         of_all: limits of all people together.
     """
     limits = [limit for limit in (*of_each, min_rows, *of_all, min_rows) if limit is not None]
-    return Limits(*limits) if limits else None
+    return CombinedLimits(*limits) if limits else None

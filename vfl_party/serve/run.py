@@ -60,7 +60,7 @@ class _Hangup(Exception):  # noqa: N818 - a person's wish, not a fault
 
 
 @dataclass
-class Serving:
+class ServingParty:
     """A party that serves trained runs.
 
     Args:

@@ -39,7 +39,7 @@ from vfl_party.predict.results import result_columns
 from vfl_party.serve.batching import Given
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.store import Held, Store
-from vfl_party.serve.stores.seam import Found
+from vfl_party.serve.stores.seam import LookupResult
 from vfl_party.serve.telling.request import OWN, PARTIES, TOP, stage
 
 # Why a party took no part in a row, by its state there. Only the active party says of itself that
@@ -54,16 +54,16 @@ WHY: Mapping[int, Why] = {
 log = logging.getLogger(__name__)
 
 
-class Waiting(Protocol):
+class PendingQuestion(Protocol):
     """A question that was asked; see ``vfl_common.rpc.serving.service.Pending``."""
 
     def wait(self) -> Mapping[str, Answered | Absent]: ...
 
 
-class Asks(Protocol):
+class AskQuestion(Protocol):
     """Asks the passive parties; see ``vfl_common.rpc.serving.service.ServingService.ask``."""
 
-    def __call__(self, ids: Sequence[str], timeout_s: float) -> Waiting: ...
+    def __call__(self, ids: Sequence[str], timeout_s: float) -> PendingQuestion: ...
 
 
 # Returns the student's outputs for rows of a request, [N, O]; None without a student.
@@ -84,7 +84,7 @@ class OnlineScorer:
     def __init__(
         self,
         store: Store,
-        ask: Asks,
+        ask: AskQuestion,
         timeout_s: float,
         quality: Quality,
         stand_in: Mapping[str, Tensor],
@@ -197,7 +197,7 @@ class OnlineScorer:
         if held.party.features is None:
             return nobody, "unknown id", z_ND, lambda _rows: None
         result = own_rows(held, ids, until_s)
-        if not isinstance(result, Found):
+        if not isinstance(result, LookupResult):
             return nobody, result, z_ND, lambda _rows: None
         known = result.rows >= 0
         if known.any():
@@ -272,7 +272,7 @@ class Embedded:
     others: Mapping[str, Tensor]
 
 
-def own_rows(held: Held, ids: Sequence[str | None], until_s: float) -> Found | Why:
+def own_rows(held: Held, ids: Sequence[str | None], until_s: float) -> LookupResult | Why:
     """Returns what the active party itself knows of ids, or why it cannot say; see
     ``Held.look_up``.
     """

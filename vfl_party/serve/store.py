@@ -50,7 +50,7 @@ from vfl_party.predict.results import id_names
 from vfl_party.predict.trained import TrainedParty, of_state
 from vfl_party.serve.stores.by_ids import ByIds
 from vfl_party.serve.stores.opened import no_rows, open_store
-from vfl_party.serve.stores.seam import UNKNOWN_ROW, Found
+from vfl_party.serve.stores.seam import UNKNOWN_ROW, LookupResult
 
 # Limit of one id with all its columns, in characters, before and after normalisation: the ids of
 # one question must fit into a gRPC message.
@@ -61,7 +61,7 @@ _REFRESH_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class Serving(Prediction):
+class ServingWork(Prediction):
     """See ``vfl_party.assembly.party.Work``: rows that wait to be asked for."""
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
@@ -81,7 +81,7 @@ class Held:
         rules: how ids are spelt.
         columns: the names of the id columns.
         preparing: prepares rows that a caller gives; None without features.
-        gives: what ``Found.inputs`` gives, for the rows in memory.
+        gives: what ``LookupResult.inputs`` gives, for the rows in memory.
         asks: the store that is asked for the rows of each question; None: they are in memory.
     """
 
@@ -144,7 +144,7 @@ class Held:
         # Unicode's normal form may be 18 times as long.
         return [text if text is not None and len(text) <= LONGEST_ID else None for text in spelt]
 
-    def look_up(self, ids: Sequence[str | None], until_s: float) -> Found:
+    def look_up(self, ids: Sequence[str | None], until_s: float) -> LookupResult:
         """Returns what is known of ids, as the parties spell them; None is no id.
 
         Raises TimeoutError at ``until_s`` (monotonic), and InputError if the store cannot be asked.
@@ -154,9 +154,9 @@ class Held:
         places = self.places
         numbers = (places.get(name, UNKNOWN_ROW) if name else UNKNOWN_ROW for name in ids)
         rows = np.fromiter(numbers, np.int64, len(ids))
-        return Found(rows, self.gives, self.version)
+        return LookupResult(rows, self.gives, self.version)
 
-    def cells(self, result: Found, rows: Rows) -> Cells:
+    def cells(self, result: LookupResult, rows: Rows) -> Cells:
         """Returns the cells of rows of ``result``, of a model that takes these."""
         numbers_NF, codes_NK = result.inputs(rows)
         return numbers_NF.numpy(), codes_NK.numpy()
@@ -167,7 +167,7 @@ class Held:
         return isinstance(self.party.models.get("encoder"), StochasticEncoder)
 
     @torch.no_grad()
-    def embed(self, result: Found, rows: Rows, *, drawn: bool = True) -> Tensor:
+    def embed(self, result: LookupResult, rows: Rows, *, drawn: bool = True) -> Tensor:
         """Returns the party's embeddings of rows of ``result``, float32 [N, D], on the CPU.
 
         A row has the same embedding whichever rows are asked for with it, unless the encoder draws
@@ -186,7 +186,7 @@ class Held:
         return whole.flatten(1) if own else whole
 
     @torch.no_grad()
-    def solo(self, result: Found, rows: Rows) -> Tensor | None:
+    def solo(self, result: LookupResult, rows: Rows) -> Tensor | None:
         """Returns what the run's student gives for rows of ``result``, [N, O]; None if it has
         trained none.
         """
@@ -407,7 +407,7 @@ class Store:
     ) -> tuple[Held, str]:
         """Returns models with the rows that ``load`` reads, and the digest of the rows."""
         files, trained = self._files, self._trained
-        work = Serving(trained, files.settings, id_names(settings), ())
+        work = ServingWork(trained, files.settings, id_names(settings), ())
         opened = open_party(
             trained.recipe, files.name, settings, trained.encoder, load=load, work=work
         )

@@ -22,7 +22,7 @@ from vfl_party.serve.http.direct import Direct, again
 from vfl_party.serve.http.faults import worded
 from vfl_party.serve.http.refusals import REFUSALS
 from vfl_party.serve.http.served import BUSY
-from vfl_party.serve.http.told import Told
+from vfl_party.serve.http.told import RequestLog
 from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
 
@@ -91,13 +91,13 @@ def make_app(
 
     predict = next(route.endpoint for route in first.routes if isinstance(route, APIRoute))
     short = Direct(app, "/v1/predict", v1.Asked, predict, _answer)
-    limits = Limits(Counted(short, models.counts), models, hosts)
+    limits = RequestLimits(StatusCounter(short, models.counts), models, hosts)
     if teller is None:
         return limits
-    return Told(limits, teller, [path for path in app.openapi()["paths"] if "{" not in path])
+    return RequestLog(limits, teller, [path for path in app.openapi()["paths"] if "{" not in path])
 
 
-class Counted:
+class StatusCounter:
     """Counts what is answered, by status, and says so if this program has failed."""
 
     def __init__(self, app: ASGIApp, counts: Counts) -> None:
@@ -121,7 +121,7 @@ class Counted:
                 await _failure()(scope, receive, told)
 
 
-class Limits:
+class RequestLimits:
     """Refuses callers without a token, bodies that are too large or too slow, and names that are
     not this machine's, before anything is parsed.
     """

@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vfl_party.serve.telling.request import ToldRequest, begin
+from vfl_party.serve.telling.request import RequestTrace, begin
 from vfl_party.serve.telling.teller import Teller
 
 
-class Told:
+class RequestLog:
     """Has what is asked told when it has ended.
 
     ``known``: the paths that nobody chooses. Of another one its route is told: a caller who is
@@ -25,7 +25,7 @@ class Told:
             await self._app(scope, receive, send)
             return
         parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
-        request, status = ToldRequest("http", "", parent), 0
+        request, status = RequestTrace("http", "", parent), 0
         begin(request)
 
         async def told(message: Message) -> None:

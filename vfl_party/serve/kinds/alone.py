@@ -16,7 +16,7 @@ from vfl_party.serve.batching import Given
 from vfl_party.serve.scored import Part, Scores, State
 from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
 from vfl_party.serve.store import Store
-from vfl_party.serve.stores.seam import Found
+from vfl_party.serve.stores.seam import LookupResult
 
 # States of ids without a score.
 _LOST = (UNKNOWN, FAILED)
@@ -46,7 +46,7 @@ class AloneScorer:
             solo = held.solo_given(columns, n)
         else:
             own = own_rows(held, held.spelt(ids), time.monotonic() + self._timeout_s)
-            if not isinstance(own, Found):
+            if not isinstance(own, LookupResult):
                 lost = [Part((), {party.name: own})]
                 none_N = np.zeros(n, np.int64)
                 return Scores(columns_of(held, outputs), [unscored(own)] * n, lost, none_N)

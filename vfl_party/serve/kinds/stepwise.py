@@ -29,7 +29,7 @@ from vfl_party.serve.batching import Given
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
 from vfl_party.serve.store import Held, Store
-from vfl_party.serve.stores.seam import Found
+from vfl_party.serve.stores.seam import LookupResult
 
 # Scorings that a passive party keeps open; the active party has a few at a time.
 _MAX_BEGUN = 32
@@ -42,7 +42,7 @@ _THERE, _NOT_ASKED = -1, -2
 Bools = npt.NDArray[np.bool_]
 
 
-class Waiting(Protocol):
+class PendingStep(Protocol):
     """A question that was asked; see ``vfl_common.rpc.serving.service.Pending``."""
 
     number: int
@@ -50,12 +50,12 @@ class Waiting(Protocol):
     def wait(self) -> Mapping[str, Answered | Absent]: ...
 
 
-class Asks(Protocol):
+class AskStep(Protocol):
     """Asks passive parties; see ``vfl_common.rpc.serving.service.ServingService.ask``."""
 
     def __call__(
         self, ids: Sequence[str], timeout_s: float, steps: Mapping[str, Step]
-    ) -> Waiting: ...
+    ) -> PendingStep: ...
 
 
 class _Own:
@@ -81,7 +81,7 @@ class StepScorer:
     ``OnlineScorer``.
     """
 
-    def __init__(self, store: Store, ask: Asks, timeout_s: float, quality: Quality) -> None:
+    def __init__(self, store: Store, ask: AskStep, timeout_s: float, quality: Quality) -> None:
         self._store, self._ask, self._timeout_s, self._quality = store, ask, timeout_s, quality
         self._own = _Own(store.held)
 
@@ -104,7 +104,7 @@ class StepScorer:
             cells = held.cells_given(columns, len(ids))
         elif own.has_features:
             result = own_rows(held, spelt, until_s)
-            if isinstance(result, Found):
+            if isinstance(result, LookupResult):
                 why = _places(result.states())
                 cells = held.cells(result, result.rows[why == _THERE])
             else:
@@ -169,7 +169,7 @@ class StepScorer:
 class _Asking:
     """Asks about the ids of one scoring, step by step; see ``vfl_party.phases.online.Ask``."""
 
-    def __init__(self, ask: Asks, until_s: float, own: _Own, ids: Sequence[str]) -> None:
+    def __init__(self, ask: AskStep, until_s: float, own: _Own, ids: Sequence[str]) -> None:
         self._ask, self._until_s, self._own, self._ids = ask, until_s, own, ids
         self._first = 0
         # By party: what it has said of the ids first.
@@ -270,7 +270,7 @@ class StepAnswers:
             times=answered.times[answered_N].tolist(),
         )
 
-    def _begin(self, held: Held, result: Found, ids: Sequence[str], step: Step) -> None:
+    def _begin(self, held: Held, result: LookupResult, ids: Sequence[str], step: Step) -> None:
         if self._own.held is not held:
             self._own = _Own(held)
         known_N = answered_rows(result, ids, self._limit)

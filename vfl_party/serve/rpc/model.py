@@ -13,7 +13,7 @@ from vfl_common.rpc.inference.contents import Answer, Asked, Described
 from vfl_common.rpc.inference.port import listening
 from vfl_common.rpc.inference.service import Refused
 from vfl_party.serve.http.catalog import Catalog
-from vfl_party.serve.telling.request import ToldRequest, begin
+from vfl_party.serve.telling.request import RequestTrace, begin
 from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
 from vfl_party.serve.v2.asked import columns_of, ids_of, min_quality_of
@@ -44,7 +44,10 @@ class InferenceModel:
 
     def begun(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
         """Returns a callback for the end of a request, which takes the gRPC code."""
-        request, teller = ToldRequest("grpc", method, metadata.get("traceparent", "")), self._teller
+        request, teller = (
+            RequestTrace("grpc", method, metadata.get("traceparent", "")),
+            self._teller,
+        )
         if teller is not None:
             begin(request)
 

@@ -30,7 +30,7 @@ from vfl_party.serve.stores.seam import (
     UNFIT_ROW,
     UNKNOWN_ROW,
     Batch,
-    Found,
+    LookupResult,
     Source,
     UnfitError,
     apart,
@@ -63,7 +63,7 @@ class ByIds:
         rules: how ids are spelt.
         device: for the encoder's inputs.
         advise: tells the person here a sentence.
-        as_cells: whether the model takes cells; see ``seam.Found``.
+        as_cells: whether the model takes cells; see ``seam.LookupResult``.
 
     ``version``: names the state of the features; a source does not say when it changes.
     """
@@ -86,7 +86,7 @@ class ByIds:
         self._saying = threading.Lock()
         self.version = hashlib.sha256(f"{time.time_ns()} {id(self)}".encode()).hexdigest()[:16]
 
-    def look_up(self, ids: Sequence[str | None], until_s: float) -> Found:
+    def look_up(self, ids: Sequence[str | None], until_s: float) -> LookupResult:
         """Returns what the source has of ids, as the parties spell them; None is no id.
 
         Raises TimeoutError at ``until_s`` (monotonic), and InputError if the source cannot be
@@ -110,7 +110,7 @@ class ByIds:
             index = torch.from_numpy(at).to(self._device)
             return tuple(tensor.index_select(0, index) for tensor in whole)
 
-        return Found(rows, inputs, self.version)
+        return LookupResult(rows, inputs, self.version)
 
     def close(self) -> None:
         """Closes the source."""

@@ -19,7 +19,7 @@ QUEUE, OWN, PARTIES, TOP = "wait in queue", "own embedding", "ask parties", "top
 
 
 @dataclass
-class ToldRequest:
+class RequestTrace:
     """A request.
 
     Args:
@@ -47,22 +47,22 @@ class ToldRequest:
         self.model, self.run_id, self.caller, self.rows = model, run_id, caller, rows
 
 
-_UNDER_WAY: ContextVar[ToldRequest | None] = ContextVar("request", default=None)
+_UNDER_WAY: ContextVar[RequestTrace | None] = ContextVar("request", default=None)
 _STAGES: ContextVar[list[Stage] | None] = ContextVar("stages", default=None)
 
 
-def begin(request: ToldRequest) -> None:
+def begin(request: RequestTrace) -> None:
     """Has what is called from now on in this context find the request."""
     _UNDER_WAY.set(request)
 
 
-def under_way() -> ToldRequest | None:
+def under_way() -> RequestTrace | None:
     """Returns the request of this context; None if nothing is told of it."""
     return _UNDER_WAY.get()
 
 
 @contextmanager
-def noting(requests: Sequence[tuple[ToldRequest | None, int]]) -> Iterator[None]:
+def noting(requests: Sequence[tuple[RequestTrace | None, int]]) -> Iterator[None]:
     """Notes the stages of the block for requests that are scored together. With each of them: when
     it began to wait, in nanoseconds since 1970.
     """

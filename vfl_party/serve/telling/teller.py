@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vfl_common.process.logs import own_log
 from vfl_common.process.tracing import RequestSpans, requests_traced
-from vfl_party.serve.telling.request import ToldRequest
+from vfl_party.serve.telling.request import RequestTrace
 
 
 class Teller:
@@ -24,7 +24,7 @@ class Teller:
     def __init__(self, log: logging.Logger | None, spans: RequestSpans | None) -> None:
         self._log, self._spans = log, spans
 
-    def ended(self, request: ToldRequest, status: int) -> None:
+    def ended(self, request: RequestTrace, status: int) -> None:
         """Tells of a request. ``status``: of HTTP, also for gRPC."""
         ended_ns = time.time_ns()
         facts: dict[str, str | int] = {

@@ -22,7 +22,7 @@ from vfl_party.grants.approval import Approval, GrantGuard
 from vfl_party.grants.fits import Asked
 from vfl_party.grants.grant import day_of
 from vfl_party.grants.store import GrantStore, folder_of
-from vfl_party.serve.answering import DailyLimit, Limits
+from vfl_party.serve.answering import CombinedLimits, DailyLimit
 from vfl_party.serve.granted import GrantedRows, GrantWatch, MinimumRows
 
 
@@ -69,13 +69,13 @@ def test_limits_count_what_those_before_let_pass(
 ) -> None:
     granted = approval()
     daily = DailyLimit(tmp_path / "a.sqlite", 1)
-    limit = Limits(daily, None, GrantedRows(granted, "run"))
+    limit = CombinedLimits(daily, None, GrantedRows(granted, "run"))
     assert limit.take(["a", "a", "b"]).tolist() == [True, False, True]
     # The second answer about ``a`` has cost nothing.
     assert limit.take(["c", "d"]).tolist() == [True, False]
     assert limit.take([]).tolist() == []
     daily.close()
-    assert np.array_equal(Limits().take(["a", "b"]), [True, True])
+    assert np.array_equal(CombinedLimits().take(["a", "b"]), [True, True])
 
 
 @pytest.mark.parametrize("over", ["revoked", "ended"])
