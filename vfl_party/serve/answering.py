@@ -189,10 +189,10 @@ class Answers:
             )
         result = held.look_up(self._asked(ids), until_s)
         with self._leaving, untold:
-            return self._answered(held, result, ids)
+            return self._answer(held, result, ids)
 
     @torch.no_grad()
-    def _answered(self, held: Held, result: LookupResult, ids: Sequence[str]) -> Answered:
+    def _answer(self, held: Held, result: LookupResult, ids: Sequence[str]) -> Answered:
         chains = self._current(held)
         answered_N = answered_rows(result, ids, self._limit)
         asked = result.rows[answered_N]

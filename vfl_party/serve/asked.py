@@ -58,12 +58,12 @@ class AskedADay(KeptFile):
             if day != self._day:
                 self._day, self._left, self._spent = day, 0, False
             if self._left < ids and not self._spent:
-                self._left += self._counted(max(ids - self._left, self._share))
+                self._left += self._count(max(ids - self._left, self._share))
             within = min(ids, self._left)
             self._left -= within
             return within
 
-    def _counted(self, wanted: int) -> int:
+    def _count(self, wanted: int) -> int:
         """Counts ids of the day in the file, as far as the limit allows; returns how many."""
         with self.changing() as file:
             file.execute("DELETE FROM asked WHERE day <> ?", (self._day,))

@@ -30,7 +30,7 @@ class Disk:
     def watched(self, write: Writes) -> Writes:
         """Returns ``write``, with its failures noted."""
 
-        def watched(outgoing: Outgoing) -> None:
+        def write_watched(outgoing: Outgoing) -> None:
             try:
                 write(outgoing)
             except VflError as error:
@@ -41,7 +41,7 @@ class Disk:
             # A short line may have found room where the next one does not.
             self.ready()
 
-        return watched
+        return write_watched
 
     def ready(self) -> bool:
         """Whether the record can be written. After a failure this writes a file for a trial: a

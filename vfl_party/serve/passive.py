@@ -113,7 +113,7 @@ class Passive:
         account = self._opener.predictions(run_id)
         # The account only looks: an answer counts there when it is written down.
         limit = together(self._min_rows, [self._limit, account], [granted])
-        answers = answers_of(opened.store, sent, limit, self._asked_of(opened))
+        answers = answers_of(opened.store, sent, limit, self._id_filter(opened))
         reported, there = [""], [False]
         opened.tally.standing = lambda: Standing({peer: there[0]})
 
@@ -121,7 +121,7 @@ class Passive:
             reported[0], there[0] = "", here
             self._console.emit("attending" if here else "away", peer=peer, run=run_id)
 
-        def refused(why: str) -> None:
+        def report_refusal(why: str) -> None:
             if why != reported[0]:
                 reported[0] = why
                 text = f"run {run_id} waits until {peer} serves it"
@@ -141,7 +141,7 @@ class Passive:
             answer=answers,
             writes=self._opener.writes(opened, answers.way),
             attends=attends,
-            refused=refused if self._patient else None,
+            refused=report_refusal if self._patient else None,
             keeping=keeping,
             at_once=opened.store.at_once,
         )
@@ -150,7 +150,7 @@ class Passive:
         run.start(self._failed)
         return run
 
-    def _asked_of(self, opened: Opened) -> AskedIds:
+    def _id_filter(self, opened: Opened) -> AskedIds:
         """Returns which ids the active party is answered about a run. Raises InputError if the
         aligned ones are not known.
         """

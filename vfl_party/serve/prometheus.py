@@ -44,7 +44,7 @@ class ServeMetrics:
         yield gauge("vfl_serve_ready", text, {(): float(self.ready())})
         yield certificates(self.ends())
         yield from _standing(self.tallies.values())
-        yield from _counted(self.tallies, self.port)
+        yield from _count_metrics(self.tallies, self.port)
 
     def state(self) -> str:
         """Returns one of STATES, for ``/healthz``: waiting while no peer attends a run."""
@@ -71,7 +71,7 @@ def _standing(tallies: Iterable[Tally]) -> Iterator[Metric]:
     yield gauge("vfl_serve_waiting_requests", text, waiting, _MODEL)
 
 
-def _counted(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metric]:
+def _count_metrics(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metric]:
     """Yields what was counted of each run, requests by status, and the bytes by peer."""
     counted = list(tallies.values())
     rows: dict[Labels, float] = {}

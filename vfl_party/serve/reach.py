@@ -15,7 +15,7 @@ def check_open(settings: ServeSettings) -> None:
         raise InputError(
             Code.CONFIG_INVALID, "serve: certificate and key belong together. Set both or neither."
         )
-    reached = _reached(settings)
+    reached = _reachable_ports(settings)
     if settings.tokens is None and reached:
         key, address = next(iter(reached.items()))
         raise InputError(
@@ -27,7 +27,7 @@ def check_open(settings: ServeSettings) -> None:
 
 def plain_words(settings: ServeSettings) -> str | None:
     """Returns what to say if tokens travel where others can read them; None if they do not."""
-    reached = _reached(settings)
+    reached = _reachable_ports(settings)
     if not reached or settings.certificate is not None:
         return None
     return (
@@ -36,7 +36,7 @@ def plain_words(settings: ServeSettings) -> str | None:
     )
 
 
-def _reached(settings: ServeSettings) -> dict[str, str]:
+def _reachable_ports(settings: ServeSettings) -> dict[str, str]:
     """Returns {key: address} of the ports that others than this machine can reach."""
     ports = {"serve.http": settings.http, "serve.grpc": settings.grpc}
     return {

@@ -117,7 +117,7 @@ class ServingParty:
             # Whoever names a run there need not name it twice.
             known = {run.run_id for run in runs}
             more = [run_id for run_id in dict.fromkeys(routed) if run_id not in known]
-            runs += self._beside(runs, [self._routed_run(run_id) for run_id in more])
+            runs += self._beside(runs, [self._load_routed_run(run_id) for run_id in more])
         log_to(self._beside_runs(LOG), party=self.file.name)
         room(self.file)
         opener = Opener(
@@ -165,14 +165,14 @@ class ServingParty:
         """
         before = predecessor()
         there: dict[str, list[str]] = before.wait()["present"] if before is not None else {}
-        stack.enter_context(self._exposed(opener, runs))
+        stack.enter_context(self._expose(opener, runs))
         return dict(before.sockets) if before is not None else {}, there
 
     def _beside_runs(self, name: str) -> Path:
         """Returns the path of a log; ``name``: with a place for the party's name."""
         return self.registry.out / name.format(self.file.name)
 
-    def _routed_run(self, run_id: str) -> TrainedRun:
+    def _load_routed_run(self, run_id: str) -> TrainedRun:
         """Loads a run that ``serve.weights`` or ``serve.shadow`` names. Raises InputError."""
         try:
             return loading(solo=self.solo)(self.registry.out / run_id, self.file.name)
@@ -308,9 +308,9 @@ class ServingParty:
 
     def _models(self, lines: Lineages[ActiveRun], http: _Http) -> dict[str, Any]:
         """Returns what the catalog has of each line. Raises InputError."""
-        return {name: http.model(line, self._routed(line, http)) for name, line in lines.items()}
+        return {name: http.model(line, self._route(line, http)) for name, line in lines.items()}
 
-    def _routed(self, line: Lineage[ActiveRun], http: _Http) -> Any:
+    def _route(self, line: Lineage[ActiveRun], http: _Http) -> Any:
         """Returns how a model's requests are shared; None if one run has them all. Raises
         InputError.
         """
@@ -354,7 +354,7 @@ class ServingParty:
         )
 
     @contextlib.contextmanager
-    def _exposed(self, opener: Opener, runs: Sequence[TrainedRun]) -> Iterator[None]:
+    def _expose(self, opener: Opener, runs: Sequence[TrainedRun]) -> Iterator[None]:
         """Serves metrics to Prometheus, if they were asked for."""
         if not self.metrics:
             yield

@@ -119,7 +119,7 @@ class OnlineScorer:
             own_N, own_why, own_ND, solo = self._own(held, spelt, columns, until_s)
         with stage(PARTIES):
             answers = pending.wait()
-        there, why, z = self._arrived(held, len(ids), answers)
+        there, why, z = self._collect(held, len(ids), answers)
         if party.features is not None:
             why[party.name] = own_why
         embedded = Embedded(own_ND if party.features is not None else None, z)
@@ -204,7 +204,7 @@ class OnlineScorer:
             z_ND[torch.from_numpy(known)] = held.embed(result, result.rows[known])
         return known, result.states(), z_ND, lambda at: held.solo(result, result.rows[at])
 
-    def _arrived(
+    def _collect(
         self, held: Held, n: int, answers: Mapping[str, Answered | Absent]
     ) -> tuple[
         dict[str, npt.NDArray[np.bool_]], dict[str, npt.NDArray[Any] | Why], dict[str, Tensor]

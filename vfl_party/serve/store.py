@@ -203,7 +203,7 @@ class Held:
         """
         if SOLO not in self.party.models:
             return None
-        return self._student(*self._given(columns, n))
+        return self._student(*self._inputs_of(columns, n))
 
     def _student(self, *inputs: Tensor) -> Tensor:
         """Returns the student's outputs [N, O] for an encoder's inputs, [N, …] each."""
@@ -219,20 +219,20 @@ class Held:
         """
         party = self.party
         return in_blocks(
-            party.encode, party.scores.blocks.get("encoder"), *self._given(columns, n)
+            party.encode, party.scores.blocks.get("encoder"), *self._inputs_of(columns, n)
         ).cpu()
 
-    def _given(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
+    def _inputs_of(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
         """Returns the encoder's inputs of rows of a caller, [N, …] each."""
-        preparing, table = self._checked(columns, n)
+        preparing, table = self._check_columns(columns, n)
         return [tensor.to(self.party.device) for tensor in preparing.inputs(table)]
 
     def cells_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Cells:
         """Returns the cells of ``n`` rows that a caller gives; see ``embed_given``."""
-        preparing, table = self._checked(columns, n)
+        preparing, table = self._check_columns(columns, n)
         return preparing.cells(table)
 
-    def _checked(
+    def _check_columns(
         self, columns: Mapping[str, Sequence[Any]], n: int
     ) -> tuple[TrainedParty, pa.Table]:
         """Returns rows of a caller, and what prepares them. Raises InputError."""
@@ -319,7 +319,7 @@ class Store:
         asks = open_store(files, trained, store, lambda text: say("advice", said=text))
         self._settings = asks.settings
         try:
-            self.held, _ = self._made(
+            self.held, _ = self._make(
                 self._settings, asks=asks, load=lambda *_: no_rows(asks.preprocessor, asks.name)
             )
         except BaseException:
@@ -400,9 +400,9 @@ class Store:
         return True
 
     def _read(self) -> tuple[Held, str]:
-        return self._made(self._settings)
+        return self._make(self._settings)
 
-    def _made(
+    def _make(
         self, settings: DataSettings, asks: ByIds | None = None, load: Load = load
     ) -> tuple[Held, str]:
         """Returns models with the rows that ``load`` reads, and the digest of the rows."""
@@ -421,7 +421,7 @@ class Store:
             preparing = of_state(
                 trained.run_id, files.name, trained.recipe, trained.encoder, trained.state
             )
-        return _held(opened, made, work.ids, preparing, asks), fingerprint
+        return _make_held(opened, made, work.ids, preparing, asks), fingerprint
 
 
 def _fingerprint(made: Assembled) -> str:
@@ -436,7 +436,7 @@ def _fingerprint(made: Assembled) -> str:
     return digest.hexdigest()
 
 
-def _held(
+def _make_held(
     opened: Opened,
     made: Assembled,
     columns: Sequence[str],

@@ -19,7 +19,7 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.http import mlflow, v1, v2
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.direct import Direct, again
-from vfl_party.serve.http.faults import worded
+from vfl_party.serve.http.faults import describe_faults
 from vfl_party.serve.http.refusals import REFUSALS
 from vfl_party.serve.http.served import BUSY
 from vfl_party.serve.http.told import RequestLog
@@ -68,24 +68,24 @@ def make_app(
         return {"run": first.run_id, **there, **first.exactness}
 
     @app.exception_handler(Denied)
-    async def denied(_request: Request, why: Denied) -> JSONResponse:
+    async def on_denied(_request: Request, why: Denied) -> JSONResponse:
         return _answer(why)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+    async def on_invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
         faults = error.errors()
-        texts = worded(faults)[:3]
+        texts = describe_faults(faults)[:3]
         # The whole body is invalid: it is not JSON, or the caller does not declare it as JSON.
         if any(fault["loc"] == ("body",) or fault["type"] == "json_invalid" for fault in faults):
             texts = ["give a JSON object, with the header content-type: application/json"]
         return JSONResponse({"error": clean("; ".join(texts), LINE)}, 422)
 
     @app.exception_handler(HTTPException)
-    async def refused(_request: Request, error: HTTPException) -> JSONResponse:
+    async def on_http_error(_request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
-    async def failed(_request: Request, _error: Exception) -> JSONResponse:
+    async def on_error(_request: Request, _error: Exception) -> JSONResponse:
         # It is raised again, and logged where all routes end.
         return _failure()
 
@@ -106,7 +106,7 @@ class StatusCounter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = 0
 
-        async def told(message: Message) -> None:
+        async def relay(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -114,11 +114,11 @@ class StatusCounter:
             await send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, relay)
         except Exception:
             log.exception("internal error", extra={"event": "failed"})
             if not status:
-                await _failure()(scope, receive, told)
+                await _failure()(scope, receive, relay)
 
 
 class RequestLimits:

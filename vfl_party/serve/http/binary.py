@@ -28,7 +28,7 @@ class BinaryRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def handled(request: Request) -> Response:
+        async def handle_request(request: Request) -> Response:
             headers = request.headers
             if (length := headers.get(LENGTH)) is not None:
                 request = await _split(request, length)
@@ -36,7 +36,7 @@ class BinaryRoute(APIRoute):
                 request = _as_json(request, request.receive)
             return await handle(request)
 
-        return handled
+        return handle_request
 
 
 async def _split(request: Request, length: str) -> Request:

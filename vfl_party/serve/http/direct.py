@@ -65,11 +65,11 @@ def again(message: Message, receive: Receive) -> Receive:
     """Returns what gives a message that was received already, then goes on as ``receive``."""
     delivered = False
 
-    async def found() -> Message:
+    async def receive_again() -> Message:
         nonlocal delivered
         if delivered:
             return await receive()
         delivered = True
         return message
 
-    return found
+    return receive_again

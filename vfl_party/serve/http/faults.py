@@ -19,7 +19,7 @@ _WORDS = {
 _CELL = "must be a number, text, true, false or null"
 
 
-def worded(faults: Sequence[Mapping[str, Any]]) -> list[str]:
+def describe_faults(faults: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a sentence for each part of a body that is wrong, from pydantic's errors.
 
     What was given may be an id, so no sentence repeats it.

@@ -36,9 +36,9 @@ class Patient(H11Protocol):
         """Gives the connection its time for the request after ``last``; None: for the first."""
         if self._silence is not None:
             self._silence.cancel()
-        self._silence = self.loop.call_later(REQUEST_S, self._unasked, last)
+        self._silence = self.loop.call_later(REQUEST_S, self._close_idle, last)
 
-    def _unasked(self, last: Any) -> None:
+    def _close_idle(self, last: Any) -> None:
         # No further request has come whole.
         if self.cycle is last:
             self.transport.abort()

@@ -59,7 +59,7 @@ def listening(
     host, _ = split_address(settings.http)
     secure = settings.certificate is not None
     require_certificate(settings)
-    bound, leaving = _bound(settings.http, inherited), threading.Event()
+    bound, leaving = _bind(settings.http, inherited), threading.Event()
     config = uvicorn.Config(
         _closing(app, leaving),
         http=Patient,
@@ -105,7 +105,7 @@ def require_certificate(settings: ServeSettings) -> None:
         ) from None
 
 
-def _bound(address: str, inherited: socket.socket | None) -> socket.socket:
+def _bind(address: str, inherited: socket.socket | None) -> socket.socket:
     """Returns a listening socket: the inherited one, unless the address has changed. Raises
     InputError.
     """
@@ -129,12 +129,12 @@ def _closing(app: ASGIApp, leaving: threading.Event) -> ASGIApp:
     """Returns the application, which closes connections with its answers once it is ``leaving``."""
 
     async def closing(scope: Scope, receive: Receive, send: Send) -> None:
-        async def told(message: Message) -> None:
+        async def relay(message: Message) -> None:
             if leaving.is_set() and message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
             await send(message)
 
-        await app(scope, receive, told)
+        await app(scope, receive, relay)
 
     return closing

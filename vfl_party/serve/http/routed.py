@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_party.serve.batching import Busy, Given
-from vfl_party.serve.http.served import Served, joined
+from vfl_party.serve.http.served import Served, join_scores
 from vfl_party.serve.models.compare import Disagreement, shares
 from vfl_party.serve.scored import Scores
 
@@ -43,7 +43,7 @@ class Routed:
         self, now: Served, ids: Ids, min_quality: float | None, columns: Given | None
     ) -> Scores:
         """Scores rows with the runs of their shares; see ``Routes.score``."""
-        scores = await self._shared(now, ids, min_quality, columns)
+        scores = await self._share(now, ids, min_quality, columns)
         # The copy comes last, so that it does not delay the answer.
         self._copy(ids, columns, scores)
         return scores
@@ -60,7 +60,7 @@ class Routed:
             return None
         return replace(run, instead=now.instead)
 
-    async def _shared(
+    async def _share(
         self, now: Served, ids: Ids, min_quality: float | None, columns: Given | None
     ) -> Scores:
         if not self.weights:
@@ -82,7 +82,7 @@ class Routed:
             )
         )
         order = np.concatenate([np.asarray(rows, np.int64) for rows in groups.values()])
-        return joined(parts).ordered(_inverse(order))
+        return join_scores(parts).ordered(_inverse(order))
 
     def _copy(self, ids: Ids, columns: Given | None, answered: Scores) -> None:
         """Asks the shadow for what others have answered, and waits for nothing."""

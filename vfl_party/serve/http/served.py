@@ -141,7 +141,7 @@ class Served:
                 return await other.answer(ids, min_quality, columns)
             raise Denied(503, BUSY) from None
         try:
-            scores = joined([await asyncio.wrap_future(future) for future in waiting])
+            scores = join_scores([await asyncio.wrap_future(future) for future in waiting])
         except InputError as error:
             if error.code is Code.FILE_INVALID:
                 # The full text, with a path of this machine, is in the log only.
@@ -173,7 +173,7 @@ def _part(columns: Given | None, start: int, size: int) -> Given | None:
     return {name: values[start : start + size] for name, values in columns.items()}
 
 
-def joined(parts: Sequence[Scores]) -> Scores:
+def join_scores(parts: Sequence[Scores]) -> Scores:
     """Puts the scores of a request's parts together again."""
     if len(parts) == 1:
         return parts[0]

@@ -28,14 +28,14 @@ class RequestLog:
         request, status = RequestTrace("http", "", parent), 0
         begin(request)
 
-        async def told(message: Message) -> None:
+        async def relay(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, relay)
         finally:
             path = scope["path"]
             chosen = getattr(scope.get("route"), "path", "")

@@ -102,8 +102,8 @@ def routes(models: Catalog[Any]) -> APIRouter:
             "name": served.name,
             "versions": models.versions(served),
             "platform": "vfl",
-            "inputs": [_described(tensor) for tensor in inputs],
-            "outputs": [_described(tensor) for tensor in outputs],
+            "inputs": [_fields_of(tensor) for tensor in inputs],
+            "outputs": [_fields_of(tensor) for tensor in outputs],
         }
 
     @router.post("/models/{name}/infer", response_model=None)
@@ -127,7 +127,7 @@ def routes(models: Catalog[Any]) -> APIRouter:
         }
         if every and not wanted:
             as_bytes = {output.name for output in outputs}
-        return _answered(answer, outputs, as_bytes)
+        return _response(answer, outputs, as_bytes)
 
     return router
 
@@ -147,15 +147,15 @@ def inputs_of(asked: Inference, rest: bytes | None) -> list[Tensor]:
     return tensors
 
 
-def _described(tensor: Tensor) -> dict[str, Any]:
+def _fields_of(tensor: Tensor) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
 
 
-def _answered(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str]) -> Response:
+def _response(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str]) -> Response:
     """Writes an answer: JSON, and after it the outputs that are wanted as bytes."""
     pieces, facts = [], []
     for output in outputs:
-        fields = _described(output)
+        fields = _fields_of(output)
         if output.name in as_bytes:
             pieces.append(raw(output))
             fields["parameters"] = {"binary_data_size": len(pieces[-1])}

@@ -236,27 +236,27 @@ class StepAnswers:
         ``Answers``.
         """
         if step is None:
-            raise self._refused("asked for embeddings, which this model does not have")
+            raise self._refusal("asked for embeddings, which this model does not have")
         held = self._store.held
         result = held.look_up(self._asked(ids), until_s) if step.begins else None
         with self._answering:
             if result is not None:
                 with untold:
                     self._begin(held, result, ids, step)
-            return self._answered(step)
+            return self._answer(step)
 
     def close(self) -> None:
         """Forgets the scorings that were begun."""
         self._begun.clear()
 
-    def _answered(self, step: Step) -> Answered:
+    def _answer(self, step: Step) -> Answered:
         begun = self._begun.get(step.first)
         if begun is None:
-            raise self._refused("asked about a scoring that has not begun here, or is over")
+            raise self._refusal("asked about a scoring that has not begun here, or is over")
         try:
             answered = begun.answer(step.asked)
         except ValueError as error:
-            raise self._refused(f"sent a step that cannot be answered ({error})") from None
+            raise self._refusal(f"sent a step that cannot be answered ({error})") from None
         up = begun.own.online.exchange.up
         leaves = _through(begun.own.chains.up, up, answered.answered)
         # The first answer tells of each that it is known.
@@ -280,7 +280,7 @@ class StepAnswers:
         if len(self._begun) > _MAX_BEGUN:
             self._begun.popitem(last=False)
 
-    def _refused(self, problem: str) -> PeerError:
+    def _refusal(self, problem: str) -> PeerError:
         peer = self._store.held.party.recipe.active.name
         return PeerError(Code.MALFORMED_MESSAGE, f"{peer}: {problem}", party=peer)
 

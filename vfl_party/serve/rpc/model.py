@@ -51,12 +51,12 @@ class InferenceModel:
         if teller is not None:
             begin(request)
 
-        def ended(code: str) -> None:
+        def end(code: str) -> None:
             self._models.counts.answered(_STATUSES[code])
             if teller is not None:
                 teller.ended(request, _STATUSES[code])
 
-        return ended
+        return end
 
     def admit(self, authorization: str) -> None:
         """Raises Refused if the caller may use none of the models."""

@@ -47,7 +47,7 @@ class AlchemyRows:
         with named_keys():
             connection = self._open()
             try:
-                self._fetched(connection, [])
+                self._fetch(connection, [])
             finally:
                 connection.close()
 
@@ -55,7 +55,7 @@ class AlchemyRows:
         """See ``seam.Source``."""
         with named_keys():
             return Batch(
-                self._pool.run(lambda connection: self._fetched(connection, ids), until_s), True
+                self._pool.run(lambda connection: self._fetch(connection, ids), until_s), True
             )
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class AlchemyRows:
     def _open(self) -> Connection:
         return connected(self._engine, self.settings.source)
 
-    def _fetched(self, connection: Connection, ids: Sequence[str]) -> pa.Table:
+    def _fetch(self, connection: Connection, ids: Sequence[str]) -> pa.Table:
         from sqlalchemy.exc import DBAPIError, ResourceClosedError
 
         source, max_rows = shown(self.settings.source), row_limit(len(ids))
@@ -76,7 +76,7 @@ class AlchemyRows:
             # The next question sees what others have written meanwhile.
             connection.rollback()
         except DBAPIError as error:
-            raise self._failed(error) from None
+            raise self._to_error(error) from None
         except ResourceClosedError:
             raise checks.unusable(source, "data.query returns no rows. Write one SELECT.") from None
         if len(rows) > max_rows:
@@ -86,7 +86,7 @@ class AlchemyRows:
         cells = {name: texts_of(source, name, names.index(name), rows) for name in wanted}
         return pa.table({name: pa.array(texts, pa.string()) for name, texts in cells.items()})
 
-    def _failed(self, error: Any) -> Exception:
+    def _to_error(self, error: Any) -> Exception:
         from sqlalchemy.exc import DataError
 
         if "interrupted" in str(error.orig):

@@ -122,10 +122,10 @@ class ByIds:
             if isinstance(batch, UnfitError):
                 yield self._unfit(some, batch)
             elif batch.rows.num_rows:
-                yield from self._prepared(batch, frozenset(some))
+                yield from self._prepare(batch, frozenset(some))
 
-    def _prepared(self, batch: Batch, asked: frozenset[str]) -> Iterator[_Part]:
-        rows, spelt, repeated = self._chosen(batch, asked)
+    def _prepare(self, batch: Batch, asked: frozenset[str]) -> Iterator[_Part]:
+        rows, spelt, repeated = self._choose_rows(batch, asked)
         if repeated:
             text = f"{self.name}: returns several rows for one id. See data.duplicates."
             yield self._unfit(repeated, UnfitError(Code.DATA_INVALID, text))
@@ -152,7 +152,7 @@ class ByIds:
         features = self.preprocessor.transform(table)
         return features.inputs(np.arange(len(table), dtype=np.int64))
 
-    def _chosen(
+    def _choose_rows(
         self, batch: Batch, asked: frozenset[str]
     ) -> tuple[pa.Table, Sequence[str], Sequence[str]]:
         """Returns the rows to use and their ids, and the ids that have several rows and may not.

@@ -89,7 +89,7 @@ class Pool(Generic[C]):
 
     def _work(self, use: _Use[C], work: Callable[[C], T], answer: Future[T]) -> None:
         try:
-            answer.set_result(self._worked(use, work))
+            answer.set_result(self._run(use, work))
         except BaseException as error:  # noqa: BLE001 - whoever waits hears of it
             answer.set_exception(error)
         finally:
@@ -101,7 +101,7 @@ class Pool(Generic[C]):
             if self._closed.is_set():
                 self.close()
 
-    def _worked(self, use: _Use[C], work: Callable[[C], T]) -> T:
+    def _run(self, use: _Use[C], work: Callable[[C], T]) -> T:
         if use.connection is not None:
             try:
                 return self._on(use, work)

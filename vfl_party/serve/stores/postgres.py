@@ -72,8 +72,8 @@ class PostgresRows:
         with named_keys():
             connection = self._open()
             try:
-                self._asked = self._described(connection)
-                self._fetched(connection, [])
+                self._asked = self._describe(connection)
+                self._fetch(connection, [])
             finally:
                 connection.close()
 
@@ -81,7 +81,7 @@ class PostgresRows:
         """See ``seam.Source``."""
         with named_keys():
             return Batch(
-                self._pool.run(lambda connection: self._fetched(connection, ids), until_s), False
+                self._pool.run(lambda connection: self._fetch(connection, ids), until_s), False
             )
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class PostgresRows:
             raise refused_connection(self.settings.source, str(error)) from None
         return connection
 
-    def _described(self, connection: Any) -> _Asked:
+    def _describe(self, connection: Any) -> _Asked:
         """Returns how the query is asked. Raises InputError."""
         import adbc_driver_manager
 
@@ -127,7 +127,7 @@ class PostgresRows:
         names = list(dict.fromkeys([*chosen.id, *chosen.features]))
         return _Asked(select_of(self._query, schema, names, settings), inner)
 
-    def _fetched(self, connection: Any, ids: Sequence[str]) -> pa.Table:
+    def _fetch(self, connection: Any, ids: Sequence[str]) -> pa.Table:
         import adbc_driver_manager
 
         asked, source = self._asked, shown(self.settings.source)
@@ -141,7 +141,7 @@ class PostgresRows:
                 )
                 table = cursor.fetch_arrow_table()
         except adbc_driver_manager.Error as error:
-            raise self._failed(error) from None
+            raise self._to_error(error) from None
         if table.num_rows > max_rows:
             raise too_many(source, len(ids), max_rows)
         for name in table.column_names:
@@ -149,7 +149,7 @@ class PostgresRows:
                 require_dates(source, name, chunk)
         return table
 
-    def _failed(self, error: Any) -> Exception:
+    def _to_error(self, error: Any) -> Exception:
         code = error.sqlstate or ""
         if code == _ENDED:
             return TimeoutError()

@@ -85,7 +85,7 @@ class ServiceRows:
                 "service.",
             ) from None
         if status in _NO_SERVICE:
-            raise self._refused(status)
+            raise self._refusal(status)
 
     def rows(self, ids: Sequence[str], until_s: float) -> Batch:
         """See ``seam.Source``."""
@@ -131,7 +131,7 @@ class ServiceRows:
         line.sock.settimeout(_LONGEST_S)
         return line
 
-    def _refused(self, status: int) -> InputError:
+    def _refusal(self, status: int) -> InputError:
         return checks.unreadable(
             self._store.url,
             f"the service answers with HTTP status {status}. Correct serve.store, or ask its "
@@ -169,7 +169,7 @@ class ServiceRows:
         """Asks once. Raises InputError for what is no answer."""
         status, data = self._post(line, ids)
         if status != http.client.OK:
-            raise self._refused(status)
+            raise self._refusal(status)
         if data is None:
             raise checks.unusable(
                 self._store.url,
