@@ -81,7 +81,7 @@ class Batcher:
         """
         request = _Request(ids, min_quality, columns)
         try:
-            # What is queued after the end would wait for ever.
+            # A request that is queued after the end waits forever.
             with self._ending:
                 if self._closed:
                     raise Ended

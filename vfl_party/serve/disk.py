@@ -45,7 +45,7 @@ class Disk:
 
     def ready(self) -> bool:
         """Whether the record can be written. After a failure this writes a file for a trial: a
-        caller that waits for readiness asks for nothing that would be written.
+        caller that waits for readiness sends nothing that is recorded.
         """
         if self._failed:
             with contextlib.suppress(VflError):

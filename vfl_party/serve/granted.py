@@ -81,7 +81,7 @@ class GrantWatch:
         self._thread = threading.Thread(target=self._watch, name="grants", daemon=True)
 
     def watch(self) -> None:
-        """Looks from now on, in a thread of its own."""
+        """Looks from now on, in a separate thread."""
         self._thread.start()
 
     def close(self) -> None:

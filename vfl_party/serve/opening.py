@@ -121,7 +121,7 @@ class Opened:
         try:
             self.tally.ledger.save(self.trained.path / BYTES)
         except (OSError, VflError) as error:
-            # Somebody may have removed the run; others are served beside it.
+            # Somebody may have removed the run; the other runs go on.
             log.warning("%s: cannot be written (%s)", BYTES, error, extra={"event": "follow"})
 
 

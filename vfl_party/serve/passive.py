@@ -26,7 +26,7 @@ _END_S = 0.5
 
 
 class PassiveRun:
-    """A run that a passive party serves: a stream, with a thread of its own."""
+    """A run that a passive party serves: a stream, with a separate thread."""
 
     def __init__(self, opened: Opened, answers: Answerer, attendance: Attendance) -> None:
         self._opened, self._answers, self._attendance = opened, answers, attendance

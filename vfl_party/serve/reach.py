@@ -1,4 +1,4 @@
-"""Who can reach the ports of an active party that serves, and what that asks for."""
+"""Checks who can reach the ports of an active party that serves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vfl_common.rpc.channel import split_address
 
 
 def check_open(settings: ServeSettings) -> None:
-    """Raises InputError if HTTP would be open to more than was meant."""
+    """Raises InputError if other machines reach a port without tokens or with half a key pair."""
     if (settings.certificate is None) != (settings.key is None):
         raise InputError(
             Code.CONFIG_INVALID, "serve: certificate and key belong together. Set both or neither."

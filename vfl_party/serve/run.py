@@ -324,7 +324,7 @@ class ServingParty:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"serve.weights: the sum for model {line.name} must be at most 1 "
-                f"(got {sum(weights.values()):g}). Decrease the weights.",
+                f"(got {sum(weights.values())}). Decrease the weights.",
             )
         if len(shadow) > 1:
             raise InputError(
@@ -340,10 +340,8 @@ class ServingParty:
             return run.served if run is not None else None
 
         disagreement = Disagreement()
-        for shadow_id in shadow:
-            run = line.find(shadow_id)
-            if run is not None:
-                run.opened.tally.shadow = disagreement
+        if shadow and (run := line.find(shadow[0])) is not None:
+            run.opened.tally.shadow = disagreement
         return http.routed(
             line.name,
             find,

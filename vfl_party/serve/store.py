@@ -255,13 +255,14 @@ class Held:
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             raise InputError(
                 Code.DATA_INVALID,
-                "columns: each must have values of one type, and all must have the same length",
+                "columns: each must have values of one type, and all must have the same length. "
+                "Correct the request.",
             ) from None
         if table.num_rows != n:
             raise InputError(
                 Code.DATA_INVALID,
                 f"columns: must have one value per id (got {table.num_rows:,} values for {n:,} "
-                "ids)",
+                "ids). Correct the request.",
             )
         return self.preparing, table
 
@@ -341,7 +342,7 @@ class Store:
         return 1 if store is None else store.connections
 
     def watch(self) -> None:
-        """Looks for changes of the table from now on, in a thread of its own."""
+        """Looks for changes of the table from now on, in a separate thread."""
         if self._refresh_s and self.held.asks is None:
             threading.Thread(target=self._watch, name="refresh", daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Tokens of those who may ask: only their SHA-256 is kept, with what each may ask and how often."""
+"""Tokens of callers: their SHA-256, the models they allow and their limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, Validation
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_private
 
-# For people who look through logs and repositories for secrets.
+# The prefix lets secret scanners find tokens.
 _PREFIX = "vfl_"
 _BYTES = 32
 

@@ -42,7 +42,7 @@ class ServedModel(Generic[A]):
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """{run id: its share of the requests} of runs beside the one that answers."""
+        """{run id: its share of the requests} of the other runs than the one that answers."""
         return self.routed.weights if self.routed is not None else {}
 
     def about(self) -> dict[str, Any]:

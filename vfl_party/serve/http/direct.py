@@ -1,4 +1,4 @@
-"""A short way to one route: the framework's own takes as long as the scoring of a row."""
+"""A fast path to one route: the framework's routing takes as long as the scoring of a row."""
 
 from __future__ import annotations
 

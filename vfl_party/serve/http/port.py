@@ -1,4 +1,4 @@
-"""Runs the application on its port, in a thread of its own."""
+"""Runs the application on its port, in a separate thread."""
 
 from __future__ import annotations
 

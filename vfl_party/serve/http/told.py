@@ -1,4 +1,4 @@
-"""Tells of the requests of HTTP."""
+"""Reports HTTP requests to the access log and the traces."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from vfl_party.serve.telling.teller import Teller
 
 
 class RequestLog:
-    """Has what is asked told when it has ended.
+    """Reports each request when it has ended.
 
-    ``known``: the paths that nobody chooses. Of another one its route is told: a caller who is
-    wrong may write an id into a path.
+    ``known``: the fixed paths. Other paths are reported as their route, since a path that a caller
+    writes may contain an id.
     """
 
     def __init__(self, app: ASGIApp, teller: Teller, known: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""``POST /v1/predict``: ids in, a row for each of them out."""
+"""``POST /v1/predict``: returns a row for each id."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Asked(BaseModel):
 
 
 class Row(BaseModel):
-    """One row. Columns of the result, such as ``score_1`` and ``class``, are beside these."""
+    """One row. It also has the columns of the result, such as ``score_1`` and ``class``."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -1,4 +1,4 @@
-"""Which kind a served model is of."""
+"""Chooses the scorer and the answers by the kind of the model."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Answerer(Protocol):
 
 
 def in_steps(store: Store) -> bool:
-    """Whether the model's method has a way of its own to score ids."""
+    """Whether the model's method has its own way to score ids."""
     return store.held.party.course.lone_phase is not None
 
 

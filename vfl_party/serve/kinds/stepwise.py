@@ -1,4 +1,4 @@
-"""Models whose method has a way of its own to score ids, in steps: see
+"""Models whose method has its own way to score ids, in steps: see
 ``vfl_party.phases.online``.
 """
 

@@ -1,4 +1,4 @@
-"""Which runs a party serves, as a person names them."""
+"""Resolves the names of runs to serve."""
 
 from __future__ import annotations
 

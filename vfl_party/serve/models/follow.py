@@ -43,7 +43,7 @@ class Follower(Generic[R]):
         self._told = ""
 
     def watch(self) -> None:
-        """Looks from now on, in a thread of its own."""
+        """Looks from now on, in a separate thread."""
         if self._lines:
             self._thread = threading.Thread(target=self._watch, name="follow", daemon=True)
             self._thread.start()

@@ -39,7 +39,7 @@ from vfl_party.serve.stores.seam import (
 # Limit of advice texts per program.
 _MAX_ADVICE = 100
 
-_ROW = re.compile(r" in row 1\b( below the header)?")
+_ROW = re.compile(r"(, first)? in row 1\b( below the header)?")
 
 log = logging.getLogger(__name__)
 
@@ -127,8 +127,11 @@ class ByIds:
     def _prepare(self, batch: Batch, asked: frozenset[str]) -> Iterator[_Part]:
         rows, spelt, repeated = self._choose_rows(batch, asked)
         if repeated:
-            text = f"{self.name}: returns several rows for one id. See data.duplicates."
-            yield self._unfit(repeated, UnfitError(Code.DATA_INVALID, text))
+            error = UnfitError(
+                Code.DATA_INVALID,
+                f"{self.name}: returns several rows for one id. Set data.duplicates.",
+            )
+            yield self._unfit(repeated, error)
 
         def prepare(at: Sequence[int]) -> tuple[Sequence[str], tuple[Tensor, ...]]:
             table = self._table(Batch(rows.take(pa.array(at)), batch.as_written))

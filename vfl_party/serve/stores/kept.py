@@ -166,7 +166,7 @@ class _Waiting:
 
 
 def _each(answer: Answered | Absent, n: int) -> Iterator[tuple[int, bytes]]:
-    """Yields of each of ``n`` ids its state and its embedding, empty if it has none."""
+    """Yields the state and the embedding of ``n`` ids; the embedding is empty without one."""
     if not isinstance(answer, Answered):
         yield from [(_STATES[answer], b"")] * n
         return

@@ -93,8 +93,9 @@ class ServiceRows:
         status = answer.get("status")
         code = status.get("code", _OK) if isinstance(status, dict) else None
         if code == _NOT_FOUND:
-            text = f"{self._store.url}: the service does not know an id"
-            raise UnfitError(Code.DATA_INVALID, text, UNKNOWN_ROW)
+            raise UnfitError(
+                Code.DATA_INVALID, f"{self._store.url}: does not know an id", UNKNOWN_ROW
+            )
         if code != _OK or not isinstance(status, dict):
             message = clean(str((status or {}).get("msg", "")), _MAX_CHARACTERS)
             raise checks.unreadable(
@@ -197,7 +198,7 @@ class ServiceRows:
         return _MORE_BYTES + _CELL_BYTES * ids * (len(self._numeric) + len(self._words))
 
     def _table(self, features: Any, ids: Sequence[str]) -> pa.Table:
-        """Returns the features by name, beside the ids. Raises InputError."""
+        """Returns the features by name, with the ids. Raises InputError."""
         values = {}
         for feature in features if isinstance(features, list) else ():
             field = feature.get("field") if isinstance(feature, dict) else None

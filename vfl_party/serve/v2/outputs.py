@@ -12,7 +12,7 @@ from vfl_party.serve.scored import Scores
 from vfl_party.serve.tokens import Denied
 from vfl_party.serve.v2.asked import IDS
 
-# What this server can do beside the protocol: tensors as bytes.
+# Extensions of the protocol: tensors as bytes.
 EXTENSIONS = ["binary_tensor_data"]
 
 
@@ -66,7 +66,7 @@ def described(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the inputs and outputs of a model without data; -1 is any size.
 
-    The active party's columns are no inputs here: clients would take them for needed.
+    The active party's columns are not listed: clients treat listed inputs as required.
     """
     outputs = [Tensor(name, datatype_of(dtype), (-1,), ()) for name, dtype in columns.items()]
     outputs += [
