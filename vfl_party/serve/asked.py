@@ -112,7 +112,7 @@ class AskedIds:
 
     def __call__(self, ids: Sequence[str]) -> Sequence[str | None]:
         """Returns the ids to look up, in their order; None in place of the others."""
-        # An empty text is nobody's id.
+        # An empty text is not an id.
         count = len(ids) - ids.count("")
         within = self._a_day.take(count)
         if within < count:

@@ -40,7 +40,7 @@ class Follower(Generic[R]):
         # As the file was seen last, and until when that is good.
         self._seen: tuple[int, int] | None = None
         self._until_s = 0.0
-        self._told = ""
+        self._advice = ""
 
     def watch(self) -> None:
         """Looks from now on, in a separate thread."""
@@ -84,10 +84,10 @@ class Follower(Generic[R]):
                 self._want_of(line)
             except VflError as error:
                 text = f"run {line.now.run_id} answers as before ({error})"
-        if text and text != self._told:
+        if text and text != self._advice:
             log.warning("%s", text, extra={"event": "follow"})
             self._say("advice", said=text)
-        self._told = text
+        self._advice = text
         return not text
 
     def _want_of(self, line: Lineage[R]) -> None:

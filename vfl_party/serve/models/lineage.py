@@ -54,7 +54,7 @@ class Lineage(Generic[R]):
         # The parties that have attended the run that answers since it does.
         self._attended: set[str] = set()
         self._behind = 0
-        self._told = ""
+        self._advice = ""
 
     @property
     def runs(self) -> Sequence[R]:
@@ -117,15 +117,15 @@ class Lineage(Generic[R]):
     def _switch(self, run: R, following: R | None) -> None:
         before, self.now, self._next = self.now.run_id, run, following
         recent = [name for name in self._recent if name != run.run_id]
-        self._recent, self._told = [run.run_id, *recent], ""
+        self._recent, self._advice = [run.run_id, *recent], ""
         self._attended, self._behind = set(), 0
         self._say("switched", model=self.name, run=run.run_id, before=before)
 
     def _wait(self, run_id: str, missing: Sequence[str]) -> None:
         serve = "serves" if len(missing) == 1 else "serve"
         text = f"run {run_id} waits until {listed(missing)} {serve} it; {self.now.run_id} answers"
-        if text != self._told:
-            self._told = text
+        if text != self._advice:
+            self._advice = text
             self._say("advice", said=text)
 
     def _close_others(self) -> None:

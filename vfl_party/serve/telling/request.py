@@ -57,7 +57,7 @@ def begin(request: RequestTrace) -> None:
 
 
 def under_way() -> RequestTrace | None:
-    """Returns the request of this context; None if nothing is told of it."""
+    """Returns the request of this context; None if it is not reported."""
     return _UNDER_WAY.get()
 
 
@@ -82,7 +82,7 @@ def noting(requests: Sequence[tuple[RequestTrace | None, int]]) -> Iterator[None
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Notes the block as a stage, if anybody is told of it."""
+    """Notes the block as a stage of the requests that are reported."""
     stages = _STAGES.get()
     if stages is None:
         yield

@@ -46,8 +46,8 @@ class Teller:
 
 @contextmanager
 def telling(path: Path | None, party: str) -> Iterator[Teller | None]:
-    """Yields what tells of requests, if there is an access log, or the environment asks for traces.
-    Raises InputError.
+    """Yields a ``Teller`` if there is an access log or the environment enables traces. Raises
+    InputError.
 
     ``path``: of the access log; None for none.
     """

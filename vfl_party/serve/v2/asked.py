@@ -33,7 +33,7 @@ def ids_of(inputs: Sequence[Tensor]) -> list[str]:
 
 
 def columns_of(inputs: Sequence[Tensor], n: int) -> dict[str, list[Any]] | None:
-    """Returns the active party's columns of ``n`` rows, the inputs other than ``ids``: [N] or [N, 1].
+    """Returns the active party's columns of ``n`` rows: all inputs but ``ids``, [N] or [N, 1].
     None if there are none. Raises Denied.
     """
     columns = {}
