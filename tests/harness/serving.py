@@ -29,8 +29,8 @@ def made_served(score: Callable[..., Scores], **more: Any) -> Served:
         "tokens": Tokens(None),
         "quality": Quality(),
         "counts": Counts(),
-        "most_rows": 10,
-        "most_at_once": 8,
+        "max_rows": 10,
+        "max_at_once": 8,
         "present": lambda: (),
     }
     return Served(**given | more)

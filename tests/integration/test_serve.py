@@ -39,7 +39,7 @@ from vfl_party.serve.kinds.alone import AloneScorer
 from vfl_party.serve.run import ACCESS, LOG
 from vfl_party.serve.scorer import OnlineScorer
 from vfl_party.serve.store import Store
-from vfl_party.serve.telling.request import OWN, PARTIES, QUEUE, TOP, ToldRequest, noting
+from vfl_party.serve.telling.request import OWN, PARTIES, QUEUE, TOP, RequestTrace, noting
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
@@ -497,7 +497,7 @@ def test_where_the_time_of_a_request_goes(served: Served) -> None:
     def answer(name: str, ids: Sequence[str]) -> Answered:
         return Answered(bytes(len(ids)))
 
-    request = ToldRequest("http", "POST /v1/predict")
+    request = RequestTrace("http", "POST /v1/predict")
     with noting([(request, 7), (None, 8)]):
         scorer(served, answer, Quality("auc", student=0.8)).score(["K-1"])
     names, began, ended = zip(*request.stages, strict=True)

@@ -26,7 +26,7 @@ from vfl_party.record.book import Book, folder_of
 from vfl_party.record.people import keep
 from vfl_party.serve.answering import DailyLimit, Limit, SentBefore
 from vfl_party.serve.asked import AskedADay, AskedIds, LooksUp, aligned_ids, asked_a_day, every_id
-from vfl_party.serve.granted import LeastRows
+from vfl_party.serve.granted import MinimumRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
 from vfl_party.serve.passive import together
 
@@ -116,7 +116,7 @@ def test_a_refused_id_reads_as_an_unknown_one(run: vfl.Run, tmp_path: Path) -> N
     for _ in range(2):
         assert states(shop, IDS[5], STRANGERS[0]) == [EMBEDDED, NOT_ANSWERED]
     assert states(shop, IDS[5], STRANGERS[0]) == [NOT_ANSWERED, NOT_ANSWERED]
-    strict = answers(run, tmp_path, together(LeastRows(8), [], []))
+    strict = answers(run, tmp_path, together(MinimumRows(8), [], []))
     assert states(strict, IDS[5], STRANGERS[0]) == [NOT_ANSWERED, NOT_ANSWERED]
     daily.close()
 
@@ -137,7 +137,7 @@ def test_an_id_that_a_limit_refuses_uses_up_no_other_limit(tmp_path: Path) -> No
         # The others of the question are different people each time.
         others = [f"{known} {number}" for number in range(2)]
         grant = Grant()
-        limit = together(LeastRows(3), [daily], [grant])
+        limit = together(MinimumRows(3), [daily], [grant])
         assert limit is not None
         if known:
             daily.take(known)

@@ -34,13 +34,15 @@ class ActiveRun:
 
     @property
     def run_id(self) -> str:
+        """Returns the id of the run."""
         return self.opened.run_id
 
     def present(self) -> Sequence[str]:
+        """Returns the passive parties that attend now."""
         return self._service.present
 
     def close(self) -> None:
-        # First what was asked is answered, then the passive parties are let go.
+        """Answers the requests under way, then closes the passive parties' streams."""
         self.served.batcher.close()
         self._runs.remove(self.run_id)
         self._service.close()
@@ -81,8 +83,8 @@ class Active:
         quality = read_quality(trained.path.parent, recipe)
         solo = self._opener.solo
         alone = quality.of([recipe.active.name]) if quality.student is None else quality.student
-        if said := better_alone(alone, quality, recipe, trained.path.parent.parent):
-            self._console.emit("advice", said=said)
+        if text := better_alone(alone, quality, recipe, trained.path.parent.parent):
+            self._console.emit("advice", said=text)
         scorer = scorer_of(
             store,
             service,
@@ -94,30 +96,30 @@ class Active:
         )
         parties = recipe.parties if not solo else (recipe.active,)
 
-        def score(ids: Sequence[str], least: float | None, columns: Given | None) -> Scores:
+        def score(ids: Sequence[str], min_quality: float | None, columns: Given | None) -> Scores:
             if (approval := opened.approval) is not None:
                 # Before a passive party is asked.
                 approval.takes_all(run_id, len(ids))
-            return scorer.score(ids, least, columns).by(run_id)
+            return scorer.score(ids, min_quality, columns).by(run_id)
 
         one = columns_of(store.held, torch.zeros(1, recipe.task.outputs))
         served = self._make(
             name=recipe.name,
             run_id=run_id,
             columns={name: values.dtype for name, values in one.items()},
-            parties=tuple(each.name for each in parties),
-            batcher=Batcher(score, opened.most_at_once, settings.max_wait_ms / 1000),
+            parties=tuple(party.name for party in parties),
+            batcher=Batcher(score, opened.max_at_once, settings.max_wait_ms / 1000),
             tokens=self._tokens,
             quality=quality,
             counts=opened.tally.counts,
-            most_rows=settings.most_rows,
-            most_at_once=opened.most_at_once,
+            max_rows=settings.most_rows,
+            max_at_once=opened.max_at_once,
             present=lambda: service.present,
             id_columns=store.held.columns,
             inexact=store.held.inexact,
         )
         opened.tally.standing = lambda: Standing(
-            {each.name: each.name in service.present for each in recipe.passives},
+            {party.name: party.name in service.present for party in recipe.passives},
             served.batcher.waiting,
         )
         self._runs.add(run_id, service)

@@ -26,7 +26,7 @@ from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import scoring
 from vfl_party.serve.asked import LooksUp, every_id
 from vfl_party.serve.store import Held, Store
-from vfl_party.serve.stores.seam import Found
+from vfl_party.serve.stores.seam import LookupResult
 
 PHASE = "serve"
 
@@ -36,8 +36,8 @@ def embeddings(party: Party) -> Exchange:
     for.
     """
     course = party.course
-    found = scoring(course.sent_noise, name="embedding", how=course.protected)
-    return replace(found, when="when an id is asked for")
+    exchange = scoring(course.sent_noise, name="embedding", how=course.protected)
+    return replace(exchange, when="when an id is asked for")
 
 
 class SentBefore(KeptFile):
@@ -61,22 +61,22 @@ class SentBefore(KeptFile):
         """Returns what leaves for each id, [N, D]: what has left before, if the embedding without
         noise is the same as then; else the row of ``noisy_ND``, which is kept.
         """
-        found = noisy_ND.copy()
+        sent_ND = noisy_ND.copy()
         with self.changing() as file:
-            for at, each in enumerate(ids):
+            for at, name in enumerate(ids):
                 digest = hashlib.sha256(clean_ND[at].tobytes()).digest()
                 before = file.execute(
                     "SELECT z FROM sent WHERE run = ? AND id = ? AND clean = ?",
-                    (self._run, each, digest),
+                    (self._run, name, digest),
                 ).fetchone()
                 if before is not None:
-                    found[at] = np.frombuffer(before[0], np.float32)
+                    sent_ND[at] = np.frombuffer(before[0], np.float32)
                     continue
                 file.execute(
                     "INSERT OR REPLACE INTO sent VALUES (?, ?, ?, ?)",
-                    (self._run, each, digest, noisy_ND[at].tobytes()),
+                    (self._run, name, digest, noisy_ND[at].tobytes()),
                 )
-        return found
+        return sent_ND
 
 
 class DailyLimit(KeptFile):
@@ -84,29 +84,29 @@ class DailyLimit(KeptFile):
 
     Args:
         path: of the file, which is made if it is missing.
-        most: answers about one id.
+        max_answers: limit of the answers about one id.
     """
 
-    def __init__(self, path: Path, most: int) -> None:
+    def __init__(self, path: Path, max_answers: int) -> None:
         columns = "day TEXT, id TEXT, count INTEGER, PRIMARY KEY (day, id)"
         super().__init__(path, f"answers ({columns}) WITHOUT ROWID")
-        self._most = most
+        self._max_answers = max_answers
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Counts an answer about each id, and returns which are within the limit, [N]."""
         day = datetime.now(UTC).strftime("%Y-%m-%d")
-        found = np.zeros(len(ids), bool)
+        allowed_N = np.zeros(len(ids), bool)
         with self.changing() as file:
             file.execute("DELETE FROM answers WHERE day <> ?", (day,))
-            for at, each in enumerate(ids):
+            for at, name in enumerate(ids):
                 (count,) = file.execute(
                     "INSERT INTO answers VALUES (?, ?, 1) "
                     "ON CONFLICT (day, id) DO UPDATE SET count = min(count, ?) + 1 "
                     "RETURNING count",
-                    (day, each, self._most),
+                    (day, name, self._max_answers),
                 ).fetchone()
-                found[at] = count <= self._most
-        return found
+                allowed_N[at] = count <= self._max_answers
+        return allowed_N
 
 
 class Limit(Protocol):
@@ -117,20 +117,20 @@ class Limit(Protocol):
         ...
 
 
-class Limits:
+class CombinedLimits:
     """Several limits: each counts only what those before it let pass."""
 
     def __init__(self, *limits: Limit | None) -> None:
-        self._limits = [each for each in limits if each is not None]
+        self._limits = [limit for limit in limits if limit is not None]
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
         """See ``Limit.take``."""
-        found = np.ones(len(ids), bool)
+        allowed_N = np.ones(len(ids), bool)
         for limit in self._limits:
-            at = np.flatnonzero(found)
+            at = np.flatnonzero(allowed_N)
             if at.size:
-                found[at] = limit.take([ids[each] for each in at.tolist()])
-        return found
+                allowed_N[at] = limit.take([ids[index] for index in at.tolist()])
+        return allowed_N
 
 
 class Answers:
@@ -158,7 +158,7 @@ class Answers:
         self._chains: Chains | None = None
         # So that a policy that refuses is found before anybody asks.
         chains = self._current(store.held)
-        noisy = store.held.draws or any(each.draws for each in chains.up.filters)
+        noisy = store.held.draws or any(filter_.draws for filter_ in chains.up.filters)
         self._sent = sent() if noisy else None
         self.way = way_of(embeddings(store.held.party), chains, 1, up=True)
 
@@ -182,34 +182,39 @@ class Answers:
         held = self._store.held
         if step is not None:
             peer = held.party.recipe.active.name
-            text = f"{peer} asks {held.party.name} for a step, and this model has embeddings"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=peer)
-        found = held.look_up(self._asked(ids), until_s)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{peer}: asked {held.party.name} for a step, but this model has embeddings",
+                party=peer,
+            )
+        result = held.look_up(self._asked(ids), until_s)
         with self._leaving, untold:
-            return self._answered(held, found, ids)
+            return self._answer(held, result, ids)
 
     @torch.no_grad()
-    def _answered(self, held: Held, found: Found, ids: Sequence[str]) -> Answered:
+    def _answer(self, held: Held, result: LookupResult, ids: Sequence[str]) -> Answered:
         chains = self._current(held)
-        answered_N = answered_rows(found, ids, self._limit)
-        asked = found.rows[answered_N]
-        z_ND = held.embed(found, asked)
+        answered_N = answered_rows(result, ids, self._limit)
+        asked = result.rows[answered_N]
+        z_ND = held.embed(result, asked)
         leaves_ND = z_ND.numpy()
         embedded = [ids[at] for at in np.flatnonzero(answered_N).tolist()]
         if len(asked):
             leaves_ND = chains.up.apply({"z": z_ND})["z"].cpu().numpy()
             if self._sent is not None:
-                clean_ND = held.embed(found, asked, drawn=False) if held.draws else z_ND
+                clean_ND = held.embed(result, asked, drawn=False) if held.draws else z_ND
                 leaves_ND = self._sent.same(embedded, clean_ND.numpy(), leaves_ND)
         sent = np.ascontiguousarray(leaves_ND, dtype="<f4").tobytes()
-        return Answered(state_bytes(answered_N), sent, found.version, ids=embedded)
+        return Answered(state_bytes(answered_N), sent, result.version, ids=embedded)
 
 
-def answered_rows(found: Found, ids: Sequence[str], limit: Limit | None) -> npt.NDArray[np.bool_]:
+def answered_rows(
+    result: LookupResult, ids: Sequence[str], limit: Limit | None
+) -> npt.NDArray[np.bool_]:
     """Returns for which ids this party answers: it knows them, can use their features, and its
     limits allow it, [N].
     """
-    answered_N = found.rows >= 0
+    answered_N = result.rows >= 0
     if limit is not None and (known := np.flatnonzero(answered_N)).size:
         answered_N[known] = limit.take([ids[at] for at in known.tolist()])
     return answered_N

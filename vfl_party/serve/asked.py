@@ -22,7 +22,7 @@ from vfl_party.record.book import LINES, secret_of
 from vfl_party.record.lines import TAG
 
 # A party with a small table must be able to serve, too.
-_LEAST_ASKED = 10_000
+_MIN_ASKED = 10_000
 # A day may score every row of the table once, and ask as often for single ids.
 _TABLES_A_DAY = 2
 # The share of a day's limit that is counted at once.
@@ -41,12 +41,12 @@ class AskedADay(KeptFile):
 
     Args:
         path: of the file, which is made if it is missing.
-        most: ids a day.
+        max_ids: limit of ids per day.
     """
 
-    def __init__(self, path: Path, most: int) -> None:
+    def __init__(self, path: Path, max_ids: int) -> None:
         super().__init__(path, "asked (day INTEGER PRIMARY KEY, count INTEGER)")
-        self.most, self._share = most, -(-most // _SHARES)
+        self.most, self._share = max_ids, -(-max_ids // _SHARES)
         self._counting = threading.Lock()
         self._day, self._spent = 0, False
         self._left: int = 0
@@ -58,20 +58,20 @@ class AskedADay(KeptFile):
             if day != self._day:
                 self._day, self._left, self._spent = day, 0, False
             if self._left < ids and not self._spent:
-                self._left += self._counted(max(ids - self._left, self._share))
+                self._left += self._count(max(ids - self._left, self._share))
             within = min(ids, self._left)
             self._left -= within
             return within
 
-    def _counted(self, wanted: int) -> int:
+    def _count(self, wanted: int) -> int:
         """Counts ids of the day in the file, as far as the limit allows; returns how many."""
         with self.changing() as file:
             file.execute("DELETE FROM asked WHERE day <> ?", (self._day,))
             (before,) = file.execute("SELECT coalesce(sum(count), 0) FROM asked").fetchone()
-            given: int = max(0, min(wanted, self.most - before))
-            file.execute("REPLACE INTO asked VALUES (?, ?)", (self._day, before + given))
-        self._spent = given < wanted
-        return given
+            granted: int = max(0, min(wanted, self.most - before))
+            file.execute("REPLACE INTO asked VALUES (?, ?)", (self._day, before + granted))
+        self._spent = granted < wanted
+        return granted
 
 
 class AlignedIds:
@@ -89,10 +89,10 @@ class AlignedIds:
     def __contains__(self, person: str) -> bool:
         if person in self._met:
             return True
-        found = people.tag(self._secret, person) in self._tags
-        if found:
+        aligned = people.tag(self._secret, person) in self._tags
+        if aligned:
             self._met.add(person)
-        return found
+        return aligned
 
 
 class AskedIds:
@@ -112,27 +112,29 @@ class AskedIds:
 
     def __call__(self, ids: Sequence[str]) -> Sequence[str | None]:
         """Returns the ids to look up, in their order; None in place of the others."""
-        # An empty text is nobody's id.
+        # An empty text is not an id.
         count = len(ids) - ids.count("")
         within = self._a_day.take(count)
         if within < count:
             self._tell()
         elif self._aligned is None:
             return ids
-        asked = [at for at, each in enumerate(ids) if each][:within]
-        found: list[str | None] = [None] * len(ids)
+        asked = [at for at, name in enumerate(ids) if name][:within]
+        result: list[str | None] = [None] * len(ids)
         aligned = self._aligned
         for at in asked:
             if aligned is None or ids[at] in aligned:
-                found[at] = ids[at]
-        return found
+                result[at] = ids[at]
+        return result
 
     def _tell(self) -> None:
         day = _day()
         if day != self._day_of_advice:
             self._day_of_advice = day
-            text = f"serve.asked_a_day: {self._a_day.most:,} ids were asked for today (UTC)"
-            self._advise(f"{text}, and no other id is answered before tomorrow")
+            self._advise(
+                f"serve.asked_a_day: {self._a_day.most:,} ids were asked for today (UTC), the "
+                "limit; no other id is answered before tomorrow"
+            )
 
 
 def _day() -> int:
@@ -140,11 +142,9 @@ def _day() -> int:
     return int(time.time()) // 86_400
 
 
-def asked_a_day(given: int | None, rows: int) -> int:
-    """Returns how many ids may be asked for in a day. ``given``: the party file's number; ``rows``:
-    of the party's own table.
-    """
-    return given if given is not None else max(_LEAST_ASKED, _TABLES_A_DAY * rows)
+def asked_a_day(setting: int | None, rows: int) -> int:
+    """Returns the limit of ids per day. ``setting``: the party file's; ``rows``: of its table."""
+    return setting if setting is not None else max(_MIN_ASKED, _TABLES_A_DAY * rows)
 
 
 def aligned_ids(run: Path, out: Path, record: Path) -> AlignedIds:
@@ -157,7 +157,7 @@ def aligned_ids(run: Path, out: Path, record: Path) -> AlignedIds:
         record: the folder of the party's record.
     """
     name, run_id = run.name, run.resolve().parent.name
-    found = set[bytes]()
+    tags = set[bytes]()
     for other, (digest, rows) in tables(record).items():
         folder = run if other == run_id else out / other / name
         if other != run_id and not _predicts_with(folder, run_id):
@@ -165,21 +165,23 @@ def aligned_ids(run: Path, out: Path, record: Path) -> AlignedIds:
         common = common_rows(folder, rows)
         if common is not None:
             path = record / people.FOLDER / digest
-            found.update(np.frombuffer(people.read(path, digest), TAG)[common].tolist())
-    if not found:
-        text = f'serve.ids = "aligned": {record} and {run} do not say which ids were aligned'
-        ways = 'restore both folders, or set serve.ids = "all" to answer for every id of the table'
-        raise InputError(Code.FILE_INVALID, f"{text}. {ways.capitalize()}.")
-    return AlignedIds(found, secret_of(record))
+            tags.update(np.frombuffer(people.read(path, digest), TAG)[common].tolist())
+    if not tags:
+        raise InputError(
+            Code.FILE_INVALID,
+            f'serve.ids = "aligned": {record} and {run} do not say which ids were aligned. Restore '
+            'both folders, or set serve.ids = "all" to answer for every id of the table.',
+        )
+    return AlignedIds(tags, secret_of(record))
 
 
 def tables(record: Path) -> dict[str, tuple[str, int]]:
     """Returns {run: the digest of the tags of its table's ids, and how many these are}."""
-    found = {}
+    result = {}
     for line in _people_lines(record / LINES):
         if line.get("what") == "table":
-            found[str(line["run"])] = str(line["people"]), int(line["rows"])
-    return found
+            result[str(line["run"])] = str(line["people"]), int(line["rows"])
+    return result
 
 
 def _people_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vfl_party.serve.scored import Scores
-from vfl_party.serve.telling.request import ToldRequest, noting, under_way
+from vfl_party.serve.telling.request import RequestTrace, noting, under_way
 
 # Batches under way: while some wait for the passive parties, the next is gathered. Near parties
 # seldom have more than a few; for far ones each further batch waits a little, for others to share
@@ -19,7 +19,7 @@ from vfl_party.serve.telling.request import ToldRequest, noting, under_way
 _UNDER_WAY, _A_FEW = 12, 4
 _PACE_S = 0.004
 # Requests that wait; more are refused.
-MOST_WAITING = 2_000
+MAX_WAITING = 2_000
 
 # A request's own columns: {name: values}.
 Given = Mapping[str, Sequence[Any]]
@@ -37,10 +37,10 @@ class Ended(Busy):
 @dataclass
 class _Request:
     ids: Sequence[str]
-    least: float | None
+    min_quality: float | None
     columns: Given | None
     answer: Future[Scores] = field(default_factory=Future)
-    told: ToldRequest | None = field(default_factory=under_way)
+    trace: RequestTrace | None = field(default_factory=under_way)
     since_ns: int = field(default_factory=time.time_ns)
 
 
@@ -48,15 +48,15 @@ class Batcher:
     """Scores requests, those that wait at the same time together.
 
     Args:
-        score: scores ids, with the least quality that is asked for, and the active party's columns
+        score: scores ids, with the minimum quality and the active party's columns
             of these rows, if the caller gives them.
-        most: rows that are scored at once. A larger request is scored by itself, in parts.
+        max_rows: rows that are scored at once. A larger request is scored by itself, in parts.
         wait_s: how long a request waits for others.
     """
 
-    def __init__(self, score: Score, most: int, wait_s: float) -> None:
-        self._score, self._most, self._wait_s = score, most, wait_s
-        self._queue: queue.Queue[_Request | None] = queue.Queue(MOST_WAITING)
+    def __init__(self, score: Score, max_rows: int, wait_s: float) -> None:
+        self._score, self._max_rows, self._wait_s = score, max_rows, wait_s
+        self._queue: queue.Queue[_Request | None] = queue.Queue(MAX_WAITING)
         self._taking, self._counting = threading.Lock(), threading.Lock()
         self._ending = threading.Lock()
         self._under_way, self._closed = 0, False
@@ -74,14 +74,14 @@ class Batcher:
         return self._queue.qsize()
 
     def submit(
-        self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
+        self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
     ) -> Future[Scores]:
         """Queues a request; one with columns is scored by itself. Raises Busy if too many wait, and
         Ended if it takes no more.
         """
-        request = _Request(ids, least, columns)
+        request = _Request(ids, min_quality, columns)
         try:
-            # What is queued after the end would wait for ever.
+            # A request that is queued after the end waits forever.
             with self._ending:
                 if self._closed:
                     raise Ended
@@ -123,7 +123,7 @@ class Batcher:
         batch, rows = [first], len(first.ids)
         pace_s = _PACE_S if self._under_way >= _A_FEW else 0.0
         until_s = time.monotonic() + max(self._wait_s, pace_s)
-        while rows < self._most and first.columns is None:
+        while rows < self._max_rows and first.columns is None:
             left_s = until_s - time.monotonic()
             try:
                 more = self._queue.get(timeout=left_s) if left_s > 0 else self._queue.get_nowait()
@@ -134,8 +134,8 @@ class Batcher:
                 self._queue.put(None)
                 break
             # What is asked for differs, or it is too much at once.
-            differs = more.columns is not None or more.least != first.least
-            if differs or rows + len(more.ids) > self._most:
+            differs = more.columns is not None or more.min_quality != first.min_quality
+            if differs or rows + len(more.ids) > self._max_rows:
                 self._next = more
                 break
             batch.append(more)
@@ -144,13 +144,13 @@ class Batcher:
 
     def _answer(self, batch: Sequence[_Request]) -> None:
         # The caller may be gone.
-        batch = [each for each in batch if each.answer.set_running_or_notify_cancel()]
-        ids = [each for request in batch for each in request.ids]
+        batch = [request for request in batch if request.answer.set_running_or_notify_cancel()]
+        ids = [name for request in batch for name in request.ids]
         if not ids:
             return
         try:
-            with noting([(each.told, each.since_ns) for each in batch]):
-                found = self._score(ids, batch[0].least, batch[0].columns)
+            with noting([(request.trace, request.since_ns) for request in batch]):
+                scores = self._score(ids, batch[0].min_quality, batch[0].columns)
         except Exception as error:  # noqa: BLE001 - whoever waits hears of it
             for request in batch:
                 request.answer.set_exception(error)
@@ -158,5 +158,5 @@ class Batcher:
         start = 0
         for request in batch:
             end = start + len(request.ids)
-            request.answer.set_result(found.taken(slice(start, end)))
+            request.answer.set_result(scores.taken(slice(start, end)))
             start = end

@@ -21,18 +21,17 @@ from vfl_common.process.program import EXIT_CODES, LOG_STDOUT, METRICS
     required=True,
     multiple=True,
     metavar="RUN",
-    help="A trained run, by its id or folder; or production, which follows vfl models, or latest; "
-    "of another recipe than the party file's: NAME:production. May be repeated.",
+    help="Serve this run (id, folder, latest, production or NAME:production; repeatable).",
 )
 @click.option(
     "--data",
     metavar="SOURCE",
-    help="The table with the people who may be asked for; replaces the party file's source.",
+    help="Replace the party file's data.source.",
 )
 @click.option(
     "--solo",
     is_flag=True,
-    help="Active party: ask nobody, and score with the run's student (a phase of kind student).",
+    help="Score with the run's student, without passive parties (active party).",
 )
 @click.option("--http", metavar="HOST:PORT", help="Replace the party file's serve.http.")
 @click.option("--device", metavar="cpu|cuda|cuda:N", help="Replace the party file's device.")
@@ -47,14 +46,13 @@ def serve(
     device: str | None,
     metrics: str,
 ) -> None:
-    """Serve trained models until the program is stopped: every party runs this; no server is
-    needed.
+    """Serve trained models until the program is stopped.
 
-    The active party answers HTTP: POST /v1/predict with ids, the Open Inference Protocol under /v2,
-    MLflow's /invocations; /docs shows all of it. A passive party opens no port: it keeps a stream
-    to the active party (active in its file), and answers with embeddings of the ids that it has in
-    its table. A table that changes is read again. Each row of an answer says which parties took
-    part, and why others did not.
+    Every party runs this; no server is needed. The active party answers HTTP: POST /v1/predict with
+    ids, the Open Inference Protocol under /v2, MLflow's /invocations; /docs shows all of it. A
+    passive party opens no port: it keeps a stream to the active party (active in its file), and
+    answers with embeddings of the ids in its table. A table that changes is read again. Each row of
+    an answer says which parties took part, and why others did not.
 
     With --run production the run that is promoted next takes over as soon as all parties serve it,
     and no request is lost; the one before stays ready for a rollback.
@@ -69,17 +67,17 @@ def serve(
     from vfl_common.config.recipe import load_recipe
     from vfl_common.production.registry import ModelRegistry
     from vfl_party.serve.models.chosen import choose
-    from vfl_party.serve.run import Serving
+    from vfl_party.serve.run import ServingParty
 
     file = load_party(party)
     registry = ModelRegistry(Path(file.out), file.name)
     chosen = [
-        choose(registry, each, lambda: load_recipe(Path(file.recipe)).name) for each in trained
+        choose(registry, name, lambda: load_recipe(Path(file.recipe)).name) for name in trained
     ]
     if http is not None:
-        given = {**file.serve.model_dump(), "http": http}
-        file = file.model_copy(update={"serve": parse(type(file.serve), given, "--http")})
-    serving = Serving(party, file, chosen, Console("vfl-party"), device, data, metrics, solo)
+        fields = {**file.serve.model_dump(), "http": http}
+        file = file.model_copy(update={"serve": parse(type(file.serve), fields, "--http")})
+    serving = ServingParty(party, file, chosen, Console("vfl-party"), device, data, metrics, solo)
     serving.run(listens=http is not None)
 
 
@@ -91,11 +89,11 @@ def serve(
     "models",
     multiple=True,
     metavar="NAME",
-    help="A recipe's name or a run's id that the token is for; may be repeated. [default: any]",
+    help="Limit the token to this recipe or run id (repeatable). [default: any]",
 )
-@click.option("--rows-a-day", type=click.IntRange(1), help="The most rows a day (UTC).")
-@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), help="The last day of the token.")
-@click.option("--remove", is_flag=True, help="Remove the token of this name.")
+@click.option("--rows-a-day", type=click.IntRange(1), help="Limit the rows per day (UTC).")
+@click.option("--until", type=click.DateTime(["%Y-%m-%d"]), help="Set the token's last day.")
+@click.option("--remove", is_flag=True, help="Remove the token with this name.")
 def token(
     party: Path,
     name: str,
@@ -104,10 +102,10 @@ def token(
     until: datetime | None,
     remove: bool,
 ) -> None:
-    """Give somebody a token to ask the served model, and print it once; or take it back.
+    """Add or remove a token for the served models.
 
-    The file serve.tokens of the party file PARTY keeps only its SHA-256. A serving party reads the
-    file again when it changes.
+    A new token is printed once: the file serve.tokens of the party file PARTY keeps only its
+    SHA-256. A serving party reads the file again when it changes.
 
     \b
     Examples:
@@ -119,22 +117,25 @@ def token(
     path = _tokens_of(load_party(party), party)
     if remove:
         remove_token(path, name)
-        click.echo(f"{path}: the token {name!r} opens nothing any more")
+        click.echo(f"{path}: the token {name!r} is removed")
         return
     if until is not None and until.date() < datetime.now(UTC).date():
-        text = f"--until {until.date()}: this day is over; give a day to come"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID, f"--until: {until.date()} is in the past. Give a future day."
+        )
     facts = {
         "models": models or ("*",),
         "rows_a_day": rows_a_day,
         "until": until.date() if until is not None else None,
     }
     click.echo(add_token(path, name, **facts))
-    click.echo(f"{path}: keeps its digest; the token itself is shown only now", err=True)
+    click.echo(f"{path}: stores only the digest; the token is not shown again", err=True)
 
 
 def _tokens_of(file: PartyFile, party: Path) -> Path:
     if file.serve.tokens is None:
-        text = f'{party}: has no file of tokens; set serve.tokens, such as "tokens.json"'
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f'{party}: names no token file. Set serve.tokens, for example to "tokens.json".',
+        )
     return Path(file.serve.tokens)

@@ -31,14 +31,14 @@ class Counts:
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
 
-    def scored(self, found: Scores, seconds: float) -> None:
+    def scored(self, scores: Scores, seconds: float) -> None:
         """Counts a request that was scored."""
-        end = next((each for each in ENDS if seconds <= each), float("inf"))
-        numbers = Counter(found.of_part.tolist())
+        end = next((bound for bound in ENDS if seconds <= bound), float("inf"))
+        numbers = Counter(scores.of_part.tolist())
         with self.lock:
-            self.rows.update(found.state)
+            self.rows.update(scores.state)
             for number, count in numbers.items():
-                for party, why in found.parts[number].missing.items():
+                for party, why in scores.parts[number].missing.items():
                     self.without[party, why] += count
             self.within[end] += 1
             self.seconds += seconds

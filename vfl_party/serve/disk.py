@@ -30,9 +30,9 @@ class Disk:
     def watched(self, write: Writes) -> Writes:
         """Returns ``write``, with its failures noted."""
 
-        def watched(told: Outgoing) -> None:
+        def write_watched(outgoing: Outgoing) -> None:
             try:
-                write(told)
+                write(outgoing)
             except VflError as error:
                 # The account or a grant refuses with another code.
                 if error.code is Code.FILE_INVALID:
@@ -41,11 +41,11 @@ class Disk:
             # A short line may have found room where the next one does not.
             self.ready()
 
-        return watched
+        return write_watched
 
     def ready(self) -> bool:
         """Whether the record can be written. After a failure this writes a file for a trial: a
-        caller that waits for readiness asks for nothing that would be written.
+        caller that waits for readiness sends nothing that is recorded.
         """
         if self._failed:
             with contextlib.suppress(VflError):
@@ -59,7 +59,7 @@ class Disk:
         if before == (error is not None):
             return
         if error is not None:
-            text = f"{error}; until then no request is answered"
+            text = f"{error} No request is answered until then."
             log.error("%s", text, extra={"event": "unwritable"})
         else:
             text = f"{self._folder}: can be written again; requests are answered"

@@ -34,15 +34,15 @@ class GrantedRows:
         return np.arange(len(ids)) < self._approval.take(self._run, len(ids))
 
 
-class LeastRows:
+class MinimumRows:
     """The least people of a question that is answered, as a ``Limit``."""
 
-    def __init__(self, least: int) -> None:
-        self._least = least
+    def __init__(self, min_ids: int) -> None:
+        self._min_rows = min_ids
 
     def take(self, ids: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Returns all or none, [N]: somebody who is asked about twice is one."""
-        return np.full(len(ids), len(set(ids)) >= self._least)
+        return np.full(len(ids), len(set(ids)) >= self._min_rows)
 
 
 class PredictionsLeft:
@@ -81,7 +81,7 @@ class GrantWatch:
         self._thread = threading.Thread(target=self._watch, name="grants", daemon=True)
 
     def watch(self) -> None:
-        """Looks from now on, in a thread of its own."""
+        """Looks from now on, in a separate thread."""
         self._thread.start()
 
     def close(self) -> None:
@@ -100,8 +100,8 @@ class GrantWatch:
         """Says which grants have ended. Raises InputError (REFUSED) if there are some, and all of
         them have.
         """
-        served = [each for each in self._approvals() if not each.closed]
-        over = [why for each in served if (why := each.why_over())]
+        served = [approval for approval in self._approvals() if not approval.closed]
+        over = [why for approval in served if (why := approval.why_over())]
         if over and len(over) == len(served):
             raise InputError(Code.REFUSED, over[0])
         for why in over:

@@ -32,7 +32,7 @@ from vfl_party.serve.kinds.choice import bytes_of_row
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.store import Store, require_served
 
-# Of an answer; a message of gRPC has at most four.
+# Limit of an answer; a gRPC message can have twice as many.
 _ANSWER_BYTES = 2 << 20
 # In the party's folder of the run: the bytes of the last time that it was served.
 BYTES = "serve-bytes.json"
@@ -71,8 +71,10 @@ class Tally:
 
 def present(tallies: Mapping[str, Tally]) -> dict[str, list[str]]:
     """Returns {run id: the peers that attend it now}."""
-    standing = {run: each.standing() for run, each in tallies.items() if each.standing is not None}
-    return {run: [*filter(each.present.get, each.present)] for run, each in standing.items()}
+    standing = {
+        run: tally.standing() for run, tally in tallies.items() if tally.standing is not None
+    }
+    return {run: [*filter(state.present.get, state.present)] for run, state in standing.items()}
 
 
 def missing(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]]) -> bool:
@@ -96,17 +98,19 @@ class Opened:
 
     @property
     def run_id(self) -> str:
+        """Returns the id of the run."""
         return self.trained.run_id
 
     @property
     def settings(self) -> ServeSettings:
+        """Returns the ``serve`` section of the party file."""
         return self.files.file.serve
 
     @property
-    def most_at_once(self) -> int:
+    def max_at_once(self) -> int:
         """The most rows of a question: its answers must fit into a message."""
-        most = _ANSWER_BYTES // bytes_of_row(self.store)
-        return max(1, min(self.settings.max_batch, most))
+        max_rows = _ANSWER_BYTES // bytes_of_row(self.store)
+        return max(1, min(self.settings.max_batch, max_rows))
 
     def close(self) -> None:
         """Looks at the table no longer, and keeps the bytes that were counted."""
@@ -117,8 +121,8 @@ class Opened:
         try:
             self.tally.ledger.save(self.trained.path / BYTES)
         except (OSError, VflError) as error:
-            # Somebody may have removed the run; others are served beside it.
-            log.warning("%s: is not written (%s)", BYTES, error, extra={"event": "follow"})
+            # Somebody may have removed the run; the other runs go on.
+            log.warning("%s: cannot be written (%s)", BYTES, error, extra={"event": "follow"})
 
 
 class Opener:
@@ -148,26 +152,28 @@ class Opener:
     ) -> None:
         self._path, self._file, self._console = path, file, console
         self._device, self._source, self.solo = device, source, solo
-        recipes = [each.recipe for each in runs]
+        recipes = [run.recipe for run in runs]
         self.active = recipes[0].active.name
-        if others := [each for each in recipes if each.active.name != self.active]:
-            text = f"{others[0].name}: {others[0].active.name} has its labels, and {self.active} "
-            text += f"those of {recipes[0].name}; serve each with a program of its own"
-            raise InputError(Code.CONFIG_INVALID, text)
+        if others := [recipe for recipe in recipes if recipe.active.name != self.active]:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{others[0].name}: its active party is {others[0].active.name}, but that of "
+                f"{recipes[0].name} is {self.active}. Serve each with a separate program.",
+            )
         members = members_of(*recipes, pins=file.pins)
         uses = BOTH if file.name == self.active else DIALS
         self.keyring = Keyring(file.tls, file.name, members, uses=uses, out=Path(file.out))
         self.passives = list(
-            dict.fromkeys(each.name for recipe in recipes for each in recipe.passives)
+            dict.fromkeys(party.name for recipe in recipes for party in recipe.passives)
         )
-        self.servers = {each.server for each in recipes}
+        self.servers = {recipe.server for recipe in recipes}
         # {run id: what was counted of it}; it outlives the run.
         self.tallies: dict[str, Tally] = {}
         # A student asks nobody, and nothing leaves.
         folder = folder_of(Path(file.record.folder or file.out), file.name)
         self._book = Book(folder, file.name) if not solo else None
-        self.disk = Disk(folder, lambda said: console.show("advice", said=said))
-        # Of all runs together.
+        self.disk = Disk(folder, lambda text: console.show("advice", said=text))
+        # All runs share one account.
         self._account = guard_of(self._book, limits_of(file)) if self._book is not None else None
         # {run id: the grant with which it was opened last}.
         self.approvals: dict[str, Approval] = {}
@@ -218,13 +224,17 @@ class Opener:
         InputError.
         """
         recipe = trained.recipe
-        more = {each.name for each in recipe.passives}.difference(self.passives)
-        text = f"{listed(sorted(more))} had no part in the runs before it" if more else ""
         if recipe.active.name != self.active:
-            text = f"{recipe.active.name} has its labels, and {self.active} those of the others"
-        if text:
             raise InputError(
-                Code.CONFIG_INVALID, f"{trained.path}: {text}; start this program again to serve it"
+                Code.CONFIG_INVALID,
+                f"{trained.path}: its active party is {recipe.active.name}, but that of the served "
+                f"runs is {self.active}. Restart this program to serve it.",
+            )
+        if more := {party.name for party in recipe.passives}.difference(self.passives):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{trained.path}: {listed(sorted(more))} took no part in the served runs. Restart "
+                "this program to serve it.",
             )
         files = read_files(self._path, device=self._device, recipe=recipe, keyring=self.keyring)
         words_of(files.file, recipe).serves()

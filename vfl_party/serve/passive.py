@@ -14,19 +14,19 @@ from vfl_common.process.logs import Console
 from vfl_common.rpc.serving.answered import Keeping
 from vfl_common.rpc.serving.attendance import Attendance
 from vfl_party.record.book import folder_of
-from vfl_party.serve.answering import DailyLimit, Limit, Limits, SentBefore
+from vfl_party.serve.answering import CombinedLimits, DailyLimit, Limit, SentBefore
 from vfl_party.serve.asked import AskedADay, AskedIds, aligned_ids, asked_a_day, tables
-from vfl_party.serve.granted import GrantedRows, LeastRows
+from vfl_party.serve.granted import GrantedRows, MinimumRows
 from vfl_party.serve.kinds.choice import Answerer, answers_of
 from vfl_party.serve.opening import Opened, Opener, Standing
 
-# A party that asks for many ids at once; its own bound may be another one.
-_LEAST_MOST_IDS = 1024
+# Smallest limit of ids per question: the active party's limit may be larger than this party's.
+_MIN_IDS_LIMIT = 1024
 _END_S = 0.5
 
 
 class PassiveRun:
-    """A run that a passive party serves: a stream, with a thread of its own."""
+    """A run that a passive party serves: a stream, with a separate thread."""
 
     def __init__(self, opened: Opened, answers: Answerer, attendance: Attendance) -> None:
         self._opened, self._answers, self._attendance = opened, answers, attendance
@@ -34,6 +34,7 @@ class PassiveRun:
 
     @property
     def run_id(self) -> str:
+        """Returns the id of the run."""
         return self._opened.run_id
 
     def present(self) -> Sequence[str]:
@@ -53,6 +54,7 @@ class PassiveRun:
         self._thread.start()
 
     def close(self) -> None:
+        """Ends the stream and closes the run."""
         self._attendance.close()
         if self._thread is not None:
             # It may wait for an active party that is away.
@@ -83,8 +85,11 @@ class Passive:
         self._patient, self.name = patient, file.name
         address = file.serve.active or file.active
         if address is None:
-            text = f"party {self.name}: has no address of {opener.active}, which serves"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; set serve.active to it")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"party {self.name}: has no address of the active party {opener.active}. Set "
+                "serve.active.",
+            )
         self.address = address
         self._path = Path(file.out) / f"answers-{self.name}.sqlite"
         # One for all runs: whoever is asked about gets as many answers from all of them together.
@@ -94,10 +99,10 @@ class Passive:
         _, trained = tables(self._record).get(first.run_id, ("", 0))
         rows = len(held.places) if held.asks is None else trained
         self._asked = AskedADay(self._path, asked_a_day(file.serve.asked_a_day, rows))
-        most = file.serve.answers_a_day
-        self._limit = DailyLimit(self._path, most) if most is not None else None
-        least = file.policy.least_rows if isinstance(file.policy, PolicySettings) else 1
-        self._least = LeastRows(least) if least > 1 else None
+        max_answers = file.serve.answers_a_day
+        self._limit = DailyLimit(self._path, max_answers) if max_answers is not None else None
+        min_ids = file.policy.least_rows if isinstance(file.policy, PolicySettings) else 1
+        self._min_rows = MinimumRows(min_ids) if min_ids > 1 else None
 
     def open(self, opened: Opened) -> PassiveRun:
         """Answers the active party about a run from now on."""
@@ -107,20 +112,20 @@ class Passive:
         granted = GrantedRows(approval, run_id) if approval is not None else None
         account = self._opener.predictions(run_id)
         # The account only looks: an answer counts there when it is written down.
-        limit = together(self._least, [self._limit, account], [granted])
-        answers = answers_of(opened.store, sent, limit, self._asked_of(opened))
-        told, there = [""], [False]
+        limit = together(self._min_rows, [self._limit, account], [granted])
+        answers = answers_of(opened.store, sent, limit, self._id_filter(opened))
+        reported, there = [""], [False]
         opened.tally.standing = lambda: Standing({peer: there[0]})
 
         def attends(here: bool) -> None:
-            told[0], there[0] = "", here
+            reported[0], there[0] = "", here
             self._console.emit("attending" if here else "away", peer=peer, run=run_id)
 
-        def refused(why: str) -> None:
-            if why != told[0]:
-                told[0] = why
-                said = f"run {run_id} waits until {peer} serves it"
-                self._console.emit("advice", said=said)
+        def report_refusal(why: str) -> None:
+            if why != reported[0]:
+                reported[0] = why
+                text = f"run {run_id} waits until {peer} serves it"
+                self._console.emit("advice", said=text)
 
         def keeping() -> Keeping:
             return Keeping(opened.settings.cache_s, opened.store.held.features_version)
@@ -132,20 +137,20 @@ class Passive:
             opened.tally.ledger,
             run_id=run_id,
             digest=opened.trained.recipe.digest(),
-            most_ids=max(opened.most_at_once, _LEAST_MOST_IDS),
+            most_ids=max(opened.max_at_once, _MIN_IDS_LIMIT),
             answer=answers,
             writes=self._opener.writes(opened, answers.way),
             attends=attends,
-            refused=refused if self._patient else None,
+            refused=report_refusal if self._patient else None,
             keeping=keeping,
             at_once=opened.store.at_once,
         )
         opened.store.when_renewed(attendance.renew)
-        found = PassiveRun(opened, answers, attendance)
-        found.start(self._failed)
-        return found
+        run = PassiveRun(opened, answers, attendance)
+        run.start(self._failed)
+        return run
 
-    def _asked_of(self, opened: Opened) -> AskedIds:
+    def _id_filter(self, opened: Opened) -> AskedIds:
         """Returns which ids the active party is answered about a run. Raises InputError if the
         aligned ones are not known.
         """
@@ -153,20 +158,20 @@ class Passive:
         if ids is None:
             ids = "aligned" if opened.trained.recipe.rows.align == "psi" else "all"
         aligned = aligned_ids(run, self._out, self._record) if ids == "aligned" else None
-        return AskedIds(self._asked, aligned, lambda said: self._console.emit("advice", said=said))
+        return AskedIds(self._asked, aligned, lambda text: self._console.emit("advice", said=text))
 
 
 def together(
-    least: LeastRows | None, of_each: Sequence[Limit | None], of_all: Sequence[Limit | None]
-) -> Limits | None:
+    min_rows: MinimumRows | None, of_each: Sequence[Limit | None], of_all: Sequence[Limit | None]
+) -> CombinedLimits | None:
     """Returns several limits as one; None if there are none.
 
     Args:
-        least: the least people of a question. They are counted once more at the end: other limits
-            may have refused some of them.
+        min_rows: the minimum number of people of a question. It is checked again at the end, since
+            other limits may have refused some of them.
         of_each: limits of single people. They come first, so that an id that they refuse uses up as
             much of the others as an unknown id does: nothing.
         of_all: limits of all people together.
     """
-    limits = [each for each in (*of_each, least, *of_all, least) if each is not None]
-    return Limits(*limits) if limits else None
+    limits = [limit for limit in (*of_each, min_rows, *of_all, min_rows) if limit is not None]
+    return CombinedLimits(*limits) if limits else None

@@ -36,31 +36,32 @@ class ServeMetrics:
     ends: Callable[[], Mapping[str, datetime]]
 
     def families(self) -> Iterator[Metric]:
+        """Yields all metrics."""
         info = InfoMetricFamily("vfl_party", "Who this is.")
         info.add_metric((), self.info)
         yield info
-        text = "1 while what leaves can be recorded, without which no request is answered."
+        text = "1 while the record can be written; else no request is answered."
         yield gauge("vfl_serve_ready", text, {(): float(self.ready())})
         yield certificates(self.ends())
         yield from _standing(self.tallies.values())
-        yield from _counted(self.tallies, self.port)
+        yield from _count_metrics(self.tallies, self.port)
 
     def state(self) -> str:
         """Returns one of STATES, for ``/healthz``: waiting while no peer attends a run."""
         if not self.ready():
             return "failed"
-        there = [each.standing().present for each in self.tallies.values() if each.standing]
-        return "running" if any(not each or any(each.values()) for each in there) else "waiting"
+        there = [tally.standing().present for tally in self.tallies.values() if tally.standing]
+        return "running" if any(not peers or any(peers.values()) for peers in there) else "waiting"
 
 
 def _standing(tallies: Iterable[Tally]) -> Iterator[Metric]:
     present: dict[Labels, float] = {}
     waiting: dict[Labels, float] = {}
-    for each in tallies:
+    for tally in tallies:
         # It may be closed meanwhile.
-        if (standing := each.standing) is None:
+        if (standing := tally.standing) is None:
             continue
-        now, key = standing(), (each.model, each.run_id)
+        now, key = standing(), (tally.model, tally.run_id)
         present |= {(*key, peer): float(there) for peer, there in now.present.items()}
         if now.waiting is not None:
             waiting[key] = float(now.waiting)
@@ -70,25 +71,25 @@ def _standing(tallies: Iterable[Tally]) -> Iterator[Metric]:
     yield gauge("vfl_serve_waiting_requests", text, waiting, _MODEL)
 
 
-def _counted(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metric]:
+def _count_metrics(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metric]:
     """Yields what was counted of each run, requests by status, and the bytes by peer."""
-    told = list(tallies.values())
+    counted = list(tallies.values())
     rows: dict[Labels, float] = {}
     without: dict[Labels, float] = {}
-    kept: dict[Labels, float] = {}
+    reused: dict[Labels, float] = {}
     latency = HistogramMetricFamily(
         "vfl_serve_seconds", "From a request's ids to its scores.", labels=_MODEL
     )
     total = Ledger()
-    for each in told:
-        key = (each.model, each.run_id)
-        with each.counts.lock:
-            rows |= {(*key, state): float(count) for state, count in each.counts.rows.items()}
-            without |= {(*key, *of): float(count) for of, count in each.counts.without.items()}
-            kept |= {(*key, party): float(count) for party, count in each.counts.kept.items()}
-            within, seconds = dict(each.counts.within), each.counts.seconds
+    for tally in counted:
+        key = (tally.model, tally.run_id)
+        with tally.counts.lock:
+            rows |= {(*key, state): float(count) for state, count in tally.counts.rows.items()}
+            without |= {(*key, *of): float(count) for of, count in tally.counts.without.items()}
+            reused |= {(*key, party): float(count) for party, count in tally.counts.kept.items()}
+            within, seconds = dict(tally.counts.within), tally.counts.seconds
         latency.add_metric(key, _buckets(within), seconds)
-        total.carry(each.ledger.entries())
+        total.carry(tally.ledger.entries())
     with port.lock:
         requests: dict[Labels, float] = {
             (str(status),): float(count) for status, count in port.requests.items()
@@ -97,30 +98,32 @@ def _counted(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metric]:
     text = "Rows in which a party took no part, and why."
     yield counter("vfl_serve_rows_without_total", text, without, (*_MODEL, "party", "why"))
     text = "Rows for which a party's embedding was kept, and not asked for."
-    yield counter("vfl_serve_rows_kept_total", text, kept, (*_MODEL, "party"))
+    yield counter("vfl_serve_rows_kept_total", text, reused, (*_MODEL, "party"))
     yield counter("vfl_serve_requests_total", "Requests, by HTTP's status.", requests, ("status",))
     yield latency
-    shadows = {(each.model, each.run_id): each.shadow for each in told if each.shadow is not None}
+    shadows = {
+        (tally.model, tally.run_id): tally.shadow for tally in counted if tally.shadow is not None
+    }
     yield from _shadows(shadows)
     yield from traffic(total, ())
 
 
 def _buckets(within: Mapping[float, int]) -> list[tuple[str, float]]:
-    total, found = 0, list[tuple[str, float]]()
+    total, buckets = 0, list[tuple[str, float]]()
     for end in (*ENDS, float("inf")):
         total += within.get(end, 0)
-        found.append(("+Inf" if end == float("inf") else str(end), total))
-    return found
+        buckets.append(("+Inf" if end == float("inf") else str(end), total))
+    return buckets
 
 
 def _shadows(shadows: Mapping[tuple[str, str], Disagreement]) -> Iterator[Metric]:
     rows: dict[Labels, float] = {}
     decided: dict[Labels, float] = {}
     apart: dict[Labels, float] = {}
-    for key, each in shadows.items():
-        with each.lock:
-            rows[*key, "yes"], rows[*key, "no"] = float(each.rows), float(each.others)
-            decided[key], apart[key] = float(each.decided), each.difference
+    for key, shadow in shadows.items():
+        with shadow.lock:
+            rows[*key, "yes"], rows[*key, "no"] = float(shadow.rows), float(shadow.others)
+            decided[key], apart[key] = float(shadow.decided), shadow.difference
     text = "Rows of which a shadow got a copy, and whether they could be compared."
     yield counter("vfl_serve_shadow_rows_total", text, rows, (*_MODEL, "compared"))
     text = "Compared rows that the shadow decides otherwise."

@@ -1,4 +1,4 @@
-"""Who can reach the ports of an active party that serves, and what that asks for."""
+"""Checks who can reach the ports of an active party that serves."""
 
 from __future__ import annotations
 
@@ -10,32 +10,38 @@ from vfl_common.rpc.channel import split_address
 
 
 def check_open(settings: ServeSettings) -> None:
-    """Raises InputError if HTTP would be open to more than was meant."""
+    """Raises InputError if other machines reach a port without tokens or with half a key pair."""
     if (settings.certificate is None) != (settings.key is None):
-        raise InputError(Code.CONFIG_INVALID, "serve: give certificate and key, or none of them")
-    reached = _reached(settings)
+        raise InputError(
+            Code.CONFIG_INVALID, "serve: certificate and key belong together. Set both or neither."
+        )
+    reached = _reachable_ports(settings)
     if settings.tokens is None and reached:
         key, address = next(iter(reached.items()))
-        text = f"{key}: others can reach {address}, and no token is asked for"
-        ways = "set serve.tokens to a file that vfl-party token writes, or take 127.0.0.1"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{key}: other machines can reach {address}, and no token is required. Set "
+            "serve.tokens to a file that vfl-party token writes, or use 127.0.0.1.",
+        )
 
 
 def plain_words(settings: ServeSettings) -> str | None:
     """Returns what to say if tokens travel where others can read them; None if they do not."""
-    reached = _reached(settings)
+    reached = _reachable_ports(settings)
     if not reached or settings.certificate is not None:
         return None
-    text = f"{' and '.join(reached)}: without a certificate, whoever is on the way reads the tokens"
-    return f"{text}; set serve.certificate and serve.key, unless a proxy in front has HTTPS"
+    return (
+        f"{' and '.join(reached)}: without a certificate, tokens cross the network in plain text. "
+        "Set serve.certificate and serve.key, unless a proxy in front of this port uses HTTPS."
+    )
 
 
-def _reached(settings: ServeSettings) -> dict[str, str]:
+def _reachable_ports(settings: ServeSettings) -> dict[str, str]:
     """Returns {key: address} of the ports that others than this machine can reach."""
-    given = {"serve.http": settings.http, "serve.grpc": settings.grpc}
+    ports = {"serve.http": settings.http, "serve.grpc": settings.grpc}
     return {
         key: address
-        for key, address in given.items()
+        for key, address in ports.items()
         if address is not None and not _is_local(split_address(address)[0])
     }
 

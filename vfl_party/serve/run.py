@@ -38,7 +38,7 @@ from vfl_party.serve.rpc.model import answering as answering_grpc
 from vfl_party.serve.telling.teller import telling
 from vfl_party.serve.tokens import Tokens
 
-# In the folder of the party's runs: they outlive each run that is served.
+# These logs are in the folder of the party's runs, since they outlive each served run.
 LOG, ACCESS = "serve-{}.jsonl", "serve-access-{}.jsonl"
 # After a handover the passive parties connect again within a second. One that is gone is not waited
 # for.
@@ -60,7 +60,7 @@ class _Hangup(Exception):  # noqa: N818 - a person's wish, not a fault
 
 
 @dataclass
-class Serving:
+class ServingParty:
     """A party that serves trained runs.
 
     Args:
@@ -82,42 +82,47 @@ class Serving:
     source: str | None = None
     metrics: str = ""
     solo: bool = False
-    # Of the HTTP port: requests by status.
+    # Counts the requests of the HTTP port by status.
     counts: Counts = field(default_factory=Counts)
 
     @property
     def settings(self) -> ServeSettings:
+        """Returns the ``serve`` section of the party file."""
         return self.file.serve
 
     @property
     def registry(self) -> ModelRegistry:
+        """Returns the party's model registry."""
         return ModelRegistry(Path(self.file.out), self.file.name)
 
     @property
     def follows(self) -> set[str]:
         """The names of the models whose run in production is served."""
-        return {each.follows for each in self.chosen if each.follows}
+        return {run.follows for run in self.chosen if run.follows}
 
     def run(self, *, listens: bool = False) -> None:
         """Serves until a signal comes. Raises VflError, also if this party ``listens`` for HTTP and
         is passive.
         """
         load = loading(solo=self.solo)
-        runs = [load(each.folder, self.file.name) for each in self.chosen]
+        runs = [load(run.folder, self.file.name) for run in self.chosen]
         routed = [*self.settings.weights, *self.settings.shadow]
         is_active = runs[0].recipe.active.name == self.file.name
         if listens and not is_active:
-            text = f"--http is for the active party, and {self.file.name} is passive; remove it"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"--http: only for the active party, but {self.file.name} is passive. Remove it.",
+            )
         if is_active:
             # Whoever names a run there need not name it twice.
-            known = {each.run_id for each in runs}
-            more = [each for each in dict.fromkeys(routed) if each not in known]
-            runs += self._beside(runs, [self._routed_run(each) for each in more])
+            known = {run.run_id for run in runs}
+            more = [run_id for run_id in dict.fromkeys(routed) if run_id not in known]
+            runs += self._beside(runs, [self._load_routed_run(run_id) for run_id in more])
         log_to(self._beside_runs(LOG), party=self.file.name)
         room(self.file)
-        given = (self.device, self.source)
-        opener = Opener(self.path, self.file, runs, self.console, *given, solo=self.solo)
+        opener = Opener(
+            self.path, self.file, runs, self.console, self.device, self.source, solo=self.solo
+        )
         failed = queue.SimpleQueue[BaseException]()
         with ExitStack() as stack:
             stack.callback(opener.close)
@@ -160,14 +165,14 @@ class Serving:
         """
         before = predecessor()
         there: dict[str, list[str]] = before.wait()["present"] if before is not None else {}
-        stack.enter_context(self._exposed(opener, runs))
+        stack.enter_context(self._expose(opener, runs))
         return dict(before.sockets) if before is not None else {}, there
 
     def _beside_runs(self, name: str) -> Path:
         """Returns the path of a log; ``name``: with a place for the party's name."""
         return self.registry.out / name.format(self.file.name)
 
-    def _routed_run(self, run_id: str) -> TrainedRun:
+    def _load_routed_run(self, run_id: str) -> TrainedRun:
         """Loads a run that ``serve.weights`` or ``serve.shadow`` names. Raises InputError."""
         try:
             return loading(solo=self.solo)(self.registry.out / run_id, self.file.name)
@@ -179,13 +184,13 @@ class Serving:
         self, runs: Sequence[TrainedRun], more: Sequence[TrainedRun]
     ) -> Sequence[TrainedRun]:
         """Returns ``more``, if they are of the models of ``runs``. Raises InputError."""
-        models = {each.recipe.name for each in runs}
-        for each in more:
-            if each.recipe.name not in models:
-                text = f"run {each.run_id} is of model {each.recipe.name}, which is not served"
+        models = {run.recipe.name for run in runs}
+        for run in more:
+            if run.recipe.name not in models:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"serve.weights, serve.shadow: {text}; give a run of it with --run, too",
+                    f"serve.weights, serve.shadow: run {run.run_id} belongs to model "
+                    f"{run.recipe.name}, which is not served. Give a run of it with --run.",
                 )
         return more
 
@@ -197,7 +202,7 @@ class Serving:
         failed: queue.SimpleQueue[BaseException],
     ) -> None:
         """Begins to answer the active party. Raises VflError. ``failed``: gets what ends it."""
-        opened = [opener.open(each) for each in runs]
+        opened = [opener.open(run) for run in runs]
         self._takes_over(stack, opener, runs)
         patient = len(runs) > 1 or bool(self.follows)
         passive = Passive(opener, opened[0], self.console, failed, patient=patient)
@@ -209,25 +214,25 @@ class Serving:
         http, settings = _http(), self.settings
         check_open(settings)
         http.require_certificate(settings)
-        if (said := plain_words(settings)) is not None:
-            log.warning("%s", said, extra={"event": "advice"})
-            self.console.show("advice", said=said)
+        if (text := plain_words(settings)) is not None:
+            log.warning("%s", text, extra={"event": "advice"})
+            self.console.show("advice", said=text)
         path = Path(settings.tokens) if settings.tokens is not None else None
-        kept = Path(self.file.out) / f"tokens-{self.file.name}.json" if path is not None else None
+        counts = Path(self.file.out) / f"tokens-{self.file.name}.json" if path is not None else None
         # What is wrong with the file must be said while the process before this one still answers.
         Tokens(path)
-        opened = [opener.open(each) for each in runs]
+        opened = [opener.open(run) for run in runs]
         sockets, there = self._takes_over(stack, opener, runs)
-        tokens = Tokens(path, kept=kept)
-        # Of each model that is followed: those that are kept, one that comes, one that goes.
-        most = len(runs) + len(self.follows) * (settings.keep + 2)
-        several = SeveralRuns(opener.keyring, opener.passives, most)
+        tokens = Tokens(path, kept=counts)
+        # A followed model has its kept runs, one that starts and one that ends.
+        max_runs = len(runs) + len(self.follows) * (settings.keep + 2)
+        several = SeveralRuns(opener.keyring, opener.passives, max_runs)
         active = Active(opener, several, self.console, tokens, http.served)
         lines = self._serve(stack, opener, opened, active.open)
         models = self._models(lines, http)
         may_ask = [self.file.name, *opener.servers, *opener.passives]
         health = Health({SERVICE: lambda: True}, opener.keyring, may_ask=may_ask)
-        threads = (MAX_STREAMS * most + MAX_CHECKS) * len(opener.passives) + 2 * MAX_CHECKS + 4
+        threads = (MAX_STREAMS * max_runs + MAX_CHECKS) * len(opener.passives) + 2 * MAX_CHECKS + 4
         address = ""
         if not self.solo:
             own = self.settings.listen or self.file.listen
@@ -236,8 +241,8 @@ class Serving:
             stack.callback(several.close)
         catalog = http.catalog(models, tokens, self.counts, opener.disk.ready)
         access = self._beside_runs(ACCESS) if settings.access_log else None
-        told = telling(access, self.file.name)
-        teller = stack.enter_context(told)
+        access_log = telling(access, self.file.name)
+        teller = stack.enter_context(access_log)
         app = http.make_app(catalog, hosts(settings), teller)
         # Whoever has attended comes back, and until then callers wait in the socket.
         until_s = time.monotonic() + _COME_S
@@ -261,17 +266,17 @@ class Serving:
         """
 
         def load(run_id: str) -> R:
-            found = opener.load(self.registry.out / run_id)
+            loaded = opener.load(self.registry.out / run_id)
             try:
-                return begin(found)
+                return begin(loaded)
             except BaseException:
-                found.store.close()
+                loaded.store.close()
                 raise
 
-        production = {each.folder.name for each in self.chosen if each.follows}
+        production = {run.folder.name for run in self.chosen if run.follows}
         by_model = dict[str, list[R]]()
-        for each in opened:
-            runs, run = by_model.setdefault(each.trained.recipe.name, []), begin(each)
+        for loaded in opened:
+            runs, run = by_model.setdefault(loaded.trained.recipe.name, []), begin(loaded)
             if all(known.run_id != run.run_id for known in runs):
                 runs.insert(0 if run.run_id in production else len(runs), run)
         lines = dict[str, Lineage[R]]()
@@ -290,50 +295,53 @@ class Serving:
         """Adds the runs that were in production before to ``runs``, so that a rollback takes no
         time; returns their ids, the last first.
         """
-        found = list[str]()
+        result = list[str]()
         line = self.registry.lines().get(name)
         for run_id in reversed(line.before[-self.settings.keep :] if line is not None else []):
             try:
-                if all(each.run_id != run_id for each in runs):
+                if all(run.run_id != run_id for run in runs):
                     runs.append(load(run_id))
-                    found.append(run_id)
+                    result.append(run_id)
             except VflError as error:
-                said = f"{error}; run {run_id} is not ready for a rollback"
-                self.console.emit("advice", said=said)
-        return found
+                self.console.emit("advice", said=f"run {run_id}: no rollback to it ({error})")
+        return result
 
     def _models(self, lines: Lineages[ActiveRun], http: _Http) -> dict[str, Any]:
         """Returns what the catalog has of each line. Raises InputError."""
-        return {name: http.model(line, self._routed(line, http)) for name, line in lines.items()}
+        return {name: http.model(line, self._route(line, http)) for name, line in lines.items()}
 
-    def _routed(self, line: Lineage[ActiveRun], http: _Http) -> Any:
+    def _route(self, line: Lineage[ActiveRun], http: _Http) -> Any:
         """Returns how a model's requests are shared; None if one run has them all. Raises
         InputError.
         """
         weights = {
-            each: self.settings.weights[each]
-            for each in sorted(self.settings.weights)
-            if line.find(each) is not None
+            run_id: self.settings.weights[run_id]
+            for run_id in sorted(self.settings.weights)
+            if line.find(run_id) is not None
         }
-        shadow = [each for each in self.settings.shadow if line.find(each) is not None]
+        shadow = [run_id for run_id in self.settings.shadow if line.find(run_id) is not None]
         if sum(weights.values()) > 1.0:
-            text = f"serve.weights: those of model {line.name} are above 1 together"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; make them smaller")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"serve.weights: the sum for model {line.name} must be at most 1 "
+                f"(got {sum(weights.values())}). Decrease the weights.",
+            )
         if len(shadow) > 1:
-            text = f"serve.shadow: several runs are of model {line.name}"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; leave one of them")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"serve.shadow: model {line.name} can have one shadow (got {', '.join(shadow)}). "
+                "Keep one of them.",
+            )
         if not weights and not shadow:
             return None
 
         def find(run_id: str) -> Any:
-            found = line.find(run_id)
-            return found.served if found is not None else None
+            run = line.find(run_id)
+            return run.served if run is not None else None
 
         disagreement = Disagreement()
-        for each in shadow:
-            found = line.find(each)
-            if found is not None:
-                found.opened.tally.shadow = disagreement
+        if shadow and (run := line.find(shadow[0])) is not None:
+            run.opened.tally.shadow = disagreement
         return http.routed(
             line.name,
             find,
@@ -344,7 +352,7 @@ class Serving:
         )
 
     @contextlib.contextmanager
-    def _exposed(self, opener: Opener, runs: Sequence[TrainedRun]) -> Iterator[None]:
+    def _expose(self, opener: Opener, runs: Sequence[TrainedRun]) -> Iterator[None]:
         """Serves metrics to Prometheus, if they were asked for."""
         if not self.metrics:
             yield
@@ -353,11 +361,11 @@ class Serving:
         from vfl_party.serve.prometheus import ServeMetrics
 
         address = listen_address(self.metrics)
-        found = ServeMetrics(
+        metrics = ServeMetrics(
             {
                 "party": self.file.name,
                 "role": "active" if opener.active == self.file.name else "passive",
-                "recipe": ",".join(dict.fromkeys(each.recipe.name for each in runs)),
+                "recipe": ",".join(dict.fromkeys(run.recipe.name for run in runs)),
                 "device": self.device or self.file.device,
                 "version": version(),
             },
@@ -366,7 +374,7 @@ class Serving:
             opener.disk.ready,
             opener.keyring.ends,
         )
-        with exposed(address, found.families, found.state) as port:
+        with exposed(address, metrics.families, metrics.state) as port:
             self.console.emit("metrics", address=port.address)
             yield
 
@@ -394,7 +402,10 @@ def _http() -> _Http:
         from vfl_party.serve.http.routed import Routed
         from vfl_party.serve.http.served import Served
     except ImportError as error:
-        text = f"serve: FastAPI cannot be imported here ({str(error).splitlines()[0]}); {INSTALL}"
-        raise InputError(Code.CONFIG_INVALID, text) from None
-    parts = (make_app, listening_http, Catalog, ServedModel, Routed, Served, require_certificate)
-    return _Http(*parts)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"serve: FastAPI cannot be imported ({str(error).splitlines()[0]}). Run {INSTALL}.",
+        ) from None
+    return _Http(
+        make_app, listening_http, Catalog, ServedModel, Routed, Served, require_certificate
+    )

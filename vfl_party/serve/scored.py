@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-# Of a row: all parties took part, some did, or nobody who is needed knows the id. ``refused``: the
-# parties that took part give less quality than was asked for. ``failed``: what they sent gives no
+# Outcome of a row: all parties took part, some did, or no needed party knows the id. ``refused``:
+# the parties that took part give less quality than requested. ``failed``: what they sent gives no
 # number, or the active party's own features cannot be had. ``incomplete``: the model needs a party
 # that is missing, and has nothing in its place. ``unmeasured``: something takes the place of a
 # party that is missing, and nobody has measured how good the scores are then.
@@ -80,4 +80,4 @@ class Scores:
     @property
     def has_score(self) -> list[bool]:
         """Whether each row has a score."""
-        return [each in ("scored", "partly") for each in self.state]
+        return [state in ("scored", "partly") for state in self.state]

@@ -39,7 +39,7 @@ from vfl_party.predict.results import result_columns
 from vfl_party.serve.batching import Given
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.store import Held, Store
-from vfl_party.serve.stores.seam import Found
+from vfl_party.serve.stores.seam import LookupResult
 from vfl_party.serve.telling.request import OWN, PARTIES, TOP, stage
 
 # Why a party took no part in a row, by its state there. Only the active party says of itself that
@@ -54,16 +54,16 @@ WHY: Mapping[int, Why] = {
 log = logging.getLogger(__name__)
 
 
-class Waiting(Protocol):
+class PendingQuestion(Protocol):
     """A question that was asked; see ``vfl_common.rpc.serving.service.Pending``."""
 
     def wait(self) -> Mapping[str, Answered | Absent]: ...
 
 
-class Asks(Protocol):
+class AskQuestion(Protocol):
     """Asks the passive parties; see ``vfl_common.rpc.serving.service.ServingService.ask``."""
 
-    def __call__(self, ids: Sequence[str], timeout_s: float) -> Waiting: ...
+    def __call__(self, ids: Sequence[str], timeout_s: float) -> PendingQuestion: ...
 
 
 # Returns the student's outputs for rows of a request, [N, O]; None without a student.
@@ -84,7 +84,7 @@ class OnlineScorer:
     def __init__(
         self,
         store: Store,
-        ask: Asks,
+        ask: AskQuestion,
         timeout_s: float,
         quality: Quality,
         stand_in: Mapping[str, Tensor],
@@ -94,12 +94,12 @@ class OnlineScorer:
 
     @torch.no_grad()
     def score(
-        self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
+        self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
     ) -> Scores:
         """Scores rows by id, in their order.
 
         Args:
-            least: the quality below which a row is refused.
+            min_quality: refuses rows below this quality.
             columns: the active party's columns of these rows, in place of those of its table.
 
         An id that the active party does not know has no score, if that party has features. A
@@ -114,17 +114,17 @@ class OnlineScorer:
         party = held.party
         spelt = held.spelt(ids)
         # An empty text is no id at any party.
-        pending = self._ask([each or "" for each in spelt], self._timeout_s)
+        pending = self._ask([name or "" for name in spelt], self._timeout_s)
         with stage(OWN):
             own_N, own_why, own_ND, solo = self._own(held, spelt, columns, until_s)
         with stage(PARTIES):
             answers = pending.wait()
-        there, why, z = self._arrived(held, len(ids), answers)
+        there, why, z = self._collect(held, len(ids), answers)
         if party.features is not None:
             why[party.name] = own_why
         embedded = Embedded(own_ND if party.features is not None else None, z)
         outputs = torch.zeros(len(ids), party.recipe.task.outputs, device=party.device)
-        names = [each.name for each in party.recipe.parties]
+        names = [member.name for member in party.recipe.parties]
         present_NK = np.stack(
             [own_N if name == party.name else there[name] for name in names], axis=1
         )
@@ -133,27 +133,29 @@ class OnlineScorer:
         for rows, mask in _alike(present_NK, why):
             part = self._part(party, names, mask, rows, why)
             number_N[rows] = len(parts)
-            state[rows] = self._state(party, part, least)
+            state[rows] = self._state(party, part, min_quality)
             # Without a score there is no quality to expect of it.
             scored = state[rows[0]] not in ("unknown", "failed", "incomplete")
             parts.append(part if scored else replace(part, quality=None))
             if state[rows[0]] in ("scored", "partly"):
                 with stage(TOP):
-                    found = solo(rows) if _by_student(party, part) else None
-                    if found is None:
-                        found = self._joint(held, part, rows, embedded)
+                    outputs_BO = solo(rows) if _by_student(party, part) else None
+                    if outputs_BO is None:
+                        outputs_BO = self._joint(held, part, rows, embedded)
                 # Embeddings may be finite, and yet too large for the top model.
-                finite = found.isfinite().all(dim=1)
+                finite = outputs_BO.isfinite().all(dim=1)
                 state[rows[~finite.cpu().numpy()]] = "failed"
-                outputs[torch.from_numpy(rows).to(party.device)] = found.where(finite[:, None], 0.0)
+                outputs[torch.from_numpy(rows).to(party.device)] = outputs_BO.where(
+                    finite[:, None], 0.0
+                )
         return Scores(columns_of(held, outputs), state.tolist(), parts, number_N)
 
-    def _state(self, party: Party, part: Part, least: float | None) -> State:
+    def _state(self, party: Party, part: Part, min_quality: float | None) -> State:
         if not part.parties or (party.features is not None and party.name not in part.parties):
             return unscored(part.missing.get(party.name, "unknown id"))
-        found = state_of(part, self._quality, least)
+        state = state_of(part, self._quality, min_quality)
         # A score that looks like any other, and may be far from the model's, harms in silence.
-        return "unmeasured" if found == "partly" and part.quality is None else found
+        return "unmeasured" if state == "partly" and part.quality is None else state
 
     def _joint(self, held: Held, part: Part, rows: Rows, embedded: Embedded) -> Tensor:
         """Returns the joint model's outputs for rows of a request, [B, O]."""
@@ -166,15 +168,15 @@ class OnlineScorer:
             for name, z_ND in embedded.others.items()
         }
         rule, stand_ins = party.recipe.model.combine, learnt_stand_ins(party.models)
-        given = filled(party.course.without, rule, own, others, party.widths, stand_ins)
-        return outputs_of(party, combine(rule, given))
+        embeddings = filled(party.course.without, rule, own, others, party.widths, stand_ins)
+        return outputs_of(party, combine(rule, embeddings))
 
     def _absent(self, held: Held, name: str, rows: Rows) -> Tensor | None:
         """Returns what stands in for a passive party, [B, D]; None if the model knows that."""
-        found = self._stand_in.get(name)
-        if found is None or held.party.course.copes:
+        mean = self._stand_in.get(name)
+        if mean is None or held.party.course.copes:
             return None
-        return found.expand(len(rows), -1).to(held.party.device)
+        return mean.expand(len(rows), -1).to(held.party.device)
 
     def _own(
         self, held: Held, ids: Sequence[str | None], columns: Given | None, until_s: float
@@ -184,25 +186,25 @@ class OnlineScorer:
         are not those of training.
         """
         if columns is not None:
-            n, given = len(ids), columns
+            n, values = len(ids), columns
 
             def solo_given(at: Rows) -> Tensor | None:
-                found = held.solo_given(given, n)
-                return None if found is None else found[torch.from_numpy(at)]
+                solo = held.solo_given(values, n)
+                return None if solo is None else solo[torch.from_numpy(at)]
 
             return np.ones(n, bool), "failed", held.embed_given(columns, n), solo_given
         z_ND, nobody = torch.zeros(len(ids), held.party.embedding_size), np.zeros(len(ids), bool)
         if held.party.features is None:
             return nobody, "unknown id", z_ND, lambda _rows: None
-        found = own_rows(held, ids, until_s)
-        if not isinstance(found, Found):
-            return nobody, found, z_ND, lambda _rows: None
-        known = found.rows >= 0
+        result = own_rows(held, ids, until_s)
+        if not isinstance(result, LookupResult):
+            return nobody, result, z_ND, lambda _rows: None
+        known = result.rows >= 0
         if known.any():
-            z_ND[torch.from_numpy(known)] = held.embed(found, found.rows[known])
-        return known, found.states(), z_ND, lambda at: held.solo(found, found.rows[at])
+            z_ND[torch.from_numpy(known)] = held.embed(result, result.rows[known])
+        return known, result.states(), z_ND, lambda at: held.solo(result, result.rows[at])
 
-    def _arrived(
+    def _collect(
         self, held: Held, n: int, answers: Mapping[str, Answered | Absent]
     ) -> tuple[
         dict[str, npt.NDArray[np.bool_]], dict[str, npt.NDArray[Any] | Why], dict[str, Tensor]
@@ -250,10 +252,10 @@ class OnlineScorer:
         for name in names:
             if name in parties or (name == party.name and party.features is None):
                 continue
-            said = why.get(name, "unknown id")
-            if isinstance(said, np.ndarray):
-                said = WHY[int(said[rows[0]])]
-            missing[name] = said
+            reason = why.get(name, "unknown id")
+            if isinstance(reason, np.ndarray):
+                reason = WHY[int(reason[rows[0]])]
+            missing[name] = reason
         part = Part(parties, missing)
         student = _by_student(party, part)
         quality = self._quality.student if student else self._quality.of(parties)
@@ -270,7 +272,7 @@ class Embedded:
     others: Mapping[str, Tensor]
 
 
-def own_rows(held: Held, ids: Sequence[str | None], until_s: float) -> Found | Why:
+def own_rows(held: Held, ids: Sequence[str | None], until_s: float) -> LookupResult | Why:
     """Returns what the active party itself knows of ids, or why it cannot say; see
     ``Held.look_up``.
     """
@@ -288,11 +290,13 @@ def unscored(why: Why) -> State:
     return "unknown" if why == "unknown id" else "failed"
 
 
-def state_of(part: Part, quality: Quality, least: float | None) -> State:
-    """Returns the state of a row that these parties score. ``least``: see
+def state_of(part: Part, quality: Quality, min_quality: float | None) -> State:
+    """Returns the state of a row that these parties score. ``min_quality``: see
     ``OnlineScorer.score``.
     """
-    if least is not None and (part.quality is None or not quality.enough(part.quality, least)):
+    if min_quality is not None and (
+        part.quality is None or not quality.enough(part.quality, min_quality)
+    ):
         return "refused"
     return "partly" if part.missing else "scored"
 
@@ -309,9 +313,9 @@ def columns_of(held: Held, outputs: Tensor) -> dict[str, npt.NDArray[Any]]:
     """
     party = held.party
     if party.data.labels is None:
-        raise InternalError(f"the trained run of {party.name} knows no classes")
-    found = result_columns(party.recipe, party.data.labels, outputs, decides(party))
-    return {name: np.asarray(values) for name, values in found.items()}
+        raise InternalError(f"{party.name}: the trained run has no classes")
+    result = result_columns(party.recipe, party.data.labels, outputs, decides(party))
+    return {name: np.asarray(values) for name, values in result.items()}
 
 
 def _alike(
@@ -320,7 +324,7 @@ def _alike(
     """Groups rows in which the same parties take part, and the others do not for the same reasons.
     Returns their numbers, and who takes part.
     """
-    states = [each for each in why.values() if isinstance(each, np.ndarray)]
+    states = [codes for codes in why.values() if isinstance(codes, np.ndarray)]
     key_NK = np.column_stack([present_NK, *states])
     if (key_NK == key_NK[:1]).all():
         return [(np.arange(len(key_NK)), present_NK[0])] if len(key_NK) else []

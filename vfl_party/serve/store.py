@@ -50,18 +50,18 @@ from vfl_party.predict.results import id_names
 from vfl_party.predict.trained import TrainedParty, of_state
 from vfl_party.serve.stores.by_ids import ByIds
 from vfl_party.serve.stores.opened import no_rows, open_store
-from vfl_party.serve.stores.seam import UNKNOWN_ROW, Found
+from vfl_party.serve.stores.seam import UNKNOWN_ROW, LookupResult
 
-# Of one id, which has any number of columns: in characters, as it is given and as it is spelt. So
-# many ids as are asked for at once fit into a message of gRPC.
+# Limit of one id with all its columns, in characters, before and after normalisation: the ids of
+# one question must fit into a gRPC message.
 LONGEST_ID = 1_000
-# Between two looks at a table's files.
+# Interval between two looks at a table's files.
 _REFRESH_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
-class Serving(Prediction):
+class ServingWork(Prediction):
     """See ``vfl_party.assembly.party.Work``: rows that wait to be asked for."""
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
@@ -81,7 +81,7 @@ class Held:
         rules: how ids are spelt.
         columns: the names of the id columns.
         preparing: prepares rows that a caller gives; None without features.
-        gives: what ``Found.inputs`` gives, for the rows in memory.
+        gives: what ``LookupResult.inputs`` gives, for the rows in memory.
         asks: the store that is asked for the rows of each question; None: they are in memory.
     """
 
@@ -114,7 +114,7 @@ class Held:
         party = self.party
         if not party.recipe.own_rows:
             return party.widths
-        return dict.fromkeys((each.name for each in party.recipe.passives), self._latents)
+        return dict.fromkeys((passive.name for passive in party.recipe.passives), self._latents)
 
     @cached_property
     def _latents(self) -> int:
@@ -128,23 +128,23 @@ class Held:
         if len(self.columns) == 1 and not self.rules:
             # The same, and much sooner for a few.
             return [
-                each if each and not each.isspace() and len(each) <= LONGEST_ID else None
-                for each in ids
+                text if text and not text.isspace() and len(text) <= LONGEST_ID else None
+                for text in ids
             ]
         if len(self.columns) == 1:
             cells: list[Sequence[str | None]] = [ids]
         else:
-            split = [each.split(SEPARATOR) for each in ids]
-            whole = [each if len(each) == len(self.columns) else None for each in split]
+            split = [text.split(SEPARATOR) for text in ids]
+            whole = [parts if len(parts) == len(self.columns) else None for parts in split]
             cells = [
-                [each[at] if each is not None else None for each in whole]
+                [parts[at] if parts is not None else None for parts in whole]
                 for at in range(len(self.columns))
             ]
-        found: list[str | None] = normalised(cells, self.rules).to_pylist()
+        spelt: list[str | None] = normalised(cells, self.rules).to_pylist()
         # Unicode's normal form may be 18 times as long.
-        return [each if each is not None and len(each) <= LONGEST_ID else None for each in found]
+        return [text if text is not None and len(text) <= LONGEST_ID else None for text in spelt]
 
-    def look_up(self, ids: Sequence[str | None], until_s: float) -> Found:
+    def look_up(self, ids: Sequence[str | None], until_s: float) -> LookupResult:
         """Returns what is known of ids, as the parties spell them; None is no id.
 
         Raises TimeoutError at ``until_s`` (monotonic), and InputError if the store cannot be asked.
@@ -152,13 +152,13 @@ class Held:
         if self.asks is not None:
             return self.asks.look_up(ids, until_s)
         places = self.places
-        found = (places.get(each, UNKNOWN_ROW) if each else UNKNOWN_ROW for each in ids)
-        rows = np.fromiter(found, np.int64, len(ids))
-        return Found(rows, self.gives, self.version)
+        numbers = (places.get(name, UNKNOWN_ROW) if name else UNKNOWN_ROW for name in ids)
+        rows = np.fromiter(numbers, np.int64, len(ids))
+        return LookupResult(rows, self.gives, self.version)
 
-    def cells(self, found: Found, rows: Rows) -> Cells:
-        """Returns the cells of rows of ``found``, of a model that takes these."""
-        numbers_NF, codes_NK = found.inputs(rows)
+    def cells(self, result: LookupResult, rows: Rows) -> Cells:
+        """Returns the cells of rows of ``result``, of a model that takes these."""
+        numbers_NF, codes_NK = result.inputs(rows)
         return numbers_NF.numpy(), codes_NK.numpy()
 
     @property
@@ -167,8 +167,8 @@ class Held:
         return isinstance(self.party.models.get("encoder"), StochasticEncoder)
 
     @torch.no_grad()
-    def embed(self, found: Found, rows: Rows, *, drawn: bool = True) -> Tensor:
-        """Returns the party's embeddings of rows of ``found``, float32 [N, D], on the CPU.
+    def embed(self, result: LookupResult, rows: Rows, *, drawn: bool = True) -> Tensor:
+        """Returns the party's embeddings of rows of ``result``, float32 [N, D], on the CPU.
 
         A row has the same embedding whichever rows are asked for with it, unless the encoder draws
         embeddings: its noise depends on the other rows. ``drawn``: whether it does so here; else it
@@ -180,19 +180,19 @@ class Held:
         if not drawn:
             encode = deterministic(party.models["encoder"])
         blocks = party.scores.blocks.get("encoder")
-        parts = [in_blocks(encode, blocks, *found.inputs(chunk)) for chunk in chunks(rows)]
+        parts = [in_blocks(encode, blocks, *result.inputs(chunk)) for chunk in chunks(rows)]
         empty = torch.empty(0, self._latents if own else party.embedding_size)
         whole = torch.cat(parts).cpu() if parts else empty
         return whole.flatten(1) if own else whole
 
     @torch.no_grad()
-    def solo(self, found: Found, rows: Rows) -> Tensor | None:
-        """Returns what the run's student gives for rows of ``found``, [N, O]; None if it has
+    def solo(self, result: LookupResult, rows: Rows) -> Tensor | None:
+        """Returns what the run's student gives for rows of ``result``, [N, O]; None if it has
         trained none.
         """
         if SOLO not in self.party.models:
             return None
-        parts = [self._student(*found.inputs(chunk)) for chunk in chunks(rows)]
+        parts = [self._student(*result.inputs(chunk)) for chunk in chunks(rows)]
         empty = torch.empty(0, self.party.recipe.task.outputs, device=self.party.device)
         return torch.cat(parts) if parts else empty
 
@@ -203,7 +203,7 @@ class Held:
         """
         if SOLO not in self.party.models:
             return None
-        return self._student(*self._given(columns, n))
+        return self._student(*self._inputs_of(columns, n))
 
     def _student(self, *inputs: Tensor) -> Tensor:
         """Returns the student's outputs [N, O] for an encoder's inputs, [N, …] each."""
@@ -219,42 +219,52 @@ class Held:
         """
         party = self.party
         return in_blocks(
-            party.encode, party.scores.blocks.get("encoder"), *self._given(columns, n)
+            party.encode, party.scores.blocks.get("encoder"), *self._inputs_of(columns, n)
         ).cpu()
 
-    def _given(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
+    def _inputs_of(self, columns: Mapping[str, Sequence[Any]], n: int) -> list[Tensor]:
         """Returns the encoder's inputs of rows of a caller, [N, …] each."""
-        preparing, given = self._checked(columns, n)
-        return [each.to(self.party.device) for each in preparing.inputs(given)]
+        preparing, table = self._check_columns(columns, n)
+        return [tensor.to(self.party.device) for tensor in preparing.inputs(table)]
 
     def cells_given(self, columns: Mapping[str, Sequence[Any]], n: int) -> Cells:
         """Returns the cells of ``n`` rows that a caller gives; see ``embed_given``."""
-        preparing, given = self._checked(columns, n)
-        return preparing.cells(given)
+        preparing, table = self._check_columns(columns, n)
+        return preparing.cells(table)
 
-    def _checked(
+    def _check_columns(
         self, columns: Mapping[str, Sequence[Any]], n: int
     ) -> tuple[TrainedParty, pa.Table]:
         """Returns rows of a caller, and what prepares them. Raises InputError."""
         if self.preparing is None:
-            text = f"columns: {self.party.name} has no features; leave columns out"
-            raise InputError(Code.DATA_INVALID, text)
+            raise InputError(
+                Code.DATA_INVALID, f"columns: {self.party.name} has no features. Leave columns out."
+            )
         known = self.preparing.preprocessor
         wanted = (*known.numeric_names, *known.categorical_names) if known is not None else ()
         more = [name for name in columns if name not in wanted]
         if more:
-            names = listed([shortened(each) for each in more])
-            text = f"columns: the model was not trained with {names}; remove them"
-            raise InputError(Code.DATA_INVALID, text)
+            names = listed([shortened(name) for name in more])
+            raise InputError(
+                Code.DATA_INVALID,
+                f"columns: the model was not trained with {names}. Leave out columns that are not "
+                "in the training table.",
+            )
         try:
-            given = pa.table({name: pa.array(values) for name, values in columns.items()})
+            table = pa.table({name: pa.array(values) for name, values in columns.items()})
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            text = "columns: each must have values of one kind, and all the same number of values"
-            raise InputError(Code.DATA_INVALID, text) from None
-        if given.num_rows != n:
-            text = f"columns: they have {given.num_rows:,} rows, and there are {n:,} ids"
-            raise InputError(Code.DATA_INVALID, text)
-        return self.preparing, given
+            raise InputError(
+                Code.DATA_INVALID,
+                "columns: each must have values of one type, and all must have the same length. "
+                "Correct the request.",
+            ) from None
+        if table.num_rows != n:
+            raise InputError(
+                Code.DATA_INVALID,
+                f"columns: must have one value per id (got {table.num_rows:,} values for {n:,} "
+                "ids). Correct the request.",
+            )
+        return self.preparing, table
 
 
 def _gives(party: Party) -> Callable[[Rows], tuple[Tensor, ...]]:
@@ -266,8 +276,8 @@ def _gives(party: Party) -> Callable[[Rows], tuple[Tensor, ...]]:
         return lambda _rows: ()
     if party.course.lone_phase is None:
         return features.inputs
-    whole = tuple(torch.from_numpy(each) for each in columns()[:2])
-    return lambda rows: tuple(each[torch.from_numpy(rows)] for each in whole)
+    whole = tuple(torch.from_numpy(array) for array in columns()[:2])
+    return lambda rows: tuple(tensor[torch.from_numpy(rows)] for tensor in whole)
 
 
 class Store:
@@ -293,7 +303,7 @@ class Store:
         store = files.file.serve.store
         self._ended = threading.Event()
         self._renewed: list[Callable[[], None]] = []
-        self._told = self._fingerprint = ""
+        self._advice = self._fingerprint = ""
         if store is None:
             self._settings = prediction_data(files.file.data, source, trained.state, query)
             # As it was read, and as it was seen last.
@@ -302,12 +312,15 @@ class Store:
             self._tell_inexact()
             return
         if source is not None:
-            text = f"--data is for a table in memory, and serve.store has the kind {store.kind!r}"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove one of them")
-        asks = open_store(files, trained, store, lambda said: say("advice", said=said))
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"--data: cannot be combined with serve.store (kind {store.kind!r}). Remove one of "
+                "them.",
+            )
+        asks = open_store(files, trained, store, lambda text: say("advice", said=text))
         self._settings = asks.settings
         try:
-            self.held, _ = self._made(
+            self.held, _ = self._make(
                 self._settings, asks=asks, load=lambda *_: no_rows(asks.preprocessor, asks.name)
             )
         except BaseException:
@@ -317,8 +330,10 @@ class Store:
 
     def _tell_inexact(self) -> None:
         if why := self.held.inexact:
-            said = "scores may differ from those of vfl-party predict in their last bits"
-            self._say("advice", said=f"{said} ({why})")
+            self._say(
+                "advice",
+                said=f"scores may differ from vfl-party predict in their last bits ({why})",
+            )
 
     @property
     def at_once(self) -> int:
@@ -327,7 +342,7 @@ class Store:
         return 1 if store is None else store.connections
 
     def watch(self) -> None:
-        """Looks for changes of the table from now on, in a thread of its own."""
+        """Looks for changes of the table from now on, in a separate thread."""
         if self._refresh_s and self.held.asks is None:
             threading.Thread(target=self._watch, name="refresh", daemon=True).start()
 
@@ -343,9 +358,9 @@ class Store:
 
     @property
     def _refresh_s(self) -> float:
-        given = self._files.file.serve.refresh_s
-        if given is not None:
-            return given
+        interval_s = self._files.file.serve.refresh_s
+        if interval_s is not None:
+            return interval_s
         # What is no file must be read whole to see a change.
         return _REFRESH_S if is_path(self._settings.source) else 0.0
 
@@ -369,13 +384,13 @@ class Store:
             held, fingerprint = self._read()
         except VflError as error:
             self._looked = looked
-            text = f"{error}; the rows that were read before stay in use"
-            if text != self._told:
+            text = f"cannot reload the table ({error}); the rows read before stay in use"
+            if text != self._advice:
                 log.warning("%s", text, extra={"event": "refresh"})
                 self._say("advice", said=text)
-            self._told = text
+            self._advice = text
             return False
-        self._told = ""
+        self._advice = ""
         if _look(self._settings) != looked:
             return False
         self._looked = looked
@@ -386,28 +401,28 @@ class Store:
         return True
 
     def _read(self) -> tuple[Held, str]:
-        return self._made(self._settings)
+        return self._make(self._settings)
 
-    def _made(
+    def _make(
         self, settings: DataSettings, asks: ByIds | None = None, load: Load = load
     ) -> tuple[Held, str]:
         """Returns models with the rows that ``load`` reads, and the digest of the rows."""
         files, trained = self._files, self._trained
-        work = Serving(trained, files.settings, id_names(settings), ())
+        work = ServingWork(trained, files.settings, id_names(settings), ())
         opened = open_party(
             trained.recipe, files.name, settings, trained.encoder, load=load, work=work
         )
         made = assemble(opened, expected_rows(opened), device=files.device, policy=files.policy())
         fingerprint = _fingerprint(made)
         if fingerprint != self._fingerprint:
-            for said in unseen(trained, opened.table):
-                self._say("unseen", said=said)
+            for text in unseen(trained, opened.table):
+                self._say("unseen", said=text)
         preparing = None
         if trained.state["preprocessor"] is not None:
             preparing = of_state(
                 trained.run_id, files.name, trained.recipe, trained.encoder, trained.state
             )
-        return _held(opened, made, work.ids, preparing, asks), fingerprint
+        return _make_held(opened, made, work.ids, preparing, asks), fingerprint
 
 
 def _fingerprint(made: Assembled) -> str:
@@ -417,12 +432,12 @@ def _fingerprint(made: Assembled) -> str:
         return prepared.fingerprint
     # An empty cell is not the number that fills it for encoders.
     digest = hashlib.sha256(prepared.fingerprint.encode())
-    for each in prepared.cells()[:2]:
-        digest.update(np.ascontiguousarray(each).data)
+    for array in prepared.cells()[:2]:
+        digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
-def _held(
+def _make_held(
     opened: Opened,
     made: Assembled,
     columns: Sequence[str],
@@ -432,35 +447,44 @@ def _held(
     party = made.party
     for model in party.models.values():
         model.eval()
-    places = {each: at for at, each in enumerate(made.prepared.table.ids)}
+    places = {name: at for at, name in enumerate(made.prepared.table.ids)}
     version = hashlib.sha256(f"{time.time_ns()} {id(made)}".encode()).hexdigest()[:16]
     rules = opened.settings.ruled(tuple(opened.recipe.rows.id_rules)).id_rules or ()
-    given = (tuple(rules), tuple(columns), preparing, _gives(party), asks)
-    return Held(party, places, version, *given)
+    return Held(
+        party,
+        places,
+        version,
+        rules=tuple(rules),
+        columns=tuple(columns),
+        preparing=preparing,
+        gives=_gives(party),
+        asks=asks,
+    )
 
 
 def _look(settings: DataSettings) -> tuple[Any, ...]:
     """Returns what changes if the files of a table change: their sizes and times."""
     parts = settings.parts.values() or [settings]
-    paths = [Path(each.source) for each in parts if is_path(each.source)]
+    paths = [Path(part.source) for part in parts if is_path(part.source)]
     files = [
         file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])
     ]
-    found = []
+    stats = []
     for file in files:
         try:
             about = file.stat()
         except OSError:
             continue
-        found.append((str(file), about.st_size, about.st_mtime_ns, about.st_ino))
-    return tuple(found)
+        stats.append((str(file), about.st_size, about.st_mtime_ns, about.st_ino))
+    return tuple(stats)
 
 
 def require_served(trained: TrainedRun) -> None:
     """Raises InputError if the model cannot be served."""
     own = Course(trained.recipe).lone_phase
     if own is not None and not own.says("online"):
-        text = f"a model of kind {own.kind!r} says not how it scores by id"
         raise InputError(
-            Code.CONFIG_INVALID, f"{trained.path}: {text}; use vfl-party predict for it"
+            Code.CONFIG_INVALID,
+            f"{trained.path}: a model of kind {own.kind!r} does not support scoring by id. Use "
+            "vfl-party predict.",
         )

@@ -1,4 +1,4 @@
-"""Tokens of those who may ask: only their SHA-256 is kept, with what each may ask and how often."""
+"""Tokens of callers: their SHA-256, the models they allow and their limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, TypeAdapter, Validation
 from vfl_common.errors import Code, InputError
 from vfl_common.files import write_private
 
-# For people who look through logs and repositories for secrets.
+# The prefix lets secret scanners find tokens.
 _PREFIX = "vfl_"
 _BYTES = 32
 
@@ -79,14 +79,15 @@ class Tokens:
             about = self._path.stat()
         except OSError as error:
             raise InputError(
-                Code.FILE_INVALID, f"{self._path}: cannot be read ({error.strerror})"
+                Code.FILE_INVALID,
+                f"{self._path}: cannot be read ({error.strerror}). Correct serve.tokens.",
             ) from None
         read_as = (about.st_mtime_ns, about.st_size)
         if read_as != self._read_as:
-            self._known = {each.sha256: each for each in read_tokens(self._path)}
+            self._known = {token.sha256: token for token in read_tokens(self._path)}
             self._read_as = read_as
 
-    def check(self, given: str | None, models: Sequence[str]) -> Token | None:
+    def check(self, secret: str | None, models: Sequence[str]) -> Token | None:
         """Returns the token of a caller; None if everybody may ask. Raises Denied.
 
         ``models``: the names of the model that is asked.
@@ -97,11 +98,11 @@ class Tokens:
             # A file that was damaged while this serves allows nobody new, and nobody less.
             with contextlib.suppress(InputError):
                 self._renew()
-            token = self._known.get(_digest(given)) if given else None
+            token = self._known.get(_digest(secret)) if secret else None
         if token is None:
-            raise Denied(401, "a token is needed: Authorization: Bearer TOKEN")
+            raise Denied(401, "a token is required. Send Authorization: Bearer TOKEN.")
         if token.until is not None and self._now().date() > token.until:
-            raise Denied(401, "the token has ended")
+            raise Denied(401, "the token has expired")
         if not {"*", *models} & set(token.models):
             raise Denied(403, "the token is for other models")
         return token
@@ -123,7 +124,7 @@ class Tokens:
             self._spent[token.name] = spent
             return day
 
-    def _reserve(self, name: str, spent: int, most: int) -> None:
+    def _reserve(self, name: str, spent: int, max_rows: int) -> None:
         """Writes that a restart counts so many rows as asked for. It writes a hundredth of the
         limit ahead, so that not every request waits for a file.
         """
@@ -131,8 +132,8 @@ class Tokens:
             return
         others = self._read_kept()
         names = others.keys() | self._reserved.keys()
-        reserved = {each: max(others.get(each, 0), self._reserved.get(each, 0)) for each in names}
-        reserved[name] = min(most, spent + most // 100)
+        reserved = {key: max(others.get(key, 0), self._reserved.get(key, 0)) for key in names}
+        reserved[name] = min(max_rows, spent + max_rows // 100)
         try:
             write_private(self._kept, json.dumps({"day": self._day, "rows": reserved}))
         except InputError:
@@ -145,11 +146,14 @@ class Tokens:
             return {}
         try:
             fields = json.loads(self._kept.read_text(encoding="utf-8"))
-            rows = {str(name): int(each) for name, each in fields["rows"].items()}
+            rows = {str(name): int(count) for name, count in fields["rows"].items()}
             return rows if fields["day"] == self._day else {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            text = f"{self._kept}: cannot be read as rows of tokens; restore it, or remove it"
-            raise InputError(Code.FILE_INVALID, f"{text} to count this day again") from None
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{self._kept}: is not a readable count of the tokens' rows. Restore it, or remove "
+                "it to restart the count of this day.",
+            ) from None
 
     @contextlib.contextmanager
     def spending(self, token: Token | None, rows: int) -> Iterator[None]:
@@ -176,10 +180,14 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
     try:
         return _FILE.validate_json(path.read_bytes())
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be read ({error.strerror}). Create it with vfl-party token.",
+        ) from None
     except ValidationError:
-        text = f"{path}: is no file of tokens; write it with vfl-party token"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: is not a token file. Write it with vfl-party token."
+        ) from None
 
 
 def add_token(path: Path, name: str, **facts: Any) -> str:
@@ -187,9 +195,11 @@ def add_token(path: Path, name: str, **facts: Any) -> str:
     nowhere. Raises InputError if the file has one of this name.
     """
     known = read_tokens(path) if path.exists() else ()
-    if any(each.name == name for each in known):
-        text = f"{path}: has a token {name!r} already; remove it, or choose another name"
-        raise InputError(Code.CONFIG_INVALID, text)
+    if any(token.name == name for token in known):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{path}: already has a token {name!r}. Remove it, or choose another name.",
+        )
     secret = _PREFIX + secrets.token_urlsafe(_BYTES)
     _write(path, (*known, Token(name=name, sha256=_digest(secret), **facts)))
     return secret
@@ -200,15 +210,17 @@ def remove_token(path: Path, name: str) -> None:
     name.
     """
     known = read_tokens(path)
-    rest = tuple(each for each in known if each.name != name)
+    rest = tuple(token for token in known if token.name != name)
     if len(rest) == len(known):
-        names = ", ".join(each.name for each in known) or "none"
-        raise InputError(Code.CONFIG_INVALID, f"{path}: has no token {name!r}; it has {names}")
+        names = ", ".join(token.name for token in known) or "none"
+        raise InputError(
+            Code.CONFIG_INVALID, f"{path}: has no token {name!r}. Choose one of: {names}."
+        )
     _write(path, rest)
 
 
 def _write(path: Path, tokens: Sequence[Token]) -> None:
-    lines = [each.model_dump(mode="json", exclude_none=True) for each in tokens]
+    lines = [token.model_dump(mode="json", exclude_none=True) for token in tokens]
     write_private(path, json.dumps(lines, indent=1) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, limits and the words of refusals."""
+"""The HTTP application: routes, limits and the texts of refusals."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from vfl_party.serve.counts import Counts
 from vfl_party.serve.http import mlflow, v1, v2
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.direct import Direct, again
-from vfl_party.serve.http.faults import worded
+from vfl_party.serve.http.faults import describe_faults
 from vfl_party.serve.http.refusals import REFUSALS
 from vfl_party.serve.http.served import BUSY
-from vfl_party.serve.http.told import Told
+from vfl_party.serve.http.told import RequestLog
 from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
 
-# Of a request's body.
-MOST_BYTES = 4 << 20
-# Of a larger one.
-_MOST_DISCARDED = 64 << 20
-# For a whole body to arrive.
+# Limit of a request's body.
+MAX_BYTES = 4 << 20
+# How much of a larger body is read before the connection closes.
+_MAX_DISCARDED = 64 << 20
+# Time for a whole body to arrive.
 _BODY_S = 10.0
-# Of the bodies of all requests that are under way: parsed, they take several times as much.
-MOST_HELD_BYTES = 16 * MOST_BYTES
+# Limit of the bodies of all requests under way: parsed, they take several times as much.
+MAX_HELD_BYTES = 16 * MAX_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -68,36 +68,36 @@ def make_app(
         return {"run": first.run_id, **there, **first.exactness}
 
     @app.exception_handler(Denied)
-    async def denied(_request: Request, why: Denied) -> JSONResponse:
+    async def on_denied(_request: Request, why: Denied) -> JSONResponse:
         return _answer(why)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
+    async def on_invalid(_request: Request, error: RequestValidationError) -> JSONResponse:
         faults = error.errors()
-        found = worded(faults)[:3]
-        # The body as a whole is none: it is no JSON, or the caller does not say that it is.
-        if any(each["loc"] == ("body",) or each["type"] == "json_invalid" for each in faults):
-            found = ["give a JSON object, with the header content-type: application/json"]
-        return JSONResponse({"error": clean("; ".join(found), LINE)}, 422)
+        texts = describe_faults(faults)[:3]
+        # The whole body is invalid: it is not JSON, or the caller does not declare it as JSON.
+        if any(fault["loc"] == ("body",) or fault["type"] == "json_invalid" for fault in faults):
+            texts = ["give a JSON object, with the header content-type: application/json"]
+        return JSONResponse({"error": clean("; ".join(texts), LINE)}, 422)
 
     @app.exception_handler(HTTPException)
-    async def refused(_request: Request, error: HTTPException) -> JSONResponse:
+    async def on_http_error(_request: Request, error: HTTPException) -> JSONResponse:
         return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
 
     @app.exception_handler(Exception)
-    async def failed(_request: Request, _error: Exception) -> JSONResponse:
+    async def on_error(_request: Request, _error: Exception) -> JSONResponse:
         # It is raised again, and logged where all routes end.
         return _failure()
 
-    predict = next(each.endpoint for each in first.routes if isinstance(each, APIRoute))
+    predict = next(route.endpoint for route in first.routes if isinstance(route, APIRoute))
     short = Direct(app, "/v1/predict", v1.Asked, predict, _answer)
-    limits = Limits(Counted(short, models.counts), models, hosts)
+    limits = RequestLimits(StatusCounter(short, models.counts), models, hosts)
     if teller is None:
         return limits
-    return Told(limits, teller, [path for path in app.openapi()["paths"] if "{" not in path])
+    return RequestLog(limits, teller, [path for path in app.openapi()["paths"] if "{" not in path])
 
 
-class Counted:
+class StatusCounter:
     """Counts what is answered, by status, and says so if this program has failed."""
 
     def __init__(self, app: ASGIApp, counts: Counts) -> None:
@@ -106,7 +106,7 @@ class Counted:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         status = 0
 
-        async def told(message: Message) -> None:
+        async def relay(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -114,14 +114,14 @@ class Counted:
             await send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, relay)
         except Exception:
             log.exception("internal error", extra={"event": "failed"})
             if not status:
-                await _failure()(scope, receive, told)
+                await _failure()(scope, receive, relay)
 
 
-class Limits:
+class RequestLimits:
     """Refuses callers without a token, bodies that are too large or too slow, and names that are
     not this machine's, before anything is parsed.
     """
@@ -141,7 +141,7 @@ class Limits:
         except Denied as why:
             await self._say(send, why)
             return
-        # Nothing else has a body that anybody reads.
+        # Only POST routes read a body.
         if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
@@ -153,7 +153,7 @@ class Limits:
                 whole = {"type": "http.request", "body": bytes(body), "more_body": False}
                 await self._app(scope, again(whole, receive), send)
         except TimeoutError:
-            await self._say(send, Denied(408, "the request's body did not come in time"))
+            await self._say(send, Denied(408, "the request's body did not arrive in time"))
         except Denied as why:
             await self._say(send, why)
         finally:
@@ -175,10 +175,10 @@ class Limits:
             if message["type"] == "http.disconnect":
                 return False
             chunk = message.get("body", b"")
-            if len(body) + len(chunk) > MOST_BYTES:
+            if len(body) + len(chunk) > MAX_BYTES:
                 await _discard(receive, message)
-                raise Denied(413, f"a request has at most {MOST_BYTES:,} bytes")
-            if self._held + len(chunk) > MOST_HELD_BYTES:
+                raise Denied(413, f"a request must have at most {MAX_BYTES:,} bytes")
+            if self._held + len(chunk) > MAX_HELD_BYTES:
                 raise Denied(503, BUSY)
             body += chunk
             self._held += len(chunk)
@@ -194,8 +194,8 @@ class Limits:
 
 
 async def _discard(receive: Receive, message: Message) -> None:
-    """Reads on for a while: who still sends does not read that it is refused."""
-    left = _MOST_DISCARDED
+    """Reads on for a while: a caller reads the refusal only after it has sent the body."""
+    left = _MAX_DISCARDED
     while left > 0 and message.get("more_body", False):
         message = await receive()
         left -= len(message.get("body", b""))
@@ -207,7 +207,7 @@ def _answer(why: Denied) -> JSONResponse:
 
 
 def _failure() -> JSONResponse:
-    return JSONResponse({"error": "internal error; the log has it"}, 500)
+    return JSONResponse({"error": "internal error (see the log)"}, 500)
 
 
 def _name(host: str) -> str:

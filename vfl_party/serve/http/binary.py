@@ -28,23 +28,22 @@ class BinaryRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def handled(request: Request) -> Response:
-            given = request.headers
-            if (length := given.get(LENGTH)) is not None:
+        async def handle_request(request: Request) -> Response:
+            headers = request.headers
+            if (length := headers.get(LENGTH)) is not None:
                 request = await _split(request, length)
-            elif "content-type" not in given and "origin" not in given:
+            elif "content-type" not in headers and "origin" not in headers:
                 request = _as_json(request, request.receive)
             return await handle(request)
 
-        return handled
+        return handle_request
 
 
 async def _split(request: Request, length: str) -> Request:
     """Returns a request with the JSON alone as its body. Raises Denied."""
     body = await request.body()
     if not (length.isascii() and length.isdigit()) or not 0 < int(length[:20]) <= len(body):
-        text = f"{LENGTH} must say how many bytes of the body are JSON"
-        raise Denied(400, text)
+        raise Denied(400, f"{LENGTH}: must be the number of JSON bytes of the body")
     head, rest = body[: int(length)], body[int(length) :]
 
     async def receive() -> Message:
@@ -54,15 +53,15 @@ async def _split(request: Request, length: str) -> Request:
 
 
 def _as_json(request: Request, receive: Receive, rest: bytes | None = None) -> Request:
-    given = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
-    headers = [*given, (b"content-type", b"application/json")]
+    others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
+    headers = [*others, (b"content-type", b"application/json")]
     return Request({**request.scope, "headers": headers, _REST: rest}, receive)
 
 
 def rest_of(request: Request) -> bytes | None:
     """Returns the bytes after a request's JSON; None if it says of none."""
-    found: bytes | None = request.scope.get(_REST)
-    return found
+    rest: bytes | None = request.scope.get(_REST)
+    return rest
 
 
 def cut(rest: bytes | None, sizes: Sequence[Any]) -> list[bytes | None]:
@@ -70,12 +69,11 @@ def cut(rest: bytes | None, sizes: Sequence[Any]) -> list[bytes | None]:
     Denied.
     """
     rest = rest or b""
-    given = [each for each in sizes if each is not None]
-    if any(type(each) is not int or each < 0 for each in given) or sum(given) != len(rest):
-        text = "inputs: the sizes binary_data_size and the bytes after the JSON do not fit"
-        raise Denied(400, f"{text} each other")
-    found, at = list[bytes | None](), 0
-    for each in sizes:
-        found.append(None if each is None else rest[at : at + each])
-        at += each or 0
-    return found
+    binary = [size for size in sizes if size is not None]
+    if any(type(size) is not int or size < 0 for size in binary) or sum(binary) != len(rest):
+        raise Denied(400, "inputs: binary_data_size does not match the bytes after the JSON")
+    pieces, at = list[bytes | None](), 0
+    for size in sizes:
+        pieces.append(None if size is None else rest[at : at + size])
+        at += size or 0
+    return pieces

@@ -37,12 +37,12 @@ class ServedModel(Generic[A]):
 
     def version(self, run_id: str) -> Served | None:
         """Returns a run of the model."""
-        found = self.line.find(run_id)
-        return found.served if found is not None else None
+        run = self.line.find(run_id)
+        return run.served if run is not None else None
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """{run id: its share of the requests} of runs beside the one that answers."""
+        """{run id: its share of the requests} of the other runs than the one that answers."""
         return self.routed.weights if self.routed is not None else {}
 
     def about(self) -> dict[str, Any]:
@@ -55,13 +55,13 @@ class ServedModel(Generic[A]):
             "waits": following.run_id if following is not None else None,
             "versions": [
                 {
-                    "run": each.run_id,
-                    "present": list(each.present()),
-                    "weight": self.weights.get(each.run_id),
-                    "shadow": each.run_id == shadow,
-                    **each.served.exactness,
+                    "run": run.run_id,
+                    "present": list(run.present()),
+                    "weight": self.weights.get(run.run_id),
+                    "shadow": run.run_id == shadow,
+                    **run.served.exactness,
                 }
-                for each in line.runs
+                for run in line.runs
             ],
         }
 
@@ -95,7 +95,7 @@ class Catalog(Generic[A]):
         names = [
             name
             for model in self.models.values()
-            for name in (model.line.name, *(each.run_id for each in model.line.runs))
+            for name in (model.line.name, *(run.run_id for run in model.line.runs))
         ]
         self._tokens.check(bearer(header), names)
 
@@ -109,17 +109,19 @@ class Catalog(Generic[A]):
             version: the id of a run; None: of the one that answers now.
         """
         if name is None and len(self.models) > 1:
-            raise Denied(422, "model: several are served here; give one that /v1/models lists")
-        found = self._find(name, version)
-        if found is None:
+            raise Denied(
+                422, "model: must be given if several are served. Choose one that /v1/models lists."
+            )
+        served = self._find(name, version)
+        if served is None:
             # Who may not ask for it does not hear whether it is here.
-            self._tokens.check(bearer(header), [each for each in (name, version) if each])
-            raise Denied(404, "there is no such model here")
-        token = found.allow(header)
-        if token is not None and not {"*", found.name} & set(token.models):
+            self._tokens.check(bearer(header), [text for text in (name, version) if text])
+            raise Denied(404, "no such model is served")
+        token = served.allow(header)
+        if token is not None and not {"*", served.name} & set(token.models):
             # It is for this run, and not for those that have a share of its requests.
-            found = replace(found, routes=None, instead=None)
-        return found, token
+            served = replace(served, routes=None, instead=None)
+        return served, token
 
     def _find(self, name: str | None, version: str | None) -> Served | None:
         if name is None:
@@ -127,23 +129,25 @@ class Catalog(Generic[A]):
         elif (known := self.models.get(name)) is not None:
             model = known
         else:
-            found = next(filter(None, (each.version(name) for each in self.models.values())), None)
-            return found if version in (None, name) else None
+            served = next(
+                filter(None, (entry.version(name) for entry in self.models.values())), None
+            )
+            return served if version in (None, name) else None
         return model.served if version is None else model.version(version)
 
     def versions(self, served: Served) -> list[str]:
         """Returns the runs of a model; the one that answers is the first."""
         model = self.models.get(served.name)
-        return [each.run_id for each in model.line.runs] if model is not None else [served.run_id]
+        return [run.run_id for run in model.line.runs] if model is not None else [served.run_id]
 
     def listed(self, header: str | None) -> list[dict[str, Any]]:
         """Returns what a caller may know of the models that its token is for. Raises Denied."""
         self.allow(header or "")
-        found = []
+        result = []
         for model in self.models.values():
             try:
                 model.served.allow(header)
             except Denied:
                 continue
-            found.append(model.about())
-        return found
+            result.append(model.about())
+        return result

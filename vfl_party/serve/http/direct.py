@@ -1,4 +1,4 @@
-"""A short way to one route: the framework's own takes as long as the scoring of a row."""
+"""A fast path to one route: the framework's routing takes as long as the scoring of a row."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Direct:
     def _is_for_it(self, scope: Scope) -> bool:
         if scope["type"] != "http" or (scope["method"], scope["path"]) != ("POST", self.path):
             return False
-        said = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
-        kind: bytes = said.partition(b";")[0]
+        header = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
+        kind: bytes = header.partition(b";")[0]
         return kind.strip().lower() == b"application/json"
 
     def _read(self, body: bytes) -> BaseModel | None:
@@ -63,13 +63,13 @@ class Direct:
 
 def again(message: Message, receive: Receive) -> Receive:
     """Returns what gives a message that was received already, then goes on as ``receive``."""
-    given = False
+    delivered = False
 
-    async def found() -> Message:
-        nonlocal given
-        if given:
+    async def receive_again() -> Message:
+        nonlocal delivered
+        if delivered:
             return await receive()
-        given = True
+        delivered = True
         return message
 
-    return found
+    return receive_again

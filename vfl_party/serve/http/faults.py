@@ -1,4 +1,4 @@
-"""Words what is wrong with a request's body."""
+"""Describes errors in a request's body."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 _WORDS = {
     "missing": "is missing",
-    "extra_forbidden": "is no field of a request",
+    "extra_forbidden": "is not a field of a request",
     "list_type": "must be a list",
     "dict_type": "must be an object: a list of values for each column",
     "string_type": "must be text, in quotes",
@@ -20,22 +20,22 @@ _WORDS = {
 _CELL = "must be a number, text, true, false or null"
 
 
-def worded(faults: Sequence[Mapping[str, Any]]) -> list[str]:
+def describe_faults(faults: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns a sentence for each part of a body that is wrong, from pydantic's errors.
 
     What was given may be an id, so no sentence repeats it.
     """
-    found: dict[str, str] = {}
-    for each in faults:
-        path = _path(each["loc"][1:])
-        words = _WORDS.get(each["type"], each["msg"])
-        # Of a cell of a column pydantic tells why it is none of each type.
+    texts: dict[str, str] = {}
+    for fault in faults:
+        path = _path(fault["loc"][1:])
+        words = _WORDS.get(fault["type"], fault["msg"])
+        # Pydantic lists an error for each type that a cell may have.
         if path[:1] == ["columns"] and isinstance(path[-1], int):
             words = _CELL
-        found.setdefault(".".join(map(str, path)), words)
-    # Of a list in a list, what is wrong within it says more.
-    within = {path.rpartition(".")[0] for path in found}
-    return [f"{path}: {words}" for path, words in found.items() if path not in within]
+        texts.setdefault(".".join(map(str, path)), words)
+    # An error inside a nested list is more specific than that of the list.
+    within = {path.rpartition(".")[0] for path in texts}
+    return [f"{path}: {words}" for path, words in texts.items() if path not in within]
 
 
 def _path(loc: Sequence[str | int]) -> list[str | int]:

@@ -17,7 +17,7 @@ from vfl_party.serve.http.v1 import one_text, rows_of
 from vfl_party.serve.tokens import Denied
 
 T = TypeVar("T")
-# The first item that is none is told of, and the others are not looked at.
+# Validation stops at the first invalid item.
 Items = Annotated[list[T], Field(fail_fast=True)]
 
 
@@ -43,27 +43,27 @@ class Invocation(BaseModel):
 
 def routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes."""
-    found = APIRouter()
+    router = APIRouter()
 
-    @found.get("/ping")
+    @router.get("/ping")
     async def ping() -> dict[str, str]:
         return {"status": "ok"}
 
-    @found.get("/version", response_class=PlainTextResponse)
+    @router.get("/version", response_class=PlainTextResponse)
     async def of_package() -> PlainTextResponse:
         # MLflow's server says its own here.
         return PlainTextResponse(version())
 
-    @found.post("/invocations", response_model=None)
+    @router.post("/invocations", response_model=None)
     async def invocations(
         asked: Invocation, request: Request, model: str | None = None
     ) -> JSONResponse:
         served, token = models.open(request.headers.get("authorization"), model)
-        ids = [one_text(each) for each in cells(asked, served.id_columns)]
+        ids = [one_text(row) for row in cells(asked, served.id_columns)]
         scores = await served.score(ids, token)
         return JSONResponse({"predictions": rows_of(list(ids), scores)})
 
-    return found
+    return router
 
 
 def cells(asked: Invocation, names: tuple[str, ...]) -> list[list[str]]:
@@ -76,24 +76,23 @@ def cells(asked: Invocation, names: tuple[str, ...]) -> list[list[str]]:
     elif isinstance(asked.inputs, dict):
         lists = asked.inputs
         n = len(next(iter(lists.values()), []))
-        if any(len(each) != n for each in lists.values()):
+        if any(len(values) != n for values in lists.values()):
             raise Denied(400, "inputs: columns must have the same length")
         records = [{name: lists[name][at] for name in lists} for at in range(n)]
     else:
-        given = asked.inputs if asked.inputs is not None else asked.instances
-        if given is None:
-            text = "give dataframe_split, dataframe_records, inputs or instances"
-            raise Denied(400, text)
-        records = [each if isinstance(each, dict) else {names[0]: each} for each in given]
-    if any(not set(names) <= set(each) for each in records):
+        rows = asked.inputs if asked.inputs is not None else asked.instances
+        if rows is None:
+            raise Denied(400, "give dataframe_split, dataframe_records, inputs or instances")
+        records = [row if isinstance(row, dict) else {names[0]: row} for row in rows]
+    if any(not set(names) <= set(record) for record in records):
         raise Denied(400, f"each row needs the column {', '.join(names)}")
-    return [[_cell(each[name]) for name in names] for each in records]
+    return [[_cell(record[name]) for name in names] for record in records]
 
 
-def _cell(given: Any) -> str:
+def _cell(value: Any) -> str:
     """Returns a cell as text. Raises Denied: 7.0, NaN and null are nobody's id, and their text may
     be somebody's.
     """
-    if isinstance(given, bool) or not isinstance(given, str | int):
+    if isinstance(value, bool) or not isinstance(value, str | int):
         raise Denied(422, "an id must be text or a whole number; write others as text")
-    return str(given)
+    return str(value)

@@ -1,4 +1,4 @@
-"""The HTTP protocol of both pages and programs: nobody keeps a connection for nothing."""
+"""The HTTP protocol with timeouts for idle and stalled connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REQUEST_S, STALLED_S = 10.0, 60.0
 
 
 class Patient(H11Protocol):
-    """Closes a connection that asks for nothing, or takes nothing: both would keep a place."""
+    """Closes idle connections and those that do not read, since both occupy a place."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -36,9 +36,9 @@ class Patient(H11Protocol):
         """Gives the connection its time for the request after ``last``; None: for the first."""
         if self._silence is not None:
             self._silence.cancel()
-        self._silence = self.loop.call_later(REQUEST_S, self._unasked, last)
+        self._silence = self.loop.call_later(REQUEST_S, self._close_idle, last)
 
-    def _unasked(self, last: Any) -> None:
+    def _close_idle(self, last: Any) -> None:
         # No further request has come whole.
         if self.cycle is last:
             self.transport.abort()

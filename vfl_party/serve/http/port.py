@@ -1,4 +1,4 @@
-"""Runs the application on its port, in a thread of its own."""
+"""Runs the application on its port, in a separate thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vfl_common.rpc.channel import check_address, split_address
 from vfl_party.serve.http.patient import Patient
 
 # Connections and requests under way; further ones get 503.
-_MOST_AT_ONCE = 1_000
+_MAX_CONNECTIONS = 1_000
 _CLOSE_S = 10
 # For callers to close the connections that they keep, and between two looks.
 _LEAVE_S, _POLL_S = 2.0, 0.02
@@ -41,8 +41,8 @@ class Port:
         callers close those that they keep, with the answer to their next request.
         """
         self._leaving.set()
-        for each in self._server.servers:
-            each.get_loop().call_soon_threadsafe(each.close)
+        for server in self._server.servers:
+            server.get_loop().call_soon_threadsafe(server.close)
         until_s = time.monotonic() + _LEAVE_S
         while self._server.server_state.connections and time.monotonic() < until_s:
             time.sleep(_POLL_S)
@@ -59,7 +59,7 @@ def listening(
     host, _ = split_address(settings.http)
     secure = settings.certificate is not None
     require_certificate(settings)
-    bound, leaving = _bound(settings.http, inherited), threading.Event()
+    bound, leaving = _bind(settings.http, inherited), threading.Event()
     config = uvicorn.Config(
         _closing(app, leaving),
         http=Patient,
@@ -72,7 +72,7 @@ def listening(
         # Nobody here asks for the caller's address.
         proxy_headers=False,
         interface="asgi3",
-        limit_concurrency=_MOST_AT_ONCE,
+        limit_concurrency=_MAX_CONNECTIONS,
         timeout_graceful_shutdown=_CLOSE_S,
         h11_max_incomplete_event_size=16 << 10,
         ssl_certfile=settings.certificate,
@@ -98,11 +98,14 @@ def require_certificate(settings: ServeSettings) -> None:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.certificate, settings.key)
     except (OSError, ValueError) as error:
-        text = f"serve.certificate: {settings.certificate} and serve.key cannot be used ({error})"
-        raise InputError(Code.CERTIFICATE_INVALID, text) from None
+        raise InputError(
+            Code.CERTIFICATE_INVALID,
+            f"serve.certificate, serve.key: cannot use {settings.certificate} and {settings.key} "
+            f"({error}). Give a PEM certificate and its key.",
+        ) from None
 
 
-def _bound(address: str, inherited: socket.socket | None) -> socket.socket:
+def _bind(address: str, inherited: socket.socket | None) -> socket.socket:
     """Returns a listening socket: the inherited one, unless the address has changed. Raises
     InputError.
     """
@@ -118,7 +121,7 @@ def _bound(address: str, inherited: socket.socket | None) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((host, port))
     # From now on callers wait, if the server is not up yet.
-    bound.listen(_MOST_AT_ONCE)
+    bound.listen(_MAX_CONNECTIONS)
     return bound
 
 
@@ -126,12 +129,12 @@ def _closing(app: ASGIApp, leaving: threading.Event) -> ASGIApp:
     """Returns the application, which closes connections with its answers once it is ``leaving``."""
 
     async def closing(scope: Scope, receive: Receive, send: Send) -> None:
-        async def told(message: Message) -> None:
+        async def relay(message: Message) -> None:
             if leaving.is_set() and message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), (b"connection", b"close")]
                 message = {**message, "headers": headers}
             await send(message)
 
-        await app(scope, receive, told)
+        await app(scope, receive, relay)
 
     return closing

@@ -14,14 +14,14 @@ class Refusal(BaseModel):
 
 
 _WHY = {
-    400: "The request is none.",
-    401: "There is no token, or one that has ended.",
-    403: "The token is for other models, or the party has not allowed as many rows.",
-    404: "There is no such model.",
-    408: "The body did not come in time.",
+    400: "The request is invalid.",
+    401: "The token is missing or has expired.",
+    403: "The token is for other models, or the party does not allow as many rows.",
+    404: "The model does not exist.",
+    408: "The body did not arrive in time.",
     413: "The body is too large, or has too many ids.",
     421: "This machine is not served under that name.",
-    422: "The request is none.",
+    422: "The request is invalid.",
     429: "The token's rows of the day are spent.",
     500: "The program has failed; its log says how.",
     503: "Too many requests wait, or the party cannot write its record.",

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_party.serve.batching import Busy, Given
-from vfl_party.serve.http.served import Served, joined
+from vfl_party.serve.http.served import Served, join_scores
 from vfl_party.serve.models.compare import Disagreement, shares
 from vfl_party.serve.scored import Scores
 
@@ -40,48 +40,49 @@ class Routed:
     disagreement: Disagreement = field(default_factory=Disagreement)
 
     async def score(
-        self, now: Served, ids: Ids, least: float | None, columns: Given | None
+        self, now: Served, ids: Ids, min_quality: float | None, columns: Given | None
     ) -> Scores:
-        found = await self._shared(now, ids, least, columns)
-        # Afterwards, so that the copy does not hold up the answer.
-        self._copy(ids, columns, found)
-        return found
+        """Scores rows with the runs of their shares; see ``Routes.score``."""
+        scores = await self._share(now, ids, min_quality, columns)
+        # The copy comes last, so that it does not delay the answer.
+        self._copy(ids, columns, scores)
+        return scores
 
     def usable(self, run_id: str, now: Served) -> Served | None:
         """Returns a run if it can answer in place of ``now``: all passive parties that attend
         ``now`` attend it, and its results have the same columns.
         """
-        found = self.find(run_id)
-        if found is None or found.columns.keys() != now.columns.keys():
+        run = self.find(run_id)
+        if run is None or run.columns.keys() != now.columns.keys():
             return None
-        there = found.present()
-        if any(each not in there for each in now.present()):
+        there = run.present()
+        if any(party not in there for party in now.present()):
             return None
-        return replace(found, instead=now.instead)
+        return replace(run, instead=now.instead)
 
-    async def _shared(
-        self, now: Served, ids: Ids, least: float | None, columns: Given | None
+    async def _share(
+        self, now: Served, ids: Ids, min_quality: float | None, columns: Given | None
     ) -> Scores:
         if not self.weights:
-            return await now.answer(ids, least, columns)
-        of_N = shares([each or "" for each in self.spelt(ids)], self.weights, self.model)
-        runs = [self.usable(each, now) or now for each in self.weights]
+            return await now.answer(ids, min_quality, columns)
+        of_N = shares([name or "" for name in self.spelt(ids)], self.weights, self.model)
+        runs = [self.usable(run_id, now) or now for run_id in self.weights]
         # The last is for -1.
         served_N = [*runs, now]
         groups: dict[str, list[int]] = {}
         for at, number in enumerate(of_N.tolist()):
             groups.setdefault(served_N[number].run_id, []).append(at)
-        of = {each.run_id: each for each in served_N}
+        of = {run.run_id: run for run in served_N}
         if len(groups) == 1:
-            return await of[next(iter(groups))].answer(ids, least, columns)
+            return await of[next(iter(groups))].answer(ids, min_quality, columns)
         parts = await asyncio.gather(
             *(
-                of[run_id].answer([ids[at] for at in rows], least, _rows(columns, rows))
+                of[run_id].answer([ids[at] for at in rows], min_quality, _rows(columns, rows))
                 for run_id, rows in groups.items()
             )
         )
         order = np.concatenate([np.asarray(rows, np.int64) for rows in groups.values()])
-        return joined(parts).ordered(_inverse(order))
+        return join_scores(parts).ordered(_inverse(order))
 
     def _copy(self, ids: Ids, columns: Given | None, answered: Scores) -> None:
         """Asks the shadow for what others have answered, and waits for nothing."""
@@ -94,16 +95,18 @@ class Routed:
         answered = answered.ordered(np.asarray(rows, np.int64))
         shadow = self.find(self.shadow)
         try:
-            given = [ids[at] for at in rows]
-            waiting = shadow.submit(given, None, _rows(columns, rows)) if shadow is not None else []
+            copied = [ids[at] for at in rows]
+            waiting = (
+                shadow.submit(copied, None, _rows(columns, rows)) if shadow is not None else []
+            )
         except Busy:
             waiting = []
         if shadow is None or not waiting:
             self.disagreement.compare(answered, None)
             return
-        for start, each in zip(range(0, len(rows), shadow.most_at_once), waiting, strict=True):
-            part = answered.taken(slice(start, start + shadow.most_at_once))
-            each.add_done_callback(partial(self._compare, part))
+        for start, future in zip(range(0, len(rows), shadow.max_at_once), waiting, strict=True):
+            part = answered.taken(slice(start, start + shadow.max_at_once))
+            future.add_done_callback(partial(self._compare, part))
 
     def _compare(self, answered: Scores, shadow: Future[Scores]) -> None:
         failed = shadow.cancelled() or shadow.exception() is not None
@@ -117,6 +120,6 @@ def _rows(columns: Given | None, rows: Sequence[int]) -> Given | None:
 
 
 def _inverse(order: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    found = np.empty_like(order)
-    found[order] = np.arange(len(order))
-    return found
+    result = np.empty_like(order)
+    result[order] = np.arange(len(order))
+    return result

@@ -21,14 +21,14 @@ from vfl_party.serve.store import LONGEST_ID
 from vfl_party.serve.telling.request import under_way
 from vfl_party.serve.tokens import Denied, Token, Tokens
 
-BUSY = "too many requests wait; try again later"
+BUSY = "too many requests are waiting. Try again later."
 
 
 class Routes(Protocol):
     """Shares a model's requests among its runs; see ``vfl_party.serve.http.routed``."""
 
     async def score(
-        self, now: Served, ids: Sequence[str], least: float | None, columns: Given | None
+        self, now: Served, ids: Sequence[str], min_quality: float | None, columns: Given | None
     ) -> Scores:
         """Scores rows; ``now``: the run that answers what goes to no other. Raises Denied."""
         ...
@@ -43,8 +43,8 @@ class Served:
         run_id: of the run that trained it.
         columns: {column of its results: dtype of numpy}.
         parties: all of them, in the recipe's order.
-        most_rows: of a request.
-        most_at_once: rows that are scored at once.
+        max_rows: of a request.
+        max_at_once: rows that are scored at once.
         present: returns the passive parties that attend now.
         id_columns: the names of the columns of an id.
         inexact: why scores may differ from those of ``predict`` in their last bits; '' if they do
@@ -62,8 +62,8 @@ class Served:
     tokens: Tokens
     quality: Quality
     counts: Counts
-    most_rows: int
-    most_at_once: int
+    max_rows: int
+    max_at_once: int
     present: Callable[[], Sequence[str]] = field(repr=False)
     id_columns: tuple[str, ...] = ("id",)
     inexact: str = ""
@@ -77,6 +77,7 @@ class Served:
 
     @property
     def names(self) -> tuple[str, str]:
+        """Returns the names by which a token may allow it."""
         return self.name, self.run_id
 
     def allow(self, header: str | None) -> Token | None:
@@ -87,99 +88,101 @@ class Served:
         self,
         ids: Sequence[str],
         token: Token | None,
-        least: float | None = None,
+        min_quality: float | None = None,
         columns: Given | None = None,
     ) -> Scores:
         """Scores rows by id. ``columns``: the active party's of these rows. Raises Denied."""
-        if not 0 < len(ids) <= self.most_rows:
-            text = f"give 1 to {self.most_rows:,} ids, and not {len(ids):,}"
-            raise Denied(413 if ids else 422, text)
-        if any(len(each) > LONGEST_ID for each in ids):
-            raise Denied(422, f"an id has at most {LONGEST_ID} characters")
+        if not 0 < len(ids) <= self.max_rows:
+            raise Denied(
+                413 if ids else 422,
+                f"ids: must be 1 to {self.max_rows:,} ids (got {len(ids):,})",
+            )
+        if any(len(name) > LONGEST_ID for name in ids):
+            raise Denied(422, f"an id must have at most {LONGEST_ID} characters")
         # JSON can write half of a character. Nobody who is scored with it may fail.
         if not all(map(_is_text, ids)):
-            raise Denied(422, "an id must be text of Unicode")
-        if columns is not None and any(len(each) != len(ids) for each in columns.values()):
-            raise Denied(422, "columns: give a value for each id")
-        if (told := under_way()) is not None:
-            told.asked(self.name, self.run_id, token.name if token is not None else "", len(ids))
+            raise Denied(422, "an id must be valid Unicode text")
+        if columns is not None and any(len(values) != len(ids) for values in columns.values()):
+            raise Denied(422, "columns: must have one value per id")
+        if (request := under_way()) is not None:
+            request.asked(self.name, self.run_id, token.name if token is not None else "", len(ids))
         with self.tokens.spending(token, len(ids)):
             if self.routes is not None:
-                return await self.routes.score(self, ids, least, columns)
-            return await self.answer(ids, least, columns)
+                return await self.routes.score(self, ids, min_quality, columns)
+            return await self.answer(ids, min_quality, columns)
 
     def submit(
-        self, ids: Sequence[str], least: float | None, columns: Given | None
+        self, ids: Sequence[str], min_quality: float | None, columns: Given | None
     ) -> list[Future[Scores]]:
-        """Queues rows, in parts of ``most_at_once``. Raises Busy."""
-        most, waiting = self.most_at_once, list[Future[Scores]]()
+        """Queues rows, in parts of ``max_at_once``. Raises Busy."""
+        size, waiting = self.max_at_once, list[Future[Scores]]()
         try:
-            for start in range(0, len(ids), most):
-                part = ids[start : start + most]
-                waiting.append(self.batcher.submit(part, least, _part(columns, start, most)))
+            for start in range(0, len(ids), size):
+                part = ids[start : start + size]
+                waiting.append(self.batcher.submit(part, min_quality, _part(columns, start, size)))
         except Busy:
             # Nobody waits for the parts before.
-            for each in waiting:
-                each.cancel()
+            for future in waiting:
+                future.cancel()
             raise
         return waiting
 
     async def answer(
-        self, ids: Sequence[str], least: float | None, columns: Given | None
+        self, ids: Sequence[str], min_quality: float | None, columns: Given | None
     ) -> Scores:
         """Scores rows with this run, and counts them. Raises Denied."""
         began_s = time.perf_counter()
         try:
-            waiting = self.submit(ids, least, columns)
+            waiting = self.submit(ids, min_quality, columns)
         except Busy as error:
             # Between two promotions it may have ended since the request came.
             other = self.instead() if self.instead and isinstance(error, Ended) else self
             if other.run_id != self.run_id:
-                return await other.answer(ids, least, columns)
+                return await other.answer(ids, min_quality, columns)
             raise Denied(503, BUSY) from None
         try:
-            found = joined([await asyncio.wrap_future(each) for each in waiting])
+            scores = join_scores([await asyncio.wrap_future(future) for future in waiting])
         except InputError as error:
             if error.code is Code.FILE_INVALID:
-                # The sentence has a path of this machine, and the log has it.
+                # The full text, with a path of this machine, is in the log only.
                 raise Denied(503, error.public) from None
-            # Of columns that the caller has given, or of what the party has allowed.
+            # The caller's columns are invalid, or the party does not allow as many rows.
             status = 403 if error.code is Code.REFUSED else 422
             raise Denied(status, clean(str(error), LINE)) from None
-        self.counts.scored(found, time.perf_counter() - began_s)
-        return found
+        self.counts.scored(scores, time.perf_counter() - began_s)
+        return scores
 
 
 def bearer(header: str | None) -> str | None:
     """Returns the secret of a header ``Authorization``; None if it has none."""
-    scheme, _, given = (header or "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else None
+    scheme, _, secret = (header or "").partition(" ")
+    return secret.strip() if scheme.lower() == "bearer" else None
 
 
-def _is_text(given: str) -> bool:
+def _is_text(text: str) -> bool:
     try:
-        given.encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
     return True
 
 
-def _part(columns: Given | None, start: int, most: int) -> Given | None:
+def _part(columns: Given | None, start: int, size: int) -> Given | None:
     if columns is None:
         return None
-    return {name: values[start : start + most] for name, values in columns.items()}
+    return {name: values[start : start + size] for name, values in columns.items()}
 
 
-def joined(parts: Sequence[Scores]) -> Scores:
+def join_scores(parts: Sequence[Scores]) -> Scores:
     """Puts the scores of a request's parts together again."""
     if len(parts) == 1:
         return parts[0]
-    offsets = np.cumsum([0, *(len(each.parts) for each in parts)])
+    offsets = np.cumsum([0, *(len(part.parts) for part in parts)])
     return Scores(
-        {name: np.concatenate([each.columns[name] for each in parts]) for name in parts[0].columns},
-        [state for each in parts for state in each.state],
-        [part for each in parts for part in each.parts],
+        {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns},
+        [state for part in parts for state in part.state],
+        [part for scored in parts for part in scored.parts],
         np.concatenate(
-            [each.of_part + offset for each, offset in zip(parts, offsets, strict=False)]
+            [part.of_part + offset for part, offset in zip(parts, offsets, strict=False)]
         ),
     )

@@ -1,4 +1,4 @@
-"""Tells of the requests of HTTP."""
+"""Reports HTTP requests to the access log and the traces."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Collection
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vfl_party.serve.telling.request import ToldRequest, begin
+from vfl_party.serve.telling.request import RequestTrace, begin
 from vfl_party.serve.telling.teller import Teller
 
 
-class Told:
-    """Has what is asked told when it has ended.
+class RequestLog:
+    """Reports each request when it has ended.
 
-    ``known``: the paths that nobody chooses. Of another one its route is told: a caller who is
-    wrong may write an id into a path.
+    ``known``: the fixed paths. Other paths are reported as their route, since a path that a caller
+    writes may contain an id.
     """
 
     def __init__(self, app: ASGIApp, teller: Teller, known: Collection[str]) -> None:
@@ -25,17 +25,17 @@ class Told:
             await self._app(scope, receive, send)
             return
         parent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
-        request, status = ToldRequest("http", "", parent), 0
+        request, status = RequestTrace("http", "", parent), 0
         begin(request)
 
-        async def told(message: Message) -> None:
+        async def relay(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, told)
+            await self._app(scope, receive, relay)
         finally:
             path = scope["path"]
             chosen = getattr(scope.get("route"), "path", "")
@@ -46,5 +46,5 @@ class Told:
 
 def _method(scope: Scope) -> str:
     """Returns the method; '' for one that a caller has made up."""
-    found: str = scope["method"]
-    return found if found in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS") else ""
+    method: str = scope["method"]
+    return method if method in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS") else ""

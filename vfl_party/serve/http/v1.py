@@ -1,4 +1,4 @@
-"""``POST /v1/predict``: ids in, a row for each of them out."""
+"""``POST /v1/predict``: returns a row for each id."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vfl_party.serve.scored import Scores
 from vfl_party.serve.store import LONGEST_ID
 
 Id = Annotated[str, Field(max_length=LONGEST_ID)]
-# Of what is none, the first item is told of, and the others are not looked at.
+# Validation stops at the first invalid item.
 Cells = Annotated[list[Id], Field(fail_fast=True)]
 Values = Annotated[list[bool | int | float | str | None], Field(fail_fast=True)]
 
@@ -43,7 +43,7 @@ class Asked(BaseModel):
 
 
 class Row(BaseModel):
-    """One row. Columns of the result, such as ``score_1`` and ``class``, are beside these."""
+    """One row. It also has the columns of the result, such as ``score_1`` and ``class``."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -99,13 +99,13 @@ class Models(BaseModel):
 
 def routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes of ``/v1``."""
-    found = APIRouter(prefix="/v1")
+    router = APIRouter(prefix="/v1")
 
-    @found.post("/predict", response_model=None, responses={200: {"model": Answer}})
+    @router.post("/predict", response_model=None, responses={200: {"model": Answer}})
     async def predict(asked: Asked, request: Request) -> JSONResponse:
         header = request.headers.get("authorization")
         served, token = models.open(header, asked.model, asked.version)
-        ids = [one_text(each) for each in asked.ids]
+        ids = [one_text(name) for name in asked.ids]
         scores = await served.score(ids, token, asked.min_quality, asked.columns)
         answer = {
             "model": served.name,
@@ -115,18 +115,18 @@ def routes(models: Catalog[Any]) -> APIRouter:
         }
         return JSONResponse(answer)
 
-    @found.get("/models", response_model=None, responses={200: {"model": Models}})
+    @router.get("/models", response_model=None, responses={200: {"model": Models}})
     async def listed(request: Request) -> JSONResponse:
         return JSONResponse({"models": models.listed(request.headers.get("authorization"))})
 
-    return found
+    return router
 
 
-def one_text(given: str | list[str]) -> str:
+def one_text(cells: str | list[str]) -> str:
     """Returns an id as the parties write it: its cells in one text."""
     from vfl_party.data.ids import SEPARATOR
 
-    return given if isinstance(given, str) else SEPARATOR.join(given)
+    return cells if isinstance(cells, str) else SEPARATOR.join(cells)
 
 
 def rows_of(ids: list[str | list[str]], scores: Scores) -> list[dict[str, Any]]:
@@ -144,10 +144,10 @@ def rows_of(ids: list[str | list[str]], scores: Scores) -> list[dict[str, Any]]:
     numbers, has_score = scores.of_part.tolist(), scores.has_score
     return [
         {
-            "id": each,
+            "id": row_id,
             "state": scores.state[at],
             **{name: values[at] if has_score[at] else None for name, values in columns.items()},
             **common[numbers[at]],
         }
-        for at, each in enumerate(ids)
+        for at, row_id in enumerate(ids)
     ]

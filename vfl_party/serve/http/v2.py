@@ -21,7 +21,7 @@ from vfl_party.serve.http.binary import LENGTH, OCTETS, BinaryRoute, cut, rest_o
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.http.v1 import Cells, Id
 from vfl_party.serve.tokens import Denied
-from vfl_party.serve.v2.asked import columns_of, ids_of, least_of
+from vfl_party.serve.v2.asked import columns_of, ids_of, min_quality_of
 from vfl_party.serve.v2.outputs import EXTENSIONS, chosen, described, outputs_of
 
 _NAN = "NaN"
@@ -68,33 +68,33 @@ class Inference(BaseModel):
 
 def routes(models: Catalog[Any]) -> APIRouter:
     """Makes the routes of ``/v2``."""
-    found = APIRouter(prefix="/v2", route_class=BinaryRoute)
+    router = APIRouter(prefix="/v2", route_class=BinaryRoute)
 
-    @found.get("")
+    @router.get("")
     async def server() -> dict[str, Any]:
         from vfl_common.process.logs import version
 
         return {"name": "vfl", "version": version(), "extensions": EXTENSIONS}
 
-    @found.get("/health/live")
+    @router.get("/health/live")
     async def live() -> dict[str, bool]:
         return {"live": True}
 
-    @found.get("/health/ready")
+    @router.get("/health/ready")
     async def ready() -> JSONResponse:
         # A trial of the disk must not keep other requests waiting.
         is_ready = await asyncio.to_thread(models.ready)
         # The specification's example names it so, and its text otherwise.
         return JSONResponse({"ready": is_ready, "live": True}, 200 if is_ready else 503)
 
-    @found.get("/models/{name}/ready")
-    @found.get("/models/{name}/versions/{run}/ready")
+    @router.get("/models/{name}/ready")
+    @router.get("/models/{name}/versions/{run}/ready")
     async def model_ready(request: Request, name: str, run: str | None = None) -> dict[str, Any]:
         served, _ = models.open(request.headers.get("authorization"), name, run)
         return {"name": served.name, "ready": True}
 
-    @found.get("/models/{name}")
-    @found.get("/models/{name}/versions/{run}")
+    @router.get("/models/{name}")
+    @router.get("/models/{name}/versions/{run}")
     async def model(request: Request, name: str, run: str | None = None) -> dict[str, Any]:
         served, _ = models.open(request.headers.get("authorization"), name, run)
         inputs, outputs = described(served.columns, served.parties)
@@ -102,12 +102,12 @@ def routes(models: Catalog[Any]) -> APIRouter:
             "name": served.name,
             "versions": models.versions(served),
             "platform": "vfl",
-            "inputs": [_described(each) for each in inputs],
-            "outputs": [_described(each) for each in outputs],
+            "inputs": [_fields_of(tensor) for tensor in inputs],
+            "outputs": [_fields_of(tensor) for tensor in outputs],
         }
 
-    @found.post("/models/{name}/infer", response_model=None)
-    @found.post("/models/{name}/versions/{run}/infer", response_model=None)
+    @router.post("/models/{name}/infer", response_model=None)
+    @router.post("/models/{name}/versions/{run}/infer", response_model=None)
     async def infer(
         asked: Inference, request: Request, name: str, run: str | None = None
     ) -> Response:
@@ -115,54 +115,54 @@ def routes(models: Catalog[Any]) -> APIRouter:
         inputs = inputs_of(asked, rest_of(request))
         ids = ids_of(inputs)
         columns = columns_of(inputs, len(ids))
-        scores = await served.score(ids, token, least_of(asked.parameters), columns)
+        scores = await served.score(ids, token, min_quality_of(asked.parameters), columns)
         wanted = asked.outputs or []
-        outputs = chosen(outputs_of(scores, served.parties), [each.name for each in wanted])
+        outputs = chosen(outputs_of(scores, served.parties), [output.name for output in wanted])
         answer: dict[str, Any] = {"model_name": served.name, "model_version": served.run_id}
         if asked.id is not None:
             answer["id"] = asked.id
         every = asked.parameters.get("binary_data_output") is True
         as_bytes = {
-            each.name for each in wanted if each.parameters.get("binary_data", every) is True
+            output.name for output in wanted if output.parameters.get("binary_data", every) is True
         }
         if every and not wanted:
-            as_bytes = {each.name for each in outputs}
-        return _answered(answer, outputs, as_bytes)
+            as_bytes = {output.name for output in outputs}
+        return _response(answer, outputs, as_bytes)
 
-    return found
+    return router
 
 
 def inputs_of(asked: Inference, rest: bytes | None) -> list[Tensor]:
     """Returns the inputs of a request. ``rest``: the bytes after its JSON. Raises Denied."""
-    sizes = [each.parameters.get("binary_data_size") for each in asked.inputs]
+    sizes = [tensor.parameters.get("binary_data_size") for tensor in asked.inputs]
     pieces = cut(rest, sizes)
-    found = []
-    for each, piece in zip(asked.inputs, pieces, strict=True):
-        data: list[Any] | bytes | None = piece if piece is not None else each.data
+    tensors = []
+    for tensor, piece in zip(asked.inputs, pieces, strict=True):
+        data: list[Any] | bytes | None = piece if piece is not None else tensor.data
         if data is None:
-            raise Denied(400, f"inputs: {each.name}: give data")
+            raise Denied(400, f"inputs: {tensor.name}: give data")
         if isinstance(data, list) and any(isinstance(cell, list) for cell in data):
             data = [one for cell in data for one in (cell if isinstance(cell, list) else [cell])]
-        found.append(Tensor(each.name, each.datatype, each.shape, data))
-    return found
+        tensors.append(Tensor(tensor.name, tensor.datatype, tensor.shape, data))
+    return tensors
 
 
-def _described(tensor: Tensor) -> dict[str, Any]:
+def _fields_of(tensor: Tensor) -> dict[str, Any]:
     return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
 
 
-def _answered(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str]) -> Response:
+def _response(answer: dict[str, Any], outputs: list[Tensor], as_bytes: set[str]) -> Response:
     """Writes an answer: JSON, and after it the outputs that are wanted as bytes."""
-    pieces, told = [], []
-    for each in outputs:
-        said = _described(each)
-        if each.name in as_bytes:
-            pieces.append(raw(each))
-            said["parameters"] = {"binary_data_size": len(pieces[-1])}
+    pieces, facts = [], []
+    for output in outputs:
+        fields = _fields_of(output)
+        if output.name in as_bytes:
+            pieces.append(raw(output))
+            fields["parameters"] = {"binary_data_size": len(pieces[-1])}
         else:
-            said["data"] = [_NAN if value != value else value for value in filled(each)]
-        told.append(said)
-    answer["outputs"] = told
+            fields["data"] = [_NAN if value != value else value for value in filled(output)]
+        facts.append(fields)
+    answer["outputs"] = facts
     if not pieces:
         return JSONResponse(answer)
     head = json.dumps(answer, separators=(",", ":"), allow_nan=False).encode()

@@ -16,9 +16,9 @@ from vfl_party.serve.batching import Given
 from vfl_party.serve.scored import Part, Scores, State
 from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
 from vfl_party.serve.store import Store
-from vfl_party.serve.stores.seam import Found
+from vfl_party.serve.stores.seam import LookupResult
 
-# Of an id that has no score.
+# States of ids without a score.
 _LOST = (UNKNOWN, FAILED)
 
 
@@ -35,7 +35,7 @@ class AloneScorer:
 
     @torch.no_grad()
     def score(
-        self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
+        self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
     ) -> Scores:
         """Scores rows by id, in their order; see ``OnlineScorer.score``. Raises InputError."""
         held, n = self._store.held, len(ids)
@@ -43,27 +43,27 @@ class AloneScorer:
         outputs = torch.zeros(n, party.recipe.task.outputs)
         state_N = np.full(n, EMBEDDED, np.uint8)
         if columns is not None:
-            found = held.solo_given(columns, n)
+            solo = held.solo_given(columns, n)
         else:
             own = own_rows(held, held.spelt(ids), time.monotonic() + self._timeout_s)
-            if not isinstance(own, Found):
+            if not isinstance(own, LookupResult):
                 lost = [Part((), {party.name: own})]
                 none_N = np.zeros(n, np.int64)
                 return Scores(columns_of(held, outputs), [unscored(own)] * n, lost, none_N)
             state_N = own.states()
-            found = held.solo(own, own.rows[own.rows >= 0])
-        if found is None:
+            solo = held.solo(own, own.rows[own.rows >= 0])
+        if solo is None:
             raise InternalError(f"{party.name}: the run has no student")
         known_N = state_N == EMBEDDED
-        outputs[torch.from_numpy(known_N)] = found.cpu()
+        outputs[torch.from_numpy(known_N)] = solo.cpu()
         finite_N = outputs.isfinite().all(dim=1).numpy()
         outputs[torch.from_numpy(~finite_N)] = 0.0
         there = Part((party.name,), {}, self._quality.student)
-        scored = state_of(there, self._quality, least)
+        scored = state_of(there, self._quality, min_quality)
         state: list[State] = [
-            unscored(WHY[each]) if each in WHY else scored if finite else "failed"
-            for each, finite in zip(state_N.tolist(), finite_N, strict=True)
+            unscored(WHY[code]) if code in WHY else scored if finite else "failed"
+            for code, finite in zip(state_N.tolist(), finite_N, strict=True)
         ]
-        parts = [there, *(Part((), {party.name: WHY[each]}) for each in _LOST)]
-        number_N = np.select([state_N == each for each in _LOST], range(1, len(_LOST) + 1), 0)
+        parts = [there, *(Part((), {party.name: WHY[code]}) for code in _LOST)]
+        number_N = np.select([state_N == code for code in _LOST], range(1, len(_LOST) + 1), 0)
         return Scores(columns_of(held, outputs), state, parts, number_N)

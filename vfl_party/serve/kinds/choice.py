@@ -1,4 +1,4 @@
-"""Which kind a served model is of."""
+"""Chooses the scorer and the answers by the kind of the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Scorer(Protocol):
     """Scores rows by id at the active party; any thread may call it, several at once."""
 
     def score(
-        self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
+        self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
     ) -> Scores: ...
 
 
@@ -44,7 +44,7 @@ class Answerer(Protocol):
 
 
 def in_steps(store: Store) -> bool:
-    """Whether the model's method has a way of its own to score ids."""
+    """Whether the model's method has its own way to score ids."""
     return store.held.party.course.lone_phase is not None
 
 

@@ -21,9 +21,9 @@ from vfl_party.serve.scored import Part, State, Why
 from vfl_party.serve.scorer import Embedded, OnlineScorer, state_of
 from vfl_party.serve.store import Held
 
-# Of a party that is there, and whose latents do not count.
+# Reason for a party that answered, but whose latents are not used.
 _NOT_NEEDED: Why = "not needed"
-# Why a party takes no part though nothing is amiss.
+# Reasons that are not faults.
 _FINE: frozenset[Why] = frozenset((_NOT_NEEDED, "not answered"))
 
 
@@ -40,19 +40,19 @@ class HolderScorer(OnlineScorer):
         rows: Rows,
         why: Mapping[str, npt.NDArray[Any] | Why],
     ) -> Part:
-        found = super()._part(party, names, mask, rows, why)
-        first, others = found.parties[:1], found.parties[1:]
-        missing = {**found.missing, **dict.fromkeys(others, _NOT_NEEDED)}
+        part = super()._part(party, names, mask, rows, why)
+        first, others = part.parties[:1], part.parties[1:]
+        missing = {**part.missing, **dict.fromkeys(others, _NOT_NEEDED)}
         ordered = {name: missing[name] for name in names if name in missing}
-        return replace(found, parties=first, missing=ordered, quality=self._quality.of(first))
+        return replace(part, parties=first, missing=ordered, quality=self._quality.of(first))
 
-    def _state(self, party: Party, part: Part, least: float | None) -> State:
+    def _state(self, party: Party, part: Part, min_quality: float | None) -> State:
         _ = party
         amiss = {name: why for name, why in part.missing.items() if why not in _FINE}
         if not part.parties:
             # Who is missing may have the row.
             return "incomplete" if amiss else "unknown"
-        return state_of(replace(part, missing=amiss), self._quality, least)
+        return state_of(replace(part, missing=amiss), self._quality, min_quality)
 
     def _joint(self, held: Held, part: Part, rows: Rows, embedded: Embedded) -> Tensor:
         party, tail = held.party, held.party.models.get("tail")

@@ -1,4 +1,4 @@
-"""Models whose method has a way of its own to score ids, in steps: see
+"""Models whose method has its own way to score ids, in steps: see
 ``vfl_party.phases.online``.
 """
 
@@ -29,12 +29,12 @@ from vfl_party.serve.batching import Given
 from vfl_party.serve.scored import Part, Scores, State, Why
 from vfl_party.serve.scorer import WHY, columns_of, own_rows, state_of, unscored
 from vfl_party.serve.store import Held, Store
-from vfl_party.serve.stores.seam import Found
+from vfl_party.serve.stores.seam import LookupResult
 
-# Scorings that a passive party has begun; the active one has a few under way.
-_MOST_BEGUN = 32
-# Waited for at least, in seconds.
-_LEAST_S = 0.001
+# Scorings that a passive party keeps open; the active party has a few at a time.
+_MAX_BEGUN = 32
+# Shortest timeout of a question, in seconds.
+_MIN_TIMEOUT_S = 0.001
 # Why a party takes no part, by number; that it does, or that nobody has asked it.
 _WHY: tuple[Why, ...] = get_args(Why)
 _THERE, _NOT_ASKED = -1, -2
@@ -42,7 +42,7 @@ _THERE, _NOT_ASKED = -1, -2
 Bools = npt.NDArray[np.bool_]
 
 
-class Waiting(Protocol):
+class PendingStep(Protocol):
     """A question that was asked; see ``vfl_common.rpc.serving.service.Pending``."""
 
     number: int
@@ -50,16 +50,16 @@ class Waiting(Protocol):
     def wait(self) -> Mapping[str, Answered | Absent]: ...
 
 
-class Asks(Protocol):
+class AskStep(Protocol):
     """Asks passive parties; see ``vfl_common.rpc.serving.service.ServingService.ask``."""
 
     def __call__(
         self, ids: Sequence[str], timeout_s: float, steps: Mapping[str, Step]
-    ) -> Waiting: ...
+    ) -> PendingStep: ...
 
 
 class _Own:
-    """A party's side of the model, for the rows as they are; made anew when the table changes."""
+    """A party's side of the model for the current rows; replaced when the table changes."""
 
     def __init__(self, held: Held) -> None:
         self.held = held
@@ -70,10 +70,10 @@ class _Own:
 
 def online_of(held: Held) -> Online:
     """Returns the party's side of the model. Raises InternalError if its method has none."""
-    found = held.party.course.online(held.party)
-    if found is None:
+    online = held.party.course.online(held.party)
+    if online is None:
         raise InternalError(f"{held.party.name}: the model does not score in steps")
-    return found
+    return online
 
 
 class StepScorer:
@@ -81,13 +81,13 @@ class StepScorer:
     ``OnlineScorer``.
     """
 
-    def __init__(self, store: Store, ask: Asks, timeout_s: float, quality: Quality) -> None:
+    def __init__(self, store: Store, ask: AskStep, timeout_s: float, quality: Quality) -> None:
         self._store, self._ask, self._timeout_s, self._quality = store, ask, timeout_s, quality
         self._own = _Own(store.held)
 
     @torch.no_grad()
     def score(
-        self, ids: Sequence[str], least: float | None = None, columns: Given | None = None
+        self, ids: Sequence[str], min_quality: float | None = None, columns: Given | None = None
     ) -> Scores:
         """Scores rows by id, in their order; see ``OnlineScorer.score``.
 
@@ -103,15 +103,15 @@ class StepScorer:
         if columns is not None:
             cells = held.cells_given(columns, len(ids))
         elif own.has_features:
-            found = own_rows(held, spelt, until_s)
-            if isinstance(found, Found):
-                why = _places(found.states())
-                cells = held.cells(found, found.rows[why == _THERE])
+            result = own_rows(held, spelt, until_s)
+            if isinstance(result, LookupResult):
+                why = _places(result.states())
+                cells = held.cells(result, result.rows[why == _THERE])
             else:
-                why[:] = _WHY.index(found)
+                why[:] = _WHY.index(result)
         # An empty text is no id at any party.
         asked = [spelt[at] or "" for at in np.flatnonzero(why == _THERE)]
-        return self._scores(own, why, cells, _Asking(self._ask, until_s, own, asked), least)
+        return self._scores(own, why, cells, _Asking(self._ask, until_s, own, asked), min_quality)
 
     def _scores(
         self,
@@ -119,55 +119,57 @@ class StepScorer:
         why: npt.NDArray[np.int64],
         cells: Cells | None,
         asking: _Asking,
-        least: float | None,
+        min_quality: float | None,
     ) -> Scores:
         """Returns the scores of rows. ``why``: why the active party takes no part in each,
         ``_THERE`` if it does. ``cells``: its own, of the latter.
         """
         party, n, asked = own.held.party, len(why), np.flatnonzero(why == _THERE)
-        names = [each.name for each in party.recipe.parties]
+        names = [member.name for member in party.recipe.parties]
         outputs = torch.zeros(n, party.recipe.task.outputs, dtype=torch.float64)
         lost_N, why_NK = np.ones(n, bool), np.full((n, len(names)), _NOT_ASKED)
         why_NK[:, names.index(party.name)] = why
         if len(asked):
-            found = own.online.score(cells, len(asked), asking)
-            outputs[torch.from_numpy(asked)] = found.outputs.to(outputs)
-            lost_N[asked] = np.any([*found.lost.values(), np.zeros(len(asked), bool)], axis=0)
+            scored = own.online.score(cells, len(asked), asking)
+            outputs[torch.from_numpy(asked)] = scored.outputs.to(outputs)
+            lost_N[asked] = np.any([*scored.lost.values(), np.zeros(len(asked), bool)], axis=0)
             for name in party.widths:
-                why_NK[asked, names.index(name)] = asking.why(name, found.lost[name])
+                why_NK[asked, names.index(name)] = asking.why(name, scored.lost[name])
         failed_N = ~outputs.isfinite().all(dim=1)
         outputs[failed_N] = 0.0
         keys_PK, of_part = np.unique(why_NK, axis=0, return_inverse=True)
         of_part = of_part.reshape(-1)
         parts = [self._part(own, names, key.tolist()) for key in keys_PK]
         state: list[State] = [
-            self._state(parts[of_part[at]], own, bool(lost_N[at]), bool(failed_N[at]), least)
+            self._state(parts[of_part[at]], own, bool(lost_N[at]), bool(failed_N[at]), min_quality)
             for at in range(n)
         ]
         return Scores(columns_of(own.held, outputs), state, parts, of_part)
 
     def _part(self, own: _Own, names: Sequence[str], why: Sequence[int]) -> Part:
-        said = dict(zip(names, why, strict=True))
+        reasons = dict(zip(names, why, strict=True))
         if not own.has_features:
             # It has labels only, and is neither there nor missing.
-            del said[own.held.party.name]
-        parties = tuple(name for name, each in said.items() if each == _THERE)
-        missing = {name: _WHY[each] for name, each in said.items() if each >= 0}
+            del reasons[own.held.party.name]
+        parties = tuple(name for name, reason in reasons.items() if reason == _THERE)
+        missing = {name: _WHY[reason] for name, reason in reasons.items() if reason >= 0}
         return Part(parties, missing, self._quality.of(parties))
 
-    def _state(self, part: Part, own: _Own, lost: bool, failed: bool, least: float | None) -> State:
+    def _state(
+        self, part: Part, own: _Own, lost: bool, failed: bool, min_quality: float | None
+    ) -> State:
         active = own.held.party.name
         if active in part.missing or not part.parties:
             return unscored(part.missing.get(active, "unknown id"))
         if lost:
             return "incomplete"
-        return "failed" if failed else state_of(part, self._quality, least)
+        return "failed" if failed else state_of(part, self._quality, min_quality)
 
 
 class _Asking:
     """Asks about the ids of one scoring, step by step; see ``vfl_party.phases.online.Ask``."""
 
-    def __init__(self, ask: Asks, until_s: float, own: _Own, ids: Sequence[str]) -> None:
+    def __init__(self, ask: AskStep, until_s: float, own: _Own, ids: Sequence[str]) -> None:
         self._ask, self._until_s, self._own, self._ids = ask, until_s, own, ids
         self._first = 0
         # By party: what it has said of the ids first.
@@ -178,17 +180,17 @@ class _Asking:
 
     def __call__(self, asked: Mapping[str, bytes], size: int) -> Mapping[str, Reply]:
         steps = {
-            name: Step(self._leaves(each), self._first, size=size) for name, each in asked.items()
+            name: Step(self._leaves(data), self._first, size=size) for name, data in asked.items()
         }
-        left_s = max(_LEAST_S, self._until_s - time.monotonic())
+        left_s = max(_MIN_TIMEOUT_S, self._until_s - time.monotonic())
         pending = self._ask(self._ids, left_s, steps)
         replies = {}
-        for name, given in pending.wait().items():
-            answer = given
+        for name, received in pending.wait().items():
+            answer = received
             # An id cannot become unknown, or known, in the middle of a scoring.
-            if isinstance(given, Answered):
-                same = self._states.setdefault(name, given.state) == given.state
-                answer = given if same else "failed"
+            if isinstance(received, Answered):
+                same = self._states.setdefault(name, received.state) == received.state
+                answer = received if same else "failed"
             if not isinstance(answer, Answered):
                 if self._first:
                     self._later[name] = answer
@@ -211,11 +213,11 @@ class _Asking:
         """Returns why a party takes no part in each id, ``_THERE`` if it does. ``lost_N``: which
         ids needed it in vain.
         """
-        found = self._at_first[name]
+        reasons = self._at_first[name]
         later = self._later.get(name)
         if later is None:
-            return found
-        return np.where(lost_N & (found == _THERE), _WHY.index(later), found)
+            return reasons
+        return np.where(lost_N & (reasons == _THERE), _WHY.index(later), reasons)
 
 
 class StepAnswers:
@@ -234,54 +236,53 @@ class StepAnswers:
         ``Answers``.
         """
         if step is None:
-            raise self._refused("for embeddings, of which this model has none")
+            raise self._refusal("asked for embeddings, which this model does not have")
         held = self._store.held
-        found = held.look_up(self._asked(ids), until_s) if step.begins else None
+        result = held.look_up(self._asked(ids), until_s) if step.begins else None
         with self._answering:
-            if found is not None:
+            if result is not None:
                 with untold:
-                    self._begin(held, found, ids, step)
-            return self._answered(step)
+                    self._begin(held, result, ids, step)
+            return self._answer(step)
 
     def close(self) -> None:
         """Forgets the scorings that were begun."""
         self._begun.clear()
 
-    def _answered(self, step: Step) -> Answered:
+    def _answer(self, step: Step) -> Answered:
         begun = self._begun.get(step.first)
         if begun is None:
-            raise self._refused("about a scoring that has not begun here, or is over")
+            raise self._refusal("asked about a scoring that has not begun here, or is over")
         try:
             answered = begun.answer(step.asked)
         except ValueError as error:
-            raise self._refused(str(error)) from None
+            raise self._refusal(f"sent a step that cannot be answered ({error})") from None
         up = begun.own.online.exchange.up
         leaves = _through(begun.own.chains.up, up, answered.answered)
         # The first answer tells of each that it is known.
         known = np.frombuffer(begun.state, np.uint8) == EMBEDDED
-        told = np.flatnonzero(known if step.begins else answered.times)
+        answered_N = np.flatnonzero(known if step.begins else answered.times)
         return Answered(
             begun.state,
             features=begun.version,
             answered=leaves,
-            ids=[begun.ids[each] for each in told.tolist()],
-            times=answered.times[told].tolist(),
+            ids=[begun.ids[index] for index in answered_N.tolist()],
+            times=answered.times[answered_N].tolist(),
         )
 
-    def _begin(self, held: Held, found: Found, ids: Sequence[str], step: Step) -> None:
+    def _begin(self, held: Held, result: LookupResult, ids: Sequence[str], step: Step) -> None:
         if self._own.held is not held:
             self._own = _Own(held)
-        known_N = answered_rows(found, ids, self._limit)
-        answer = self._own.online.answering(held.cells(found, found.rows[known_N]), known_N)
-        begun = _Begun(self._own, answer, state_bytes(known_N), found.version, ids)
+        known_N = answered_rows(result, ids, self._limit)
+        answer = self._own.online.answering(held.cells(result, result.rows[known_N]), known_N)
+        begun = _Begun(self._own, answer, state_bytes(known_N), result.version, ids)
         self._begun[step.first] = begun
-        if len(self._begun) > _MOST_BEGUN:
+        if len(self._begun) > _MAX_BEGUN:
             self._begun.popitem(last=False)
 
-    def _refused(self, what: str) -> PeerError:
-        party = self._store.held.party
-        peer = party.recipe.active.name
-        return PeerError(Code.MALFORMED_MESSAGE, f"{peer} asks {party.name} {what}", party=peer)
+    def _refusal(self, problem: str) -> PeerError:
+        peer = self._store.held.party.recipe.active.name
+        return PeerError(Code.MALFORMED_MESSAGE, f"{peer}: {problem}", party=peer)
 
 
 @dataclass(frozen=True)
@@ -301,10 +302,10 @@ def _places(state: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     """Returns of each id the place in ``_WHY`` of why a party takes no part, by its state there;
     ``_THERE`` if it does.
     """
-    found = np.full(len(state), _THERE)
-    for each, why in WHY.items():
-        found[state == each] = _WHY.index(why)
-    return found
+    places = np.full(len(state), _THERE)
+    for code, why in WHY.items():
+        places[state == code] = _WHY.index(why)
+    return places
 
 
 def _through(chain: Chain, sent: Sent, data: bytes) -> bytes:

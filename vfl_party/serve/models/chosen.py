@@ -1,4 +1,4 @@
-"""Which runs a party serves, as a person names them."""
+"""Resolves the names of runs to serve."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Chosen:
     follows: str = ""
 
 
-def choose(registry: ModelRegistry, given: str, recipe: Callable[[], str]) -> Chosen:
+def choose(registry: ModelRegistry, text: str, recipe: Callable[[], str]) -> Chosen:
     """Returns the run that is given as an id, a folder, ``production``, ``latest``, or as
     ``NAME:production`` or ``NAME:latest``. Raises InputError if there is none.
 
     ``recipe``: returns the name of the recipe that is meant without NAME.
     """
-    name, _, word = given.rpartition(":")
+    name, _, word = text.rpartition(":")
     if word not in WORDS:
-        return Chosen(registry.folder(given))
+        return Chosen(registry.folder(text))
     of = name or recipe()
     return Chosen(registry.folder(word, of), of if word == PRODUCTION else "")

@@ -23,10 +23,10 @@ def shares(ids: Sequence[str], weights: Mapping[str, float], salt: str) -> npt.N
     ``salt``: the model's name, so that the same people are not first in each model.
     """
     ends = np.cumsum([*weights.values()])
-    digests = (hashlib.sha256(f"{salt}\0{each}".encode()).digest() for each in ids)
-    at = np.fromiter((int.from_bytes(each[:6]) / 2**48 for each in digests), float, len(ids))
-    found = np.searchsorted(ends, at, side="right").astype(np.int64)
-    return np.where(found < len(ends), found, -1)
+    digests = (hashlib.sha256(f"{salt}\0{name}".encode()).digest() for name in ids)
+    at = np.fromiter((int.from_bytes(digest[:6]) / 2**48 for digest in digests), float, len(ids))
+    index = np.searchsorted(ends, at, side="right").astype(np.int64)
+    return np.where(index < len(ends), index, -1)
 
 
 @dataclass

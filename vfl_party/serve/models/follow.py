@@ -40,10 +40,10 @@ class Follower(Generic[R]):
         # As the file was seen last, and until when that is good.
         self._seen: tuple[int, int] | None = None
         self._until_s = 0.0
-        self._told = ""
+        self._advice = ""
 
     def watch(self) -> None:
-        """Looks from now on, in a thread of its own."""
+        """Looks from now on, in a separate thread."""
         if self._lines:
             self._thread = threading.Thread(target=self._watch, name="follow", daemon=True)
             self._thread.start()
@@ -78,17 +78,17 @@ class Follower(Generic[R]):
 
     def _want(self) -> bool:
         """Returns whether all lines have, or will have, their run in production."""
-        said = ""
+        text = ""
         for line in self._lines:
             try:
                 self._want_of(line)
             except VflError as error:
-                said = f"{error}; run {line.now.run_id} answers as before"
-        if said and said != self._told:
-            log.warning("%s", said, extra={"event": "follow"})
-            self._say("advice", said=said)
-        self._told = said
-        return not said
+                text = f"run {line.now.run_id} answers as before ({error})"
+        if text and text != self._advice:
+            log.warning("%s", text, extra={"event": "follow"})
+            self._say("advice", said=text)
+        self._advice = text
+        return not text
 
     def _want_of(self, line: Lineage[R]) -> None:
         of = self._registry.lines().get(line.name)

@@ -45,7 +45,7 @@ class Lineage(Generic[R]):
         self, name: str, runs: Sequence[R], before: Sequence[str], keep: int, say: Say
     ) -> None:
         self.name, self._keep, self._say = name, keep, say
-        self._runs = {each.run_id: each for each in runs}
+        self._runs = {run.run_id: run for run in runs}
         # The run that answers.
         self.now = runs[0]
         self._recent = [self.now.run_id, *before]
@@ -54,13 +54,13 @@ class Lineage(Generic[R]):
         # The parties that have attended the run that answers since it does.
         self._attended: set[str] = set()
         self._behind = 0
-        self._told = ""
+        self._advice = ""
 
     @property
     def runs(self) -> Sequence[R]:
         """All runs that are loaded; the one that answers is the first."""
         now = self.now
-        return (now, *(each for each in self._runs.values() if each is not now))
+        return (now, *(run for run in self._runs.values() if run is not now))
 
     @property
     def next(self) -> R | None:
@@ -78,11 +78,11 @@ class Lineage(Generic[R]):
         """
         if run_id == (self._next or self.now).run_id:
             return
-        found = self._runs.get(run_id)
-        if found is None:
-            found = load()
-            self._runs = {**self._runs, run_id: found}
-        self._next = found if found is not self.now else None
+        run = self._runs.get(run_id)
+        if run is None:
+            run = load()
+            self._runs = {**self._runs, run_id: run}
+        self._next = run if run is not self.now else None
 
     def step(self) -> None:
         """Has the next run answer, if all passive parties that attend the present one attend it;
@@ -93,7 +93,7 @@ class Lineage(Generic[R]):
         following = self._next
         if following is not None:
             attending = following.present()
-            missing = [each for each in self.now.present() if each not in attending]
+            missing = [party for party in self.now.present() if party not in attending]
             if missing:
                 self._wait(following.run_id, missing)
                 return
@@ -116,29 +116,29 @@ class Lineage(Generic[R]):
 
     def _switch(self, run: R, following: R | None) -> None:
         before, self.now, self._next = self.now.run_id, run, following
-        recent = [each for each in self._recent if each != run.run_id]
-        self._recent, self._told = [run.run_id, *recent], ""
+        recent = [name for name in self._recent if name != run.run_id]
+        self._recent, self._advice = [run.run_id, *recent], ""
         self._attended, self._behind = set(), 0
         self._say("switched", model=self.name, run=run.run_id, before=before)
 
     def _wait(self, run_id: str, missing: Sequence[str]) -> None:
         serve = "serves" if len(missing) == 1 else "serve"
-        said = f"run {run_id} waits until {listed(missing)} {serve} it; {self.now.run_id} answers"
-        if said != self._told:
-            self._told = said
-            self._say("advice", said=said)
+        text = f"run {run_id} waits until {listed(missing)} {serve} it; {self.now.run_id} answers"
+        if text != self._advice:
+            self._advice = text
+            self._say("advice", said=text)
 
     def _close_others(self) -> None:
         self._recent = self._recent[: self._keep + 1]
         following = [self._next.run_id] if self._next is not None else []
         stay = {*self._recent, *self._stays, *following}
-        gone = [each for run_id, each in self._runs.items() if run_id not in stay]
+        gone = [run for run_id, run in self._runs.items() if run_id not in stay]
         # Nobody finds them any more from here on.
-        self._runs = {run_id: each for run_id, each in self._runs.items() if run_id in stay}
-        for each in gone:
-            each.close()
+        self._runs = {run_id: run for run_id, run in self._runs.items() if run_id in stay}
+        for run in gone:
+            run.close()
 
     def close(self) -> None:
         """Closes all runs."""
-        for each in self.runs:
-            each.close()
+        for run in self.runs:
+            run.close()

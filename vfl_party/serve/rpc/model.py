@@ -13,13 +13,13 @@ from vfl_common.rpc.inference.contents import Answer, Asked, Described
 from vfl_common.rpc.inference.port import listening
 from vfl_common.rpc.inference.service import Refused
 from vfl_party.serve.http.catalog import Catalog
-from vfl_party.serve.telling.request import ToldRequest, begin
+from vfl_party.serve.telling.request import RequestTrace, begin
 from vfl_party.serve.telling.teller import Teller
 from vfl_party.serve.tokens import Denied
-from vfl_party.serve.v2.asked import columns_of, ids_of, least_of
+from vfl_party.serve.v2.asked import columns_of, ids_of, min_quality_of
 from vfl_party.serve.v2.outputs import EXTENSIONS, chosen, described, outputs_of
 
-# Of gRPC, for the statuses of HTTP that a request may get; both ports count the latter.
+# gRPC codes of HTTP statuses; both ports count requests by the HTTP status.
 _CODES = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -43,39 +43,48 @@ class InferenceModel:
         self._models, self._teller = models, teller
 
     def begun(self, method: str, metadata: Mapping[str, str]) -> Callable[[str], None]:
-        request, teller = ToldRequest("grpc", method, metadata.get("traceparent", "")), self._teller
+        """Returns a callback for the end of a request, which takes the gRPC code."""
+        request, teller = (
+            RequestTrace("grpc", method, metadata.get("traceparent", "")),
+            self._teller,
+        )
         if teller is not None:
             begin(request)
 
-        def ended(code: str) -> None:
+        def end(code: str) -> None:
             self._models.counts.answered(_STATUSES[code])
             if teller is not None:
                 teller.ended(request, _STATUSES[code])
 
-        return ended
+        return end
 
     def admit(self, authorization: str) -> None:
+        """Raises Refused if the caller may use none of the models."""
         with _refusing():
             self._models.allow(authorization)
 
     def ready(self) -> bool:
+        """Returns whether requests can be answered."""
         return self._models.ready()
 
     def server(self) -> tuple[str, str, list[str]]:
+        """Returns the server's name, version and extensions."""
         return "vfl", version(), EXTENSIONS
 
     def describe(self, name: str, version: str, authorization: str) -> Described:
+        """Returns the inputs and outputs of a model. Raises Refused."""
         with _refusing():
             served, _ = self._models.open(authorization, name, version or None)
         inputs, outputs = described(served.columns, served.parties)
         return Described(served.name, self._models.versions(served), "vfl", inputs, outputs)
 
     async def infer(self, asked: Asked, authorization: str) -> Answer:
+        """Scores the ids of a request. Raises Refused."""
         with _refusing():
             served, token = self._models.open(authorization, asked.model, asked.version or None)
             ids = ids_of(asked.inputs)
             columns = columns_of(asked.inputs, len(ids))
-            scores = await served.score(ids, token, least_of(asked.parameters), columns)
+            scores = await served.score(ids, token, min_quality_of(asked.parameters), columns)
             outputs = chosen(outputs_of(scores, served.parties), asked.outputs)
         return Answer(served.name, served.run_id, outputs)
 

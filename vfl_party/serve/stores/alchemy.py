@@ -17,7 +17,7 @@ from vfl_party.data.choice import choose
 from vfl_party.data.sources.databases.alchemy import connected, engine_of, failed, texts_of
 from vfl_party.data.sources.databases.query import missing_package, query_of
 from vfl_party.serve.stores.pool import Pool
-from vfl_party.serve.stores.queries import most_rows, named_keys, too_many, with_ids
+from vfl_party.serve.stores.queries import named_keys, row_limit, too_many, with_ids
 from vfl_party.serve.stores.seam import Batch, BrokenError, UnfitError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class AlchemyRows:
         text = sqlalchemy.text(query)
         self._query = text.bindparams(sqlalchemy.bindparam("ids", expanding=True))
         self._pool: Pool[Connection] = Pool(
-            self._open, lambda each: each.close(), connections, _interrupt
+            self._open, lambda connection: connection.close(), connections, _interrupt
         )
 
     def check(self) -> None:
@@ -47,52 +47,54 @@ class AlchemyRows:
         with named_keys():
             connection = self._open()
             try:
-                self._fetched(connection, [])
+                self._fetch(connection, [])
             finally:
                 connection.close()
 
     def rows(self, ids: Sequence[str], until_s: float) -> Batch:
         """See ``seam.Source``."""
         with named_keys():
-            return Batch(self._pool.run(lambda each: self._fetched(each, ids), until_s), True)
+            return Batch(
+                self._pool.run(lambda connection: self._fetch(connection, ids), until_s), True
+            )
 
     def close(self) -> None:
+        """Closes the connections."""
         self._pool.close()
 
     def _open(self) -> Connection:
         return connected(self._engine, self.settings.source)
 
-    def _fetched(self, connection: Connection, ids: Sequence[str]) -> pa.Table:
+    def _fetch(self, connection: Connection, ids: Sequence[str]) -> pa.Table:
         from sqlalchemy.exc import DBAPIError, ResourceClosedError
 
-        source, most = shown(self.settings.source), most_rows(len(ids))
+        source, max_rows = shown(self.settings.source), row_limit(len(ids))
         try:
             with connection.execute(self._query, {"ids": list(ids)}) as result:
                 names = list(result.keys())
-                rows = result.fetchmany(most + 1)
+                rows = result.fetchmany(max_rows + 1)
             # The next question sees what others have written meanwhile.
             connection.rollback()
         except DBAPIError as error:
-            raise self._failed(error) from None
+            raise self._to_error(error) from None
         except ResourceClosedError:
-            text = "data.query gives no rows; write one SELECT"
-            raise checks.unusable(source, text) from None
-        if len(rows) > most:
-            raise too_many(source, len(ids), most)
+            raise checks.unusable(source, "data.query returns no rows. Write one SELECT.") from None
+        if len(rows) > max_rows:
+            raise too_many(source, len(ids), max_rows)
         chosen = choose(source, names, self.settings, False)
         wanted = list(dict.fromkeys([*chosen.id, *chosen.features]))
         cells = {name: texts_of(source, name, names.index(name), rows) for name in wanted}
         return pa.table({name: pa.array(texts, pa.string()) for name, texts in cells.items()})
 
-    def _failed(self, error: Any) -> Exception:
+    def _to_error(self, error: Any) -> Exception:
         from sqlalchemy.exc import DataError
 
         if "interrupted" in str(error.orig):
             return TimeoutError()
-        said = failed(self.settings.source, error, None)
+        refusal = failed(self.settings.source, error, None)
         if isinstance(error, DataError):
-            return UnfitError(said.code, str(said))
-        return BrokenError(said.code, str(said)) if error.connection_invalidated else said
+            return UnfitError(refusal.code, str(refusal))
+        return BrokenError(refusal.code, str(refusal)) if error.connection_invalidated else refusal
 
 
 def _interrupt(connection: Connection) -> None:

@@ -30,16 +30,16 @@ from vfl_party.serve.stores.seam import (
     UNFIT_ROW,
     UNKNOWN_ROW,
     Batch,
-    Found,
+    LookupResult,
     Source,
     UnfitError,
     apart,
 )
 
-# Sentences in the life of a program.
-_MOST_SAID = 100
+# Limit of advice texts per program.
+_MAX_ADVICE = 100
 
-_ROW = re.compile(r" in row 1\b( below the header)?")
+_ROW = re.compile(r"(, first)? in row 1\b( below the header)?")
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class ByIds:
         rules: how ids are spelt.
         device: for the encoder's inputs.
         advise: tells the person here a sentence.
-        as_cells: whether the model takes cells; see ``seam.Found``.
+        as_cells: whether the model takes cells; see ``seam.LookupResult``.
 
     ``version``: names the state of the features; a source does not say when it changes.
     """
@@ -86,13 +86,13 @@ class ByIds:
         self._saying = threading.Lock()
         self.version = hashlib.sha256(f"{time.time_ns()} {id(self)}".encode()).hexdigest()[:16]
 
-    def look_up(self, ids: Sequence[str | None], until_s: float) -> Found:
+    def look_up(self, ids: Sequence[str | None], until_s: float) -> LookupResult:
         """Returns what the source has of ids, as the parties spell them; None is no id.
 
         Raises TimeoutError at ``until_s`` (monotonic), and InputError if the source cannot be
         asked.
         """
-        wanted = list(dict.fromkeys(each for each in ids if each))
+        wanted = list(dict.fromkeys(name for name in ids if name))
         number, parts, end = dict[str, int](), list[tuple[Tensor, ...]](), 0
         for part in self._parts(wanted, until_s):
             if not part.inputs:
@@ -102,17 +102,18 @@ class ByIds:
             end += len(part.ids)
             parts.append(part.inputs)
         rows = np.fromiter(
-            (number.get(each or "", UNKNOWN_ROW) for each in ids), np.int64, len(ids)
+            (number.get(name or "", UNKNOWN_ROW) for name in ids), np.int64, len(ids)
         )
-        whole = [torch.cat(each).to(self._device) for each in zip(*parts, strict=True)]
+        whole = [torch.cat(tensors).to(self._device) for tensors in zip(*parts, strict=True)]
 
         def inputs(at: Rows) -> tuple[Tensor, ...]:
             index = torch.from_numpy(at).to(self._device)
-            return tuple(each.index_select(0, index) for each in whole)
+            return tuple(tensor.index_select(0, index) for tensor in whole)
 
-        return Found(rows, inputs, self.version)
+        return LookupResult(rows, inputs, self.version)
 
     def close(self) -> None:
+        """Closes the source."""
         self._source.close()
 
     def _parts(self, wanted: Sequence[str], until_s: float) -> Iterator[_Part]:
@@ -121,13 +122,16 @@ class ByIds:
             if isinstance(batch, UnfitError):
                 yield self._unfit(some, batch)
             elif batch.rows.num_rows:
-                yield from self._prepared(batch, frozenset(some))
+                yield from self._prepare(batch, frozenset(some))
 
-    def _prepared(self, batch: Batch, asked: frozenset[str]) -> Iterator[_Part]:
-        rows, spelt, repeated = self._chosen(batch, asked)
+    def _prepare(self, batch: Batch, asked: frozenset[str]) -> Iterator[_Part]:
+        rows, spelt, repeated = self._choose_rows(batch, asked)
         if repeated:
-            text = f"{self.name}: it gives several rows for one id; see data.duplicates"
-            yield self._unfit(repeated, UnfitError(Code.DATA_INVALID, text))
+            error = UnfitError(
+                Code.DATA_INVALID,
+                f"{self.name}: returns several rows for one id. Set data.duplicates.",
+            )
+            yield self._unfit(repeated, error)
 
         def prepare(at: Sequence[int]) -> tuple[Sequence[str], tuple[Tensor, ...]]:
             table = self._table(Batch(rows.take(pa.array(at)), batch.as_written))
@@ -138,20 +142,20 @@ class ByIds:
             self._note(table)
             return table.ids, inputs
 
-        for some, found in apart(range(rows.num_rows), prepare):
-            if isinstance(found, UnfitError):
-                yield self._unfit([spelt[at] for at in some], found)
+        for some, prepared in apart(range(rows.num_rows), prepare):
+            if isinstance(prepared, UnfitError):
+                yield self._unfit([spelt[at] for at in some], prepared)
             else:
-                yield _Part(*found)
+                yield _Part(*prepared)
 
     def _inputs(self, table: Table) -> tuple[Tensor, ...]:
         """Returns what the model takes of each row of a table, [N, …]. Raises InputError."""
         if self._as_cells:
-            return tuple(torch.from_numpy(each) for each in self.preprocessor.cells(table)[:2])
+            return tuple(torch.from_numpy(array) for array in self.preprocessor.cells(table)[:2])
         features = self.preprocessor.transform(table)
         return features.inputs(np.arange(len(table), dtype=np.int64))
 
-    def _chosen(
+    def _choose_rows(
         self, batch: Batch, asked: frozenset[str]
     ) -> tuple[pa.Table, Sequence[str], Sequence[str]]:
         """Returns the rows to use and their ids, and the ids that have several rows and may not.
@@ -160,24 +164,28 @@ class ByIds:
         settings, rows = self.settings, batch.rows.combine_chunks()
         columns = [rows[name].combine_chunks() for name in settings.id]
         if batch.as_written:
-            columns = [texts.plain(pc.cast(each, pa.string())) for each in columns]
+            columns = [texts.plain(pc.cast(column, pa.string())) for column in columns]
         cells = [
-            id_texts(self.name, name, each) for name, each in zip(settings.id, columns, strict=True)
+            id_texts(self.name, name, column)
+            for name, column in zip(settings.id, columns, strict=True)
         ]
         places = dict[str, list[int]]()
-        for at, each in enumerate(normalised(cells, self._rules).to_pylist()):
-            if each is not None:
-                places.setdefault(each, []).append(at)
+        for at, text in enumerate(normalised(cells, self._rules).to_pylist()):
+            if text is not None:
+                places.setdefault(text, []).append(at)
         if not asked.issuperset(places):
-            text = "it gives rows of ids that were not asked for"
-            raise checks.unusable(self.name, f"{text}; correct the condition of serve.store.query")
-        several = [each for each, at in places.items() if len(at) > 1]
+            raise checks.unusable(
+                self.name,
+                "returns rows of other ids than those of the question. Correct the condition of "
+                "serve.store.query.",
+            )
+        several = [text for text, at in places.items() if len(at) > 1]
         if settings.duplicates != "first":
-            for each in several:
-                del places[each]
-        kept = [at[0] for at in places.values()]
+            for text in several:
+                del places[text]
+        first = [at[0] for at in places.values()]
         refused = several if settings.duplicates == "error" else []
-        return rows.take(pa.array(kept, pa.int64())), list(places), refused
+        return rows.take(pa.array(first, pa.int64())), list(places), refused
 
     def _table(self, batch: Batch) -> Table:
         """Returns rows as a table, sorted by id. Raises UnfitError."""
@@ -201,23 +209,26 @@ class ByIds:
     def _unfit(self, ids: Sequence[str], error: UnfitError) -> _Part:
         if error.row == UNFIT_ROW:
             # It is the only row of what was asked for.
-            text = _ROW.sub("", str(error))
-            self._say(f"{text}; such rows are not scored, and this is said once")
+            self._say(f"a row cannot be scored (reported once): {_ROW.sub('', str(error))}")
         return _Part(ids, row=error.row)
 
     def _note(self, table: Table) -> None:
         """Says once of each column that it holds what training never had."""
         for name in self.preprocessor.unseen(table):
-            text = f"column {name!r} has categories that training never had"
-            self._say(f"{self.name}: {text}; this is said once")
+            self._say(
+                f"{self.name}: column {name!r} has categories that the training table does not "
+                "have (reported once)"
+            )
         for name in self.preprocessor.outside(table):
-            text = f"column {name!r} has numbers far outside those of training"
-            self._say(f"{self.name}: {text}; are they in the unit of training? This is said once")
+            self._say(
+                f"{self.name}: column {name!r} has numbers far outside the range of training "
+                "(reported once). Check their unit."
+            )
 
     def _say(self, text: str) -> None:
         with self._saying:
             # A sentence may name a row's number.
-            if text in self._said or len(self._said) >= _MOST_SAID:
+            if text in self._said or len(self._said) >= _MAX_ADVICE:
                 return
             self._said.add(text)
         log.warning("%s", text, extra={"event": "advice"})

@@ -20,7 +20,7 @@ from vfl_common.rpc.serving.service import Pending
 from vfl_common.rpc.serving.stream import Absent
 
 _STATES: Mapping[Absent, int] = {"late": LATE, "failed": FAILED}
-# Of one entry, beside the id and the embedding.
+# Memory of one entry without the id and the embedding.
 _OVERHEAD_BYTES = 400
 
 
@@ -58,7 +58,7 @@ class KeptEmbeddings:
     """
 
     def __init__(self, service: Service, mib: int, used: Callable[[str, int], None]) -> None:
-        self._service, self._most_bytes, self._used = service, mib << 20, used
+        self._service, self._max_bytes, self._used = service, mib << 20, used
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._bytes = 0
         self._changing = threading.Lock()
@@ -68,28 +68,29 @@ class KeptEmbeddings:
         allowed = {
             party: keeping
             for party, keeping in self._service.keeping().items()
-            if keeping.seconds and self._most_bytes
+            if keeping.seconds and self._max_bytes
         }
         if not allowed:
             return self._service.ask(ids, timeout_s)
-        found = {party: self._look(party, each, ids) for party, each in allowed.items()}
-        fewer = {
-            party: [each for each in ids if each not in known] for party, known in found.items()
+        embeddings = {party: self._look(party, keeping, ids) for party, keeping in allowed.items()}
+        unknown = {
+            party: [name for name in ids if name not in known]
+            for party, known in embeddings.items()
         }
-        pending = self._service.ask(ids, timeout_s, fewer=fewer)
-        return _Waiting(self, pending, ids, found, fewer)
+        pending = self._service.ask(ids, timeout_s, fewer=unknown)
+        return _Waiting(self, pending, ids, embeddings, unknown)
 
     def _look(self, party: str, keeping: Keeping, ids: Sequence[str]) -> dict[str, bytes]:
         """Returns {id: its embedding} of those that are kept."""
-        found, oldest_s = dict[str, bytes](), time.monotonic() - keeping.seconds
+        embeddings, oldest_s = dict[str, bytes](), time.monotonic() - keeping.seconds
         with self._changing:
-            for each in ids:
-                key = _Key(party, keeping.features, each)
+            for name in ids:
+                key = _Key(party, keeping.features, name)
                 entry = self._entries.get(key)
                 if entry is not None and entry.since_s > oldest_s:
-                    found[each] = entry.embedding
+                    embeddings[name] = entry.embedding
                     self._entries.move_to_end(key)
-        return found
+        return embeddings
 
     def keep(self, party: str, ids: Sequence[str], answer: Answered, since_s: float) -> None:
         """Keeps what a party has answered about ids that were asked at ``since_s`` (monotonic)."""
@@ -100,14 +101,15 @@ class KeptEmbeddings:
             return
         width, start = len(answer.embeddings) // count, 0
         with self._changing:
-            for each, state in zip(ids, answer.state, strict=True):
+            for name, state in zip(ids, answer.state, strict=True):
                 if state != EMBEDDED:
                     continue
                 embedding = answer.embeddings[start : start + width]
                 start += width
-                self._put(_Key(party, answer.features, each), _Entry(embedding, since_s))
+                self._put(_Key(party, answer.features, name), _Entry(embedding, since_s))
 
     def used(self, party: str, rows: int) -> None:
+        """Counts embeddings that were used again."""
         if rows:
             self._used(party, rows)
 
@@ -116,7 +118,7 @@ class KeptEmbeddings:
         self._bytes -= 0 if before is None else _size(key, before)
         self._entries[key] = entry
         self._bytes += _size(key, entry)
-        while self._bytes > self._most_bytes:
+        while self._bytes > self._max_bytes:
             self._bytes -= _size(*self._entries.popitem(last=False))
 
 
@@ -125,7 +127,7 @@ def _size(key: _Key, entry: _Entry) -> int:
 
 
 class _Waiting:
-    """A question of which a part is known. ``found``: {party: {id: its embedding}}; ``fewer``:
+    """A question of which a part is known. ``known``: {party: {id: its embedding}}; ``unknown``:
     {party: the ids that it was asked for}.
     """
 
@@ -134,11 +136,11 @@ class _Waiting:
         kept: KeptEmbeddings,
         pending: Pending,
         ids: Sequence[str],
-        found: Mapping[str, Mapping[str, bytes]],
-        fewer: Mapping[str, Sequence[str]],
+        known: Mapping[str, Mapping[str, bytes]],
+        unknown: Mapping[str, Sequence[str]],
     ) -> None:
         self._kept, self._pending, self._ids = kept, pending, ids
-        self._found, self._fewer = found, fewer
+        self._found, self._fewer = known, unknown
         self._since_s = time.monotonic()
 
     def wait(self) -> dict[str, Answered | Absent]:
@@ -149,7 +151,7 @@ class _Waiting:
             if isinstance(answer, Answered):
                 self._kept.keep(party, asked, answer, self._since_s)
             if known and answer != "away":
-                self._kept.used(party, sum(each in known for each in self._ids))
+                self._kept.used(party, sum(name in known for name in self._ids))
                 answers[party] = self._whole(known, answer, asked)
         return answers
 
@@ -158,13 +160,13 @@ class _Waiting:
     ) -> Answered:
         """Returns an answer about all ids, of what was known and what came."""
         came = _each(answer, len(asked))
-        rows = [(EMBEDDED, known[each]) if each in known else next(came) for each in self._ids]
+        rows = [(EMBEDDED, known[name]) if name in known else next(came) for name in self._ids]
         state, parts = bytes(state for state, _ in rows), [embedding for _, embedding in rows]
         return Answered(state, b"".join(parts))
 
 
 def _each(answer: Answered | Absent, n: int) -> Iterator[tuple[int, bytes]]:
-    """Yields of each of ``n`` ids its state and its embedding, empty if it has none."""
+    """Yields the state and the embedding of ``n`` ids; the embedding is empty without one."""
     if not isinstance(answer, Answered):
         yield from [(_STATES[answer], b"")] * n
         return

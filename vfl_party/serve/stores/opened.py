@@ -24,7 +24,7 @@ from vfl_party.serve.stores.seam import Source
 from vfl_party.serve.stores.service import ServiceRows
 
 _POSTGRES = ("postgresql://", "postgres://")
-# Of training alone, or of a file.
+# Settings that apply to training or to files only.
 _NOT_HERE: dict[str, Any] = dict.fromkeys(
     ("label", "event", "group", "weight", "split", "limit", "sheet", "names", "format", "unaligned")
 )
@@ -69,23 +69,33 @@ def settings_of(
     """
     data = files.file.data
     if data is None or not data.id:
-        text = "serve.store needs a [data] table that says which column is the id"
-        raise InputError(Code.CONFIG_INVALID, f"party {files.name}: {text}; add data.id")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"party {files.name}: serve.store needs the id column. Add data.id.",
+        )
     preprocessor = _preprocessor(state)
     if preprocessor.image_shape is not None or data.view is not None or data.parts:
-        text = "serve.store gives rows of columns, and this model was trained on other data"
-        raise InputError(Code.CONFIG_INVALID, f"party {files.name}: {text}; remove serve.store")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"party {files.name}: serve.store needs a model that was trained on the columns of one "
+            "table. Remove serve.store.",
+        )
     if isinstance(store, ServiceStore):
         if len(data.id) > 1:
-            text = "a feature service knows an id of one column"
-            raise InputError(Code.CONFIG_INVALID, f"party {files.name}: {text}; correct data.id")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"party {files.name}: a feature service needs an id of one column "
+                f"(got {', '.join(data.id)}). Correct data.id.",
+            )
         place: dict[str, Any] = {"source": store.url, "query": None}
     else:
         place = {"source": store.source or data.source, "query": store.query}
         if not is_database(place["source"]):
-            text = "serve.store asks a database, and data.source is none"
-            raise InputError(Code.CONFIG_INVALID, f"party {files.name}: {text}; set its source")
-    # Of the table of training: a row must not be read otherwise because of those beside it.
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"party {files.name}: data.source is not a database. Set serve.store.source.",
+            )
+    # The number style is that of the training table: other rows must not change how a row is read.
     style = preprocessor.style or (data.decimal or ".", data.thousands or "")
     written = {"decimal": style[0], "thousands": style[1], "limit_by": "first", "labels": ()}
     settings = data.model_copy(update={**_NOT_HERE, **written, **place})
@@ -109,6 +119,7 @@ def no_rows(preprocessor: Preprocessor, source: str) -> Table:
 
 def _preprocessor(state: Tree) -> Preprocessor:
     if state["preprocessor"] is None:
-        text = "serve.store: this party has no features; remove the table"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID, "serve.store: this party has no features. Remove the table."
+        )
     return Preprocessor.from_state(state["preprocessor"])

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from vfl_party.serve.stores.seam import BrokenError, UnfitError
 
-# Between two interrupts.
+# Pauses between interrupts.
 _PAUSES_S = (0.05, 0.2, 1.0)
 
 C = TypeVar("C")
@@ -36,7 +36,7 @@ class Pool(Generic[C]):
     Args:
         opened: opens a connection. Raises InputError.
         close: closes one.
-        most: how many are open at the same time.
+        size: how many are open at the same time.
         interrupt: ends the work on one, from another thread.
     """
 
@@ -44,13 +44,13 @@ class Pool(Generic[C]):
         self,
         opened: Callable[[], C],
         close: Callable[[C], None],
-        most: int,
+        size: int,
         interrupt: Callable[[C], None] = lambda _: None,
     ) -> None:
         self._opened, self._close, self._interrupt = opened, close, interrupt
-        # Of each place: its connection, None before it is opened. The last used one comes first.
+        # Holds each place's connection (None before it opens); the last used comes first.
         self._free: queue.LifoQueue[C | None] = queue.LifoQueue()
-        for _ in range(most):
+        for _ in range(size):
             self._free.put(None)
         self._closed = threading.Event()
 
@@ -64,11 +64,11 @@ class Pool(Generic[C]):
         try:
             if left_s <= 0.0:
                 raise TimeoutError
-            kept = self._free.get(timeout=left_s)
+            connection = self._free.get(timeout=left_s)
         except queue.Empty:
             raise TimeoutError from None
         answer: Future[T] = Future()
-        use: _Use[C] = _Use(kept, until_s)
+        use: _Use[C] = _Use(connection, until_s)
         threading.Thread(
             target=self._work, args=(use, work, answer), name="lookup", daemon=True
         ).start()
@@ -89,7 +89,7 @@ class Pool(Generic[C]):
 
     def _work(self, use: _Use[C], work: Callable[[C], T], answer: Future[T]) -> None:
         try:
-            answer.set_result(self._worked(use, work))
+            answer.set_result(self._run(use, work))
         except BaseException as error:  # noqa: BLE001 - whoever waits hears of it
             answer.set_exception(error)
         finally:
@@ -101,7 +101,7 @@ class Pool(Generic[C]):
             if self._closed.is_set():
                 self.close()
 
-    def _worked(self, use: _Use[C], work: Callable[[C], T]) -> T:
+    def _run(self, use: _Use[C], work: Callable[[C], T]) -> T:
         if use.connection is not None:
             try:
                 return self._on(use, work)

@@ -26,7 +26,7 @@ from vfl_party.data.sources.databases.query import (
     require_dates,
 )
 from vfl_party.serve.stores.pool import Pool
-from vfl_party.serve.stores.queries import most_rows, named_keys, too_many, with_ids
+from vfl_party.serve.stores.queries import named_keys, row_limit, too_many, with_ids
 from vfl_party.serve.stores.seam import Batch, BrokenError, UnfitError
 
 # A query whose answer nobody waits for any more.
@@ -62,7 +62,9 @@ class PostgresRows:
         self.settings = settings
         with named_keys():
             self._query = with_ids(query_of(settings), "$1", settings.source)
-        self._pool: Pool[Any] = Pool(self._open, lambda each: each.close(), connections, _cancel)
+        self._pool: Pool[Any] = Pool(
+            self._open, lambda connection: connection.close(), connections, _cancel
+        )
         self._asked: _Asked | None = None
 
     def check(self) -> None:
@@ -70,17 +72,20 @@ class PostgresRows:
         with named_keys():
             connection = self._open()
             try:
-                self._asked = self._described(connection)
-                self._fetched(connection, [])
+                self._asked = self._describe(connection)
+                self._fetch(connection, [])
             finally:
                 connection.close()
 
     def rows(self, ids: Sequence[str], until_s: float) -> Batch:
         """See ``seam.Source``."""
         with named_keys():
-            return Batch(self._pool.run(lambda each: self._fetched(each, ids), until_s), False)
+            return Batch(
+                self._pool.run(lambda connection: self._fetch(connection, ids), until_s), False
+            )
 
     def close(self) -> None:
+        """Closes the connections."""
         self._pool.close()
 
     def _open(self) -> Any:
@@ -92,64 +97,67 @@ class PostgresRows:
         try:
             connection = dbapi.connect(_alive(self.settings.source), autocommit=True)
             with connection.cursor() as cursor:
-                for each in _BEGIN:
-                    cursor.execute(each)
+                for statement in _BEGIN:
+                    cursor.execute(statement)
         except adbc_driver_manager.Error as error:
             raise refused_connection(self.settings.source, str(error)) from None
         return connection
 
-    def _described(self, connection: Any) -> _Asked:
+    def _describe(self, connection: Any) -> _Asked:
         """Returns how the query is asked. Raises InputError."""
         import adbc_driver_manager
 
         settings, source = self.settings, shown(self.settings.source)
         try:
             with connection.cursor() as cursor:
-                given = cursor.adbc_prepare(self._query)
+                parameters = cursor.adbc_prepare(self._query)
                 schema = cursor.adbc_execute_schema(self._query)
         except adbc_driver_manager.Error as error:
             raise refused_query(settings.source, error) from None
         chosen = choose(source, list(schema.names), settings, False)
         # The mark may stand in a comment.
-        kind = given.field(0).type if len(given) else pa.null()
+        kind = parameters.field(0).type if len(parameters) else pa.null()
         inner = kind.value_type if pa.types.is_list(kind) else None
         if inner is None or not (pa.types.is_integer(inner) or pa.types.is_string(inner)):
-            text = "must compare :ids with text or whole numbers"
             raise checks.unusable(
-                source, f"data.query {text}; write, for example, WHERE id::text = ANY(:ids)"
+                source,
+                "data.query must compare :ids with text or integers. Write, for example, "
+                "WHERE id::text = ANY(:ids).",
             )
         names = list(dict.fromkeys([*chosen.id, *chosen.features]))
         return _Asked(select_of(self._query, schema, names, settings), inner)
 
-    def _fetched(self, connection: Any, ids: Sequence[str]) -> pa.Table:
+    def _fetch(self, connection: Any, ids: Sequence[str]) -> pa.Table:
         import adbc_driver_manager
 
         asked, source = self._asked, shown(self.settings.source)
         assert asked is not None  # noqa: S101 - check comes first
-        most = most_rows(len(ids))
-        given = pa.array([_values(ids, asked.kind)], pa.list_(asked.kind))
+        max_rows = row_limit(len(ids))
+        values = pa.array([_values(ids, asked.kind)], pa.list_(asked.kind))
         try:
             with connection.cursor() as cursor:
-                cursor.execute(f"{asked.select}\nLIMIT {most + 1}", pa.record_batch({"ids": given}))
-                found = cursor.fetch_arrow_table()
+                cursor.execute(
+                    f"{asked.select}\nLIMIT {max_rows + 1}", pa.record_batch({"ids": values})
+                )
+                table = cursor.fetch_arrow_table()
         except adbc_driver_manager.Error as error:
-            raise self._failed(error) from None
-        if found.num_rows > most:
-            raise too_many(source, len(ids), most)
-        for name in found.column_names:
-            for chunk in found[name].chunks:
+            raise self._to_error(error) from None
+        if table.num_rows > max_rows:
+            raise too_many(source, len(ids), max_rows)
+        for name in table.column_names:
+            for chunk in table[name].chunks:
                 require_dates(source, name, chunk)
-        return found
+        return table
 
-    def _failed(self, error: Any) -> Exception:
+    def _to_error(self, error: Any) -> Exception:
         code = error.sqlstate or ""
         if code == _ENDED:
             return TimeoutError()
-        said = refused_query(self.settings.source, error)
+        refusal = refused_query(self.settings.source, error)
         if code.startswith(_NO_VALUE):
-            return UnfitError(said.code, str(said))
+            return UnfitError(refusal.code, str(refusal))
         lost = not code or code.startswith(("08", "57"))
-        return BrokenError(said.code, str(said)) if lost else said
+        return BrokenError(refusal.code, str(refusal)) if lost else refusal
 
 
 def _alive(source: str) -> str:
@@ -163,10 +171,10 @@ def _values(ids: Sequence[str], kind: pa.DataType) -> list[Any]:
     """Returns the ids that are values of the type; the others are nobody's."""
     if pa.types.is_string(kind):
         # Which no text of PostgreSQL has.
-        return [each for each in ids if "\0" not in each]
+        return [name for name in ids if "\0" not in name]
     bounds = np.iinfo(kind.to_pandas_dtype())
-    numbers = [int(each) for each in ids if _WHOLE.fullmatch(each)]
-    return [each for each in numbers if bounds.min <= each <= bounds.max]
+    numbers = [int(text) for text in ids if _WHOLE.fullmatch(text)]
+    return [number for number in numbers if bounds.min <= number <= bounds.max]
 
 
 def _cancel(connection: Any) -> None:

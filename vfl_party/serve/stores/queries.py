@@ -10,30 +10,35 @@ from vfl_common.config.data import shown
 from vfl_common.errors import InputError
 from vfl_party.data import checks
 
-# No cast of PostgreSQL's, as in x::ids.
+# Does not match a PostgreSQL cast such as x::ids.
 _IDS = re.compile(r"(?<![:\w\\]):ids\b")
-# Of one id, if data.duplicates takes the first; and more, so that few ids may have many.
+# Row limit per id, for data.duplicates = "first", plus a constant so that few ids may have many.
 _ROWS_OF_ONE, _MORE_ROWS = 16, 1024
 
 
 def with_ids(query: str, mark: str, source: str) -> str:
     """Returns a query with ``mark`` in place of ``:ids``. Raises InputError if it has none."""
     if not _IDS.search(query):
-        text = "data.query has no :ids, and would give all rows; add, for example, WHERE id"
-        raise checks.unusable(shown(source), f"{text} IN :ids, in PostgreSQL WHERE id = ANY(:ids)")
+        raise checks.unusable(
+            shown(source),
+            "data.query has no :ids. Add a condition, for example WHERE id IN :ids, or in "
+            "PostgreSQL WHERE id = ANY(:ids).",
+        )
     return _IDS.sub(lambda _: mark, query)
 
 
-def most_rows(ids: int) -> int:
+def row_limit(ids: int) -> int:
     """Returns how many rows a query may give for so many ids."""
     return _ROWS_OF_ONE * ids + _MORE_ROWS
 
 
-def too_many(source: str, ids: int, most: int) -> InputError:
+def too_many(source: str, ids: int, max_rows: int) -> InputError:
     """Returns the error for a query that gives more rows than it may."""
-    asked = "one id" if ids == 1 else f"{ids:,} ids"
-    text = f"data.query gives more than {most:,} rows for {asked}"
-    return checks.unusable(source, f"{text}; correct its condition with :ids")
+    number = "one id" if ids == 1 else f"{ids:,} ids"
+    return checks.unusable(
+        source,
+        f"data.query returns more than {max_rows:,} rows for {number}. Correct its :ids condition.",
+    )
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ class BrokenError(InputError):
 
 
 @dataclass(frozen=True)
-class Found:
+class LookupResult:
     """What a store has of N ids.
 
     Args:

@@ -30,21 +30,21 @@ from vfl_party.data.reading import DATE
 from vfl_party.serve.stores.pool import Pool
 from vfl_party.serve.stores.seam import UNKNOWN_ROW, Batch, BrokenError, UnfitError
 
-# Of a service: nothing is wrong; an id is unknown.
+# Status codes of a service: success, unknown id.
 _OK, _NOT_FOUND = 0, 5
 _CONNECT_S, _CHECK_S = 5.0, 10.0
-# For one packet, if nobody interrupts.
+# Socket timeout; the pool interrupts earlier.
 _LONGEST_S = 60.0
-# Of HTTP, also for a question about nobody: this is no such service, or not for this party.
+# HTTP statuses that mean a wrong service or a party without access.
 _NO_SERVICE = (401, 403, 404, 405)
-# Of an answer: what is allowed for each cell, and beside the cells.
+# Limits of an answer: bytes per cell, and bytes in addition.
 _CELL_BYTES, _MORE_BYTES = 1 << 10, 1 << 20
 _BLOCK = 1 << 16
-# Of a value: the lists that it may have, and how their cells are read.
+# Fields of a value: lists of numbers, and all lists.
 _NUMBERS = ("ds", "fs", "i64s", "i32s", "bs")
 _LISTS = ("ss", *_NUMBERS)
-# Characters of the service's own words.
-_MOST_WORDS = 200
+# Limit of quoted service texts, in characters.
+_MAX_CHARACTERS = 200
 
 
 class ServiceRows:
@@ -70,35 +70,43 @@ class ServiceRows:
         self._words = preprocessor.categorical_names
         self._tls = _tls(store)
         self._pool: Pool[http.client.HTTPConnection] = Pool(
-            self._open, lambda each: each.close(), store.connections, _interrupt
+            self._open, lambda line: line.close(), store.connections, _interrupt
         )
 
     def check(self) -> None:
         """Asks for no ids: whatever the service says of that, it is there. Raises InputError."""
         try:
             until_s = time.monotonic() + _CHECK_S
-            status, _ = self._pool.run(lambda each: self._post(each, []), until_s)
+            status, _ = self._pool.run(lambda line: self._post(line, []), until_s)
         except TimeoutError:
-            text = f"does not answer within {_CHECK_S:g} s; correct serve.store.url, or start it"
-            raise checks.unreadable(self._store.url, text) from None
+            raise checks.unreadable(
+                self._store.url,
+                f"does not answer within {_CHECK_S:g} s. Correct serve.store.url, or start the "
+                "service.",
+            ) from None
         if status in _NO_SERVICE:
-            raise self._refused(status)
+            raise self._refusal(status)
 
     def rows(self, ids: Sequence[str], until_s: float) -> Batch:
         """See ``seam.Source``."""
-        found = self._pool.run(lambda each: self._answer(each, ids), until_s)
-        status = found.get("status")
+        answer = self._pool.run(lambda line: self._answer(line, ids), until_s)
+        status = answer.get("status")
         code = status.get("code", _OK) if isinstance(status, dict) else None
         if code == _NOT_FOUND:
-            text = f"{self._store.url}: the service does not know an id"
-            raise UnfitError(Code.DATA_INVALID, text, UNKNOWN_ROW)
+            raise UnfitError(
+                Code.DATA_INVALID, f"{self._store.url}: does not know an id", UNKNOWN_ROW
+            )
         if code != _OK or not isinstance(status, dict):
-            said = clean(str((status or {}).get("msg", "")), _MOST_WORDS)
-            text = f"the service answers with status {clean(str(code), 20)} ({said})"
-            raise checks.unreadable(self._store.url, f"{text}; ask who runs it")
-        return Batch(self._table(found.get("features"), ids), False)
+            message = clean(str((status or {}).get("msg", "")), _MAX_CHARACTERS)
+            raise checks.unreadable(
+                self._store.url,
+                f"the service answers with status {clean(str(code), 20)} ({message}). Ask its "
+                "operator.",
+            )
+        return Batch(self._table(answer.get("features"), ids), False)
 
     def close(self) -> None:
+        """Closes the connections."""
         self._pool.close()
 
     def _open(self) -> http.client.HTTPConnection:
@@ -116,16 +124,19 @@ class ServiceRows:
             line.close()
             # Without the line of OpenSSL's source, which differs between versions.
             why = getattr(error, "verify_message", "") or str(error)
-            text = f"cannot be reached ({clean(why, _MOST_WORDS)})"
-            advice = "correct serve.store.url or serve.store.ca, or start it"
-            raise checks.unreadable(self._store.url, f"{text}; {advice}") from None
+            raise checks.unreadable(
+                self._store.url,
+                f"cannot be reached ({clean(why, _MAX_CHARACTERS)}). Correct serve.store.url or "
+                "serve.store.ca, or start the service.",
+            ) from None
         line.sock.settimeout(_LONGEST_S)
         return line
 
-    def _refused(self, status: int) -> InputError:
-        text = f"the service answers with HTTP status {status}"
+    def _refusal(self, status: int) -> InputError:
         return checks.unreadable(
-            self._store.url, f"{text}; correct serve.store, or ask who runs it"
+            self._store.url,
+            f"the service answers with HTTP status {status}. Correct serve.store, or ask its "
+            "operator.",
         )
 
     def _post(
@@ -141,34 +152,39 @@ class ServiceRows:
         try:
             line.request("POST", url.path or "/", json.dumps(asked).encode(), headers)
             answer = line.getresponse()
-            return answer.status, _body(answer, self._most_bytes(len(ids)))
+            return answer.status, _body(answer, self._max_bytes(len(ids)))
         except TimeoutError:
             raise
         except (OSError, http.client.HTTPException) as error:
             # It is chance by which of several errors a service that refuses a certificate shows
             # itself, so the sentence names none.
-            advice = "ask who runs the service"
-            if self._tls is not None and not self._store.certificate:
-                advice += ", and whether it needs serve.store.certificate"
-            text = f"{self._store.url}: the connection broke; {advice}"
-            raise BrokenError(Code.FILE_INVALID, text) from error
+            raise BrokenError(
+                Code.FILE_INVALID,
+                f"{self._store.url}: the connection broke. Ask the operator of the service whether "
+                "it needs serve.store.certificate."
+                if self._tls is not None and not self._store.certificate
+                else f"{self._store.url}: the connection broke. Ask the operator of the service.",
+            ) from error
 
     def _answer(self, line: http.client.HTTPConnection, ids: Sequence[str]) -> dict[str, Any]:
         """Asks once. Raises InputError for what is no answer."""
         status, data = self._post(line, ids)
         if status != http.client.OK:
-            raise self._refused(status)
+            raise self._refusal(status)
         if data is None:
-            text = "the service answers with more bytes than its features can have"
-            raise checks.unusable(self._store.url, f"{text}; ask who runs it")
+            raise checks.unusable(
+                self._store.url,
+                "the service answers with more bytes than its features can have. Ask its operator.",
+            )
         try:
-            found = json.loads(data)
+            answer = json.loads(data)
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            text = "the service answers with something else than a JSON object"
-            raise checks.unusable(self._store.url, f"{text}; correct serve.store.url")
-        return found
+            answer = None
+        if not isinstance(answer, dict):
+            raise checks.unusable(
+                self._store.url, "the answer is not a JSON object. Correct serve.store.url."
+            )
+        return answer
 
     def _fields(self) -> list[dict[str, str]]:
         kinds = {
@@ -178,46 +194,55 @@ class ServiceRows:
         kinds |= dict.fromkeys(self._words, "FIELD_STRING")
         return [{"name": name, "type": kind} for name, kind in kinds.items()]
 
-    def _most_bytes(self, ids: int) -> int:
+    def _max_bytes(self, ids: int) -> int:
         return _MORE_BYTES + _CELL_BYTES * ids * (len(self._numeric) + len(self._words))
 
     def _table(self, features: Any, ids: Sequence[str]) -> pa.Table:
-        """Returns the features by name, beside the ids. Raises InputError."""
-        given = {}
-        for each in features if isinstance(features, list) else ():
-            field = each.get("field") if isinstance(each, dict) else None
-            if isinstance(field, dict) and isinstance(each.get("value", {}), dict):
-                given[field.get("name")] = each.get("value", {})
+        """Returns the features by name, with the ids. Raises InputError."""
+        values = {}
+        for feature in features if isinstance(features, list) else ():
+            field = feature.get("field") if isinstance(feature, dict) else None
+            if isinstance(field, dict) and isinstance(feature.get("value", {}), dict):
+                values[field.get("name")] = feature.get("value", {})
         columns: dict[str, pa.Array] = {}
         (name,) = self.settings.id
         columns[name] = pa.array(ids, pa.string())
         for name in (*self._numeric, *self._words):
-            if name not in given:
-                text = f"the service gives no feature {name!r}, but training had it"
-                raise checks.unusable(self._store.url, f"{text}; add it to the service")
-            columns[name] = self._column(name, given[name], len(ids))
+            if name not in values:
+                raise checks.unusable(
+                    self._store.url,
+                    f"the service does not return feature {name!r} of the training table. Add it "
+                    "to the service.",
+                )
+            columns[name] = self._column(name, values[name], len(ids))
         return pa.table(columns)
 
     def _column(self, name: str, value: Mapping[str, Any], n: int) -> pa.Array:
         filled = [key for key in _LISTS if value.get(key)]
         cells = value[filled[0]] if len(filled) == 1 else None
         if not isinstance(cells, list) or len(cells) != n:
-            text = f"feature {name!r} does not have one list of one value for each id"
-            raise checks.unusable(self._store.url, f"{text}; ask who runs the service")
+            raise checks.unusable(
+                self._store.url,
+                f"feature {name!r} does not have one list with one value per id. Ask the operator "
+                "of the service.",
+            )
         number = self._numeric.get(name)
         try:
             if filled[0] == "ss":
                 # Proto3 has no empty cell in a list.
-                words = pa.array([each or None for each in cells], pa.string())
+                words = pa.array([cell or None for cell in cells], pa.string())
                 return words.cast(pa.timestamp("us")) if number is False else words
             if filled[0] in ("i64s", "i32s"):
-                return pa.array([_whole(each) for each in cells], pa.int64())
+                return pa.array([_whole(cell) for cell in cells], pa.int64())
             if filled[0] == "bs":
                 return pa.array(cells, pa.bool_())
-            return pa.array([float(each) for each in cells], pa.float64(), from_pandas=True)
+            return pa.array([float(cell) for cell in cells], pa.float64(), from_pandas=True)
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            text = f"feature {name!r} has values that are not of its type ({filled[0]})"
-            raise UnfitError(Code.DATA_INVALID, f"{self._store.url}: {text}") from None
+            raise UnfitError(
+                Code.DATA_INVALID,
+                f"{self._store.url}: feature {name!r} has values that are not of its type "
+                f"({filled[0]})",
+            ) from None
 
 
 def _whole(value: Any) -> int:
@@ -227,38 +252,44 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-def _body(answer: http.client.HTTPResponse, most: int) -> bytes | None:
-    """Reads an answer; None if it has more than ``most`` bytes."""
-    found = bytearray()
+def _body(answer: http.client.HTTPResponse, max_bytes: int) -> bytes | None:
+    """Reads an answer; None if it has more than ``max_bytes`` bytes."""
+    data = bytearray()
     while block := answer.read(_BLOCK):
-        found += block
-        if len(found) > most:
+        data += block
+        if len(data) > max_bytes:
             return None
-    return bytes(found)
+    return bytes(data)
 
 
 def _tls(store: ServiceStore) -> ssl.SSLContext | None:
     """Returns how a service is known by its certificate; None for plain HTTP. Raises InputError."""
     files = (store.ca, store.certificate, store.key)
     if store.url.startswith("http:"):
-        if any(each is not None for each in files):
-            text = "ca, certificate and key are for a url with https://; correct the url"
-            raise InputError(Code.CONFIG_INVALID, f"serve.store: {text}, or remove them")
+        if any(file is not None for file in files):
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "serve.store: ca, certificate and key need an https:// url. Correct the url, or "
+                "remove them.",
+            )
         return None
     if (store.certificate is None) != (store.key is None):
-        text = "serve.store: give certificate and key, or none of them"
-        raise InputError(Code.CONFIG_INVALID, text)
-    try:
-        found = ssl.create_default_context(cafile=store.ca)
-        if store.certificate is not None:
-            found.load_cert_chain(store.certificate, store.key)
-    except OSError as error:
-        named = ", ".join(each for each in files if each is not None)
-        text = f"cannot be read as PEM files of TLS ({clean(str(error), _MOST_WORDS)})"
         raise InputError(
-            Code.CERTIFICATE_INVALID, f"{named}: {text}; correct serve.store"
+            Code.CONFIG_INVALID,
+            "serve.store: certificate and key belong together. Set both or neither.",
+        )
+    try:
+        context = ssl.create_default_context(cafile=store.ca)
+        if store.certificate is not None:
+            context.load_cert_chain(store.certificate, store.key)
+    except OSError as error:
+        names = ", ".join(file for file in files if file is not None)
+        raise InputError(
+            Code.CERTIFICATE_INVALID,
+            f"{names}: cannot be read as PEM files ({clean(str(error), _MAX_CHARACTERS)}). Correct "
+            "serve.store.",
         ) from None
-    return found
+    return context
 
 
 def _interrupt(line: http.client.HTTPConnection) -> None:

@@ -19,7 +19,7 @@ QUEUE, OWN, PARTIES, TOP = "wait in queue", "own embedding", "ask parties", "top
 
 
 @dataclass
-class ToldRequest:
+class RequestTrace:
     """A request.
 
     Args:
@@ -47,27 +47,27 @@ class ToldRequest:
         self.model, self.run_id, self.caller, self.rows = model, run_id, caller, rows
 
 
-_UNDER_WAY: ContextVar[ToldRequest | None] = ContextVar("request", default=None)
+_UNDER_WAY: ContextVar[RequestTrace | None] = ContextVar("request", default=None)
 _STAGES: ContextVar[list[Stage] | None] = ContextVar("stages", default=None)
 
 
-def begin(request: ToldRequest) -> None:
+def begin(request: RequestTrace) -> None:
     """Has what is called from now on in this context find the request."""
     _UNDER_WAY.set(request)
 
 
-def under_way() -> ToldRequest | None:
-    """Returns the request of this context; None if nothing is told of it."""
+def under_way() -> RequestTrace | None:
+    """Returns the request of this context; None if it is not reported."""
     return _UNDER_WAY.get()
 
 
 @contextmanager
-def noting(requests: Sequence[tuple[ToldRequest | None, int]]) -> Iterator[None]:
+def noting(requests: Sequence[tuple[RequestTrace | None, int]]) -> Iterator[None]:
     """Notes the stages of the block for requests that are scored together. With each of them: when
     it began to wait, in nanoseconds since 1970.
     """
-    told = [(each, since_ns) for each, since_ns in requests if each is not None]
-    if not told:
+    noted = [(request, since_ns) for request, since_ns in requests if request is not None]
+    if not noted:
         yield
         return
     began_ns, stages = time.time_ns(), list[Stage]()
@@ -76,13 +76,13 @@ def noting(requests: Sequence[tuple[ToldRequest | None, int]]) -> Iterator[None]
         yield
     finally:
         _STAGES.reset(token)
-        for request, since_ns in told:
+        for request, since_ns in noted:
             request.stages += [(QUEUE, since_ns, began_ns), *stages]
 
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Notes the block as a stage, if anybody is told of it."""
+    """Notes the block as a stage of the requests that are reported."""
     stages = _STAGES.get()
     if stages is None:
         yield

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vfl_common.process.logs import own_log
 from vfl_common.process.tracing import RequestSpans, requests_traced
-from vfl_party.serve.telling.request import ToldRequest
+from vfl_party.serve.telling.request import RequestTrace
 
 
 class Teller:
@@ -24,7 +24,7 @@ class Teller:
     def __init__(self, log: logging.Logger | None, spans: RequestSpans | None) -> None:
         self._log, self._spans = log, spans
 
-    def ended(self, request: ToldRequest, status: int) -> None:
+    def ended(self, request: RequestTrace, status: int) -> None:
         """Tells of a request. ``status``: of HTTP, also for gRPC."""
         ended_ns = time.time_ns()
         facts: dict[str, str | int] = {
@@ -46,8 +46,8 @@ class Teller:
 
 @contextmanager
 def telling(path: Path | None, party: str) -> Iterator[Teller | None]:
-    """Yields what tells of requests, if there is an access log, or the environment asks for traces.
-    Raises InputError.
+    """Yields a ``Teller`` if there is an access log or the environment enables traces. Raises
+    InputError.
 
     ``path``: of the access log; None for none.
     """
@@ -56,5 +56,5 @@ def telling(path: Path | None, party: str) -> Iterator[Teller | None]:
         try:
             yield Teller(log, spans) if log is not None or spans is not None else None
         finally:
-            for each in log.handlers if log is not None else ():
-                each.close()
+            for handler in log.handlers if log is not None else ():
+                handler.close()

@@ -17,14 +17,14 @@ def ids_of(inputs: Sequence[Tensor]) -> list[str]:
     """Returns the ids of a request, the input ``ids``: BYTES, [N] or [N, columns of an id]. Raises
     Denied.
     """
-    names = [each.name for each in inputs]
+    names = [tensor.name for tensor in inputs]
     if names.count(IDS) != 1 or len(set(names)) != len(names):
-        raise Denied(400, "inputs: give the input ids, and each other one once")
+        raise Denied(400, "inputs: must have the input ids, and each input once")
     tensor = inputs[names.index(IDS)]
     if tensor.datatype != TEXT:
         raise Denied(400, "inputs: ids: datatype must be BYTES")
     cells = _values(tensor)
-    if not all(isinstance(each, str) for each in cells):
+    if not all(isinstance(cell, str) for cell in cells):
         raise Denied(400, "inputs: ids: data must be text")
     rows, *columns = tensor.shape or [0]
     per = columns[0] if columns else 1
@@ -34,27 +34,27 @@ def ids_of(inputs: Sequence[Tensor]) -> list[str]:
 
 
 def columns_of(inputs: Sequence[Tensor], n: int) -> dict[str, list[Any]] | None:
-    """Returns the active party's columns of ``n`` rows, the inputs beside ``ids``: [N] or [N, 1].
+    """Returns the active party's columns of ``n`` rows: all inputs but ``ids``, [N] or [N, 1].
     None if there are none. Raises Denied.
     """
-    found = {}
-    for each in inputs:
-        if each.name == IDS:
+    columns = {}
+    for tensor in inputs:
+        if tensor.name == IDS:
             continue
-        if tuple(each.shape) not in ((n,), (n, 1)):
-            raise Denied(400, f"inputs: {each.name}: shape must be [{n}], one value for each id")
-        found[each.name] = _values(each)
-    return found or None
+        if tuple(tensor.shape) not in ((n,), (n, 1)):
+            raise Denied(400, f"inputs: {tensor.name}: shape must be [{n}], one value for each id")
+        columns[tensor.name] = _values(tensor)
+    return columns or None
 
 
-def least_of(parameters: Mapping[str, Any]) -> float | None:
+def min_quality_of(parameters: Mapping[str, Any]) -> float | None:
     """Returns the least quality that is asked for; None: any. Raises Denied."""
-    found = parameters.get("min_quality")
-    if found is None:
+    value = parameters.get("min_quality")
+    if value is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise Denied(400, "parameters: min_quality must be a finite number")
-    return found
+    return value
 
 
 def _values(tensor: Tensor) -> list[Any]:

@@ -12,7 +12,7 @@ from vfl_party.serve.scored import Scores
 from vfl_party.serve.tokens import Denied
 from vfl_party.serve.v2.asked import IDS
 
-# What this server can do beside the protocol: tensors as bytes.
+# Extensions of the protocol: tensors as bytes.
 EXTENSIONS = ["binary_tensor_data"]
 
 
@@ -24,14 +24,14 @@ def outputs_of(scores: Scores, parties: Sequence[str]) -> list[Tensor]:
     columns of a result, a row without a score has None, or no text.
     """
     n, has_score, numbers = len(scores), scores.has_score, scores.of_part.tolist()
-    found = []
+    tensors = []
     for name, column in scores.columns.items():
         datatype = datatype_of(column.dtype)
         missing = "" if datatype == TEXT else None
         data = [
             value if has else missing for value, has in zip(column.tolist(), has_score, strict=True)
         ]
-        found.append(Tensor(name, datatype, (n,), data))
+        tensors.append(Tensor(name, datatype, (n,), data))
     names, runs = (
         [",".join(part.parties) for part in scores.parts],
         [part.run for part in scores.parts],
@@ -39,7 +39,7 @@ def outputs_of(scores: Scores, parties: Sequence[str]) -> list[Tensor]:
     there = [[name in part.parties for name in parties] for part in scores.parts]
     quality = [part.quality for part in scores.parts]
     return [
-        *found,
+        *tensors,
         Tensor("state", TEXT, (n,), list(scores.state)),
         Tensor("parties", TEXT, (n,), [names[number] for number in numbers]),
         Tensor("run", TEXT, (n,), [runs[number] for number in numbers]),
@@ -47,7 +47,7 @@ def outputs_of(scores: Scores, parties: Sequence[str]) -> list[Tensor]:
             "present",
             TRUTH,
             (n, len(parties)),
-            [each for number in numbers for each in there[number]],
+            [flag for number in numbers for flag in there[number]],
         ),
         Tensor("expected_quality", NUMBER, (n,), [quality[number] for number in numbers]),
     ]
@@ -55,9 +55,9 @@ def outputs_of(scores: Scores, parties: Sequence[str]) -> list[Tensor]:
 
 def chosen(outputs: Sequence[Tensor], names: Sequence[str]) -> list[Tensor]:
     """Returns the outputs that are wanted; all if there are no ``names``. Raises Denied."""
-    known = {each.name: each for each in outputs}
+    known = {output.name: output for output in outputs}
     if any(name not in known for name in names):
-        raise Denied(400, f"outputs: there are {', '.join(known)}")
+        raise Denied(400, f"outputs: choose among {', '.join(known)}")
     return [known[name] for name in names] or list(outputs)
 
 
@@ -66,7 +66,7 @@ def described(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Returns the inputs and outputs of a model without data; -1 is any size.
 
-    The active party's columns are no inputs here: clients would take them for needed.
+    The active party's columns are not listed: clients treat listed inputs as required.
     """
     outputs = [Tensor(name, datatype_of(dtype), (-1,), ()) for name, dtype in columns.items()]
     outputs += [

@@ -22,8 +22,8 @@ from vfl_party.grants.approval import Approval, GrantGuard
 from vfl_party.grants.fits import Asked
 from vfl_party.grants.grant import day_of
 from vfl_party.grants.store import GrantStore, folder_of
-from vfl_party.serve.answering import DailyLimit, Limits
-from vfl_party.serve.granted import GrantedRows, GrantWatch, LeastRows
+from vfl_party.serve.answering import CombinedLimits, DailyLimit
+from vfl_party.serve.granted import GrantedRows, GrantWatch, MinimumRows
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def approval(tmp_path: Path, credentials: Credentials) -> Iterator[Callable[...,
     ("ids", "answered"), [(["a"], False), (["a", "a"], False), (["a", "b"], True), ([], False)]
 )
 def test_a_question_about_too_few_people_has_no_answer(ids: list[str], answered: bool) -> None:
-    assert LeastRows(2).take(ids).tolist() == [answered] * len(ids)
+    assert MinimumRows(2).take(ids).tolist() == [answered] * len(ids)
 
 
 def revoke(of: Approval, folder: Path) -> None:
@@ -69,13 +69,13 @@ def test_limits_count_what_those_before_let_pass(
 ) -> None:
     granted = approval()
     daily = DailyLimit(tmp_path / "a.sqlite", 1)
-    limit = Limits(daily, None, GrantedRows(granted, "run"))
+    limit = CombinedLimits(daily, None, GrantedRows(granted, "run"))
     assert limit.take(["a", "a", "b"]).tolist() == [True, False, True]
     # The second answer about ``a`` has cost nothing.
     assert limit.take(["c", "d"]).tolist() == [True, False]
     assert limit.take([]).tolist() == []
     daily.close()
-    assert np.array_equal(Limits().take(["a", "b"]), [True, True])
+    assert np.array_equal(CombinedLimits().take(["a", "b"]), [True, True])
 
 
 @pytest.mark.parametrize("over", ["revoked", "ended"])

@@ -45,7 +45,7 @@ def test_requests_that_wait_are_scored_at_once() -> None:
         begin.wait(30)
         return scores_of(ids)
 
-    batcher = Batcher(score, most=4, wait_s=0.0)
+    batcher = Batcher(score, max_rows=4, wait_s=0.0)
     # One for each thread, so that all are at work.
     first = []
     for number in range(4):
@@ -77,7 +77,7 @@ def test_beyond_a_few_under_way_the_next_batch_waits_for_others() -> None:
         return scores_of(ids)
 
     with patch.multiple(batching, _A_FEW=2, _PACE_S=30.0):
-        batcher = Batcher(score, most=2, wait_s=0.0)
+        batcher = Batcher(score, max_rows=2, wait_s=0.0)
         for number in range(2):
             batcher.submit([f"first-{number}"])
             assert under_way.acquire(timeout=30)
@@ -96,7 +96,7 @@ def test_an_error_reaches_all_who_wait_and_nobody_else() -> None:
             raise ValueError("bad")
         return scores_of(ids)
 
-    batcher = Batcher(score, most=1, wait_s=0.0)
+    batcher = Batcher(score, max_rows=1, wait_s=0.0)
     bad, good = batcher.submit(["bad"]), batcher.submit(["good"])
     with pytest.raises(ValueError, match="bad"):
         bad.result(30)
@@ -114,7 +114,7 @@ def test_a_caller_who_has_gone_ends_no_thread() -> None:
             raise ValueError("bad")
         return scores_of(ids)
 
-    batcher = Batcher(score, most=1, wait_s=0.0)
+    batcher = Batcher(score, max_rows=1, wait_s=0.0)
     under_way = [batcher.submit(["bad"]) for _ in range(4)]
     gone = [batcher.submit(["bad"]) for _ in range(8)]
     assert all(each.cancel() for each in gone)

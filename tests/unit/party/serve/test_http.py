@@ -144,7 +144,7 @@ def test_the_short_way_answers_as_the_long_one(status: int, body: bytes) -> None
         (b'{"ids": []}', "ids: must not be empty"),
         (
             b'{"customer": ["a"]}',
-            "ids: is missing; customer: is no field of a request",
+            "ids: is missing; customer: is not a field of a request",
         ),
         (
             b'{"ids": ["a"], "columns": {"c": [{}]}}',
@@ -186,7 +186,7 @@ def test_answers_do_not_wait_for_acknowledgements() -> None:
 
 
 def test_bodies_under_way_are_bounded_together() -> None:
-    with patch.object(http_app, "MOST_HELD_BYTES", 100), port() as at:
+    with patch.object(http_app, "MAX_HELD_BYTES", 100), port() as at:
         half = socket.create_connection(at.address)
         with half:
             half.sendall(b"POST /v1/predict HTTP/1.1\r\nhost: a\r\ncontent-length: 99\r\n\r\n")

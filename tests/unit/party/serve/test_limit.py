@@ -11,7 +11,7 @@ import pytest
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
 from vfl_party.serve.answering import DailyLimit, SentBefore
-from vfl_party.serve.granted import LeastRows
+from vfl_party.serve.granted import MinimumRows
 from vfl_party.serve.passive import together
 
 
@@ -30,7 +30,7 @@ def test_answers_about_one_id_are_counted_over_restarts(tmp_path: Path) -> None:
 
 def test_the_least_people_are_those_whom_the_other_limits_leave(tmp_path: Path) -> None:
     daily = DailyLimit(tmp_path / "answers.sqlite", 1)
-    limit = together(LeastRows(2), [daily], [])
+    limit = together(MinimumRows(2), [daily], [])
     assert limit is not None
     assert limit.take(["a", "b"]).tolist() == [True, True]
     # Of the two who are asked about, one would be answered alone.

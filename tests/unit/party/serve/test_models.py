@@ -189,7 +189,7 @@ def test_a_line_follows_the_registry(tmp_path: Path) -> None:
     assert (line.now.run_id, asked) == ("new", ["new", "bad"])
     assert told[-1] == (
         "advice",
-        {"said": "bad: holds no run of bank; run new answers as before"},
+        {"said": "run new answers as before (bad: holds no run of bank)"},
     )
     # A file that is damaged is told of, and nothing else.
     (tmp_path / FILE).write_text("{")

@@ -22,7 +22,7 @@ from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.process.logs import own_log
 from vfl_common.process.tracing import ASKS, requests_exporting
-from vfl_party.serve.telling.request import OWN, QUEUE, TOP, ToldRequest, stage
+from vfl_party.serve.telling.request import OWN, QUEUE, TOP, RequestTrace, stage
 from vfl_party.serve.telling.teller import Teller, telling
 from vfl_party.serve.tokens import add_token
 
@@ -37,7 +37,7 @@ class Counting(Teller):
 
     told = 0
 
-    def ended(self, request: ToldRequest, status: int) -> None:
+    def ended(self, request: RequestTrace, status: int) -> None:
         super().ended(request, status)
         self.told += 1
 
