@@ -44,7 +44,9 @@ def disclosures() -> None:
     help="Show only bundles about this id; repeat for several id columns.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON lines, one for each sum.")
-@click.option("--each", is_flag=True, help="With --json: a line for each bundle instead of sums.")
+@click.option(
+    "--each", "per_bundle", is_flag=True, help="With --json, write a line for each bundle."
+)
 def show(
     party: Path,
     run: str | None,
@@ -53,7 +55,7 @@ def show(
     kind: str | None,
     cells: tuple[str, ...],
     as_json: bool,
-    each: bool,
+    per_bundle: bool,
 ) -> None:
     """Show what has left, by run, receiver and exchange.
 
@@ -76,20 +78,20 @@ def show(
     from vfl_party.record.history import RecordHistory, summed
     from vfl_party.record.verify import require
 
-    if each and not as_json:
+    if per_bundle and not as_json:
         raise InputError(Code.CONFIG_INVALID, "--each: needs JSON lines. Add --json.")
     files = _files(party)
     run = _run_meant(files, run) if run is not None else None
     history = RecordHistory(_folder(files))
     history.check_known(run=run, peer=peer, phase=phase, kind=kind)
-    found = history.disclosures(run=run, peer=peer, phase=phase, kind=kind)
+    bundles = history.disclosures(run=run, peer=peer, phase=phase, kind=kind)
     if cells:
-        found = history.about(_spellings(files, cells), found)
-    if each:
-        for bundle in found:
+        bundles = history.about(_spellings(files, cells), bundles)
+    if per_bundle:
+        for bundle in bundles:
             click.echo(to_json(bundle.fields, compact=True))
     else:
-        sums = {key: one for key, one in summed(found).items() if peer in (None, key[1])}
+        sums = {key: one for key, one in summed(bundles).items() if peer in (None, key[1])}
         for line in json_lines(sums) if as_json else table(sums, of_person=bool(cells)):
             click.echo(line)
     require(_folder(files), files.keyring.current())
@@ -177,7 +179,8 @@ def copy(party: Path, out: Path) -> None:
     """Copy the record without its key, for an auditor.
 
     OUT is a new folder. The copy has the lines and the signed heads, which verify --copy checks at
-    any party of the federation. Nobody can look a person up in it: that takes the key, people.secret.
+    any party of the federation. Nobody can look a person up in it: that takes the key,
+    people.secret.
     """
     from vfl_party.record.verify import copy as copied
 

@@ -70,8 +70,8 @@ def approve(
 
     PARTY is the party's file. With policy.approval = "each" in it nothing is trained, predicted or
     served without a grant that fits: the same recipe, table and keys of the others. The others
-    receive the grant, check it, and keep it with the run. Its digests of the table's columns and ids have a key that
-    never leaves this party. Nothing is sent by this command.
+    receive the grant, check it, and keep it with the run. Its digests of the table's columns and
+    ids have a key that never leaves this party. Nothing is sent by this command.
 
     \b
     Examples:
@@ -127,7 +127,8 @@ def grants(ctx: click.Context, party: Path, as_json: bool, path: Path | None) ->
 
     PARTY is the party's file. With --verify it shows which parties have allowed a run: the grants
     that all parties showed at its start are in shown.json of the run's folder, RUN/NAME. Each is
-    checked against the CA, and against the run's recipe. One that does not hold ends with exit code 2.
+    checked against the CA, and against the run's recipe. An invalid one
+    ends with exit code 2.
 
     \b
     Examples:

@@ -58,7 +58,7 @@ class Leaving:
         """The transforms that it passes, in words: the steps of its chains before the policy and
         the codec.
         """
-        chains = (each.split(ARROW)[:-2] for each in self.defences.split(_JOINED))
+        chains = (chain_text.split(ARROW)[:-2] for chain_text in self.defences.split(_JOINED))
         return tuple(dict.fromkeys(step for chain in chains for step in chain))
 
     @property
