@@ -222,18 +222,18 @@ def health(
 
 def _pins(texts: tuple[str, ...]) -> dict[str, str]:
     """Reads ``NAME=PIN``, each name once. Raises click.BadParameter."""
-    found: dict[str, str] = {}
+    pins: dict[str, str] = {}
     for text in texts:
         name, _, pin = text.partition("=")
         try:
-            found[name] = TypeAdapter(Pin).validate_python(pin)
+            pins[name] = TypeAdapter(Pin).validate_python(pin)
         except ValidationError:
             raise click.BadParameter(
                 f"write NAME=PIN, the pin as `vfl certs show` prints it: {text!r}"
             ) from None
-    if len(found) < len(texts):
+    if len(pins) < len(texts):
         raise click.BadParameter("a party has two pins; give one", param_hint="--pin")
-    return found
+    return pins
 
 
 def _tls(

@@ -138,11 +138,11 @@ def _batch(
     number: int, owner: Mapping[str, str], sizes: Mapping[str, int]
 ) -> dict[str, BundleSpec]:
     """Returns {party: the spec of a batch of tags that it sends}; of a small set it is empty."""
-    found = {}
+    specs = {}
     for party, whose in owner.items():
         rows = max(0, min(psi.TAG_BATCH, sizes[whose] - number * psi.TAG_BATCH))
-        found[party] = BundleSpec(Kind.ROWS, {"tags": TensorSpec(DType.UINT8, (rows * TAG_BYTES,))})
-    return found
+        specs[party] = BundleSpec(Kind.ROWS, {"tags": TensorSpec(DType.UINT8, (rows * TAG_BYTES,))})
+    return specs
 
 
 def _compare_tags(

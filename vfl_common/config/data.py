@@ -444,7 +444,7 @@ def _has_images(source: str) -> bool:
         return False
 
 
-# Of settings: what makes ids alone of any rows.
+# Changes of settings with which any rows are read as ids only.
 NO_FEATURES: dict[str, Any] = {
     **dict.fromkeys(("columns", "drop", "numeric", "categorical"), ()),
     **dict.fromkeys(("image_shape", "resize", "channels")),

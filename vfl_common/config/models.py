@@ -21,7 +21,7 @@ from vfl_common.config.task import class_text as class_text
 
 # Widths and sizes: more is a typing mistake.
 PositiveInt = Annotated[int, Field(gt=0, le=1_000_000)]
-# Learning rates.
+# A learning rate.
 Rate = Annotated[float, Field(gt=0.0, le=1e3)]
 # The norm to which gradients are clipped.
 Norm = Annotated[float, Field(ge=1e-6, le=1e6)]
@@ -387,5 +387,5 @@ def _without_plateau(value: OptimizerSettings) -> OptimizerSettings:
     return value
 
 
-# Of a method whose parties do not hear how a validation was.
+# The optimizer of a method whose parties do not learn the validation metric.
 UnjudgedOptimizer = Annotated[OptimizerSettings, AfterValidator(_without_plateau)]

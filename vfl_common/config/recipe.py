@@ -280,18 +280,26 @@ class Recipe(Section):
         passives = [party.name for party in self.passives]
         for name in names:
             if name == self.active.name:
-                text = f"--without {name}: the active party has the model, and no prediction can"
-                raise InputError(Code.CONFIG_INVALID, f"{text} do without it; give passive parties")
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"--without {name}: the active party has the model, and no prediction can do "
+                    "without it. Give passive parties.",
+                )
             if name not in passives:
-                text = f"--without {name}: {name} is no passive party of recipe {self.name}"
-                raise InputError(Code.CONFIG_INVALID, f"{text} (they are {', '.join(passives)})")
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"--without {name}: is not a passive party of recipe {self.name}. Choose from: "
+                    f"{', '.join(passives)}.",
+                )
         there = tuple(party for party in self.parties if party.name not in names)
         if not any(party.features for party in there):
-            text = f"--without {', '.join(names)}: nobody is left who has columns"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; give fewer parties")
-        found = self.model_copy(update={"parties": there})
-        found._modelled = self.modelled
-        return found
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"--without {', '.join(names)}: no party with columns is left. Give fewer parties.",
+            )
+        changed = self.model_copy(update={"parties": there})
+        changed._modelled = self.modelled
+        return changed
 
     def embedding_size(self, name: str) -> int:
         """Returns the width of a party's embedding."""

@@ -14,17 +14,17 @@ _NAMED = re.compile(r"([a-z][a-z0-9_]+):")
 SETS = ("sklearn", "torchvision")
 # With the folder of relative paths, once that is known. ``duckdb://…`` is a URL of SQLAlchemy's.
 _DUCKDB = re.compile(r"duckdb:(?!//)(?:SET file_search_path = '((?:[^']|'')*)'; )?(.*)", re.DOTALL)
-# SQLAlchemy's: DIALECT+DRIVER://.
+# A URL of SQLAlchemy, DIALECT+DRIVER://.
 URL = re.compile(r"([a-z][a-z0-9_]*)(\+[a-z0-9_]+)?://", re.IGNORECASE)
 _SQLITE = re.compile(r"(sqlite(?:\+[a-z0-9_]+)?:///)([^?]+)(.*)", re.DOTALL | re.IGNORECASE)
-# Need no +DRIVER to be known.
+# Databases that are known without +DRIVER.
 _DATABASES = ("postgresql", "postgres", "sqlite", "mysql", "mariadb", "oracle", "mssql")
-# Of files that hold one other file.
+# Endings of files that hold one other file.
 PACKED = (".gz", ".bz2")
 TEXT_FILES = tuple(
     ending + packed for packed in ("", *PACKED) for ending in (".csv", ".tsv", ".txt")
 )
-# Of files that hold several.
+# Endings of files that hold several files.
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 # What a file is that its name does not say.
 Format = Literal["text", "libsvm", "idx", "mat"]

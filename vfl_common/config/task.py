@@ -37,14 +37,14 @@ METRICS = {
     "r2": NUMBERS,
     "recall": CLASSES,
 }
-# Of tasks with classes: loss, accuracy, auc, f1.
+# Metrics that are always computed; tasks with classes have ``_OF_CLASSES``.
 _ALWAYS = {
     "regression": ("loss", "rmse", "rmse_scaled"),
     "survival": ("loss", "c_index"),
     "ranking": ("loss", "ndcg"),
 }
 _OF_CLASSES = ("loss", "accuracy", "auc", "f1")
-# Of them, and of those that are always computed.
+# Metrics of which less is better.
 LOWER_IS_BETTER = frozenset({"loss", "rmse", "rmse_scaled", "brier", "log_loss", "mae", "mape"})
 # {the beginning of a metric's name before its k: the kinds of tasks that have it}.
 _OF_FIRST = {"top": frozenset({"multiclass"}), "ndcg": frozenset({"ranking"})}

@@ -76,9 +76,6 @@ class Conduct:
         elif run.under_way:
             self.presence.take_up()
 
-    # -- what the parties do
-    # ------------------------------------------------------------
-
     def open(self, name: str, now_s: float) -> Member:
         """Opens a session; once this server has been stopped, it ends at once."""
         member = Member(name)
@@ -162,9 +159,6 @@ class Conduct:
                 member.stop(error)
             self.finished.set()
 
-    # -- what others ask
-    # ------------------------------------------------------------
-
     def others(self, name: str) -> dict[str, control_pb2.Join]:
         """Returns {party: what it said} of those beside ``name`` that have joined; of those that
         said the same, only the first.
@@ -224,9 +218,6 @@ class Conduct:
         self._summary_json = summary_json
         for member in self.members.values():
             self._dismiss(member)
-
-    # -- what follows
-    # ------------------------------------------------------------
 
     def _carry_out(self, actions: Iterable[Action], now_s: float) -> None:
         """Does what ``presence`` has decided."""
