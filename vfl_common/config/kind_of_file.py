@@ -32,7 +32,7 @@ def read_tables(path: Path, wanted: Kind) -> dict[str, Any]:
     kind = kind_of(tables)
     if kind is not None and kind != wanted:
         raise InputError(
-            Code.CONFIG_INVALID, f"{path}: is a {kind}; {_advice(path, tables, wanted)}"
+            Code.CONFIG_INVALID, f"{path}: is a {kind}. {_advice(path, tables, wanted)}"
         )
     return tables
 

@@ -374,7 +374,7 @@ class OptimizerSettings(Section):
         }
         for key, fitting in schedules.items():
             if key in self.model_fields_set and self.schedule not in fitting:
-                wanted = " or ".join(f'"{each}"' for each in fitting)
+                wanted = " or ".join(f'"{schedule}"' for schedule in fitting)
                 raise ValueError(f"{key} is for schedule = {wanted}; remove it, or set that")
         if self.schedule == "step" and self.step_epochs is None:
             raise ValueError('schedule = "step" needs step_epochs')

@@ -94,8 +94,8 @@ def folder_and_query(source: str) -> tuple[str | None, str]:
     """Returns the folder of relative paths, None if it is not known, and the SELECT of a source of
     DuckDB, without a semicolon at its end.
     """
-    found = _DUCKDB.fullmatch(source)
-    folder, query = found.groups() if found else (None, source)
+    match = _DUCKDB.fullmatch(source)
+    folder, query = match.groups() if match else (None, source)
     query = query.rstrip().removesuffix(";").strip()
     return (None if folder is None else folder.replace("''", "'")), query
 
@@ -113,7 +113,7 @@ def divided(source: str) -> tuple[str, str | None]:
     of a path that names none.
     """
     low = source.lower()
-    ends = [low.find(f"{each}/") + len(each) for each in _ARCHIVES if f"{each}/" in low]
+    ends = [low.find(f"{ending}/") + len(ending) for ending in _ARCHIVES if f"{ending}/" in low]
     end = min(ends, default=0)
     if not end or Path(source[:end]).is_dir():
         return source, None
