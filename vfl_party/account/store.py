@@ -164,8 +164,8 @@ def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
         raise InputError(
             Code.FILE_INVALID,
             f"{folder / FILE}: counts {lines:,} lines, but the record in the same folder is "
-            "another one or has lost its end. Restore the record, or move the account away to count "
-            "only what this record has.",
+            "another one or has lost its end. Restore the record, or move the account away to "
+            "count only what this record has.",
         )
     known = {
         (kind, name): json.loads(line)

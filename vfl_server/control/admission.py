@@ -57,22 +57,7 @@ def admit(
             f"{expected.role if expected else 'nobody'}",
             party=name,
         )
-    texts = (join.device, join.device_name, join.run_id, join.exchange_address, join.version)
-    if max(map(len, texts)) > MAX_TEXT:
-        raise PeerError(
-            Code.MALFORMED_MESSAGE,
-            f"{name} joins with a device, a run, an address or a version of more than "
-            f"{MAX_TEXT} characters",
-            party=name,
-        )
-    longest = max((len(text) for named in join.plugins.items() for text in named), default=0)
-    if len(join.plugins) > MAX_PLUGINS or longest > MAX_TEXT:
-        raise PeerError(
-            Code.MALFORMED_MESSAGE,
-            f"{name} joins with more than {MAX_PLUGINS} plug-ins, or one of more than "
-            f"{MAX_TEXT} characters",
-            party=name,
-        )
+    _require_bounds(name, join)
     known = any(
         (theirs.recipe_json, theirs.filled_json) == (join.recipe_json, join.filled_json)
         and theirs.written == join.written
@@ -100,6 +85,26 @@ def admit(
         )
     for other, theirs in joined.items():
         require_alike(name, join, other, theirs)
+
+
+def _require_bounds(name: str, join: control_pb2.Join) -> None:
+    """Raises PeerError (MALFORMED_MESSAGE) if a text is too long, or there are too many plug-ins."""
+    texts = (join.device, join.device_name, join.run_id, join.exchange_address, join.version)
+    if max(map(len, texts)) > MAX_TEXT:
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{name} joins with a device, a run, an address or a version of more than "
+            f"{MAX_TEXT} characters",
+            party=name,
+        )
+    longest = max((len(text) for named in join.plugins.items() for text in named), default=0)
+    if len(join.plugins) > MAX_PLUGINS or longest > MAX_TEXT:
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{name} joins with more than {MAX_PLUGINS} plug-ins, or one of more than "
+            f"{MAX_TEXT} characters",
+            party=name,
+        )
 
 
 def require_shown(name: str, join: control_pb2.Join, shown: Mapping[str, str]) -> None:
