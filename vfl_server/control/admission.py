@@ -88,7 +88,7 @@ def admit(
 
 
 def _require_bounds(name: str, join: control_pb2.Join) -> None:
-    """Raises PeerError (MALFORMED_MESSAGE) if a text is too long, or there are too many plug-ins."""
+    """Raises PeerError (MALFORMED_MESSAGE) if a text is too long, or plug-ins are too many."""
     texts = (join.device, join.device_name, join.run_id, join.exchange_address, join.version)
     if max(map(len, texts)) > MAX_TEXT:
         raise PeerError(
