@@ -6,6 +6,7 @@ from vfl_common.process.signals import end_at_once
 
 
 def main() -> None:
+    """Runs the program."""
     end_at_once()
     from vfl_server.cli import main as program
 

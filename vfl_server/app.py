@@ -396,12 +396,12 @@ class ServerApp:
         folder.note(
             job=self.job, server_starts=starts(folder) + 1, **({"anew": anew} if anew else {})
         )
-        for each in (
+        for old_run in (
             set_all_aside(self.out, self.recipe.server, self.recipe, anew, but=run_id)
             if anew
             else ()
         ):
-            self.console.emit("set_aside", run=each, why=anew)
+            self.console.emit("set_aside", run=old_run, why=anew)
         return folder
 
     def _released(self, folder: RunFolder, run_id: str) -> str:

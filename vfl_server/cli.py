@@ -23,7 +23,7 @@ from vfl_common.process.program import (
 )
 
 _LISTEN = "0.0.0.0:7000"
-_ROWS_AT_MOST = 10_000_000
+_MAX_ROWS = 10_000_000
 _RECIPE = click.argument("recipe", type=click.Path(path_type=Path))
 _CA = click.option(
     "--ca",
@@ -58,15 +58,16 @@ _PASSPHRASE = click.option(
 @click.group(epilog=EXIT_CODES, context_settings=NAMES)
 @click.version_option(version() or "unknown")
 def cli() -> None:
-    """Run a federation's aggregation server: membership, run state, aggregation. It never sees rows
-    or labels.
+    """Run a federation's aggregation server.
+
+    It keeps membership and run state, and aggregates. It never sees rows or labels.
     """
 
 
 @cli.command(epilog=EXIT_CODES)
 @_RECIPE
 @click.option(
-    "--listen", default=_LISTEN, show_default=True, help="host:port; port 0 takes a free one."
+    "--listen", default=_LISTEN, show_default=True, help="Listen at host:port; port 0: a free one."
 )
 @_CA
 @_CERTIFICATE
@@ -78,15 +79,15 @@ def cli() -> None:
     default="runs",
     show_default=True,
     type=click.Path(path_type=Path),
-    help="Folder of runs.",
+    help="Write runs into this folder.",
 )
 @click.option(
-    "--run-id", default="", help="A name for a new run. [default: made from time and recipe]"
+    "--run-id", default="", help="Name the new run.  [default: made from time and recipe]"
 )
 @click.option(
     "--fresh",
     is_flag=True,
-    help="Begin a new run even if --out has an unfinished run of this recipe.",
+    help="Begin a new run even if --out has an unfinished one.",
 )
 @METRICS
 @LINGER
@@ -100,22 +101,21 @@ def cli() -> None:
     "--without",
     multiple=True,
     metavar="PARTY",
-    help="With --predict: a passive party that takes no part; once for each. Every party gives the "
-    "same.",
+    help="With --predict, leave out a passive party; repeatable, equal at every party.",
 )
 @click.option(
     "--pin",
     "pins",
     multiple=True,
     metavar="NAME=PIN",
-    help="The key of a party, by `vfl certs show`.",
+    help="Pin the key of a party, as `vfl certs show` prints it.",
 )
 @click.option(
     "--rows-at-most",
-    default=_ROWS_AT_MOST,
+    default=_MAX_ROWS,
     show_default=True,
     type=click.IntRange(min=1),
-    help="With rows.align = psi: refuse a party with more rows; each needs about 32 bytes of disk.",
+    help="Refuse a party with more rows (rows.align = psi; 32 bytes each).",
 )
 def serve(
     recipe: Path,
@@ -135,10 +135,10 @@ def serve(
     pins: tuple[str, ...],
     rows_at_most: int,
 ) -> None:
-    """Wait for the parties of RECIPE, run it once, write <out>/<run id>/summary.json, and end.
+    """Wait for the parties of RECIPE, run it once, and end.
 
-    After a crash the same command resumes the unfinished run: the parties rejoin and return to
-    their newest common checkpoint.
+    The summary is <out>/<run id>/summary.json. After a crash the same command resumes the
+    unfinished run: the parties rejoin and return to their newest common checkpoint.
 
     \b
     Example: vfl-server serve recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem
@@ -147,8 +147,11 @@ def serve(
 
     loaded = load_recipe(recipe)
     if without and not predict:
-        text = f"--without {without[0]}: is for a prediction, and training needs all parties"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; add --predict, or remove it")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"--without {without[0]}: is for a prediction, and training needs all parties. Add "
+            "--predict, or remove it.",
+        )
     loaded = loaded.without(without) if without else loaded
     if run_id and not PLAIN_NAME.fullmatch(run_id):
         raise click.BadParameter(
@@ -176,7 +179,7 @@ def serve(
     "--listen",
     default=_LISTEN,
     show_default=True,
-    help="The address given to `serve`, but not port 0.",
+    help="Ask at the address given to `serve`, but not port 0.",
 )
 @_CA
 @_CERTIFICATE
@@ -184,7 +187,7 @@ def serve(
 @_PASSPHRASE
 @_REVOKED
 @click.option(
-    "--wait", "wait_s", default=3.0, show_default=True, help="Seconds to wait for the answer."
+    "--wait", "wait_s", default=3.0, show_default=True, help="Wait so many seconds for the answer."
 )
 def health(
     recipe: Path,
@@ -196,10 +199,10 @@ def health(
     passphrase: Path | None,
     wait_s: float,
 ) -> None:
-    """Ask the server of RECIPE on this machine whether it serves (grpc.health.v1); exit code 0 if
-    it does.
+    """Ask the server of RECIPE whether it serves.
 
-    The call uses the server's own certificate. For the health check of a container or supervisor.
+    The exit code is 0 if it does (grpc.health.v1, on this machine). The call uses the server's own
+    certificate. For the health check of a container or supervisor.
 
     \b
     Example: vfl-server health recipe.toml --listen 0.0.0.0:7000 --ca certs/ca.pem
@@ -219,18 +222,18 @@ def health(
 
 def _pins(texts: tuple[str, ...]) -> dict[str, str]:
     """Reads ``NAME=PIN``, each name once. Raises click.BadParameter."""
-    found: dict[str, str] = {}
+    pins: dict[str, str] = {}
     for text in texts:
         name, _, pin = text.partition("=")
         try:
-            found[name] = TypeAdapter(Pin).validate_python(pin)
+            pins[name] = TypeAdapter(Pin).validate_python(pin)
         except ValidationError:
             raise click.BadParameter(
                 f"write NAME=PIN, the pin as `vfl certs show` prints it: {text!r}"
             ) from None
-    if len(found) < len(texts):
+    if len(pins) < len(texts):
         raise click.BadParameter("a party has two pins; give one", param_hint="--pin")
-    return found
+    return pins
 
 
 def _tls(
@@ -251,6 +254,7 @@ def _tls(
 
 
 def main() -> None:
+    """Runs the program."""
     run_program(cli, "vfl-server", private=True)
 
 

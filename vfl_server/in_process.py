@@ -155,6 +155,7 @@ class LocalSession:
         self._watcher: Callable[[VflError], None] | None = None
 
     def join(self, joining: Joining) -> Start | Done:
+        """Joins the run; returns when a generation starts, or the run is complete."""
         self._say(join_message(joining))
         while True:
             answer = self._next()
@@ -171,21 +172,26 @@ class LocalSession:
                 return Done(answer.complete.run_id, answer.complete.summary_json)
 
     def watch(self, watcher: Callable[[VflError], None] | None) -> None:
+        """Calls ``watcher`` when the generation ends."""
         self._watcher = watcher
         if watcher is not None and self._ended is not None:
             watcher(self._ended)
 
     def check(self) -> None:
+        """Raises the error with which the generation has ended, if it has."""
         if self._ended is not None:
             raise self._ended
 
     def plan(self, aggregations: Sequence[AggregationPlan]) -> None:
+        """Sends the party's plan."""
         self._say(plan_message(aggregations))
 
     def progress(self, progress: ProgressUpdate) -> None:
+        """Sends the party's progress."""
         self._say(progress_message(progress))
 
     def report(self, report: PartyReport) -> str:
+        """Sends the party's report; returns the summary once the run is complete."""
         self._say(report.message(self.ledger, self.meter))
         while True:
             answer = self._next()
@@ -193,9 +199,11 @@ class LocalSession:
                 return str(answer.complete.summary_json)
 
     def lenient(self, on: bool) -> None:
+        """Says whether the active party goes on without lost parties."""
         self._say(lenient_message(on))
 
     def alone(self) -> None:
+        """Says that the active party needs no other party any more."""
         self._say(alone_message())
 
     def stopping(self) -> None:
@@ -205,7 +213,8 @@ class LocalSession:
         """Nothing, as ``stopping``."""
 
     def close(self) -> None:
-        # Otherwise the run fails, and whoever runs the party says why.
+        """Closes the session."""
+        # If the run fails instead, the caller of the party says why.
         if self._server.summary is not None:
             self._server.coordinator.closed(self._member)
 

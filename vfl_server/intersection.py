@@ -66,63 +66,71 @@ def serve(
     # {who sends tags: whose they are}.
     owner = dict(zip(ring, (*ring[1:], *ring[:1]), strict=True))
     step = StepKey(PHASE, len(ring), 0)
-    said = hub.collect(step, _SIZES)
-    sizes, word = _agreed(said, owner, rows_at_most)
-    kept = KeptTags(folder, word, {party: sizes[party] for party in ring})
+    replies = hub.collect(step, _SIZES)
+    sizes, word = _check_sizes(replies, owner, rows_at_most)
+    tags = KeptTags(folder, word, {party: sizes[party] for party in ring})
     try:
-        first, last = kept.first(), tag_batches(sizes.values())
+        first, last = tags.first(), tag_batches(sizes.values())
         told_first = Buffer(DType.INT64, (1,), memoryview(np.array([first], "<i8").tobytes()))
-        hub.reply(step, dict.fromkeys(said, Bundle(Kind.ROWS, {"first": told_first})))
+        hub.reply(step, dict.fromkeys(replies, Bundle(Kind.ROWS, {"first": told_first})))
         for number in range(first, last):
             step = StepKey(PHASE, len(ring), 1 + number)
             for sender, bundle in hub.collect(step, _batch(number, owner, sizes)).items():
-                kept.add(number, owner[sender], bundle.tensors["tags"].data)
+                tags.add(number, owner[sender], bundle.tensors["tags"].data)
             if number < last - 1:
-                hub.reply(step, dict.fromkeys(said, _bits(np.zeros((1, 0), bool))))
-        common = _compared(kept, sizes, owner, partial)
+                hub.reply(step, dict.fromkeys(replies, _bits(np.zeros((1, 0), bool))))
+        common = _compare_tags(tags, sizes, owner, partial)
         for party, masks in common.items():
-            found = int(masks.any(axis=0).sum())
-            if found < least_common(at_least, sizes[party]):
-                raise too_few(at_least, found, partial=partial)
+            common_rows = int(masks.any(axis=0).sum())
+            if common_rows < least_common(at_least, sizes[party]):
+                raise too_few(at_least, common_rows, partial=partial)
         hub.reply(step, {party: _bits(masks) for party, masks in common.items()})
         answer = _same_lists(hub, ring, step._replace(batch=1 + last), partial)
     except PeerError:
-        kept.remove()
+        tags.remove()
         raise
-    kept.remove()
+    tags.remove()
     return answer
 
 
-def _agreed(
-    said: Mapping[str, Bundle], owner: Mapping[str, str], rows_at_most: int
+def _check_sizes(
+    replies: Mapping[str, Bundle], owner: Mapping[str, str], rows_at_most: int
 ) -> tuple[dict[str, int], bytes]:
     """Returns {party: its rows}, and what all call the attempt. Raises PeerError."""
     pairs = {
-        party: np.frombuffer(each.tensors["sizes"].data, "<i8") for party, each in said.items()
+        party: np.frombuffer(reply.tensors["sizes"].data, "<i8") for party, reply in replies.items()
     }
-    words = {party: bytes(each.tensors["attempt"].data) for party, each in said.items()}
+    words = {party: bytes(reply.tensors["attempt"].data) for party, reply in replies.items()}
     sizes = {party: int(own) for party, (own, _) in pairs.items()}
     for party, rows in sizes.items():
         if rows <= 0:
-            text = f"{party} says that it has {rows} rows; it needs one at least"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
-        if rows > rows_at_most:
-            text = (
-                f"{party} announces {rows:,} rows, and the server compares at most "
-                f"{rows_at_most:,} of a party"
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{party} announces {rows} rows; it needs at least one",
+                party=party,
             )
-            raise PeerError(Code.REFUSED, f"{text} (its option --rows-at-most)", party=party)
+        if rows > rows_at_most:
+            raise PeerError(
+                Code.REFUSED,
+                f"{party} announces {rows:,} rows, and the server compares at most "
+                f"{rows_at_most:,} of a party (its option --rows-at-most)",
+                party=party,
+            )
     active = next(iter(owner))
     for party, (_, sends) in pairs.items():
         if int(sends) != sizes[owner[party]]:
-            text = (
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
                 f"{party} has {int(sends)} masked rows of {owner[party]}, which has "
-                f"{sizes[owner[party]]}"
+                f"{sizes[owner[party]]}",
+                party=party,
             )
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=party)
         if words[party] != words[active]:
-            text = f"{party} is in another attempt at the alignment than {active}"
-            raise PeerError(Code.MALFORMED_MESSAGE, f"{text}; begin a new run", party=party)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"{party} is in another attempt at the alignment than {active}. Begin a new run.",
+                party=party,
+            )
     return sizes, words[active]
 
 
@@ -130,14 +138,14 @@ def _batch(
     number: int, owner: Mapping[str, str], sizes: Mapping[str, int]
 ) -> dict[str, BundleSpec]:
     """Returns {party: the spec of a batch of tags that it sends}; of a small set it is empty."""
-    found = {}
+    specs = {}
     for party, whose in owner.items():
         rows = max(0, min(psi.TAG_BATCH, sizes[whose] - number * psi.TAG_BATCH))
-        found[party] = BundleSpec(Kind.ROWS, {"tags": TensorSpec(DType.UINT8, (rows * TAG_BYTES,))})
-    return found
+        specs[party] = BundleSpec(Kind.ROWS, {"tags": TensorSpec(DType.UINT8, (rows * TAG_BYTES,))})
+    return specs
 
 
-def _compared(
+def _compare_tags(
     kept: KeptTags, sizes: Mapping[str, int], owner: Mapping[str, str], partial: bool
 ) -> dict[str, Masks]:
     """Returns {party: what it is told of its rows}, see ``told``; compares one part of the tags
@@ -178,17 +186,17 @@ def _same_lists(hub: Hub, ring: Sequence[str], step: StepKey, partial: bool) -> 
     }
     mine = lists[ring[0]] if partial else lists[ring[0]] * (len(ring) - 1)
     if mine != b"".join(lists[party] for party in ring[1:]):
-        text = (
+        raise PeerError(
+            Code.ROWS_DIFFER,
             "the parties do not take the same rows from the alignment: one of them, or the "
-            "server, errs or lies"
+            "server, errs or lies. Use the same version everywhere.",
         )
-        raise PeerError(Code.ROWS_DIFFER, f"{text}; use the same version everywhere")
     return lambda: hub.reply(step, dict.fromkeys(lists, Bundle(Kind.ACK)))
 
 
-# Of the tags, in the server's folder of a run.
+# The folder of the tags, in the server's folder of a run.
 FOLDER = "alignment"
-# The oldest with which an alignment can be served.
+# The oldest protocol with which an alignment can be served.
 PROTOCOL = 8
 
 
@@ -233,10 +241,10 @@ def told(
     """
     if not partial:
         return {
-            party: np.logical_and.reduce(found, axis=0, keepdims=True)
-            for party, found in holders.items()
+            party: np.logical_and.reduce(masks, axis=0, keepdims=True)
+            for party, masks in holders.items()
         }
-    return {party: found[1:] if party == ring[0] else found[:1] for party, found in holders.items()}
+    return {party: masks[1:] if party == ring[0] else masks[:1] for party, masks in holders.items()}
 
 
 def holders(
@@ -245,26 +253,27 @@ def holders(
     """Returns {party: which parties have each of its N tags, [parties, N]}, in the order of
     ``tags``.
 
-    ``senders``: {party: who has sent its tags}. Raises PeerError, naming the sender, if a party has
-    a tag twice: who masks a set refuses a point that is there twice, so the owner has not sent it
-    so.
+    ``senders``: {party: the sender of its tags}. Raises PeerError, naming the sender, if a party
+    has a tag twice: a party that masks a set refuses a repeated point, so the owner has not sent
+    one.
     """
-    sizes = [len(each) for each in tags.values()]
+    sizes = [len(party_tags) for party_tags in tags.values()]
     owner = np.repeat(np.arange(len(sizes), dtype=np.uint32), sizes)
-    found = np.concatenate([*tags.values()])
+    pairs = np.concatenate([*tags.values()])
     # Equal tags stand together, those of one party too.
-    order = np.lexsort((owner, found["low"], found["high"]))
-    found, owner = found[order], owner[order]
-    same = found[1:] == found[:-1]
+    order = np.lexsort((owner, pairs["low"], pairs["high"]))
+    pairs, owner = pairs[order], owner[order]
+    same = pairs[1:] == pairs[:-1]
     twice = np.flatnonzero(same & (owner[1:] == owner[:-1]))
     if len(twice):
         party = list(tags)[owner[twice[0]]]
         sender = senders[party]
-        text = (
-            f"{sender} sent a tag twice among those of {party}; run the same version of this "
-            "program at all parties"
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{sender} sent a tag twice among those of {party}. Run the same version of this "
+            "program at all parties.",
+            party=sender,
         )
-        raise PeerError(Code.MALFORMED_MESSAGE, text, party=sender)
     # The number of each run of equal tags.
     run = np.cumsum(np.concatenate([[0], ~same]))
     has = np.zeros((len(sizes), int(run[-1]) + 1), bool)

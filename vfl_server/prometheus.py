@@ -43,7 +43,7 @@ class ServerMetrics:
         }
         info.add_metric((), facts | {"version": version()})
         yield info
-        yield state(status.state.value, [each.value for each in RunState])
+        yield state(status.state.value, [run_state.value for run_state in RunState])
         yield gauge(
             "vfl_generation", "How often the run has started or resumed.", {(): status.generation}
         )
@@ -92,9 +92,9 @@ def _parties(status: Status, roster: Sequence[str]) -> Iterator[Metric]:
         name: "joined" if name in status.joined else "left" if name in status.left else "missing"
         for name in roster
     }
-    found = list(places.values())
+    statuses = list(places.values())
     counts: dict[Labels, float] = {
-        (each,): found.count(each) for each in ("joined", "left", "missing")
+        (status_,): statuses.count(status_) for status_ in ("joined", "left", "missing")
     }
     yield gauge("vfl_parties", "Parties of the recipe, by status.", counts, ("status",))
     joined: dict[Labels, float] = {(name,): place == "joined" for name, place in places.items()}

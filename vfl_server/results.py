@@ -82,9 +82,7 @@ def summarise(
         privacy=privacy_of(active),
         worth=worth_of(active),
         exchanges=exchanges_of(active) or [],
-        absences=[
-            each for each in absences_of(active) or [] if recipe.party(each.party) is not None
-        ],
+        absences=[row for row in absences_of(active) or [] if recipe.party(row.party) is not None],
         without=[name for name in active.without if recipe.party(name) is not None],
     )
 

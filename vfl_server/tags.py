@@ -30,9 +30,9 @@ TAG = np.dtype([("high", "<u8"), ("low", "<u4")])
 _PLACED = np.dtype([("tag", TAG), ("row", "<u8")])
 # Tags of all parties that are compared at once; more if that makes more parts than there are first
 # bytes.
-_AT_ONCE, _MOST_PARTS = 1 << 20, 256
+_AT_ONCE, _MAX_PARTS = 1 << 20, 256
 _STATE = "state.json"
-# Of one part: {party: (its tags, their rows)}.
+# One part of the tags: {party: (its tags, their rows)}.
 Part = Mapping[str, tuple[npt.NDArray[np.void], npt.NDArray[np.int64]]]
 
 
@@ -75,11 +75,11 @@ class KeptTags:
         """Returns the first batch that somebody has to send: the last one always, because its
         answer says which rows are common.
         """
-        kept = [tag_batches(self._sizes.values()) - 1]
+        batches = [tag_batches(self._sizes.values()) - 1]
         for party, spill in self._spills.items():
-            if (found := spill.stored()) < self._sizes[party]:
-                kept.append(found // psi.TAG_BATCH)
-        return min(kept)
+            if (stored := spill.stored()) < self._sizes[party]:
+                batches.append(stored // psi.TAG_BATCH)
+        return min(batches)
 
     def add(self, number: int, party: str, tags: memoryview) -> None:
         """Keeps a batch of a party's tags. Raises InputError."""
@@ -91,26 +91,26 @@ class KeptTags:
         damaged.
         """
         total = sum(self._sizes.values())
-        bits = min(-(-total // _AT_ONCE) - 1, _MOST_PARTS - 1).bit_length()
+        bits = min(-(-total // _AT_ONCE) - 1, _MAX_PARTS - 1).bit_length()
         try:
             with tempfile.TemporaryDirectory(dir=self._folder) as place:
-                parts = [_PartFile(Path(place) / str(each)) for each in range(1 << bits)]
+                parts = [_PartFile(Path(place) / str(part)) for part in range(1 << bits)]
                 for party in self._sizes:
-                    for tags in self._placed(party):
+                    for tags in self._read_placed(party):
                         _deal(party, tags, parts, bits)
-                for each in parts:
-                    yield each.read(self._sizes, self._remedy)
+                for part in parts:
+                    yield part.read(self._sizes, self._remedy)
         except OSError as error:
             raise unwritable(self._folder, error) from None
 
-    def _placed(self, party: str) -> Iterator[npt.NDArray[np.void]]:
+    def _read_placed(self, party: str) -> Iterator[npt.NDArray[np.void]]:
         """Yields a party's tags with their rows, batch by batch."""
         size = self._sizes[party]
         for number, start in enumerate(range(0, size, psi.TAG_BATCH)):
             tags = np.frombuffer(self._spills[party].read(number, size), TAG)
-            found = np.empty(len(tags), _PLACED)
-            found["tag"], found["row"] = tags, np.arange(start, start + len(tags))
-            yield found
+            placed = np.empty(len(tags), _PLACED)
+            placed["tag"], placed["row"] = tags, np.arange(start, start + len(tags))
+            yield placed
 
     def remove(self) -> None:
         """Removes all."""
@@ -142,10 +142,10 @@ class _PartFile:
             raise InputError(Code.FILE_INVALID, f"{self.path}: is damaged. {remedy}")
         self.path.unlink(missing_ok=True)
         counts = [self.counts.get(party, 0) for party in parties]
-        found = np.split(np.frombuffer(data, _PLACED), np.cumsum(counts)[:-1])
+        arrays = np.split(np.frombuffer(data, _PLACED), np.cumsum(counts)[:-1])
         return {
-            party: (each["tag"], each["row"].astype(np.int64))
-            for party, each in zip(parties, found, strict=True)
+            party: (array["tag"], array["row"].astype(np.int64))
+            for party, array in zip(parties, arrays, strict=True)
         }
 
 

@@ -51,5 +51,5 @@ class AccountLimits(Section):
     @property
     def given(self) -> dict[str, float]:
         """{key: the limit}, of those that there are."""
-        found = self.model_dump(exclude={"delta", "together"}, exclude_none=True)
-        return {name: found[name] for name in found}
+        limits = self.model_dump(exclude={"delta", "together"}, exclude_none=True)
+        return {name: limits[name] for name in limits}

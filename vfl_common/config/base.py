@@ -20,7 +20,7 @@ from vfl_common.text import clean
 S = TypeVar("S", bound="Section")
 
 # Characters of a wrong value in a message.
-_MOST_SHOWN = 60
+_MAX_SHOWN = 60
 # Pydantic's types, for a person.
 _WORDS = {
     "int": "a whole number",
@@ -79,7 +79,7 @@ def _holds(annotation: Any, key: Any) -> bool:
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return key in annotation.model_fields
     return get_origin(annotation) in (Union, UnionType) and any(
-        _holds(each, key) for each in get_args(annotation)
+        _holds(part, key) for part in get_args(annotation)
     )
 
 
@@ -89,12 +89,16 @@ def read_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except FileNotFoundError:
-        raise InputError(Code.FILE_INVALID, f"{path}: no such file") from None
+        raise InputError(Code.FILE_INVALID, f"{path}: no such file. Check the path.") from None
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror}). Check its permissions."
+        ) from None
     except (ValueError, RecursionError) as error:
         # A TOMLDecodeError is a ValueError.
-        raise InputError(Code.CONFIG_INVALID, f"{path}: is not valid TOML: {error}") from None
+        raise InputError(
+            Code.CONFIG_INVALID, f"{path}: is not valid TOML ({error}). Correct this place."
+        ) from None
 
 
 def spelt(pattern: str, words: str) -> AfterValidator:
@@ -134,7 +138,7 @@ def _first(errors: list[ErrorDetails]) -> ErrorDetails:
         # Pydantic also says of a table with a mistake that it is no text: of one that is checked,
         # at function-after[check(), str].
         beside = str(last).split(", ")[-1] in ("str", "str]") and isinstance(error["input"], dict)
-        others = (each["loc"][: len(place)] for each in errors if each is not error)
+        others = (other["loc"][: len(place)] for other in errors if other is not error)
         if not beside or (*place,) not in others:
             return error
     return errors[0]
@@ -144,19 +148,19 @@ def _keys(value: Any, place: Sequence[int | str], *, missing: bool) -> list[str]
     """Returns the keys that people wrote on the way to a mistake, without the kind of a table or
     of a value, which pydantic puts between them. ``missing``: the last key is not there.
     """
-    found, at = list[str](), value
+    keys, at = list[str](), value
     for number, part in enumerate(place, 1):
         # Nobody wrote it.
         unwritten = part not in at if isinstance(at, dict) else isinstance(at, str | float | int)
         if unwritten and not (missing and number == len(place)):
             continue
-        found.append(str(part))
+        keys.append(str(part))
         if isinstance(at, dict):
             at = at.get(part)
         else:
             inside = isinstance(at, list | tuple) and isinstance(part, int) and part < len(at)
             at = at[part] if inside else None
-    return found
+    return keys
 
 
 KindName = Annotated[
@@ -168,8 +172,8 @@ def gathered(value: Any, own: tuple[str, ...]) -> Any:
     """Turns ``{own…, rest…}``, as people write it, into ``{own…, settings: {rest…}}``."""
     if not isinstance(value, dict) or "kind" not in value or "settings" in value:
         return value
-    kept = {key: value[key] for key in own if key in value}
-    return kept | {"settings": {key: item for key, item in value.items() if key not in own}}
+    own_items = {key: value[key] for key in own if key in value}
+    return own_items | {"settings": {key: item for key, item in value.items() if key not in own}}
 
 
 class OfPlugIn(Section):
@@ -238,11 +242,11 @@ def _other_type(kinds: set[Any], value: Any) -> InitErrorDetails | None:
     wanted = "bool_type" if bool in kinds else "float_type" if float in kinds else "int_type"
     right = (kinds - {type(None)}) | ({int} if float in kinds else set())
     several = isinstance(value, list | tuple)
-    for place, each in enumerate(value if several else [value]):
+    for place, item in enumerate(value if several else [value]):
         # True is an int to Python, and no number to a person.
-        fits = isinstance(each, tuple(right)) and (bool in right or not isinstance(each, bool))
-        if isinstance(each, str | int | float) and not fits:
-            return {"type": wanted, "loc": (place,) if several else (), "input": each}
+        fits = isinstance(item, tuple(right)) and (bool in right or not isinstance(item, bool))
+        if isinstance(item, str | int | float) and not fits:
+            return {"type": wanted, "loc": (place,) if several else (), "input": item}
     return None
 
 
@@ -251,9 +255,9 @@ def _shown(value: Any) -> str:
     if isinstance(value, dict | list | tuple):
         return "a table" if isinstance(value, dict) else "a list"
     if isinstance(value, str):
-        # Data = "postgresql://…" has no table, and may have a password.
+        # A source such as "postgresql://…" may hold a password.
         value = shown(value)
-        text = clean(value, _MOST_SHOWN)
-        return repr(text if len(value) <= _MOST_SHOWN else f"{text}…")
-    # True, false, inf, nan.
+        text = clean(value, _MAX_SHOWN)
+        return repr(text if len(value) <= _MAX_SHOWN else f"{text}…")
+    # TOML writes true, false, inf and nan.
     return str(value).lower()

@@ -247,9 +247,9 @@ class DataSettings(Section):
         """Returns the same settings for a table that is written as that of training, if it can be
         read in two ways.
         """
-        found = self.model_copy()
-        found._like = style
-        return found
+        settings = self.model_copy()
+        settings._like = style
+        return settings
 
     @property
     def keeps_rows(self) -> bool:
@@ -264,9 +264,9 @@ class DataSettings(Section):
         """
         name = next(iter(self.parts), "")
         parts = {name: self.parts[name].keeping_rows()} if name else {}
-        found = self.model_copy(update={"parts": self.parts | parts})
-        found._keeps_rows = True
-        return found
+        settings = self.model_copy(update={"parts": self.parts | parts})
+        settings._keeps_rows = True
+        return settings
 
     @field_validator("source", "unaligned")
     @classmethod
@@ -343,13 +343,13 @@ class DataSettings(Section):
 
     def buckets(self, name: str) -> int | None:
         """Returns into how many buckets a column's categories are hashed; None: they are not."""
-        given = self.categorical_buckets
-        return given.get(name) if isinstance(given, dict) else given
+        buckets_ = self.categorical_buckets
+        return buckets_.get(name) if isinstance(buckets_, dict) else buckets_
 
     @property
     def beside(self) -> tuple[str, ...]:
         """The columns that the active party reads beside its label."""
-        others = (each for each in (self.event, self.group, self.weight) if each is not None)
+        others = (role for role in (self.event, self.group, self.weight) if role is not None)
         return (*self.labels[1:], *others)
 
     def role_beside(self, name: str) -> str:
@@ -391,7 +391,7 @@ class DataSettings(Section):
         """Returns the same settings, with relative paths taken from ``base``."""
         if self.parts:
             return self.model_copy(
-                update={"parts": {name: each.absolute(base) for name, each in self.parts.items()}}
+                update={"parts": {name: part.absolute(base) for name, part in self.parts.items()}}
             )
         paths = {
             "source": resolved(self.source, base),
@@ -405,15 +405,15 @@ class DataSettings(Section):
 
     def ruled(self, rules: tuple[str, ...]) -> DataSettings:
         """Returns the same settings with the recipe's rules for ids, unless they have their own."""
-        parts = {name: each.ruled(rules) for name, each in self.parts.items()}
+        parts = {name: part.ruled(rules) for name, part in self.parts.items()}
         own = rules if self.id_rules is None else self.id_rules
-        found = self.model_copy(update={"parts": parts, "id_rules": own})
-        found._spelt_by_recipe = (
-            any(each.spelt_by_recipe for each in parts.values())
+        settings = self.model_copy(update={"parts": parts, "id_rules": own})
+        settings._spelt_by_recipe = (
+            any(part.spelt_by_recipe for part in parts.values())
             if parts
             else self.id_rules is None and bool(rules)
         )
-        return found
+        return settings
 
     @property
     def spelt_by_recipe(self) -> bool:
@@ -424,7 +424,7 @@ class DataSettings(Section):
         """Returns the same settings for a method that takes missing numbers as they are, unless
         they refuse them.
         """
-        parts = {name: each.with_missing() for name, each in self.parts.items()}
+        parts = {name: part.with_missing() for name, part in self.parts.items()}
         missing = self.missing if "missing" in self.model_fields_set else "mean"
         return self.model_copy(update={"parts": parts, "missing": missing})
 
@@ -444,7 +444,7 @@ def _has_images(source: str) -> bool:
         return False
 
 
-# Of settings: what makes ids alone of any rows.
+# Changes of settings with which any rows are read as ids only.
 NO_FEATURES: dict[str, Any] = {
     **dict.fromkeys(("columns", "drop", "numeric", "categorical"), ()),
     **dict.fromkeys(("image_shape", "resize", "channels")),

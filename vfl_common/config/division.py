@@ -17,9 +17,9 @@ def settings_of(recipe: Recipe) -> SimulateSettings:
     if recipe.simulate is None:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"recipe {recipe.name}: simulate: missing; give the party files in place of the "
+            f"recipe {recipe.name}: simulate: missing. Give the party files in place of the "
             "recipe, or each party's data: [simulate.data] and simulate.scheme, or a "
-            "[simulate.parties.NAME] for each party",
+            "[simulate.parties.NAME] for each party.",
         )
     return recipe.simulate
 

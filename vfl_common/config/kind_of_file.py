@@ -29,10 +29,10 @@ def read_tables(path: Path, wanted: Kind) -> dict[str, Any]:
     kind.
     """
     tables = read_toml(path)
-    found = kind_of(tables)
-    if found is not None and found != wanted:
+    kind = kind_of(tables)
+    if kind is not None and kind != wanted:
         raise InputError(
-            Code.CONFIG_INVALID, f"{path}: is a {found}; {_advice(path, tables, wanted)}"
+            Code.CONFIG_INVALID, f"{path}: is a {kind}. {_advice(path, tables, wanted)}"
         )
     return tables
 
@@ -40,5 +40,5 @@ def read_tables(path: Path, wanted: Kind) -> dict[str, Any]:
 def _advice(path: Path, tables: dict[str, Any], wanted: Kind) -> str:
     named = tables.get("recipe")
     if wanted == "recipe" and isinstance(named, str):
-        return f"give the recipe that it names instead: {normpath(path.parent / named)}"
-    return f"give a {wanted} instead"
+        return f"Give the recipe that it names: {normpath(path.parent / named)}."
+    return f"Give a {wanted} instead."

@@ -21,7 +21,7 @@ from vfl_common.config.task import class_text as class_text
 
 # Widths and sizes: more is a typing mistake.
 PositiveInt = Annotated[int, Field(gt=0, le=1_000_000)]
-# Learning rates.
+# A learning rate.
 Rate = Annotated[float, Field(gt=0.0, le=1e3)]
 # The norm to which gradients are clipped.
 Norm = Annotated[float, Field(ge=1e-6, le=1e6)]
@@ -374,7 +374,7 @@ class OptimizerSettings(Section):
         }
         for key, fitting in schedules.items():
             if key in self.model_fields_set and self.schedule not in fitting:
-                wanted = " or ".join(f'"{each}"' for each in fitting)
+                wanted = " or ".join(f'"{schedule}"' for schedule in fitting)
                 raise ValueError(f"{key} is for schedule = {wanted}; remove it, or set that")
         if self.schedule == "step" and self.step_epochs is None:
             raise ValueError('schedule = "step" needs step_epochs')
@@ -387,5 +387,5 @@ def _without_plateau(value: OptimizerSettings) -> OptimizerSettings:
     return value
 
 
-# Of a method whose parties do not hear how a validation was.
+# The optimizer of a method whose parties do not learn the validation metric.
 UnjudgedOptimizer = Annotated[OptimizerSettings, AfterValidator(_without_plateau)]

@@ -26,7 +26,7 @@ def _address(text: str) -> str:
 
 
 AllowedCode = Annotated[str, spelt(r"[\w.]+(:\w+)?", "module or module:callable")]
-# host:port.
+# An address, host:port.
 Address = Annotated[str, AfterValidator(_address)]
 Init = Literal["secret", "recipe"]
 
@@ -327,10 +327,10 @@ def check_code(path: Path, file: PartyFile, recipe: Recipe) -> None:
         module = named.partition(":")[0]
         if {named, module} & set(file.allow_code):
             continue
-        text = f"{path}: the recipe has this party run {named}, which the party file does not allow"
-        ways = f'read that code, and set allow_code = ["{module}"], or give an encoder of your own'
-        if isinstance(recipe.model.top, CustomTop) and named == recipe.model.top.factory:
-            ways = (
-                f'read that code, and set allow_code = ["{module}"], or agree on another model.top'
-            )
-        raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
+        is_top = isinstance(recipe.model.top, CustomTop) and named == recipe.model.top.factory
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{path}: the recipe has this party run {named}, which the party file does not allow. "
+            f'Read that code, and set allow_code = ["{module}"], or '
+            f"{'agree on another model.top' if is_top else 'set an encoder in this file'}.",
+        )

@@ -182,15 +182,15 @@ class Recipe(Section):
 
     def _check_told(self) -> None:
         """Raises ValueError if the passive parties could not be told what they are to be."""
-        told, known = self.report.tell_passives, self.task.all_metrics
+        metrics, known = self.report.tell_passives, self.task.all_metrics
         where = "report: tell_passives"
-        for name in told:
+        for name in metrics:
             if name not in known:
                 text = f"a {self.task.kind} task has no {name}"
                 raise ValueError(f"{where}: {text} (it has {', '.join(known)})")
-        if len(set(told)) < len(told):
+        if len(set(metrics)) < len(metrics):
             raise ValueError(f"{where}: a metric is named twice; remove one")
-        if told and all(phase.kind != MEASURES for phase in self.phases):
+        if metrics and all(phase.kind != MEASURES for phase in self.phases):
             raise ValueError(f'{where}: add a phase of kind = "{MEASURES}", which tells them')
 
     def _check_own_size(self, party: PartySettings) -> None:
@@ -210,20 +210,20 @@ class Recipe(Section):
         """
         seen: list[tuple[str | None, str | None, str | None]] = []
         seen += [(phase.name, None, None) for phase in self.phases if phase.codec != "identity"]
-        for number, each in enumerate(self.wire, 1):
-            if each.phase is not None and each.phase not in phases:
-                near = difflib.get_close_matches(each.phase, phases, n=1)
+        for number, table in enumerate(self.wire, 1):
+            if table.phase is not None and table.phase not in phases:
+                near = difflib.get_close_matches(table.phase, phases, n=1)
                 hint = (
                     f"did you mean {near[0]!r}?" if near else f"the recipe has {', '.join(phases)}"
                 )
-                raise ValueError(f"wire: table {number}: there is no phase {each.phase!r}; {hint}")
-            if each.named in seen:
+                raise ValueError(f"wire: table {number}: there is no phase {table.phase!r}; {hint}")
+            if table.named in seen:
                 text = (
                     "another table, or the phase's codec, is for the same phase, exchange and "
                     "direction"
                 )
                 raise ValueError(f"wire: table {number}: {text}; remove one")
-            seen.append(each.named)
+            seen.append(table.named)
 
     def _check_own_rows(self) -> None:
         """Raises ValueError if something else in the recipe needs rows that all parties hold."""
@@ -278,18 +278,26 @@ class Recipe(Section):
         passives = [party.name for party in self.passives]
         for name in names:
             if name == self.active.name:
-                text = f"--without {name}: the active party has the model, and no prediction can"
-                raise InputError(Code.CONFIG_INVALID, f"{text} do without it; give passive parties")
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"--without {name}: the active party has the model, and no prediction can do "
+                    "without it. Give passive parties.",
+                )
             if name not in passives:
-                text = f"--without {name}: {name} is no passive party of recipe {self.name}"
-                raise InputError(Code.CONFIG_INVALID, f"{text} (they are {', '.join(passives)})")
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"--without {name}: is not a passive party of recipe {self.name}. Choose from: "
+                    f"{', '.join(passives)}.",
+                )
         there = tuple(party for party in self.parties if party.name not in names)
         if not any(party.features for party in there):
-            text = f"--without {', '.join(names)}: nobody is left who has columns"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; give fewer parties")
-        found = self.model_copy(update={"parties": there})
-        found._modelled = self.modelled
-        return found
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"--without {', '.join(names)}: no party with columns is left. Give fewer parties.",
+            )
+        changed = self.model_copy(update={"parties": there})
+        changed._modelled = self.modelled
+        return changed
 
     def embedding_size(self, name: str) -> int:
         """Returns the width of a party's embedding."""
@@ -348,10 +356,10 @@ class Recipe(Section):
 
     def __copy__(self) -> Recipe:
         """Copies the recipe without what it has computed: the copy may get other values."""
-        found = super().__copy__()
-        for name in [name for name in found.__dict__ if name not in type(self).model_fields]:
-            del found.__dict__[name]
-        return found
+        copied = super().__copy__()
+        for name in [name for name in copied.__dict__ if name not in type(self).model_fields]:
+            del copied.__dict__[name]
+        return copied
 
 
 def load_recipe(path: Path, *, seed: int | None = None) -> Recipe:

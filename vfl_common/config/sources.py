@@ -14,17 +14,17 @@ _NAMED = re.compile(r"([a-z][a-z0-9_]+):")
 SETS = ("sklearn", "torchvision")
 # With the folder of relative paths, once that is known. ``duckdb://…`` is a URL of SQLAlchemy's.
 _DUCKDB = re.compile(r"duckdb:(?!//)(?:SET file_search_path = '((?:[^']|'')*)'; )?(.*)", re.DOTALL)
-# SQLAlchemy's: DIALECT+DRIVER://.
+# A URL of SQLAlchemy, DIALECT+DRIVER://.
 URL = re.compile(r"([a-z][a-z0-9_]*)(\+[a-z0-9_]+)?://", re.IGNORECASE)
 _SQLITE = re.compile(r"(sqlite(?:\+[a-z0-9_]+)?:///)([^?]+)(.*)", re.DOTALL | re.IGNORECASE)
-# Need no +DRIVER to be known.
+# Databases that are known without +DRIVER.
 _DATABASES = ("postgresql", "postgres", "sqlite", "mysql", "mariadb", "oracle", "mssql")
-# Of files that hold one other file.
+# Endings of files that hold one other file.
 PACKED = (".gz", ".bz2")
 TEXT_FILES = tuple(
     ending + packed for packed in ("", *PACKED) for ending in (".csv", ".tsv", ".txt")
 )
-# Of files that hold several.
+# Endings of files that hold several files.
 _ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 # What a file is that its name does not say.
 Format = Literal["text", "libsvm", "idx", "mat"]
@@ -94,8 +94,8 @@ def folder_and_query(source: str) -> tuple[str | None, str]:
     """Returns the folder of relative paths, None if it is not known, and the SELECT of a source of
     DuckDB, without a semicolon at its end.
     """
-    found = _DUCKDB.fullmatch(source)
-    folder, query = found.groups() if found else (None, source)
+    match = _DUCKDB.fullmatch(source)
+    folder, query = match.groups() if match else (None, source)
     query = query.rstrip().removesuffix(";").strip()
     return (None if folder is None else folder.replace("''", "'")), query
 
@@ -113,7 +113,7 @@ def divided(source: str) -> tuple[str, str | None]:
     of a path that names none.
     """
     low = source.lower()
-    ends = [low.find(f"{each}/") + len(each) for each in _ARCHIVES if f"{each}/" in low]
+    ends = [low.find(f"{ending}/") + len(ending) for ending in _ARCHIVES if f"{ending}/" in low]
     end = min(ends, default=0)
     if not end or Path(source[:end]).is_dir():
         return source, None

@@ -73,12 +73,12 @@ def without_newer(full: Any, least: Any, table: str = "") -> Any:
     """
     if isinstance(full, list):
         items = least if isinstance(least, list) else [{}] * len(full)
-        return [without_newer(each, few, table) for each, few in zip(full, items, strict=True)]
+        return [without_newer(item, few, table) for item, few in zip(full, items, strict=True)]
     if not isinstance(full, dict):
         return full
     few, first = least if isinstance(least, dict) else {}, _FIRST.get(table, frozenset())
-    kept = (key for key in full if key in few or key in first)
-    return {key: without_newer(full[key], few.get(key), key) for key in kept}
+    keys = (key for key in full if key in few or key in first)
+    return {key: without_newer(full[key], few.get(key), key) for key in keys}
 
 
 def _tables(keys: Mapping[str, Any], others: Mapping[str, Any]) -> list[str]:
@@ -101,7 +101,7 @@ def _flatten(value: Any, prefix: str = "", *, whole: bool = False) -> dict[str, 
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list) and not (
-        whole and not any(isinstance(each, dict) for each in value)
+        whole and not any(isinstance(item_, dict) for item_ in value)
     ):
         items = ((str(index), item) for index, item in enumerate(value))  # type: ignore[assignment]
     else:

@@ -37,14 +37,14 @@ METRICS = {
     "r2": NUMBERS,
     "recall": CLASSES,
 }
-# Of tasks with classes: loss, accuracy, auc, f1.
+# Metrics that are always computed; tasks with classes have ``_OF_CLASSES``.
 _ALWAYS = {
     "regression": ("loss", "rmse", "rmse_scaled"),
     "survival": ("loss", "c_index"),
     "ranking": ("loss", "ndcg"),
 }
 _OF_CLASSES = ("loss", "accuracy", "auc", "f1")
-# Of them, and of those that are always computed.
+# Metrics of which less is better.
 LOWER_IS_BETTER = frozenset({"loss", "rmse", "rmse_scaled", "brier", "log_loss", "mae", "mape"})
 # {the beginning of a metric's name before its k: the kinds of tasks that have it}.
 _OF_FIRST = {"top": frozenset({"multiclass"}), "ndcg": frozenset({"ranking"})}
@@ -53,7 +53,7 @@ _TOP = re.compile(rf"({'|'.join(_OF_FIRST)})_([1-9][0-9]*)")
 
 def is_our_metric(name: str) -> bool:
     """Whether a metric of this name is ours, for whatever kind of task."""
-    always = {*_OF_CLASSES, *(each for names in _ALWAYS.values() for each in names)}
+    always = {*_OF_CLASSES, *(metric for names in _ALWAYS.values() for metric in names)}
     return name in always or name in METRICS or _TOP.fullmatch(name) is not None
 
 
@@ -252,11 +252,13 @@ class TaskSettings(Section):
             return value
         if isinstance(value, dict):
             numbers = [
-                isinstance(each, int | float) and not isinstance(each, bool) and 0.0 < each <= 1e6
-                for each in value.values()
+                isinstance(weight, int | float)
+                and not isinstance(weight, bool)
+                and 0.0 < weight <= 1e6
+                for weight in value.values()
             ]
             if value and all(numbers):
-                return {str(name): float(each) for name, each in value.items()}
+                return {str(name): float(weight) for name, weight in value.items()}
         raise ValueError(
             'must be "balanced", or a table with a number above 0 for each class, such as '
             "{yes = 5.0}"
@@ -347,14 +349,14 @@ class TaskSettings(Section):
 
 def top_of(metric: str) -> int | None:
     """Returns k of a metric ``top_k`` or ``ndcg_k``; None of another."""
-    found = _TOP.fullmatch(metric)
-    return int(found[2]) if found else None
+    match = _TOP.fullmatch(metric)
+    return int(match[2]) if match else None
 
 
 def _kinds_with(metric: str) -> frozenset[str] | None:
     """Returns the kinds of tasks that have a metric of ours; None of another's."""
-    found = _TOP.fullmatch(metric)
-    return _OF_FIRST[found[1]] if found else METRICS.get(metric)
+    match = _TOP.fullmatch(metric)
+    return _OF_FIRST[match[1]] if match else METRICS.get(metric)
 
 
 def class_text(value: object) -> str:

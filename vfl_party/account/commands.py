@@ -14,12 +14,12 @@ from vfl_common.text import to_json
 @click.argument("party", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON line for each peer.")
 def account(party: Path, as_json: bool) -> None:
-    """Show what all runs together have told each peer about the same people, and what is left of
-    the limits.
+    """Show what each peer has received, and what is left.
 
-    Tables that have people in common are one data set, whatever their files are called. Of a person
-    the most of any person is shown. ε counts training with dp, the transform clipped_gaussian and,
-    once, task.label_epsilon; numbers without privacy left as well, and ε says nothing about them.
+    All runs count together, for the same people. Tables that have people in common are one data
+    set, whatever their files are called. Columns "a person" show the largest sum of any person.
+    ε counts training with dp, the transform clipped_gaussian and, once, task.label_epsilon; numbers
+    without privacy left as well, and ε says nothing about them.
     The sums are made from the party's record, so a killed run counts what it has sent.
 
     \b
@@ -36,13 +36,13 @@ def account(party: Path, as_json: bool) -> None:
     file = load_party(party)
     limits = limits_of(file)
     sums = standing(folder_of(Path(file.record.folder or file.out), file.name)).sums
-    found = [*spent(sums, limits.delta)]
+    balances = [*spent(sums, limits.delta)]
     if as_json:
-        for each in found:
-            click.echo(to_json(each.fields(limits), compact=True))
+        for balance in balances:
+            click.echo(to_json(balance.fields(limits), compact=True))
         return
-    if not found:
+    if not balances:
         click.echo("nothing has left")
         return
-    for line in table(found, limits):
+    for line in table(balances, limits):
         click.echo(line)

@@ -91,16 +91,18 @@ class Balance:
         return self.after > self.most and self.after > self.spent
 
     def words(self, runs: int, predictions: int) -> str:
-        """Words it for who decides on so many runs and predicted rows."""
+        """Returns a sentence for the person who decides on so many runs and predicted rows."""
         of_all = self.key in OF_ALL
         predicted = [
             count(predictions, "predicted row") if of_all else "one prediction of each person"
         ]
         more = [*([count(runs, "run")] if runs else []), *(predicted if predictions else [])]
-        spent = _WHAT[self.key].format(_number(self.spent))
-        text = f"policy.account.{self.key} = {_number(self.most)}: {spent} at {self.peer}, and"
         over = ", which is more than is left" if self.passes else ""
-        return f"{text} {' and '.join(more)} would make it {_number(self.after)}{over}"
+        return (
+            f"policy.account.{self.key} = {_number(self.most)}: "
+            f"{_WHAT[self.key].format(_number(self.spent))} at {self.peer}, and "
+            f"{' and '.join(more)} would make it {_number(self.after)}{over}"
+        )
 
 
 class AccountGuard:
@@ -127,70 +129,75 @@ class AccountGuard:
             return
         opened = proposed.opened
         if opened.settings.spelt_by_recipe:
-            rules = ", ".join(f'"{each}"' for each in opened.recipe.rows.id_rules)
-            text = "policy.account counts people by their ids, and this recipe changes how ids are"
-            text = f"{text} spelt; write data.id_rules = [{rules}] in the party file, so that no"
-            raise InputError(Code.REFUSED, f"{text} other recipe makes two people of one")
+            rules = ", ".join(f'"{rule}"' for rule in opened.recipe.rows.id_rules)
+            raise InputError(
+                Code.REFUSED,
+                "policy.account: counts people by their ids, and this recipe changes how ids are "
+                f"spelt. Write data.id_rules = [{rules}] in the party file, so that no other "
+                "recipe makes two people of one.",
+            )
         plan = planned(proposed.party, len(opened.table), opened.work.job)
         if plan is None:
             # Each bundle is held to the limits all the same.
-            text = "what this run would spend is not known before it starts; each bundle is counted"
-            log.info(text, extra={"event": "account"})
+            log.info(
+                "what this run would spend is not known before it starts; each bundle is counted",
+                extra={"event": "account"},
+            )
             return
         self.check(tagged(self._secret, opened.table.ids), plan)
 
     def shows(self) -> None:
-        """What is spent is for this party's people alone."""
+        """Shows nothing: what is spent is for this party's people alone."""
 
-    def met(self, run_id: str, shown: Mapping[str, object]) -> None:
-        """The others have no part in it."""
+    def met(self, run_id: str, facts: Mapping[str, object]) -> None:
+        """Does nothing: the account does not depend on the other parties."""
 
-    def __call__(self, found: Disclosure | Private) -> None:
+    def __call__(self, line: Disclosure | Private) -> None:
         """Raises InputError (REFUSED) if what is about to leave would pass a limit at one of the
         receivers.
         """
         with self._asking:
-            self._require_within(found)
+            self._require_within(line)
 
-    def wrote(self, found: Disclosure | Private, begin: int, end: int) -> None:
+    def wrote(self, line: Disclosure | Private, begin: int, end: int) -> None:
         """Counts what is written by now."""
         with self._asking:
-            self._standing.take(found, begin, end)
+            self._standing.take(line, begin, end)
 
     def may_predict(self, ids: Sequence[str], peer: str, run: str) -> npt.NDArray[np.bool_]:
         """Returns about which ids a peer may have an answer of a served run, [N], by the limits of
         predictions: so that somebody who is predicted too often is refused alone.
         """
-        most_each = self._given.get("predictions_of_a_person")
-        most_all = self._given.get("predictions")
+        max_per_person = self._given.get("predictions_of_a_person")
+        max_total = self._given.get("predictions")
         allowed = np.ones(len(ids), bool)
-        if not len(ids) or (most_each is None and most_all is None):
+        if not len(ids) or (max_per_person is None and max_total is None):
             return allowed
         with self._asking:
             self._standing.catch_up()
             sums, tags = self._standing.sums, tagged(self._secret, ids)
             who = sums.persons.numbers(tags)
-            peers = self._counted(peer)
-            if most_each is not None:
+            peers = self._get_counted_peers(peer)
+            if max_per_person is not None:
                 spent = _vector(sums, peers, "predictions_of_a_person")
-                # Of an id that comes twice, the second time.
+                # An id that occurs twice counts once more the second time.
                 earlier = _times_before(tags)
                 before = np.where(who >= 0, spent[np.maximum(who, 0)], 0) if len(spent) else 0
-                allowed = before + earlier < most_each
-            if most_all is not None:
+                allowed = before + earlier < max_per_person
+            if max_total is not None:
                 somebody = sums.runs[peer, run].person if (peer, run) in sums.runs else who.max()
                 total = _total(sums, peers, sums.data_set(int(somebody)), "predictions")
-                allowed &= np.cumsum(allowed) <= most_all - total
+                allowed &= np.cumsum(allowed) <= max_total - total
         return allowed
 
-    def _require_within(self, found: Disclosure | Private) -> None:
+    def _require_within(self, line: Disclosure | Private) -> None:
         self._standing.catch_up()
         sums = self._standing.sums
-        receivers = list(dict.fromkeys(found.to))
+        receivers = list(dict.fromkeys(line.to))
         # Together, each of several receivers has it.
         times = len(receivers) if self._limits.together else 1
         for peer in receivers:
-            added, peers = sums.added(found, peer), self._counted(peer)
+            added, peers = sums.added(line, peer), self._get_counted_peers(peer)
             for what in OF_A_PERSON:
                 if what in self._given and what in added.people:
                     who, more = added.people[what]
@@ -198,17 +205,19 @@ class AccountGuard:
                     after = before + times * more
                     if len(who) and after.max() > self._given[what]:
                         at = int(after.argmax())
-                        self._refuse(what, peer, int(before[at]), int(after[at] - before[at]))
+                        self._refuse_bundle(
+                            what, peer, int(before[at]), int(after[at] - before[at])
+                        )
             for what in OF_ALL:
-                more_ = times * added.run.get(what, 0)
-                if what in self._given and more_:
-                    data_set = sums.data_set(sums.runs[peer, _run(found)].person)
+                more_of_all = times * added.run.get(what, 0)
+                if what in self._given and more_of_all:
+                    data_set = sums.data_set(sums.runs[peer, _run(line)].person)
                     total = _total(sums, peers, data_set, what)
-                    if total + more_ > self._given[what]:
-                        self._refuse(what, peer, total, more_)
+                    if total + more_of_all > self._given[what]:
+                        self._refuse_bundle(what, peer, total, more_of_all)
             self._check_epsilon(sums, peer, added.people, times)
 
-    def _counted(self, peer: str) -> list[str]:
+    def _get_counted_peers(self, peer: str) -> list[str]:
         """Returns the peers whose sums a limit at ``peer`` counts."""
         if not self._limits.together:
             return [peer]
@@ -221,11 +230,15 @@ class AccountGuard:
             people: the tags of the table's people.
             plan: {peer: what the run would send it}.
         """
-        for each in self._balances(people, plan):
-            if each.passes:
-                text = f"{_spent(self._limits, each.key, each.peer, each.spent)}, and this run"
-                text = f"{text} would add {_number(each.after - each.spent)}; raise the limit, or"
-                raise InputError(Code.REFUSED, f"{text} ask for less")
+        for balance in self._balances(people, plan):
+            if balance.passes:
+                raise InputError(
+                    Code.REFUSED,
+                    f"policy.account.{balance.key} = {balance.most} in the party file: "
+                    f"{_WHAT[balance.key].format(_number(balance.spent))} at {balance.peer}, and "
+                    f"this run would add {_number(balance.after - balance.spent)}. Raise the "
+                    "limit, or ask for less.",
+                )
 
     def balances(
         self, opened: Opened, party: Party, runs: int, predictions: int = 0
@@ -257,18 +270,18 @@ class AccountGuard:
                 whole.add(of_peer, 1)
             plan = {" and ".join(plan): whole}
         for peer, planned_ in plan.items():
-            peers = self._counted(peer)
-            for what, most in limits.given.items():
+            peers = self._get_counted_peers(peer)
+            for what, limit in limits.given.items():
                 if what == "epsilon":
                     spent, after = _epsilons(sums, peers, who, planned_, limits.delta)
                 else:
                     spent = (
                         int(_vector(sums, peers, what)[who].max(initial=0))
                         if what in OF_A_PERSON
-                        else sum(_total(sums, peers, int(each), what) for each in sets)
+                        else sum(_total(sums, peers, int(data_set), what) for data_set in sets)
                     )
                     after = spent + planned_.amounts[what]
-                yield Balance(what, peer, most, spent, after)
+                yield Balance(what, peer, limit, spent, after)
 
     def _check_epsilon(self, sums: Sums, peer: str, added: People, receivers: int) -> None:
         if self._limits.epsilon is None:
@@ -278,22 +291,32 @@ class AccountGuard:
                 continue
             new = Mechanism.read(what.removeprefix("cost "))
             sums.vector(peer, what)
-            before = [(each, times[who]) for each, times in _costs(sums, self._counted(peer))]
-            after = [(each, times + receivers * more * (each == new)) for each, times in before]
-            would = worst(after, self._limits.delta)
-            if would > self._limits.epsilon:
+            before = [
+                (mechanism, times[who])
+                for mechanism, times in _costs(sums, self._get_counted_peers(peer))
+            ]
+            after = [
+                (mechanism, times + receivers * more * (mechanism == new))
+                for mechanism, times in before
+            ]
+            total = worst(after, self._limits.delta)
+            if total > self._limits.epsilon:
                 spent = worst(before, self._limits.delta)
-                self._refuse("epsilon", peer, spent, would - spent)
+                self._refuse_bundle("epsilon", peer, spent, total - spent)
 
-    def _refuse(self, what: str, peer: str, spent: float, more: float) -> None:
-        text = f"{_spent(self._limits, what, peer, spent)}, and what is about to leave adds"
-        raise InputError(Code.REFUSED, f"{text} {_number(more)}; it did not leave")
+    def _refuse_bundle(self, what: str, peer: str, spent: float, more: float) -> None:
+        raise InputError(
+            Code.REFUSED,
+            f"policy.account.{what} = {self._given[what]} in the party file: "
+            f"{_WHAT[what].format(_number(spent))} at {peer}, and what is about to leave adds "
+            f"{_number(more)}; it did not leave. Raise the limit to send it.",
+        )
 
 
 def _vector(sums: Sums, peers: Sequence[str], what: str) -> npt.NDArray[np.int64]:
     """Returns the sums of all people, [P], over some peers."""
-    found: npt.NDArray[np.int64] = np.sum([sums.vector(peer, what) for peer in peers], axis=0)
-    return found
+    sums_: npt.NDArray[np.int64] = np.sum([sums.vector(peer, what) for peer in peers], axis=0)
+    return sums_
 
 
 def _total(sums: Sums, peers: Sequence[str], data_set: int, what: str) -> int:
@@ -302,47 +325,41 @@ def _total(sums: Sums, peers: Sequence[str], data_set: int, what: str) -> int:
 
 def _costs(sums: Sums, peers: Sequence[str]) -> Iterator[tuple[Mechanism, npt.NDArray[np.int64]]]:
     """Yields each mechanism, and how often some peers have got it about each person, [P]."""
-    found: dict[Mechanism, npt.NDArray[np.int64]] = {}
+    totals: dict[Mechanism, npt.NDArray[np.int64]] = {}
     for peer in peers:
-        for each, times in sums.costs(peer):
-            found[each] = found[each] + times if each in found else times
-    yield from found.items()
+        for mechanism, times in sums.costs(peer):
+            totals[mechanism] = totals[mechanism] + times if mechanism in totals else times
+    yield from totals.items()
 
 
 def _epsilons(
     sums: Sums, peers: Sequence[str], who: npt.NDArray[np.int64], plan: Planned, delta: float
 ) -> tuple[float, float]:
     """Returns the greatest ε of these people, before and after what is planned."""
-    before = {each: times[who] for each, times in _costs(sums, peers)}
+    before = {mechanism: times[who] for mechanism, times in _costs(sums, peers)}
     none = np.zeros(max(1, len(who)), np.int64)
     # Somebody new has spent nothing; the run costs all the same.
-    known = {each: times if len(times) else none for each, times in before.items()}
+    known = {mechanism: times if len(times) else none for mechanism, times in before.items()}
     after = dict(known)
-    for each, times_ in plan.costs.items():
-        after[each] = after.get(each, none) + times_
+    for mechanism, times_ in plan.costs.items():
+        after[mechanism] = after.get(mechanism, none) + times_
     return worst([*known.items()], delta), worst([*after.items()], delta)
 
 
 def _times_before(tags: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
     """Returns how often each has come before, [N]."""
     met = Counter[bytes]()
-    found = np.zeros(len(tags), np.int64)
+    earlier = np.zeros(len(tags), np.int64)
     if len(tags) == 1:
-        return found
-    for at, each in enumerate(tags.tolist()):
-        found[at] = met[each]
-        met[each] += 1
-    return found
+        return earlier
+    for at, tag in enumerate(tags.tolist()):
+        earlier[at] = met[tag]
+        met[tag] += 1
+    return earlier
 
 
-def _run(found: Disclosure | Private) -> str:
-    return found.run if isinstance(found, Private) else found.way.run
-
-
-def _spent(limits: AccountLimits, what: str, peer: str, spent: float) -> str:
-    said = _WHAT[what].format(_number(spent))
-    most = limits.given[what]
-    return f"policy.account.{what} = {most} in the party file: {said} at {peer}"
+def _run(line: Disclosure | Private) -> str:
+    return line.run if isinstance(line, Private) else line.way.run
 
 
 def _number(value: float) -> str:

@@ -19,9 +19,9 @@ from vfl_party.record import people
 
 Numbers = npt.NDArray[np.int64]
 _TAG = np.dtype(f"V{people.TAG_BYTES}")
-# Of tables whose places are remembered: a run has two.
-_MOST = 8
-# People who have come, and are not sorted yet.
+# Tables whose numbers are remembered; a run has two.
+_MAX_TABLES = 8
+# Number of new people up to which they are not sorted.
 _FEW = 1024
 
 
@@ -49,7 +49,7 @@ class Persons:
 
     @property
     def tags(self) -> npt.NDArray[np.void]:
-        """Of each person, [P]."""
+        """The tag of each person, [P]."""
         return self._tags[: self._count]
 
     @property
@@ -61,21 +61,21 @@ class Persons:
         """Returns the person of each row of a table that the record has noted. Raises
         InputError.
         """
-        found = self._known.get(digest)
-        if found is None:
-            found = self._numbered(_read(self._folder, digest))
-            self._known[digest] = found
-            if len(np.unique(found)) == len(found):
+        numbers = self._known.get(digest)
+        if numbers is None:
+            numbers = self._assign_numbers(_read(self._folder, digest))
+            self._known[digest] = numbers
+            if len(np.unique(numbers)) == len(numbers):
                 self.apart.add(digest)
-            while len(self._known) > _MOST:
+            while len(self._known) > _MAX_TABLES:
                 del self._known[next(iter(self._known))]
-        return found
+        return numbers
 
-    def met(self, tags: npt.NDArray[np.void], beside: int) -> Numbers:
-        """Returns the numbers of people who are told of without a table. ``beside``: somebody of
-        their data set, -1 if there is nobody.
+    def met(self, tags: npt.NDArray[np.void], neighbor: int) -> Numbers:
+        """Returns the numbers of people who occur without a table. ``neighbor``: a person of
+        their data set, -1 if there is none.
         """
-        return self._numbered(tags, beside)
+        return self._assign_numbers(tags, neighbor)
 
     def find(self, tags: npt.NDArray[np.void]) -> Numbers:
         """Returns the numbers of those of these people that are known."""
@@ -83,9 +83,9 @@ class Persons:
         return places[places >= 0]
 
     def numbers(self, tags: npt.NDArray[np.void]) -> Numbers:
-        """Returns each one's number, -1 of those who are not known."""
+        """Returns the number of each person, -1 for those who are not known."""
         key = tags.tobytes() if len(tags) <= _FEW else b""
-        # Of a served question: before it is answered, and when its line is written and read.
+        # A served question asks before it is answered, and when its line is written and read.
         if key and key == self._last[0]:
             return self._last[1]
         places = np.full(len(tags), -1, np.int64)
@@ -95,8 +95,8 @@ class Persons:
             places = self._order[at]
             places[self._sorted[at] != tags] = -1
         if self._late:
-            for each in np.flatnonzero(places < 0).tolist():
-                places[each] = self._late.get(tags[each].tobytes(), -1)
+            for place in np.flatnonzero(places < 0).tolist():
+                places[place] = self._late.get(tags[place].tobytes(), -1)
         if key and places.min() >= 0:
             self._last = key, places
         return places
@@ -106,10 +106,10 @@ class Persons:
         self._sorted = self.tags[self._order]
         self._late = {}
 
-    def _numbered(self, tags: npt.NDArray[np.void], beside: int = -1) -> Numbers:
-        """Returns each one's number; those who are new get one, and the data set of the others."""
+    def _assign_numbers(self, tags: npt.NDArray[np.void], neighbor: int = -1) -> Numbers:
+        """Returns the number of each person; new people get one, and the data set of the others."""
         places = self.numbers(tags)
-        if self._are_together(places, beside):
+        if self._are_together(places, neighbor):
             return places
         # Rows of one table may be of one person.
         new, first, back = np.unique(tags[places < 0], return_index=True, return_inverse=True)
@@ -117,7 +117,7 @@ class Persons:
         rank[np.argsort(first)] = np.arange(len(new))
         places[places < 0] = self._count + rank[back.reshape(-1)]
         known = places[places < self._count]
-        met = np.unique(self.sets[np.append(known, beside) if beside >= 0 else known])
+        met = np.unique(self.sets[np.append(known, neighbor) if neighbor >= 0 else known])
         label = int(met[0]) if len(met) else int(self.sets.max(initial=-1)) + 1
         if len(met) > 1:
             self.sets[np.isin(self.sets, met)] = label
@@ -126,32 +126,32 @@ class Persons:
             self._add(new[np.argsort(rank)], label)
         return places
 
-    def _are_together(self, places: Numbers, beside: int) -> bool:
+    def _are_together(self, places: Numbers, neighbor: int) -> bool:
         """Whether all are known, and in one data set."""
         if not len(places) or places.min() < 0:
             return False
         sets = self._sets[places]
-        return bool((sets == (self._sets[beside] if beside >= 0 else sets[0])).all())
+        return bool((sets == (self._sets[neighbor] if neighbor >= 0 else sets[0])).all())
 
     def _add(self, new: npt.NDArray[np.void], label: int) -> None:
-        """Adds people. A few are found by a dict for a while: to sort millions for each who comes
-        would take too long.
+        """Adds people. A few are found by a dict for a while: sorting millions for each new person
+        takes too long.
         """
         first, self._count = self._count, self._count + len(new)
         if self._count > len(self._tags):
             room = self._count + first // 8
-            self._tags, self._sets = _grown(self._tags, room), _grown(self._sets, room)
+            self._tags, self._sets = _resize(self._tags, room), _resize(self._sets, room)
         self._tags[first : self._count], self._sets[first : self._count] = new, label
         if len(self._late) + len(new) > max(_FEW, first // 8):
             self._sort()
             return
-        self._late.update((each.tobytes(), first + at) for at, each in enumerate(new))
+        self._late.update((tag.tobytes(), first + at) for at, tag in enumerate(new))
 
 
-def _grown(old: npt.NDArray[Any], room: int) -> npt.NDArray[Any]:
-    found = np.zeros(room, old.dtype)
-    found[: len(old)] = old
-    return found
+def _resize(old: npt.NDArray[Any], room: int) -> npt.NDArray[Any]:
+    resized = np.zeros(room, old.dtype)
+    resized[: len(old)] = old
+    return resized
 
 
 def _read(folder: Path, digest: str) -> npt.NDArray[np.void]:
@@ -160,9 +160,11 @@ def _read(folder: Path, digest: str) -> npt.NDArray[np.void]:
     try:
         return np.frombuffer(people.read(path, digest), _TAG)
     except ValueError:
-        raise InputError(Code.FILE_INVALID, f"{path}: is no list of people; restore it") from None
+        raise InputError(
+            Code.FILE_INVALID, f"{path}: is not a list of people. Restore it from a backup."
+        ) from None
 
 
 def tagged(secret: bytes, ids: Iterable[str]) -> npt.NDArray[np.void]:
     """Returns the tags of ids, [N]."""
-    return np.frombuffer(b"".join([people.tag(secret, each) for each in ids]), _TAG)
+    return np.frombuffer(b"".join([people.tag(secret, cell) for cell in ids]), _TAG)

@@ -16,14 +16,14 @@ from vfl_party.policy.planned import MOST_STEPS, occurrences, receivers, sent_by
 
 # Splits that have no row in common.
 _APART = ("train", "validation", "test")
-# Of trees: one bit for each row of a node, or for each row and tree.
+# Exchanges of trees with one bit for each row of a node, or for each row and tree.
 _PARTITION, _WALK = "partition", "walk"
 
 
 @dataclass
 class Planned:
-    """What a run would send one peer. ``amounts``: by the key of the limit; of a person, the most
-    of any. ``costs``: how often each mechanism would be used about a person.
+    """What a run would send one peer. ``amounts``: by the key of the limit; for limits of a person,
+    the maximum. ``costs``: how often each mechanism would be used about a person.
     """
 
     amounts: Counter[str] = field(default_factory=Counter)
@@ -31,8 +31,8 @@ class Planned:
 
     def add(self, other: Planned, times: int) -> None:
         """Adds what another run sends, so many times."""
-        self.amounts.update({key: times * each for key, each in other.amounts.items()})
-        self.costs.update({key: times * each for key, each in other.costs.items()})
+        self.amounts.update({key: times * value for key, value in other.amounts.items()})
+        self.costs.update({key: times * value for key, value in other.costs.items()})
 
 
 def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
@@ -46,51 +46,55 @@ def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
         party: before it joins.
         rows: of its table.
     """
-    found: dict[str, Planned] = defaultdict(Planned)
+    plans: dict[str, Planned] = defaultdict(Planned)
     if party.awaits_sizes:
-        # How many rows the others have is said when all have joined.
+        # The number of the others' rows is known when all have joined.
         return None
     if job != "train":
-        sides = [(each.exchange, each.chains) for each in party.exchanges.values()]
+        sides = [
+            (occurrence.exchange, occurrence.chains) for occurrence in party.exchanges.values()
+        ]
         return of_prediction(party, sides, rows)
-    people = _People(party, rows, found)
-    for number, each in enumerate(occurrences(party, rows)):
+    people = _People(party, rows, plans)
+    for number, occurrence in enumerate(occurrences(party, rows)):
         if number == MOST_STEPS:
             return None
-        people.count(each)
+        people.count(occurrence)
     people.finish()
     if party.recipe.rows.align == "psi" and party.recipe.rows.alignment is None:
-        for peer in found:
-            found[peer].amounts["alignments"] += 1
-    _private_training(party, found)
-    return dict(found)
+        for peer in plans:
+            plans[peer].amounts["alignments"] += 1
+    _private_training(party, plans)
+    return dict(plans)
 
 
-def _private_training(party: Party, found: dict[str, Planned]) -> None:
+def _private_training(party: Party, plans: dict[str, Planned]) -> None:
     """Adds this party's steps, at all others."""
     plan, name = party.privacy, party.name
-    others = [each.name for each in party.recipe.parties if each.name != name]
+    others = [other.name for other in party.recipe.parties if other.name != name]
     if party.data.label_noise is not None:
         for other in others:
-            found[other].costs[party.data.label_noise] += 1
+            plans[other].costs[party.data.label_noise] += 1
     if plan is None:
         return
-    for share in (each for each in plan.shares if each.party == name):
+    for share in (share for share in plan.shares if share.party == name):
         for other in others:
-            found[other].costs[plan.cost(share.spending)] += share.spending.steps
+            plans[other].costs[plan.cost(share.spending)] += share.spending.steps
 
 
 def of_prediction(
     party: Party, exchanges: Iterable[tuple[Exchange, Chains]], rows: int
 ) -> dict[str, Planned]:
     """Returns {peer: what a joint prediction would send it}: each row once in each exchange."""
-    found: dict[str, Planned] = defaultdict(Planned)
+    plans: dict[str, Planned] = defaultdict(Planned)
     for exchange, chains in exchanges:
         sent, up = sent_by(party, exchange)
         chain = chains.up if up else chains.down
-        peers = [party.recipe.active.name] if up else [each.name for each in party.recipe.passives]
+        peers = (
+            [party.recipe.active.name] if up else [party_.name for party_ in party.recipe.passives]
+        )
         for peer in peers:
-            amounts = found[peer].amounts
+            amounts = plans[peer].amounts
             amounts["predictions"], amounts["predictions_of_a_person"] = rows, 1
             if sent.about_rows:
                 width = {"rows": 1, "width": party.embedding_size}
@@ -100,77 +104,79 @@ def of_prediction(
                 amounts["bytes"] += payload * rows
                 if (cost := chain.costs) is not None:
                     times = cost.times * len(sent.tensors)
-                    found[peer].costs[replace(cost, times=times)] += 1
-    return dict(found)
+                    plans[peer].costs[replace(cost, times=times)] += 1
+    return dict(plans)
 
 
 class _People:
     """Adds occurrences up; ``found``: gets the sums."""
 
-    def __init__(self, party: Party, rows: int, found: dict[str, Planned]) -> None:
-        self._party, self._found = party, found
+    def __init__(self, party: Party, rows: int, plans: dict[str, Planned]) -> None:
+        self._party, self._found = party, plans
         splits = {name: len(of) for name, of in party.data.splits.items() if name in _APART}
         self._splits = {name: count for name, count in splits.items() if count} or {"": rows}
         # {(peer, phase, exchange, round): {(numbers, bytes, bits, costs of a row): rows}}.
-        self._rounds: dict[tuple[str, str, str, int], Counter[_OfARow]] = defaultdict(Counter)
+        self._rounds: dict[tuple[str, str, str, int], Counter[_RowCost]] = defaultdict(Counter)
         self._chains = cache(self._party.chains)
-        # Of trees: each tells of all rows once.
+        # The level of a tree: each level is about all rows once.
         self._level = 0
 
-    def count(self, each: Occurrence) -> None:
+    def count(self, occurrence: Occurrence) -> None:
         """Adds an exchange at one step."""
-        party, exchange = self._party, each.exchange
-        phase = each.step.phase
+        party, exchange = self._party, occurrence.exchange
+        phase = occurrence.step.phase
         chains = self._chains(phase, exchange)
         sent, up = sent_by(party, exchange)
         chain = chains.up if up else chains.down
-        known = dict(each.sizes)
-        of_a_row, rows = _OfARow(), known.get("rows", 0)
-        if each.empty == ("up" if up else "down"):
+        known = dict(occurrence.sizes)
+        of_a_row, rows = _RowCost(), known.get("rows", 0)
+        if occurrence.empty == ("up" if up else "down"):
             return
-        numbers, payload = _size(exchange, sent, chain, each.sizes, phase)
+        numbers, payload = _size(exchange, sent, chain, occurrence.sizes, phase)
         if sent.about_rows and rows:
             cost = chain.costs
             costs = replace(cost, times=cost.times * len(sent.tensors)) if cost else None
-            of_a_row = _OfARow(-(-numbers // rows), -(-payload // rows), 0, costs)
+            of_a_row = _RowCost(-(-numbers // rows), -(-payload // rows), 0, costs)
         elif exchange.name == _PARTITION and up:
-            self._level = each.step.batch
-            rows, of_a_row = max(self._splits.values()), _OfARow(1, 1, 1)
+            self._level = occurrence.step.batch
+            rows, of_a_row = max(self._splits.values()), _RowCost(1, 1, 1)
         elif exchange.name == _WALK and up:
             # The walk of some rows begins with nothing.
             self._level = self._level + 1 if known["packed"] else 0
-            rows, of_a_row = known["packed"] * 8 // known["trees"], _OfARow(1, 1, known["trees"])
-        for peer in receivers(party, each, up=up):
+            rows, of_a_row = known["packed"] * 8 // known["trees"], _RowCost(1, 1, known["trees"])
+        for peer in receivers(party, occurrence, up=up):
             self._found[peer].amounts["bytes"] += payload
-            if of_a_row != _OfARow() and rows:
+            if of_a_row != _RowCost() and rows:
                 way = f"{exchange.name} {self._level}" if of_a_row.bits else exchange.name
-                self._rounds[peer, phase, way, each.step.round][of_a_row] += rows
+                self._rounds[peer, phase, way, occurrence.step.round][of_a_row] += rows
 
     def finish(self) -> None:
-        """Adds, at each peer, the most of any person."""
+        """Adds, at each peer, the largest sums of any person."""
         by_split: dict[tuple[str, str], Planned] = defaultdict(Planned)
         for (peer, *_), of_rows in self._rounds.items():
             rows = sum(of_rows.values())
             fitting = [count for count in self._splits.values() if count >= rows]
-            of = min(fitting) if fitting else max(self._splits.values())
-            times = -(-rows // of)
-            splits = [name for name, count in self._splits.items() if not fitting or count == of]
+            split_rows = min(fitting) if fitting else max(self._splits.values())
+            times = -(-rows // split_rows)
+            splits = [
+                name for name, count in self._splits.items() if not fitting or count == split_rows
+            ]
             # All rows of a round are of one kind, but for the last ones.
-            each = max(of_rows, key=lambda kind: (kind.bits, kind.numbers))
+            row = max(of_rows, key=lambda kind: (kind.bits, kind.numbers))
             for split in splits:
                 plan = by_split[peer, split]
-                plan.amounts["numbers_of_a_person"] += times * each.numbers
-                plan.amounts["bytes_of_a_person"] += times * each.bytes
-                plan.amounts["split_bits"] += times * each.bits
-                if each.costs is not None:
-                    plan.costs[each.costs] += times
+                plan.amounts["numbers_of_a_person"] += times * row.numbers
+                plan.amounts["bytes_of_a_person"] += times * row.bytes
+                plan.amounts["split_bits"] += times * row.bits
+                if row.costs is not None:
+                    plan.costs[row.costs] += times
         for (peer, _), plan in by_split.items():
             self._found[peer].amounts |= plan.amounts
             self._found[peer].costs |= plan.costs
 
 
 @dataclass(frozen=True)
-class _OfARow:
+class _RowCost:
     numbers: int = 0
     bytes: int = 0
     bits: int = 0
@@ -178,17 +184,21 @@ class _OfARow:
 
 
 def _size(
-    exchange: Exchange, sent: Sent, chain: Chain, of: tuple[tuple[str, int], ...], phase: str = ""
+    exchange: Exchange,
+    sent: Sent,
+    chain: Chain,
+    sizes: tuple[tuple[str, int], ...],
+    phase: str = "",
 ) -> tuple[int, int]:
     """Returns the numbers and the payload bytes of what is sent."""
-    spec = exchange.spec(sent, phase, dict(of))
-    numbers = sum(_elements(each.shape) for each in spec.tensors.values())
+    spec = exchange.spec(sent, phase, dict(sizes))
+    numbers = sum(_elements(tensor.shape) for tensor in spec.tensors.values())
     wire: BundleSpec = chain.wire_spec(spec)
     return numbers, wire.payload_bytes
 
 
 def _elements(shape: Iterable[int]) -> int:
-    found = 1
-    for each in shape:
-        found *= each
-    return found
+    product = 1
+    for size in shape:
+        product *= size
+    return product

@@ -51,8 +51,8 @@ class Spent:
     last: float
 
     def fields(self, limits: AccountLimits) -> dict[str, Any]:
-        """The facts for JSON, with the limits and what is left."""
-        given = limits.given
+        """Returns the facts for JSON, with the limits and what is left."""
+        limits_ = limits.given
         return {
             "data_set": self.data_set,
             "people": self.people,
@@ -62,8 +62,8 @@ class Spent:
             "spent": {
                 name: None if math.isinf(value) else value for name, value in self.spent.items()
             },
-            "limits": given,
-            "left": {name: max(0, most - self.spent[name]) for name, most in given.items()},
+            "limits": limits_,
+            "left": {name: max(0, limit - self.spent[name]) for name, limit in limits_.items()},
             _UNCOVERED.replace(" ", "_"): self.uncovered,
             "first": self.first,
             "last": self.last,
@@ -84,41 +84,41 @@ def spent(sums: Sums, delta: float) -> Iterator[Spent]:
             ]
             if not runs:
                 continue
-            found: dict[str, float] = dict.fromkeys(KEYS, 0)
+            amounts: dict[str, float] = dict.fromkeys(KEYS, 0)
             for what in OF_A_PERSON:
-                found[what] = int(sums.vector(peer, what)[who].max(initial=0))
+                amounts[what] = int(sums.vector(peer, what)[who].max(initial=0))
             for what in OF_ALL:
-                found[what] = sum(getattr(run, what) for run in runs)
-            found["epsilon"] = worst(
-                [(each, times[who]) for each, times in sums.costs(peer)], delta
+                amounts[what] = sum(getattr(run, what) for run in runs)
+            amounts["epsilon"] = worst(
+                [(mechanism, times[who]) for mechanism, times in sums.costs(peer)], delta
             )
             bare = int(sums.vector(peer, BARE)[who].max(initial=0))
             times = min((run.first for run in runs if run.first), default=0.0)
             last = max(run.last for run in runs)
-            yield Spent(number, len(who), peer, len(runs), found, bare, times, last)
+            yield Spent(number, len(who), peer, len(runs), amounts, bare, times, last)
 
 
-def table(found: Iterable[Spent], limits: AccountLimits) -> list[str]:
+def table(spent_: Iterable[Spent], limits: AccountLimits) -> list[str]:
     """Returns a line for each data set, peer and key, below a line of headings."""
-    given = limits.given
+    limits_ = limits.given
     rows: list[tuple[str, ...]] = [_HEAD]
-    for each in found:
-        of = str(each.data_set), f"{each.people:,}", each.peer, f"{each.runs:,}", _day(each.first)
+    for row in spent_:
+        of = str(row.data_set), f"{row.people:,}", row.peer, f"{row.runs:,}", _day(row.first)
         for key, heading in KEYS.items():
-            value, most = each.spent[key], given.get(key)
-            if not value and most is None:
+            value, limit = row.spent[key], limits_.get(key)
+            if not value and limit is None:
                 continue
-            left = "" if most is None else _shown(max(0, most - value))
-            shown = "no limit" if most is None else _shown(most)
+            left = "" if limit is None else _render(max(0, limit - value))
+            limit_text = "no limit" if limit is None else _render(limit)
             name = f"{heading} at δ = {limits.delta:g}" if key == "epsilon" else heading
-            rows.append((*of, name, _shown(value), shown, left))
-        if each.uncovered:
-            rows.append((*of, f"numbers a person, {_UNCOVERED}", _shown(each.uncovered), "", ""))
+            rows.append((*of, name, _render(value), limit_text, left))
+        if row.uncovered:
+            rows.append((*of, f"numbers a person, {_UNCOVERED}", _render(row.uncovered), "", ""))
     return aligned(rows, _NUMBERS)
 
 
-def _shown(value: float) -> str:
-    """Words a figure; ε is rounded up."""
+def _render(value: float) -> str:
+    """Returns the text of a figure; ε is rounded up."""
     if isinstance(value, int):
         return f"{value:,}"
     return "∞" if math.isinf(value) else f"{math.ceil(round(value * 1000, 6)) / 1000:g}"

@@ -52,10 +52,8 @@ class Standing:
         self._history: RecordHistory | None = None
 
     def catch_up(self) -> bool:
-        """Adds what the record has by now; returns whether it had anything new. Raises
-        InputError.
-        """
-        # Asked before every bundle; before the first run there is no record.
+        """Adds the new lines of the record; returns whether there are any. Raises InputError."""
+        # This is called before every bundle; before the first run there is no record.
         try:
             if self._path.stat().st_size == self.at:
                 return False
@@ -63,30 +61,33 @@ class Standing:
             return False
         lines = self.lines
         self._history = self._history or RecordHistory(self.folder)
-        for found, end in self._history.lines(self.reader, self.lines, self.at):
-            if found is not None:
-                self._add(found)
+        for line, end in self._history.lines(self.reader, self.lines, self.at):
+            if line is not None:
+                self._add(line)
             self.lines, self.at = self.lines + 1, end
         return self.lines > lines
 
-    def take(self, found: Disclosure | Private, begin: int, end: int) -> None:
+    def take(self, line: Disclosure | Private, begin: int, end: int) -> None:
         """Adds a line that this process has written, so that it need not be read; if another line
         comes before it, both are read later.
         """
         if begin == self.at:
-            self._add(found)
+            self._add(line)
             self.lines, self.at = self.lines + 1, end
 
-    def _add(self, found: Disclosure | Private) -> None:
-        """Adds what a line tells of. Raises InputError if its cost is none of a mechanism."""
-        cost = found.cost if isinstance(found, Private) else found.way.cost
-        if cost or isinstance(found, Private):
+    def _add(self, line: Disclosure | Private) -> None:
+        """Adds what a line tells of. Raises InputError if its cost is not one of a mechanism."""
+        cost = line.cost if isinstance(line, Private) else line.way.cost
+        if cost or isinstance(line, Private):
             try:
                 Mechanism.read(cost)
             except ValueError:
-                text = f"{self._path}: line {self.lines + 1} has a cost that is none; restore it"
-                raise InputError(Code.FILE_INVALID, text) from None
-        self.sums.add(found)
+                raise InputError(
+                    Code.FILE_INVALID,
+                    f"{self._path}: line {self.lines + 1} has an invalid cost. Restore the file "
+                    "from a backup.",
+                ) from None
+        self.sums.add(line)
 
 
 def standing(folder: Path) -> Standing:
@@ -96,18 +97,23 @@ def standing(folder: Path) -> Standing:
     another one.
     """
     record = _record(folder)
-    with _opened(folder / FILE) as file:
+    with _open_account(folder / FILE) as file:
         try:
-            found = _read(file, folder, record)
-            found.sums.check()
+            account = _read(file, folder, record)
+            account.sums.check()
         except (ValueError, TypeError, KeyError, AttributeError):
-            text = f"{folder / FILE}: does not hold an account; move it away: it is made anew from"
-            raise InputError(Code.FILE_INVALID, f"{text} the record") from None
-        known = dict(found.reader.known)
-        if found.catch_up():
-            new = {key: line for key, line in found.reader.known.items() if known.get(key) != line}
-            _write(file, found, record, new)
-    return found
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{folder / FILE}: does not hold an account. Move it away; it is made again from "
+                "the record.",
+            ) from None
+        known = dict(account.reader.known)
+        if account.catch_up():
+            new = {
+                key: line for key, line in account.reader.known.items() if known.get(key) != line
+            }
+            _write(file, account, record, new)
+    return account
 
 
 def _record(folder: Path) -> str:
@@ -118,12 +124,14 @@ def _record(folder: Path) -> str:
         with (folder / LINES).open("rb") as file:
             return str(json.loads(file.readline())["record"])
     except (OSError, ValueError, KeyError, TypeError):
-        text = f"{folder / LINES}: is no record of what left; restore it"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder / LINES}: is not a record of what left. Restore it from a backup.",
+        ) from None
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+def _open_account(path: Path) -> Iterator[sqlite3.Connection]:
     """Yields the file in a transaction of the only writer."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -132,17 +140,19 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
             # Before anything is read: of two programs the second sees what the first has added.
             file.execute("BEGIN IMMEDIATE")
             try:
-                for each in _TABLES:
-                    file.execute(f"CREATE TABLE IF NOT EXISTS {each}")
+                for table in _TABLES:
+                    file.execute(f"CREATE TABLE IF NOT EXISTS {table}")
                 yield file
                 file.execute("COMMIT")
             finally:
                 if file.in_transaction:
                     file.execute("ROLLBACK")
     except (sqlite3.Error, OSError) as error:
-        text = f"{path}: cannot be used to keep the account ({error})"
-        text = f"{text}; if it is damaged, move it away: it is made anew from the record"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be used to keep the account ({error}). If it is damaged, move it "
+            "away; it is made again from the record.",
+        ) from None
 
 
 def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
@@ -151,9 +161,12 @@ def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
         return Standing(folder, Sums(Persons(folder)), Reader())
     of, lines, at = position[0], int(position[1]), int(position[2])
     if of != record or at > (folder / LINES).stat().st_size:
-        text = f"{folder / FILE}: counts {lines:,} lines, and the record beside it is another one"
-        text = f"{text} or has lost its end; restore the record, or move the account away to count"
-        raise InputError(Code.FILE_INVALID, f"{text} only what this record has")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder / FILE}: counts {lines:,} lines, but the record in the same folder is "
+            "another one or has lost its end. Restore the record, or move the account away to "
+            "count only what this record has.",
+        )
     known = {
         (kind, name): json.loads(line)
         for kind, name, line in file.execute("SELECT kind, name, line FROM known ORDER BY rowid")
@@ -181,14 +194,14 @@ def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
 
 def _write(
     file: sqlite3.Connection,
-    found: Standing,
+    account: Standing,
     record: str,
     new: dict[tuple[str, str], dict[str, object]],
 ) -> None:
-    sums, persons = found.sums, found.sums.persons
+    sums, persons = account.sums, account.sums.persons
     file.execute(
         "REPLACE INTO position VALUES (0, ?, ?, ?)",
-        (record, found.lines, found.at),
+        (record, account.lines, account.at),
     )
     file.executemany(
         "REPLACE INTO known VALUES (?, ?, ?)",

@@ -1,7 +1,7 @@
 """What a record sums to: for each peer and person, and for each peer and run.
 
 Everything follows from the lines of the record, one after the other. So the account of a killed run
-is that of the lines that it has written, and an account that is lost is made anew.
+is that of the lines that it has written, and an account that is lost is made again.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy.accountant import composed
 from vfl_party.record.history import Disclosure, Private
 
-# Of one person, as the limits call them.
+# Keys of the limits that hold for one person.
 OF_A_PERSON = ("numbers_of_a_person", "bytes_of_a_person", "split_bits", "predictions_of_a_person")
 # Numbers of a person that no mechanism makes private.
 BARE = "numbers_without_privacy"
 # Sums of a run; those of the first row have limits.
 OF_ALL = ("bytes", "alignments", "predictions", "asked")
 _COUNTS = ("bundles", "numbers", *OF_ALL)
-_MOST = 2**62
-# In which run a person was predicted last: its number.
+_MAX_SUM = 2**62
+# The number of the run in which a person was predicted last.
 _LAST = "last"
 _COST = "cost "
-# Of psi: what is sent only if rows are matched anew.
+# Exchanges of psi that are sent only if rows are matched again.
 _MATCHES = frozenset({MASKED.name, TAGS.name})
 # Exchanges whose tensors are bits: each row of which they tell, as often as they have a bit of it.
 _BITS = frozenset({("partition", "up"), ("walk", "up")})
@@ -70,9 +70,9 @@ class Added(NamedTuple):
     run: dict[str, int]
 
 
-class _Told(NamedTuple):
-    """Of whom a bundle tells: of how many rows, of which people, and how often of each.
-    ``answered``: how often each is in an answer of a served model; None if it is none.
+class _Mention(NamedTuple):
+    """The rows and people that a bundle is about, and how often each person occurs.
+    ``answered``: how often each is in an answer of a served model; None if it is not an answer.
     """
 
     rows: int
@@ -93,12 +93,12 @@ class Sums:
     taken: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._numbers: dict[str, int] = {run: each.number for (_, run), each in self.runs.items()}
-        # Of data sets, as long as they stay apart.
+        self._numbers: dict[str, int] = {run: sums.number for (_, run), sums in self.runs.items()}
+        # Sums of data sets, as long as these stay apart.
         self._totals: dict[tuple[str, int], Counter[str]] = {}
         self._of_merge = -1
         none = np.empty(0, np.int64)
-        self._last_told: tuple[object, _Told] = (None, _Told(0, none, none))
+        self._last_mention: tuple[object, _Mention] = (None, _Mention(0, none, none))
 
     def check(self) -> None:
         """Raises ValueError or TypeError if sums that were read from a file do not fit together."""
@@ -106,12 +106,12 @@ class Sums:
         fit = len(self.persons.sets) == people and all(
             len(numbers) <= people
             and (what == _LAST or numbers.min(initial=0) >= 0)
-            # More could not be added to.
-            and numbers.max(initial=0) <= _MOST
+            # Larger sums could overflow.
+            and numbers.max(initial=0) <= _MAX_SUM
             for (_, what), numbers in self.of.items()
         )
         counts = [getattr(run, name) for run in self.runs.values() for name in _COUNTS]
-        fit = fit and all(isinstance(each, int) and each >= 0 for each in counts)
+        fit = fit and all(isinstance(count, int) and count >= 0 for count in counts)
         fit = fit and all(-1 <= run.person < people for run in self.runs.values())
         if not fit or not all(isinstance(steps, int) for steps in self.taken.values()):
             raise ValueError
@@ -119,117 +119,119 @@ class Sums:
             # Reads each mechanism.
             _ = [*self.costs(peer)]
 
-    def add(self, found: Disclosure | Private) -> None:
+    def add(self, line: Disclosure | Private) -> None:
         """Adds what a line tells of. Raises InputError if its people cannot be read."""
-        for peer in dict.fromkeys(found.to):
-            run = self._run(peer, found)
-            added = self.added(found, peer)
+        for peer in dict.fromkeys(line.to):
+            run = self._run(peer, line)
+            added = self.added(line, peer)
             for what, (who, amount) in added.people.items():
                 vector = self.vector(peer, what)
                 vector[who] = run.number if what == _LAST else vector[who] + amount
             for name, count in added.run.items():
                 setattr(run, name, getattr(run, name) + count)
             self._count(peer, run.person, added.run)
-            if isinstance(found, Disclosure):
-                run.first, run.last = run.first or found.at, max(run.last, found.at)
+            if isinstance(line, Disclosure):
+                run.first, run.last = run.first or line.at, max(run.last, line.at)
                 if added.run["alignments"]:
-                    run.aligned = found.way.generation
-        if isinstance(found, Private):
-            key = found.run, found.phase, found.of
-            self.taken[key] = max(self.taken.get(key, 0), found.steps)
+                    run.aligned = line.way.generation
+        if isinstance(line, Private):
+            key = line.run, line.phase, line.of
+            self.taken[key] = max(self.taken.get(key, 0), line.steps)
 
-    def added(self, found: Disclosure | Private, peer: str) -> Added:
+    def added(self, line: Disclosure | Private, peer: str) -> Added:
         """Returns what a line adds for a peer."""
-        table = self.persons.of(found.people) if found.people else np.empty(0, np.int64)
-        if isinstance(found, Private):
-            before = self.taken.get((found.run, found.phase, found.of), 0)
-            uses = max(0, found.steps - before)
-            return Added({_COST + found.cost: (np.unique(table), uses)} if uses else {}, {})
-        run = self._run(peer, found)
-        rows, who, times, answered = self._told(found, table, run.person)
-        aligns = found.way.exchange in _MATCHES and run.aligned != found.way.generation
+        table = self.persons.of(line.people) if line.people else np.empty(0, np.int64)
+        if isinstance(line, Private):
+            before = self.taken.get((line.run, line.phase, line.of), 0)
+            uses = max(0, line.steps - before)
+            return Added({_COST + line.cost: (np.unique(table), uses)} if uses else {}, {})
+        run = self._run(peer, line)
+        rows, who, times, answered = self._get_mention(line, table, run.person)
+        aligns = line.way.exchange in _MATCHES and run.aligned != line.way.generation
         counts = {
             "bundles": 1,
-            "numbers": found.numbers,
-            "bytes": found.payload_bytes,
+            "numbers": line.numbers,
+            "bytes": line.payload_bytes,
             "alignments": int(aligns),
             "predictions": 0,
-            "asked": found.asked,
+            "asked": line.asked,
         }
         people: People = {}
-        if found.way.job != "train":
-            predicted, often = self._predicted(found, peer, run, who, answered)
+        if line.way.job != "train":
+            predicted, often = self._find_predicted(line, peer, run, who, answered)
             counts["predictions"] = int(often.sum())
             people["predictions_of_a_person"] = predicted, often
             people[_LAST] = predicted, 0
         if not rows:
             return Added(people, counts)
-        numbers = times * -(-found.numbers // rows)
+        numbers = times * -(-line.numbers // rows)
         people |= {
             "numbers_of_a_person": (who, numbers),
-            "bytes_of_a_person": (who, times * -(-found.payload_bytes // rows)),
-            _COST + found.way.cost if found.way.cost else BARE: (
+            "bytes_of_a_person": (who, times * -(-line.payload_bytes // rows)),
+            _COST + line.way.cost if line.way.cost else BARE: (
                 who,
-                times if found.way.cost else numbers,
+                times if line.way.cost else numbers,
             ),
         }
-        if (found.way.exchange, found.way.direction) in _BITS:
+        if (line.way.exchange, line.way.direction) in _BITS:
             people["split_bits"] = who, times
         return Added(people, counts)
 
-    def _predicted(
-        self, found: Disclosure, peer: str, run: RunSum, who: Numbers, answered: Numbers | None
+    def _find_predicted(
+        self, line: Disclosure, peer: str, run: RunSum, who: Numbers, answered: Numbers | None
     ) -> tuple[Numbers, Numbers]:
-        """Returns who is predicted with a bundle that tells of ``who``, and how often.
-        ``answered``: see ``_Told``.
+        """Returns the people that a bundle about ``who`` predicts, and how often.
+        ``answered``: see ``_Mention``.
         """
         if answered is None:
             # Once in a run.
             fresh = who[self.vector(peer, _LAST)[who] != run.number]
             return fresh, np.ones(len(fresh), np.int64)
         # Once in an answer; in a scoring of several questions, in the first one's.
-        return (who, answered) if found.batch == 0 else (who[:0], answered[:0])
+        return (who, answered) if line.batch == 0 else (who[:0], answered[:0])
 
-    def _told(self, found: Disclosure, table: Numbers, beside: int) -> _Told:
-        """Returns of whom a bundle tells. ``beside``: a person of the run, -1 if there is none
-        yet.
+    def _get_mention(self, line: Disclosure, table: Numbers, neighbor: int) -> _Mention:
+        """Returns the rows and people of a bundle. ``neighbor``: a person of the run, -1 if none
+        is known yet.
         """
-        key = found.people, found.about, beside
-        # Of each receiver, and once before it leaves and once when it is read.
-        if key == self._last_told[0]:
-            return self._last_told[1]
-        if (tagged := found.tags) is not None:
-            told = self._told_by_tags(*tagged, beside)
+        key = line.people, line.about, neighbor
+        # Each receiver asks, once before the bundle leaves and once when its line is read.
+        if key == self._last_mention[0]:
+            return self._last_mention[1]
+        if (tagged := line.tags) is not None:
+            mention = self._get_mention_by_tags(*tagged, neighbor)
         else:
-            rows = found.rows if found.people else np.empty(0, np.int64)
-            if (rows[1:] > rows[:-1]).all() and found.people in self.persons.apart:
+            rows = line.rows if line.people else np.empty(0, np.int64)
+            if (rows[1:] > rows[:-1]).all() and line.people in self.persons.apart:
                 who, times = table[rows], np.ones(len(rows), np.int64)
             else:
                 who, times = np.unique(table[rows], return_counts=True)
-            told = _Told(len(rows), who, times)
-        self._last_told = key, told
-        return told
+            mention = _Mention(len(rows), who, times)
+        self._last_mention = key, mention
+        return mention
 
-    def _told_by_tags(self, tags: npt.NDArray[np.void], often: Numbers, beside: int) -> _Told:
-        who = self.persons.met(tags, beside)
+    def _get_mention_by_tags(
+        self, tags: npt.NDArray[np.void], often: Numbers, neighbor: int
+    ) -> _Mention:
+        who = self.persons.met(tags, neighbor)
         rows = int(often.sum())
         if len(who) == 1:
-            return _Told(rows, who, often, np.ones(1, np.int64))
+            return _Mention(rows, who, often, np.ones(1, np.int64))
         who, at, answered = np.unique(who, return_inverse=True, return_counts=True)
         times = np.bincount(at.reshape(-1), often, len(who)).astype(np.int64)
-        return _Told(rows, who, times, answered)
+        return _Mention(rows, who, times, answered)
 
     def vector(self, peer: str, what: str) -> Numbers:
         """Returns the sums of all people, [P]."""
-        found, count = self.of.get((peer, what)), len(self.persons)
-        if found is None or len(found) < count:
+        sums, count = self.of.get((peer, what)), len(self.persons)
+        if sums is None or len(sums) < count:
             # People come one by one while a model serves.
-            room = count if found is None else count + count // 8
-            grown = np.full(room, -1 if what == _LAST else 0, np.int64)
-            if found is not None:
-                grown[: len(found)] = found
-            found = self.of[peer, what] = grown
-        return found[:count]
+            room = count if sums is None else count + count // 8
+            resized = np.full(room, -1 if what == _LAST else 0, np.int64)
+            if sums is not None:
+                resized[: len(sums)] = sums
+            sums = self.of[peer, what] = resized
+        return sums[:count]
 
     def total(self, peer: str, data_set: int) -> Counter[str]:
         """Returns the sums of a data set's runs."""
@@ -247,34 +249,34 @@ class Sums:
 
     @property
     def peers(self) -> list[str]:
-        """Who has got anything."""
+        """The peers that have received anything."""
         return list(dict.fromkeys(peer for peer, _ in self.runs))
 
     def data_set(self, person: int) -> int:
-        """Returns the data set of a person; -1 of nobody."""
+        """Returns the data set of a person; -1 for nobody."""
         return int(self.persons.sets[person]) if person >= 0 else -1
 
-    def _run(self, peer: str, found: Disclosure | Private) -> RunSum:
-        name = found.run if isinstance(found, Private) else found.way.run
+    def _run(self, peer: str, line: Disclosure | Private) -> RunSum:
+        name = line.run if isinstance(line, Private) else line.way.run
         run = self.runs.get((peer, name))
         if run is None:
             number = self._numbers.setdefault(name, len(self._numbers))
-            job = "train" if isinstance(found, Private) else found.way.job
+            job = "train" if isinstance(line, Private) else line.way.job
             run = self.runs[peer, name] = RunSum(number, job)
         if run.person < 0:
-            run.person = self._somebody(found)
+            run.person = self._find_person(line)
             if run.person >= 0:
                 # What it had before was nobody's.
                 self._of_merge = -1
         return run
 
-    def _somebody(self, found: Disclosure | Private) -> int:
-        """Returns one of the people whose data a line tells of, -1 if there is none."""
-        tagged = found.tags if isinstance(found, Disclosure) else None
+    def _find_person(self, line: Disclosure | Private) -> int:
+        """Returns one of the people whose data a line is about, -1 if there is none."""
+        tagged = line.tags if isinstance(line, Disclosure) else None
         if tagged is not None:
             table = self.persons.met(tagged[0], -1)
         else:
-            table = self.persons.of(found.people) if found.people else np.empty(0, np.int64)
+            table = self.persons.of(line.people) if line.people else np.empty(0, np.int64)
         return int(table[0]) if len(table) else -1
 
     def _count(self, peer: str, person: int, counts: dict[str, int]) -> None:
@@ -289,14 +291,14 @@ def worst(costs: list[tuple[Mechanism, Numbers]], delta: float) -> float:
     """
     if not costs or not len(costs[0][1]):
         return 0.0
-    of = tuple(each for each, _ in costs)
+    mechanisms = tuple(mechanism for mechanism, _ in costs)
     uses = np.stack([times for _, times in costs], axis=1)
-    most = uses.max(axis=0)
+    maximum = uses.max(axis=0)
     # Mostly somebody has the most of each, and is the worst.
-    uses = most[None] if (uses == most).all(axis=1).any() else np.unique(uses, axis=0)
-    return max(_epsilon(of, tuple(each), delta) for each in uses.tolist())
+    uses = maximum[None] if (uses == maximum).all(axis=1).any() else np.unique(uses, axis=0)
+    return max(_epsilon(mechanisms, tuple(row), delta) for row in uses.tolist())
 
 
 @lru_cache(maxsize=4096)
-def _epsilon(of: tuple[Mechanism, ...], times: tuple[int, ...], delta: float) -> float:
-    return composed(zip(of, times, strict=True), delta)
+def _epsilon(mechanisms: tuple[Mechanism, ...], times: tuple[int, ...], delta: float) -> float:
+    return composed(zip(mechanisms, times, strict=True), delta)

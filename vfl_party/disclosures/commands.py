@@ -19,10 +19,10 @@ _PARTY = click.argument("party", type=click.Path(path_type=Path))
 
 @click.group(epilog=EXIT_CODES, context_settings=NAMES)
 def disclosures() -> None:
-    """Show what has left this party, check its record, and sign a statement about a run.
+    """Show, check and sign what has left this party.
 
     Every bundle of numbers is written into the party's record before it is sent: .record-NAME
-    beside the runs, or record.folder of the party file.
+    in the folder of the runs, or record.folder of the party file.
     """
 
 
@@ -31,20 +31,22 @@ def disclosures() -> None:
 @click.option(
     "--run",
     metavar="RUN",
-    help="Only what left in this run: its id, or latest, or production (see vfl models).",
+    help="Show only this run: its id, latest, or production.",
 )
-@click.option("--peer", metavar="NAME", help="Only what this party, or the server, got.")
-@click.option("--phase", metavar="PHASE", help="Only what left in this phase.")
-@click.option("--kind", metavar="KIND", help="Only bundles of this kind: embedding, gradient, …")
+@click.option("--peer", metavar="NAME", help="Show only what this party, or the server, received.")
+@click.option("--phase", metavar="PHASE", help="Show only what left in this phase.")
+@click.option("--kind", metavar="KIND", help="Show only this kind: embedding, gradient, …")
 @click.option(
     "--id",
     "cells",
     multiple=True,
     metavar="ID",
-    help="Only what tells of the person with this id; of several id columns give each, in order.",
+    help="Show only bundles about this id; repeat for several id columns.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON lines, one for each sum.")
-@click.option("--each", is_flag=True, help="With --json: a line for each bundle instead of sums.")
+@click.option(
+    "--each", "per_bundle", is_flag=True, help="With --json, write a line for each bundle."
+)
 def show(
     party: Path,
     run: str | None,
@@ -53,7 +55,7 @@ def show(
     kind: str | None,
     cells: tuple[str, ...],
     as_json: bool,
-    each: bool,
+    per_bundle: bool,
 ) -> None:
     """Show what has left, by run, receiver and exchange.
 
@@ -76,20 +78,20 @@ def show(
     from vfl_party.record.history import RecordHistory, summed
     from vfl_party.record.verify import require
 
-    if each and not as_json:
-        raise InputError(Code.CONFIG_INVALID, "--each: is for JSON lines; give --json, too")
+    if per_bundle and not as_json:
+        raise InputError(Code.CONFIG_INVALID, "--each: needs JSON lines. Add --json.")
     files = _files(party)
     run = _run_meant(files, run) if run is not None else None
     history = RecordHistory(_folder(files))
     history.check_known(run=run, peer=peer, phase=phase, kind=kind)
-    found = history.disclosures(run=run, peer=peer, phase=phase, kind=kind)
+    bundles = history.disclosures(run=run, peer=peer, phase=phase, kind=kind)
     if cells:
-        found = history.about(_spellings(files, cells), found)
-    if each:
-        for bundle in found:
+        bundles = history.about(_spellings(files, cells), bundles)
+    if per_bundle:
+        for bundle in bundles:
             click.echo(to_json(bundle.fields, compact=True))
     else:
-        sums = {key: one for key, one in summed(found).items() if peer in (None, key[1])}
+        sums = {key: one for key, one in summed(bundles).items() if peer in (None, key[1])}
         for line in json_lines(sums) if as_json else table(sums, of_person=bool(cells)):
             click.echo(line)
     require(_folder(files), files.keyring.current())
@@ -126,8 +128,9 @@ def verify(
     statement_: Path | None,
     copy: tuple[Path, Path] | None,
 ) -> None:
-    """Check this party's record against all heads that it and its peers have signed.
+    """Check this party's record against all signed heads.
 
+    They are those that this party and its peers have signed.
     A line that was altered, dropped, moved or cut off ends with exit code 2, and one sentence for
     each head that does not fit. So do signed heads that are missing. A record that was rewritten as
     a whole, with its heads, is found by the peers: they hold the old heads, and ask at the next
@@ -137,7 +140,7 @@ def verify(
     roots of the same lines, fewer lines at a later time, or a proof between them that PEER has
     signed and that does not hold. Otherwise it says "not shown", and ends with exit code 2.
     """
-    from vfl_party.disclosures.statement import opened
+    from vfl_party.disclosures.statement import open_statement
     from vfl_party.record.evidence import evidence as shown
     from vfl_party.record.verify import verify as look
 
@@ -147,34 +150,37 @@ def verify(
         click.echo(shown(evidence[1], str(evidence[0]), credentials))
         return
     if statement_ is not None:
-        said, by = opened(statement_, credentials)
-        click.echo(f"{statement_}: {by} has signed it, for run {said['predicate']['run']}")
+        document, by = open_statement(statement_, credentials)
+        click.echo(f"{statement_}: {by} has signed it, for run {document['predicate']['run']}")
         return
     folder, owner = (copy[1], str(copy[0])) if copy is not None else (_folder(files), files.name)
-    found = look(folder, credentials, owner)
-    click.echo(f"{count(found.lines, 'line')}, {count(found.heads, 'signed head')}")
-    for name, lines in found.signers.items():
+    check = look(folder, credentials, owner)
+    click.echo(f"{count(check.lines, 'line')}, {count(check.heads, 'signed head')}")
+    for name, lines in check.signers.items():
         click.echo(f"{name} has signed the first {count(lines, 'line')}")
-    if found.covered < found.lines:
-        click.echo(f"not signed yet: the last {count(found.lines - found.covered, 'line')}")
-    for name, records in found.records.items():
+    if check.covered < check.lines:
+        click.echo(f"not signed yet: the last {count(check.lines - check.covered, 'line')}")
+    for name, records in check.records.items():
         listing = ", ".join(records)
         click.echo(f"{name} has shown {len(records)} records, not one: {listing}; ask it why")
-    for problem in found.wrong:
+    for problem in check.wrong:
         click.echo(f"wrong: {problem}")
-    if found.wrong:
-        text = f"{folder}: the record is not as it was signed"
-        raise InputError(Code.FILE_INVALID, f"{text}; restore it from a copy")
+    if check.wrong:
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder}: the record is not as it was signed. Restore it from a copy.",
+        )
 
 
 @disclosures.command(epilog=EXIT_CODES)
 @_PARTY
 @click.argument("out", type=click.Path(path_type=Path))
 def copy(party: Path, out: Path) -> None:
-    """Copy the record for an auditor, into a new folder OUT, without its key.
+    """Copy the record without its key, for an auditor.
 
-    The copy has the lines and the signed heads, which verify --copy checks at any party of the
-    federation. Nobody can look a person up in it: that takes the key, people.secret.
+    OUT is a new folder. The copy has the lines and the signed heads, which verify --copy checks at
+    any party of the federation. Nobody can look a person up in it: that takes the key,
+    people.secret.
     """
     from vfl_party.record.verify import copy as copied
 
@@ -188,37 +194,41 @@ def copy(party: Path, out: Path) -> None:
 @click.argument("run")
 @click.argument("out", type=click.Path(path_type=Path, dir_okay=False))
 def export(party: Path, run: str, out: Path) -> None:
-    """Write a signed statement of what left this party in the training RUN, into the file OUT. RUN
-    is the id of a run, or latest, or production (see vfl models).
+    """Sign a statement of what left in a training run.
+
+    RUN is the id of a run, or latest, or production (see vfl models). OUT is the file to write.
 
     It is a Statement of in-toto in an envelope of DSSE, signed with the key of the party's
     certificate. Its subject is the party's newest checkpoint of the run. It has no ids, and no
     numbers of rows. Nothing is signed if the record is not as it was signed.
     """
     from vfl_common.files import PLAIN_NAME, write_atomic
-    from vfl_party.disclosures.statement import sealed, statement
+    from vfl_party.disclosures.statement import seal, statement
     from vfl_party.record.verify import require
 
     files = _files(party)
     run = _run_meant(files, run)
     folder = Path(files.file.out) / run / files.name
     if not PLAIN_NAME.fullmatch(run):
-        raise InputError(Code.CONFIG_INVALID, f"{run!r} is no id of a run")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"RUN: is not the id of a run (got {run!r}). Choose one that `vfl models` lists.",
+        )
     facts = _facts(folder)
     require(_folder(files), files.keyring.current())
-    said = statement(_folder(files), folder, files.name, facts)
-    write_atomic(out, to_json(sealed(said, files.keyring.current())) + "\n")
-    click.echo(f"{out}: {len(said['predicate']['left'])} exchanges, signed by {files.name}")
+    document = statement(_folder(files), folder, files.name, facts)
+    write_atomic(out, to_json(seal(document, files.keyring.current())) + "\n")
+    click.echo(f"{out}: {len(document['predicate']['left'])} exchanges, signed by {files.name}")
 
 
 @disclosures.command(epilog=EXIT_CODES)
 @_PARTY
 @click.argument("peer")
 def accept(party: Path, peer: str) -> None:
-    """Take the next head of PEER's record, whatever it is.
+    """Accept the next head of PEER's record, whatever it is.
 
     Do this only if you know why the peer has a new record, such as a disk that it has lost. The
-    heads that were held stay in a file beside: they are the evidence.
+    previous heads stay in a file in the same folder: they are the evidence.
     """
     from vfl_party.record.heads import accept as set_aside
 
@@ -256,13 +266,13 @@ def _spellings(files: PartyFiles, cells: tuple[str, ...]) -> list[str]:
     from vfl_party.production.forget import person
 
     who = person(cells, files.data)
-    found = [who.matched(None), who.matched(files.recipe)]
+    spellings = [who.matched(None), who.matched(files.recipe)]
     for path in Path(files.file.out).glob(f"*/{files.name}/run.json"):
         try:
-            found.append(who.matched(RunFolder(path.parent, path.parent.parent.name).recipe()))
+            spellings.append(who.matched(RunFolder(path.parent, path.parent.parent.name).recipe()))
         except VflError:
             continue
-    return [*dict.fromkeys(each for each in found if each is not None)]
+    return [*dict.fromkeys(spelling for spelling in spellings if spelling is not None)]
 
 
 def _facts(folder: Path) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""A signed statement of what left a party in a run, for whoever gets the model: a Statement of
+"""A signed statement of what left a party in a run, for the receiver of the model: a Statement of
 in-toto in an envelope of DSSE.
 """
 
@@ -17,7 +17,7 @@ from vfl_party.record.history import RecordHistory, summed
 
 PAYLOAD = "application/vnd.in-toto+json"
 STATEMENT = "https://in-toto.io/Statement/v1"
-# Of our own; it is a name, and no page.
+# The type is our own; it is a name, not the address of a page.
 PREDICATE = "tag:vfl,2026:disclosures/v1"
 
 
@@ -33,19 +33,28 @@ def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict
     Raises InputError if the record knows no such run, or the run has no checkpoint.
     """
     run_id = run.parent.name
-    # What was told while the model served is another matter, and goes on.
+    # What a served model discloses goes on after training, so it is not part of the statement.
     left = RecordHistory(folder).disclosures(run=run_id)
-    sums = summed(each for each in left if each.way.job != "serve")
+    sums = summed(value for value in left if value.way.job != "serve")
     if not sums:
-        text = f"{folder}: the record knows no run {run_id}; vfl-party disclosures show lists them"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{folder}: the record has no run {run_id}. Choose one that `vfl-party disclosures "
+            "show` lists.",
+        )
     checkpoints = sorted((run / "checkpoints").glob("[0-9]*.safetensors"))
     if not checkpoints:
-        text = f"{run}: has no checkpoint; give the folder of runs in which {name} was trained"
-        raise InputError(Code.FILE_INVALID, text)
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{run}: has no checkpoint. Give the folder of runs in which {name} was trained.",
+        )
     heads = signed(folder)
     lines = [
-        {"to": to, **{key: each for key, each in way.fields.items() if key != "run"}, **one.fields}
+        {
+            "to": to,
+            **{key: value for key, value in way.fields.items() if key != "run"},
+            **one.fields,
+        }
         for (_, to, way), one in sums.items()
     ]
     return {
@@ -68,27 +77,32 @@ def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict
     }
 
 
-def sealed(said: dict[str, Any], credentials: Credentials) -> dict[str, Any]:
+def seal(document: dict[str, Any], credentials: Credentials) -> dict[str, Any]:
     """Returns the envelope of a statement, signed with the party's key."""
-    return Envelope.sealed(PAYLOAD, said, credentials).value
+    return Envelope.sealed(PAYLOAD, document, credentials).value
 
 
-def opened(path: Path, credentials: Credentials) -> tuple[dict[str, Any], str]:
-    """Returns a statement from a file, and who has signed it: the name in the certificate.
+def open_statement(path: Path, credentials: Credentials) -> tuple[dict[str, Any], str]:
+    """Returns a statement from a file, and the name in the certificate that has signed it.
 
-    Raises InputError if the file is none, or the signature is not of a certificate of the CA.
+    Raises InputError if it is not a statement, or not signed with a certificate of the CA.
     """
     try:
         envelope = Envelope.read(json.loads(path.read_text(encoding="utf-8")), PAYLOAD)
-        said = envelope.said
-        party, _run = str(said["predicate"]["party"]), str(said["predicate"]["run"])
-        if said["predicateType"] != PREDICATE:
-            raise ValueError(said["predicateType"])
+        document = envelope.said
+        party, _run = str(document["predicate"]["party"]), str(document["predicate"]["run"])
+        if document["predicateType"] != PREDICATE:
+            raise ValueError(document["predicateType"])
     except OSError as error:
-        text = f"{path}: cannot be read ({error.strerror})"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be read ({error.strerror}). Check the path and its permissions.",
+        ) from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        text = f"{path}: is no statement of what left a party"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not a statement of what left a party. Give a file that `vfl-party "
+            "disclosures export` wrote.",
+        ) from None
     envelope.require_kept(path, party, credentials)
-    return said, party
+    return document, party

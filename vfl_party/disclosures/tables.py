@@ -27,8 +27,8 @@ _HEAD = (
 def json_lines(sums: Mapping[tuple[str, str, Way], Sum]) -> list[str]:
     """Returns a JSON object for each receiver and exchange of a run."""
     return [
-        to_json({"to": to, **way.fields, **each.fields}, compact=True)
-        for (_, to, way), each in sums.items()
+        to_json({"to": to, **way.fields, **total.fields}, compact=True)
+        for (_, to, way), total in sums.items()
     ]
 
 
@@ -38,8 +38,11 @@ def table(sums: Mapping[tuple[str, str, Way], Sum], *, of_person: bool = False) 
     no tensor. ``of_person``: one was asked for, whose numbers have a column.
     """
     if not sums:
-        nobody = " about this person, but for masked ids if the table was aligned by psi"
-        return ["nothing has left" + (nobody if of_person else "")]
+        return [
+            "nothing has left about this person, except masked ids if the table was aligned by psi"
+            if of_person
+            else "nothing has left"
+        ]
     rows = [
         (
             run,
@@ -47,14 +50,14 @@ def table(sums: Mapping[tuple[str, str, Way], Sum], *, of_person: bool = False) 
             way.phase,
             way.exchange,
             way.kind,
-            f"{each.bundles:,}",
-            f"{each.people:,}",
-            f"{each.numbers:,}",
-            "" if each.of_person is None else f"{each.of_person:,}",
-            f"{each.message_bytes:,}",
+            f"{total.bundles:,}",
+            f"{total.people:,}",
+            f"{total.numbers:,}",
+            "" if total.of_person is None else f"{total.of_person:,}",
+            f"{total.message_bytes:,}",
             "; ".join(part for part in (way.chain, way.how) if part),
         )
-        for (run, to, way), each in sums.items()
+        for (run, to, way), total in sums.items()
     ]
-    kept = [place for place, name in enumerate(_HEAD) if of_person or name != "of the person"]
-    return aligned(([row[place] for place in kept] for row in (_HEAD, *rows)), _NUMBERS)
+    columns = [place for place, name in enumerate(_HEAD) if of_person or name != "of the person"]
+    return aligned(([row[place] for place in columns] for row in (_HEAD, *rows)), _NUMBERS)

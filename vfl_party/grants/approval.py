@@ -29,7 +29,7 @@ from vfl_party.policy.meeting import Proposed
 PREDICT, SERVE = "predict", "serve"
 # A grant that was revoked ends what runs within this time.
 _LOOK_S = 1.0
-_SIGN = "vfl-party approve PARTY shows what would leave, and signs one"
+_SIGN = "Sign one with `vfl-party approve PARTY`, which shows what would leave."
 
 
 def needs_grants(file: PartyFile) -> bool:
@@ -38,14 +38,16 @@ def needs_grants(file: PartyFile) -> bool:
 
 
 def store_of(file: PartyFile) -> GrantStore:
-    """Opens a party's grants, beside its record. Raises InputError."""
+    """Opens a party's grants, in the folder of its record. Raises InputError."""
     return GrantStore(folder_of(Path(file.record.folder or file.out), file.name), file.name)
 
 
 def receivers(files: PartyFiles) -> list[str]:
-    """Returns who gets something of a party: the server, and the parties that it exchanges with."""
+    """Returns the receivers of a party: the server, and the parties that it exchanges with."""
     recipe = files.recipe
-    others = [each.name for each in recipe.passives] if files.is_active else [recipe.active.name]
+    others = (
+        [passive.name for passive in recipe.passives] if files.is_active else [recipe.active.name]
+    )
     return [recipe.server, *others]
 
 
@@ -59,24 +61,25 @@ class Approval:
 
     Args:
         store: the party's grants.
-        kept: the grant.
+        grant: the grant, with its envelope.
         asked: what is done.
     """
 
-    def __init__(self, store: GrantStore, kept: KeptGrant, asked: Asked) -> None:
-        self._store, self.kept, self._asked = store, kept, asked
+    def __init__(self, store: GrantStore, grant: KeptGrant, asked: Asked) -> None:
+        self._store, self.kept, self._asked = store, grant, asked
         self._looked_s, self.closed = 0.0, False
-        # What this program has begun, or goes on with.
+        # Runs that this program has begun, or resumes.
         self._begun = {asked.run}
 
     @property
     def grant(self) -> Grant:
+        """The grant, without its envelope."""
         return self.kept.grant
 
     def why_over(self) -> str:
         """Returns why the grant has ended, in one sentence; '' if it has not. Raises InputError."""
         why = over(self.grant, self._store.uses(self.grant.grant), time.time())
-        return f"the grant {self.grant.grant} of {self._store.name} {why}; {_SIGN}" if why else ""
+        return f"the grant {self.grant.grant} of {self._store.name} {why}. {_SIGN}" if why else ""
 
     def goes_on(self) -> None:
         """Looks, at most once a second, whether the grant still holds. Raises InputError (REFUSED)
@@ -101,7 +104,7 @@ class Approval:
             # Another program of this party was faster.
             why = f"allows {count(self.grant.runs, 'run')}, and as many were begun"
         if why:
-            raise _refused(self._store.name, self.grant, why)
+            raise _refuse(self._store.name, self.grant, why)
         self._begun.add(run)
 
     def takes(self, run: str, rows: int) -> None:
@@ -128,7 +131,7 @@ class Approval:
         uses = self._store.uses(self.grant.grant)
         left = count(max(0, self.grant.predictions - uses.predictions), "predicted row")
         why = over(self.grant, uses, time.time())
-        return _refused(
+        return _refuse(
             self._store.name, self.grant, why or f"has {left} left, which is too few for {rows:,}"
         )
 
@@ -145,7 +148,7 @@ def to_train(files: PartyFiles, opened: Opened, resume: RunFolder | None) -> App
     """
     if not needs_grants(files.file):
         return None
-    with _kept_if_found(files) as store:
+    with _open_store(files) as store:
         asked = Asked(
             files.recipe.digest(),
             _pinned(files, receivers(files)),
@@ -153,7 +156,7 @@ def to_train(files: PartyFiles, opened: Opened, resume: RunFolder | None) -> App
             table=digests(opened, store.secret),
             run=resume.run_id if resume is not None else "",
         )
-        return _found(store, files, asked)
+        return _find(store, files, asked)
 
 
 def to_predict(files: PartyFiles, digest: str, phase: str) -> Approval | None:
@@ -169,14 +172,17 @@ def to_predict(files: PartyFiles, digest: str, phase: str) -> Approval | None:
     if not needs_grants(files.file):
         return None
     if phase == SERVE and files.file.serve.cache_s and not files.is_active:
-        text = "serve.cache_s: an embedding that the active party keeps is not counted against a"
-        raise InputError(Code.CONFIG_INVALID, f"{text} grant; set cache_s = 0")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "serve.cache_s: an embedding that the active party keeps is not counted against a "
+            f"grant (got {files.file.serve.cache_s:g}). Set cache_s = 0.",
+        )
     names = receivers(files)
     if phase == SERVE:
         names.remove(files.recipe.server)
     asked = Asked(digest, _pinned(files, names), (phase,), trains=False)
-    with _kept_if_found(files) as store:
-        return _found(store, files, asked)
+    with _open_store(files) as store:
+        return _find(store, files, asked)
 
 
 def trained_digest(folder: Path) -> str:
@@ -207,7 +213,7 @@ class GrantGuard:
         self._approval: Approval | None = None
         self._others: Mapping[str, KeptGrant] = {}
         self._run = ""
-        # What this program has begun, or goes on with.
+        # Runs that this program has begun, or resumes.
         self._begun = {resume.run_id} if resume is not None else set[str]()
         # The ids that are counted as predicted in the run.
         self._predicted: set[str] = set()
@@ -224,9 +230,9 @@ class GrantGuard:
         """Returns the grant for all parties; None if this party needs none."""
         if self._approval is None:
             return None
-        return peers.shown(self._approval.kept, self._files.keyring.current())
+        return peers.present(self._approval.kept, self._files.keyring.current())
 
-    def met(self, run_id: str, shown: Mapping[str, Any]) -> None:
+    def met(self, run_id: str, tables: Mapping[str, Any]) -> None:
         """Checks the grants that the others show. Raises PeerError at the first that does not
         fit.
         """
@@ -235,38 +241,38 @@ class GrantGuard:
         goes_on = run_id in self._begun
         joined = peers.Joined(self._digest, run_id, self._trains, goes_on)
         credentials = self._files.keyring.current()
-        with self._store(shown) as store:
-            seen = store.shown_in if store is not None else _never
-            self._others = peers.checked(shown, joined, credentials, seen)
+        with self._store(tables) as store:
+            seen = store.shown_in if store is not None else _get_no_runs
+            self._others = peers.check_grants(tables, joined, credentials, seen)
         self._begun.add(run_id)
 
     def begins(self, folder: RunFolder) -> list[str]:
         """Counts the run, before anything of it leaves. Returns a sentence for the grant of each
         party. Raises InputError (REFUSED).
         """
-        kept = dict(self._others)
+        grants = dict(self._others)
         if self._approval is not None:
             self._approval.begins(folder.run_id)
-            kept[self._files.name] = self._approval.kept
-        if kept:
+            grants[self._files.name] = self._approval.kept
+        if grants:
             # What `vfl-party grants --verify` compares.
             folder.note(grants_for=self._digest)
         return [
-            f"{party} has allowed {each.grant} (grant {each.grant.grant})"
-            for party, each in kept.items()
+            f"{party} has allowed {grant.grant} (grant {grant.grant.grant})"
+            for party, grant in grants.items()
         ]
 
     def aligned(self, ids: Sequence[str]) -> None:
         """Counts what is used, once it is known which rows all hold: nothing of them has left yet.
         Raises InputError (REFUSED) if the grant does not allow as many predictions.
 
-        A run that begins again may be one of other rows: peers choose theirs.
+        A run that begins again may have other rows: peers choose theirs.
         """
         with self._store(self._others) as store:
             if store is not None and self._trains:
                 # Only now they take part in the run for certain.
-                for each in self._others.values():
-                    store.see(each.grant, self._run)
+                for grant in self._others.values():
+                    store.see(grant.grant, self._run)
         if self._approval is not None and not self._trains:
             new = set(ids) - self._predicted
             self._approval.takes(self._run, len(new))
@@ -278,11 +284,11 @@ class GrantGuard:
             self._approval.goes_on()
 
     @contextlib.contextmanager
-    def _store(self, shown: Mapping[str, Any]) -> Iterator[GrantStore | None]:
+    def _store(self, tables: Mapping[str, Any]) -> Iterator[GrantStore | None]:
         """Yields the store, to count what peers show; None if they show nothing: then none is made
         for a party that needs no grants itself.
         """
-        if not any(words for party, words in shown.items() if party != self._files.name):
+        if not any(words for party, words in tables.items() if party != self._files.name):
             yield None
             return
         store = store_of(self._files.file)
@@ -292,7 +298,7 @@ class GrantGuard:
             store.close()
 
 
-def _never(_party: str, _grant: str) -> frozenset[str]:
+def _get_no_runs(_party: str, _grant: str) -> frozenset[str]:
     return frozenset()
 
 
@@ -301,7 +307,7 @@ def _pinned(files: PartyFiles, names: Sequence[str]) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _kept_if_found(files: PartyFiles) -> Iterator[GrantStore]:
+def _open_store(files: PartyFiles) -> Iterator[GrantStore]:
     """Yields the party's grants; closes them if the block fails."""
     store = store_of(files.file)
     try:
@@ -311,24 +317,28 @@ def _kept_if_found(files: PartyFiles) -> Iterator[GrantStore]:
         raise
 
 
-def _found(store: GrantStore, files: PartyFiles, asked: Asked) -> Approval:
+def _find(store: GrantStore, files: PartyFiles, asked: Asked) -> Approval:
     """Returns the newest grant that fits, first of all the one of the run that is resumed."""
-    known = [(each, store.uses(each.grant.grant)) for each in store.all(files.keyring.current())]
-    known.sort(key=lambda each: asked.run not in each[1].runs)
+    known = [(grant, store.uses(grant.grant.grant)) for grant in store.all(files.keyring.current())]
+    known.sort(key=lambda grant: asked.run not in grant[1].runs)
     now_s, last = time.time(), None
-    for each, uses in known:
-        why = misfit(each.grant, asked, uses, now_s)
+    for grant, uses in known:
+        why = misfit(grant.grant, asked, uses, now_s)
         if not why:
-            return Approval(store, each, asked)
-        if last is None and each.grant.digest == asked.digest:
-            last = each.grant, why
+            return Approval(store, grant, asked)
+        if last is None and grant.grant.digest == asked.digest:
+            last = grant.grant, why
     if last is not None:
-        raise _refused(store.name, *last)
-    text = f"{store.name} has signed no grant for recipe {files.recipe.name}"
-    text = f'policy.approval is "each", and {text} with digest {asked.digest}'
-    raise InputError(Code.REFUSED, f"{text}; {_SIGN}")
+        raise _refuse(store.name, *last)
+    raise InputError(
+        Code.REFUSED,
+        f'policy.approval is "each", and {store.name} has signed no grant for recipe '
+        f"{files.recipe.name} with digest {asked.digest}. {_SIGN}",
+    )
 
 
-def _refused(name: str, grant: Grant, why: str) -> InputError:
-    text = f'policy.approval is "each", and the grant {grant.grant} of {name} {why}'
-    return InputError(Code.REFUSED, f"{text}; {_SIGN}")
+def _refuse(name: str, grant: Grant, why: str) -> InputError:
+    return InputError(
+        Code.REFUSED,
+        f'policy.approval is "each", and the grant {grant.grant} of {name} {why}. {_SIGN}',
+    )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vfl_party.grants.grant import Grant
     from vfl_party.grants.store import Uses
 
-# Of a grant that does not say until when.
+# Days that a grant is valid without --until.
 _DAYS = 30
 _PARTY = click.argument("party", type=click.Path(path_type=Path))
 
@@ -32,28 +32,28 @@ _PARTY = click.argument("party", type=click.Path(path_type=Path))
 @click.option(
     "--recipe",
     type=click.Path(path_type=Path),
-    help="The recipe to allow, or recipe.json of a trained run; replaces the party file's.",
+    help="Allow this recipe, or recipe.json of a run, instead of the party file's.",
 )
 @click.option(
     "--runs",
     type=click.IntRange(0, 10_000),
     default=1,
     show_default=True,
-    help="How many runs may be trained.",
+    help="Set how many runs may be trained.",
 )
 @click.option(
     "--until",
     type=click.DateTime(["%Y-%m-%d"]),
-    help=f"The last day of the grant, in UTC.  [default: in {_DAYS} days]",
+    help=f"Set the last day of the grant, in UTC.  [default: in {_DAYS} days]",
 )
 @click.option(
     "--predictions",
     type=click.IntRange(0, 1_000_000_000),
     default=0,
     show_default=True,
-    help="How many rows may be predicted, jointly or by serving.",
+    help="Set how many rows may be predicted, jointly or by serving.",
 )
-@click.option("--purpose", default="", help="What it is for, in words that the others read, too.")
+@click.option("--purpose", default="", help="State a purpose, which the others read, too.")
 @click.option("--yes", is_flag=True, help="Sign without asking.")
 @click.pass_context
 def approve(
@@ -66,12 +66,12 @@ def approve(
     purpose: str,
     yes: bool,
 ) -> None:
-    """Show what a recipe would send from the party of the file PARTY, and sign a grant for it.
+    """Show what a recipe would send, and sign a grant for it.
 
-    With policy.approval = "each" in the party file nothing is trained, predicted or served without
-    a grant that fits: the same recipe, table and keys of the others. The others get the grant,
-    check it, and keep it with the run. Its digests of the table's columns and ids have a key that
-    never leaves this party. Nothing is sent by this command.
+    PARTY is the party's file. With policy.approval = "each" in it nothing is trained, predicted or
+    served without a grant that fits: the same recipe, table and keys of the others. The others
+    receive the grant, check it, and keep it with the run. Its digests of the table's columns and
+    ids have a key that never leaves this party. Nothing is sent by this command.
 
     \b
     Examples:
@@ -81,26 +81,29 @@ def approve(
     from vfl_common.config.recipe import naming
     from vfl_party.assembly.files import read_files
     from vfl_party.grants.approval import needs_grants, store_of
-    from vfl_party.grants.shown import described, look
+    from vfl_party.grants.shown import describe, look
 
     if not runs and not predictions:
-        text = "--runs 0: allows nothing; give a number of runs, or --predictions"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID, "--runs 0: allows nothing. Set a number of runs, or --predictions."
+        )
     files = read_files(party, recipe=_recipe(recipe) if recipe is not None else None)
     _require_pins(party, files)
     with naming(recipe if recipe is not None else Path(files.file.recipe)):
-        opened, found = look(files, runs, predictions)
+        opened, outlook = look(files, runs, predictions)
     store = ctx.with_resource(closing(store_of(files.file)))
     facts = {"runs": runs, "predictions": predictions, "purpose": purpose}
-    grant = _made(files, opened, store.secret, _last_day(until), facts)
-    for line in described(grant, files, found):
+    grant = _make(files, opened, store.secret, _last_day(until), facts)
+    for line in describe(grant, files, outlook):
         click.echo(line)
     if not needs_grants(files.file):
         click.echo(f'note: {party} does not ask for grants; set policy = {{ approval = "each" }}')
     if not yes:
         if not _is_asked():
-            text = "approve: nobody can be asked here; give --yes to sign what is shown"
-            raise InputError(Code.CONFIG_INVALID, text)
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "approve: nobody can be asked here. Add --yes to sign what is shown.",
+            )
         if not click.confirm("sign it?"):
             click.echo("nothing is signed")
             return
@@ -113,18 +116,19 @@ def approve(
 @click.option("--json", "as_json", is_flag=True, help="Write a JSON line for each grant.")
 @click.option(
     "--verify",
-    "kept",
+    "path",
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Check a file with a grant of any party, or the folder of a run with all of them.",
+    help="Check a file with a grant, or all grants in a run's folder.",
 )
 @click.pass_context
-def grants(ctx: click.Context, party: Path, as_json: bool, kept: Path | None) -> None:
-    """List the grants of the party of the file PARTY, with what is left of each.
+def grants(ctx: click.Context, party: Path, as_json: bool, path: Path | None) -> None:
+    """List a party's grants, with what is left of each.
 
-    With --verify it shows who has allowed a run: the grants that all parties showed at its start
-    are in shown.json of the run's folder, RUN/NAME. Each is checked against the CA, and against the
-    run's recipe. One that does not hold ends with exit code 2.
+    PARTY is the party's file. With --verify it shows which parties have allowed a run: the grants
+    that all parties showed at its start are in shown.json of the run's folder, RUN/NAME. Each is
+    checked against the CA, and against the run's recipe. An invalid one
+    ends with exit code 2.
 
     \b
     Examples:
@@ -135,17 +139,17 @@ def grants(ctx: click.Context, party: Path, as_json: bool, kept: Path | None) ->
     from vfl_party.grants.approval import store_of
 
     files = read_files(party)
-    if kept is not None:
-        for grant in _verified(kept, files):
-            _say(grant, as_json=as_json)
+    if path is not None:
+        for grant in _verify(path, files):
+            _print(grant, as_json=as_json)
         return
     store = ctx.with_resource(closing(store_of(files.file)))
     lines = []
-    for each in store.all(files.keyring.current()):
-        uses = store.uses(each.grant.grant)
+    for signed in store.all(files.keyring.current()):
+        uses = store.uses(signed.grant.grant)
         if as_json:
-            click.echo(to_json(_fields(each.grant, uses), compact=True))
-        lines.append(_cells(each.grant, uses))
+            click.echo(to_json(_fields(signed.grant, uses), compact=True))
+        lines.append(_cells(signed.grant, uses))
     if as_json:
         return
     if not lines:
@@ -159,11 +163,12 @@ def grants(ctx: click.Context, party: Path, as_json: bool, kept: Path | None) ->
 @click.command(epilog=EXIT_CODES)
 @_PARTY
 @click.argument("grant")
-@click.option("--why", default="", help="The reason, which is kept with it.")
+@click.option("--why", default="", help="State the reason, which is kept with the grant.")
 @click.pass_context
 def revoke(ctx: click.Context, party: Path, grant: str, why: str) -> None:
-    """End a grant of the party of the file PARTY for good. GRANT is its id, or the beginning of it.
+    """End a grant for good.
 
+    PARTY is the party's file, GRANT the id of the grant, or the beginning of it.
     A program that trains or serves with it stops within seconds; what has left stays where it is.
 
     \b
@@ -174,10 +179,10 @@ def revoke(ctx: click.Context, party: Path, grant: str, why: str) -> None:
 
     files = read_files(party)
     store = ctx.with_resource(closing(store_of(files.file)))
-    found = store.find(grant, files.keyring.current()).grant
-    new = store.revoke(found.grant, clean(why))
-    said = "allows nothing any more" if new else "was revoked before"
-    click.echo(f"the grant {found.grant} of {found.party} {said}")
+    revoked = store.find(grant, files.keyring.current()).grant
+    new = store.revoke(revoked.grant, clean(why))
+    result = "allows nothing any more" if new else "was revoked before"
+    click.echo(f"the grant {revoked.grant} of {revoked.party} {result}")
 
 
 def _is_asked() -> bool:
@@ -202,9 +207,11 @@ def _require_pins(party: Path, files: PartyFiles) -> None:
 
     missing = [name for name in receivers(files) if name not in files.file.pins]
     if missing:
-        text = f"{party}: pins: a grant is for keys, and there is no pin of {listed(missing)}"
-        ways = "ask for the line that `vfl certs show` prints there, and set it"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; {ways}")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{party}: pins: a grant is for keys, and the pin of {listed(missing)} is missing. Ask "
+            "for the line that `vfl certs show` prints there, and set it.",
+        )
 
 
 def _last_day(until: datetime | None) -> str:
@@ -212,12 +219,13 @@ def _last_day(until: datetime | None) -> str:
     today = datetime.now(UTC).date()
     day = until.date() if until is not None else today + timedelta(days=_DAYS)
     if day < today:
-        text = f"--until {day}: this day is over; give a day to come"
-        raise InputError(Code.CONFIG_INVALID, text)
+        raise InputError(
+            Code.CONFIG_INVALID, f"--until {day}: this day is over. Set a day in the future."
+        )
     return day.isoformat()
 
 
-def _made(
+def _make(
     files: PartyFiles, opened: Any, secret: bytes, until: str, facts: dict[str, Any]
 ) -> Grant:
     from vfl_common.config.base import parse
@@ -273,7 +281,7 @@ def _fields(grant: Grant, uses: Uses) -> dict[str, Any]:
     }
 
 
-def _verified(path: Path, files: PartyFiles) -> list[Grant]:
+def _verify(path: Path, files: PartyFiles) -> list[Grant]:
     """Returns the grants in a file or in a run's folder. Raises InputError at the first that does
     not hold.
     """
@@ -287,34 +295,41 @@ def _verified(path: Path, files: PartyFiles) -> list[Grant]:
     facts = RunFolder(path, path.resolve().parent.name).facts()
     digest = facts.get("grants_for")
     if digest is None:
-        text = f"{path}: is no folder of a party in a run that needed grants; give RUN/NAME"
-        raise InputError(Code.FILE_INVALID, text)
-    found = []
-    for party, value in _shown(path / SHOWN).items():
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not a party's folder of a run that needed grants. Give RUN/NAME.",
+        )
+    grants_ = []
+    for party, value in _read_shown(path / SHOWN).items():
         grant = read_kept(value, path / SHOWN, credentials).grant
         if grant.digest != digest or grant.party != party:
-            text = f"{path / SHOWN}: {party} has shown a grant of {grant.party} for another recipe"
-            raise InputError(Code.FILE_INVALID, text)
-        found.append(grant)
-    return found
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path / SHOWN}: {party} has shown a grant of {grant.party} for another recipe. "
+                f"Ask {party} for the grant of this run.",
+            )
+        grants_.append(grant)
+    return grants_
 
 
-def _shown(path: Path) -> dict[str, Any]:
+def _read_shown(path: Path) -> dict[str, Any]:
     """Returns {party: its grant} of what all have shown when they joined. Raises InputError."""
     from vfl_party.grants.approval import GrantGuard
 
     try:
         tables = json.loads(path.read_text(encoding="utf-8"))
-        said = {party: table.get(GrantGuard.key) for party, table in sorted(tables.items())}
-        return {party: each["grant"] for party, each in said.items() if each}
+        values = {party: table.get(GrantGuard.key) for party, table in sorted(tables.items())}
+        return {party: value["grant"] for party, value in values.items() if value}
     except (OSError, ValueError, RecursionError, AttributeError, TypeError, KeyError):
-        text = f"{path}: cannot be read as what parties have shown; restore it"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: does not hold what the parties have shown. Restore it from a backup.",
+        ) from None
 
 
-def _say(grant: Grant, *, as_json: bool) -> None:
+def _print(grant: Grant, *, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(grant.model_dump(mode="json"), compact=True))
         return
-    said = f"{grant.party} has allowed {grant} (grant {grant.grant}, signed on {grant.signed_on})"
-    click.echo(clean(said, LINE))
+    line = f"{grant.party} has allowed {grant} (grant {grant.grant}, signed on {grant.signed_on})"
+    click.echo(clean(line, LINE))

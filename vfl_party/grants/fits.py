@@ -16,7 +16,7 @@ class Asked:
 
     Args:
         digest: of the recipe.
-        peers: {who gets something: the pin of the key}.
+        peers: {receiver: the pin of its key}.
         phases: what is run.
         trains: whether it trains; else it predicts.
         table: the digests of columns and ids; None for predictions, which are of other rows.
@@ -32,9 +32,7 @@ class Asked:
 
 
 def over(grant: Grant, uses: Uses, now_s: float) -> str:
-    """Returns why a grant allows nothing any more, '' if it does: it may have ended in the middle
-    of a run.
-    """
+    """Returns why a grant has ended, '' if it has not: it may end in the middle of a run."""
     if uses.revoked_s is not None:
         return f"was revoked{f' ({uses.why})' if uses.why else ''}"
     if now_s >= grant.ends_s:
@@ -48,14 +46,14 @@ def misfit(grant: Grant, asked: Asked, uses: Uses, now_s: float) -> str:
         return f"is for a recipe with digest {grant.digest}, and this is {asked.digest}"
     return (
         over(grant, uses, now_s)
-        or _of_table(grant, asked)
-        or _of_peers(grant, asked)
-        or _of_phases(grant, asked)
-        or _left(grant, asked, uses)
+        or _check_table(grant, asked)
+        or _check_peers(grant, asked)
+        or _check_phases(grant, asked)
+        or _check_uses(grant, asked, uses)
     )
 
 
-def _of_table(grant: Grant, asked: Asked) -> str:
+def _check_table(grant: Grant, asked: Asked) -> str:
     if asked.table is None:
         return ""
     columns, ids = asked.table
@@ -64,33 +62,33 @@ def _of_table(grant: Grant, asked: Asked) -> str:
     return "is for a table with other ids" if ids != grant.ids else ""
 
 
-def _of_peers(grant: Grant, asked: Asked) -> str:
+def _check_peers(grant: Grant, asked: Asked) -> str:
     for name, pin in asked.peers.items():
         allowed = grant.peers.get(name)
         if allowed is None:
-            return f"does not name {name}, who gets something"
+            return f"does not name {name}, which receives something"
         if allowed != pin:
             return f"is for the key {allowed[:23]} of {name}, and {pin[:23] or 'none'} is pinned"
     return ""
 
 
-def _of_phases(grant: Grant, asked: Asked) -> str:
-    more = [each for each in asked.phases if each not in grant.phases]
+def _check_phases(grant: Grant, asked: Asked) -> str:
+    more = [phase for phase in asked.phases if phase not in grant.phases]
     return f"does not allow the phase {more[0]}" if more else ""
 
 
-def _left(grant: Grant, asked: Asked, uses: Uses) -> str:
+def _check_uses(grant: Grant, asked: Asked, uses: Uses) -> str:
     if asked.trains:
         if asked.run in uses.runs or len(uses.runs) < grant.runs:
             return ""
-        return f"allows {count(grant.runs, 'run')}{_done(len(uses.runs), 'begun')}"
+        return f"allows {count(grant.runs, 'run')}{_render_uses(len(uses.runs), 'begun')}"
     if uses.predictions < grant.predictions:
         return ""
     rows = count(grant.predictions, "predicted row")
-    return f"allows {rows}{_done(uses.predictions, 'predicted')}"
+    return f"allows {rows}{_render_uses(uses.predictions, 'predicted')}"
 
 
-def _done(number: int, what: str) -> str:
+def _render_uses(number: int, what: str) -> str:
     if not number:
         return ""
     return f", and {number:,} {'was' if number == 1 else 'were'} {what}"

@@ -16,7 +16,7 @@ from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.envelope import Envelope
 from vfl_common.text import clean, count
 
-# Of our own; DSSE signs it with the grant, so that no other statement can be taken for one.
+# The type is our own; DSSE signs it with the grant, so that no other statement is taken for one.
 PAYLOAD = "application/vnd.vfl.grant+json"
 MOST_RUNS, MOST_PREDICTIONS, MOST_PURPOSE = 10_000, 1_000_000_000, 500
 _ID_BYTES = 6
@@ -47,11 +47,11 @@ class Grant(Section):
 
     Args:
         grant: its id.
-        party: who allows it.
+        party: the party that allows it.
         recipe, digest: the name of the recipe, and the SHA-256 of it.
         columns, ids: keyed digests of the names and kinds of the columns, and of the ids, of the
             party's table; only the party has the key.
-        peers: {who gets something: the pin of the key}.
+        peers: {receiver: the pin of its key}.
         phases: what may be run: those of the recipe, after alignment; ``predict``; ``serve``.
         purpose: in the words of the person who allows it.
         until: the last day, in UTC.
@@ -113,9 +113,9 @@ def signed(grant: Grant, credentials: Credentials) -> Envelope:
 
 def read(value: Any, where: str) -> tuple[Envelope, Grant]:
     """Reads a grant and its envelope; checks no signature. Raises InputError that names ``where``,
-    or ValueError if it is no envelope.
+    or ValueError if it is not an envelope.
     """
     envelope = Envelope.read(value, PAYLOAD)
-    said = envelope.said
+    fields = envelope.said
     # A list of JSON is what pydantic takes for a tuple.
-    return envelope, parse(Grant, said, where)
+    return envelope, parse(Grant, fields, where)

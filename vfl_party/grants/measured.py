@@ -45,10 +45,10 @@ class Measured:
     defences: tuple[str, ...] = ()
 
     def said_of(self, transforms: Sequence[str]) -> str:
-        """Returns the line for an exchange that passes ``transforms``, in words; of others than
-        those measured it says so first.
+        """Returns the line for an exchange that passes ``transforms``, in words; it begins with
+        those that were not measured.
         """
-        others = [each for each in transforms if not each.startswith(self.defences)]
+        others = [transform for transform in transforms if not transform.startswith(self.defences)]
         if not others:
             return self.line
         return f"nothing was measured with {listed(others)}; without it, {self.line}"
@@ -127,9 +127,10 @@ def measured(phase_kind: str, role: str, kind: str) -> Measured | None:
     """Returns what was measured of an exchange; None if nothing was."""
     return next(
         (
-            each
-            for each in MEASURED
-            if phase_kind in each.phases and (each.role, each.kind.label) == (role, kind)
+            measurement
+            for measurement in MEASURED
+            if phase_kind in measurement.phases
+            and (measurement.role, measurement.kind.label) == (role, kind)
         ),
         None,
     )

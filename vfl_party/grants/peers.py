@@ -1,8 +1,8 @@
 """What parties show each other of their grants when they join, and how it is checked.
 
 Each party checks the grants of all others: that the party has signed it with its key, for this
-recipe, for a day that is not over, and for the key of whoever checks it. A party that was shown a
-grant for as many runs as it allows takes it for no other.
+recipe, for a day that is not over, and for the key of the party that checks it. A party that has
+seen a grant used for as many runs as it allows accepts it for no further run.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ class Joined:
     goes_on: bool = False
 
 
-def shown(kept: KeptGrant, credentials: Credentials) -> dict[str, Any]:
+def present(grant: KeptGrant, credentials: Credentials) -> dict[str, Any]:
     """Returns what a party that needs a grant shows to all."""
-    envelope = kept.envelope
+    envelope = grant.envelope
     # The certificate may be a newer one of the same key.
     if pin_of(credentials.certificate) == envelope.keyid:
         envelope = replace(envelope, chain=chain_pem(credentials).decode())
     return {"approval": "each", "grant": envelope.value}
 
 
-def checked(
-    said: Mapping[str, Any],
+def check_grants(
+    tables: Mapping[str, Any],
     joined: Joined,
     credentials: Credentials,
     shown_in: Callable[[str, str], Collection[str]],
@@ -57,7 +57,7 @@ def checked(
     """Returns the grants that the other parties show, after all checks: {party: grant}.
 
     Args:
-        said: {party: what its ``shown`` gave; None if it needs no grant}.
+        tables: {party: what its ``present`` returned; None if it needs no grant}.
         joined: what is run.
         credentials: this party's.
         shown_in: (party, id of a grant) -> the runs for which the party has shown it.
@@ -66,24 +66,28 @@ def checked(
     Raises PeerError, in one sentence, at the first grant that does not fit.
     """
     now_s = time.time() if now_s is None else now_s
-    found = {}
-    for party, words in said.items():
+    grants_ = {}
+    for party, words in tables.items():
         if party == credentials.name or words is None or words == {}:
             continue
-        kept = _read(party, words, credentials)
-        if why := _misfit(party, kept.grant, joined, credentials, shown_in, now_s):
-            raise _refused(party, f"{_WHAT} of {party} {why}")
-        found[party] = kept
-    return found
+        grant = _read(party, words, credentials)
+        if why := _misfit(party, grant.grant, joined, credentials, shown_in, now_s):
+            raise _refuse(party, f"the grant of {party} {why}")
+        grants_[party] = grant
+    return grants_
 
 
 def _read(party: str, words: Any, credentials: Credentials) -> KeptGrant:
-    text = f"{_WHAT} of {party} cannot be read; run the same version of this program at all parties"
-    malformed = PeerError(Code.MALFORMED_MESSAGE, text, party=party)
+    malformed = PeerError(
+        Code.MALFORMED_MESSAGE,
+        f"the grant of {party} cannot be read. Run the same version of this program at all "
+        "parties.",
+        party=party,
+    )
     if not isinstance(words, dict):
         raise malformed
     if words.get("grant") is None:
-        raise _refused(party, f"{party} needs a grant for each run, and shows none")
+        raise _refuse(party, f"{party} needs a grant for each run, and shows none")
     try:
         envelope, grant = grants.read(words["grant"], _WHAT)
     except (InputError, ValueError):
@@ -122,6 +126,7 @@ def _misfit(
     return ""
 
 
-def _refused(party: str, text: str) -> PeerError:
-    ways = f"{party} signs another: vfl-party approve"
-    return PeerError(Code.REFUSED, f"{text}; {ways}", party=party)
+def _refuse(party: str, text: str) -> PeerError:
+    return PeerError(
+        Code.REFUSED, f"{text}. Ask {party} to sign another with `vfl-party approve`.", party=party
+    )

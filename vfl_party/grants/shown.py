@@ -28,10 +28,10 @@ from vfl_party.predict.prediction import predicted
 
 _HEAD = ("phase", "to", "kind", "people", "bundles", "bytes", "carries", "defences")
 _RIGHT = frozenset({"people", "bundles", "bytes"})
-# Between what one peer gets of a kind.
+# The separator of several things of a kind that one peer receives.
 _JOINED = "; "
 _PAGES = "docs/results"
-# What shapes call a number of rows, or of bits or points that are one for each row.
+# Names in shapes for a number of rows, or of bits or points with one for each row.
 _OF_ROWS = re.compile(r"\[(rows|own|packed|up|down|tags|bits)\b")
 
 
@@ -58,7 +58,7 @@ class Leaving:
         """The transforms that it passes, in words: the steps of its chains before the policy and
         the codec.
         """
-        chains = (each.split(ARROW)[:-2] for each in self.defences.split(_JOINED))
+        chains = (chain_text.split(ARROW)[:-2] for chain_text in self.defences.split(_JOINED))
         return tuple(dict.fromkeys(step for chain in chains for step in chain))
 
     @property
@@ -67,7 +67,7 @@ class Leaving:
         carries.
         """
         numbers = (self.people, self.bundles, self.payload_bytes)
-        known = ("?" if each is None else f"{each:,}" for each in numbers)
+        known = ("?" if number is None else f"{number:,}" for number in numbers)
         start: tuple[str, ...] = (self.phase, self.to, self.kind, *known)
         cells = (self.carries.split(_JOINED), self.defences.split(_JOINED))
         for ends in zip_longest(*cells, fillvalue=""):
@@ -98,7 +98,7 @@ class Outlook:
     @property
     def payload_bytes(self) -> int:
         """Of all that would leave in a run, as far as it is known."""
-        return sum(each.payload_bytes or 0 for each in self.leaves)
+        return sum(exchange.payload_bytes or 0 for exchange in self.leaves)
 
 
 def look(files: PartyFiles, runs: int = 1, predictions: int = 0) -> tuple[Opened, Outlook]:
@@ -108,25 +108,25 @@ def look(files: PartyFiles, runs: int = 1, predictions: int = 0) -> tuple[Opened
     """
     opened = files.open()
     made = assemble(opened, expected_rows(opened), policy=files.policy(), trees=files.file.trees)
-    counted, why = _counted(files, made)
+    counted, why = _count_bytes(files, made)
     plan = planned(made.party, len(made.prepared.table)) if counted is not None else None
     private = made.party.privacy
     leaves = tuple(_leaves(files, made, counted))
     of_prediction = tuple(
-        _of_exchange(files, each, len(opened.table), PREDICT) for each in predicted(made.party)
+        _of_exchange(files, item, len(opened.table), PREDICT) for item in predicted(made.party)
     )
-    said = private.report().statement if private is not None else ""
+    statement = private.report().statement if private is not None else ""
     numbers = dict(plan.numbers) if plan is not None else {}
     balances = tuple(
-        each
+        item
         for guard in guards_without_run(files.file)
-        for each in guard.balances(opened, made.party, runs, predictions)
+        for item in guard.balances(opened, made.party, runs, predictions)
     )
-    of_runs = (leaves, of_prediction, numbers, balances, said, why)
+    of_runs = (leaves, of_prediction, numbers, balances, statement, why)
     return opened, Outlook(files.settings.role, len(opened.table), *of_runs)
 
 
-def _counted(files: PartyFiles, made: Assembled) -> tuple[CountedForecast | None, str]:
+def _count_bytes(files: PartyFiles, made: Assembled) -> tuple[CountedForecast | None, str]:
     """Returns the forecast, or None and why there is none."""
     if files.recipe.rows.align == "none" and files.is_active and files.recipe.passives:
         return None, "only the other parties know how many rows they have"
@@ -142,27 +142,31 @@ def _leaves(
     """Yields what leaves, in the order of the phases."""
     rows, kinds = len(made.prepared.table), _kinds(files)
     if counted is None:
-        for each in made.leaves:
-            yield _of_exchange(files, each, rows, kinds.get(each.phase, each.phase))
+        for exchange in made.leaves:
+            yield _of_exchange(files, exchange, rows, kinds.get(exchange.phase, exchange.phase))
         return
     for link in counted.links:
         if link.sender != files.name or not link.messages:
             continue
-        of = [each for each in made.leaves if _is_of(each, link.phase, link.receiver, link.kind)]
+        exchanges = [
+            exchange
+            for exchange in made.leaves
+            if _is_of(exchange, link.phase, link.receiver, link.kind)
+        ]
         # Nothing but acknowledgements.
-        if not of:
+        if not exchanges:
             continue
-        told = any(_tells(each, link.kind) for each in of)
+        about_rows = any(_tells(exchange, link.kind) for exchange in exchanges)
         yield Leaving(
             link.phase,
             kinds.get(link.phase, link.phase),
             link.receiver,
             link.kind,
-            rows if told else 0,
+            rows if about_rows else 0,
             link.messages,
             link.payload_bytes,
-            _JOINED.join(dict.fromkeys(each.carries for each in of)),
-            _JOINED.join(dict.fromkeys(each.chain for each in of)),
+            _JOINED.join(dict.fromkeys(exchange.carries for exchange in exchanges)),
+            _JOINED.join(dict.fromkeys(exchange.chain for exchange in exchanges)),
         )
 
 
@@ -170,117 +174,127 @@ def _kinds(files: PartyFiles) -> Mapping[str, str]:
     return {phase.name: phase.kind for phase in files.course.phases}
 
 
-def _is_of(each: ExchangeSummary, phase: str, receiver: str, kind: str) -> bool:
-    return each.phase == phase and each.receiver in (receiver, PASSIVES) and _kind_of(each) == kind
+def _is_of(exchange: ExchangeSummary, phase: str, receiver: str, kind: str) -> bool:
+    return (
+        exchange.phase == phase
+        and exchange.receiver in (receiver, PASSIVES)
+        and _kind_of(exchange) == kind
+    )
 
 
-def _kind_of(each: ExchangeSummary) -> str:
+def _kind_of(exchange: ExchangeSummary) -> str:
     """Returns the kind of what is sent: the first word; see ``Sent``."""
-    return each.sent.partition(" ")[0].rstrip(":")
+    return exchange.sent.partition(" ")[0].rstrip(":")
 
 
-def _tells(each: ExchangeSummary, kind: str) -> bool:
+def _tells(exchange: ExchangeSummary, kind: str) -> bool:
     """Whether something tells of rows one by one. Of many tensors the shapes are not said: all but
     weights are taken to do.
     """
-    return bool(_OF_ROWS.search(each.sent)) or (f"{kind}: " in each.sent and kind != "weights")
+    return bool(_OF_ROWS.search(exchange.sent)) or (
+        f"{kind}: " in exchange.sent and kind != "weights"
+    )
 
 
-def _of_exchange(files: PartyFiles, each: ExchangeSummary, rows: int, phase_kind: str) -> Leaving:
+def _of_exchange(
+    files: PartyFiles, exchange: ExchangeSummary, rows: int, phase_kind: str
+) -> Leaving:
     """Returns what is known of an exchange whose bytes are not."""
     _ = files
-    kind = _kind_of(each)
-    people = rows if _tells(each, kind) else 0
+    kind = _kind_of(exchange)
+    people = rows if _tells(exchange, kind) else 0
     if phase_kind == PREDICT:
         people = 1 if people else 0
     return Leaving(
-        each.phase,
+        exchange.phase,
         phase_kind,
-        each.receiver,
+        exchange.receiver,
         kind,
         people,
         None,
         None,
-        each.carries,
-        each.chain,
+        exchange.carries,
+        exchange.chain,
     )
 
 
-def described(grant: Grant, files: PartyFiles, found: Outlook) -> Iterator[str]:
+def describe(grant: Grant, files: PartyFiles, outlook: Outlook) -> Iterator[str]:
     """Yields the lines that a person reads before signing."""
     yield f"{grant.party} would allow: {grant}"
     yield f"recipe: {grant.recipe}, digest {grant.digest}, phases {', '.join(grant.phases)}"
-    yield f"table: {found.rows:,} people, who may all be told of"
+    yield f"table: {outlook.rows:,} people; the run may be about all of them"
     for name, pin in grant.peers.items():
         yield f"to: {name}, key {pin}"
     if grant.runs:
         yield ""
-        size = f", at most {found.payload_bytes:,} bytes in all" if not found.uncounted else ""
+        size = f", at most {outlook.payload_bytes:,} bytes in all" if not outlook.uncounted else ""
         yield f"in each run would leave{size}:"
-        yield from _table(found.leaves)
-        for peer, most in found.numbers.items():
-            yield f"about one person {peer} would get at most {count(most, 'number')} in a run"
-        if found.uncounted:
-            yield f"bytes are not counted: {found.uncounted}"
+        yield from _table(outlook.leaves)
+        for peer, maximum in outlook.numbers.items():
+            yield f"about one person {peer} would get at most {count(maximum, 'number')} in a run"
+        if outlook.uncounted:
+            yield f"bytes are not counted: {outlook.uncounted}"
     if grant.predictions:
         yield ""
         yield f"of each predicted row, for at most {grant.predictions:,} rows:"
         nothing = ["nothing but the ids that are asked for"]
-        yield from _table(found.of_prediction) if found.of_prediction else nothing
+        yield from _table(outlook.of_prediction) if outlook.of_prediction else nothing
     yield ""
     yield "attacks on such exchanges read at least, on public data:"
-    yield from _measured(found, grant)
+    yield from _describe_measurements(outlook, grant)
     yield ""
-    yield from _spent(grant, found, files)
+    yield from _describe_spending(grant, outlook, files)
 
 
 def _table(leaves: Sequence[Leaving]) -> list[str]:
-    return aligned([_HEAD, *(line for each in leaves for line in each.lines)], _RIGHT)
+    return aligned([_HEAD, *(line for exchange in leaves for line in exchange.lines)], _RIGHT)
 
 
-def _measured(found: Outlook, grant: Grant) -> Iterator[str]:
-    of = [
-        *(found.leaves if grant.runs else ()),
-        *(found.of_prediction if grant.predictions else ()),
+def _describe_measurements(outlook: Outlook, grant: Grant) -> Iterator[str]:
+    exchanges_ = [
+        *(outlook.leaves if grant.runs else ()),
+        *(outlook.of_prediction if grant.predictions else ()),
     ]
-    said: dict[str, list[str]] = {}
-    for each in of:
-        one = measured(each.phase_kind, found.role, each.kind)
+    exchanges_by_line: dict[str, list[str]] = {}
+    for exchange in exchanges_:
+        one = measured(exchange.phase_kind, outlook.role, exchange.kind)
         line = NOTHING
         if one is not None:
-            line = f"{one.said_of(each.transforms)} ({_PAGES}/{one.page})"
-        said.setdefault(line, []).append(f"{each.phase} {each.kind}")
-    for line, exchanges in said.items():
+            line = f"{one.said_of(exchange.transforms)} ({_PAGES}/{one.page})"
+        exchanges_by_line.setdefault(line, []).append(f"{exchange.phase} {exchange.kind}")
+    for line, exchanges in exchanges_by_line.items():
         yield f"  {', '.join(dict.fromkeys(exchanges))}: {line}"
 
 
-def _spent(grant: Grant, found: Outlook, files: PartyFiles) -> Iterator[str]:
+def _describe_spending(grant: Grant, outlook: Outlook, files: PartyFiles) -> Iterator[str]:
     """Yields what the grant would spend."""
     runs, rows = count(grant.runs, "run"), count(grant.predictions, "predicted row")
-    size = f" of together {grant.runs * found.payload_bytes:,} bytes" if not found.uncounted else ""
+    size = (
+        f" of {grant.runs * outlook.payload_bytes:,} bytes in all" if not outlook.uncounted else ""
+    )
     parts = ([runs + size] if grant.runs else []) + ([rows] if grant.predictions else [])
     yield f"it would spend at most: {', '.join(parts)}"
-    for each in found.balances:
-        yield each.words(grant.runs, grant.predictions)
+    for balance in outlook.balances:
+        yield balance.words(grant.runs, grant.predictions)
     begun = len(_earlier(files))
     yield f"this recipe has had {count(begun, 'run')} of {files.name} before"
-    if found.privacy:
-        yield f"differential privacy, of one run: {found.privacy}"
+    if outlook.privacy:
+        yield f"differential privacy, of one run: {outlook.privacy}"
     elif grant.runs:
         yield (
             "differential privacy: the recipe does not train with dp, so nothing bounds all that a "
-            "run tells; vfl-party account adds up the noise on messages"
+            "run reveals; vfl-party account adds up the noise on messages"
         )
 
 
 def _earlier(files: PartyFiles) -> list[Path]:
     """Returns the folders of the party's runs of the recipe."""
-    found, digest = [], files.recipe.digest()
+    folders, digest = [], files.recipe.digest()
     for path in Path(files.file.out).glob(f"*/{files.name}/run.json"):
         try:
             facts = RunFolder(path.parent, path.parent.parent.name).facts()
         except InputError:
             continue
         if facts.get("recipe_digest") == digest and facts.get("job") == "train":
-            found.append(path.parent)
-    return found
+            folders.append(path.parent)
+    return folders

@@ -1,5 +1,5 @@
 """The grants that a party has signed, how much of each is used, and what peers have shown:
-``.grants-NAME`` beside the record, for its owner alone.
+``.grants-NAME`` in the folder of the record, for its owner alone.
 
 Each grant is a file that never changes. What changes is in one SQLite file, so that several
 programs of the party count at once, and a killed one leaves what it has counted.
@@ -56,7 +56,7 @@ class KeptGrant:
 
 
 def folder_of(beside: Path, name: str) -> Path:
-    """Returns the folder of a party's grants; it is none of its runs."""
+    """Returns the folder of a party's grants; it is not the folder of a run."""
     return beside / f".grants-{name}"
 
 
@@ -88,9 +88,6 @@ class GrantStore:
         """Closes the file of uses."""
         self._file.close()
 
-    # -- grants
-    # ----------------------------------------------------------------------
-
     def add(self, grant: Grant, credentials: Credentials) -> Path:
         """Signs a grant and keeps it; returns its file. Raises InputError."""
         text = to_json(grants.signed(grant, credentials).value) + "\n"
@@ -104,35 +101,36 @@ class GrantStore:
         was signed.
         """
         paths = self.folder.glob("[!.]*.json")
-        found = [self._read(path, credentials) for path in paths]
-        return sorted(found, key=lambda each: (each.grant.at, each.grant.grant), reverse=True)
+        grants_ = [self._read(path, credentials) for path in paths]
+        return sorted(grants_, key=lambda grant: (grant.grant.at, grant.grant.grant), reverse=True)
 
     def find(self, name: str, credentials: Credentials) -> KeptGrant:
         """Returns the one grant whose id begins with ``name``. Raises InputError if there is not
         exactly one.
         """
         known = self.all(credentials)
-        found = [each for each in known if name and each.grant.grant.startswith(name)]
-        if len(found) != 1:
-            ids = ", ".join(each.grant.grant for each in known) or "none"
-            what = "several grants begin with" if found else "there is no grant"
-            text = f"{self.folder}: {what} {printable(name)!r}; it has {ids}"
-            raise InputError(Code.CONFIG_INVALID, text)
-        return found[0]
+        matches = [grant for grant in known if name and grant.grant.grant.startswith(name)]
+        if len(matches) != 1:
+            ids = ", ".join(grant.grant.grant for grant in known) or "none"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{self.folder}: {len(matches)} grants have an id that begins with "
+                f"{printable(name)!r}, not exactly one. Choose one of: {ids}.",
+            )
+        return matches[0]
 
     def _path(self, id_: str) -> Path:
         return self.folder / f"{id_}.json"
 
     def _read(self, path: Path, credentials: Credentials) -> KeptGrant:
-        found = read_file(path, credentials)
-        if found.grant.party != self.name or path != self._path(found.grant.grant):
-            text = f"{path}: has the grant {found.grant.grant} of {found.grant.party}"
-            text = f"{text}, which belongs under another name; move it away"
-            raise InputError(Code.FILE_INVALID, text)
-        return found
-
-    # -- uses
-    # ----------------------------------------------------------------------
+        grant = read_file(path, credentials)
+        if grant.grant.party != self.name or path != self._path(grant.grant.grant):
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: has the grant {grant.grant.grant} of {grant.grant.party}, which belongs "
+                "under another name. Move it away.",
+            )
+        return grant
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
@@ -140,11 +138,11 @@ class GrantStore:
             with self._file.changing() as file:
                 yield file
         except sqlite3.Error as error:
-            text = (
+            raise InputError(
+                Code.FILE_INVALID,
                 f"{self.folder / USES}: cannot be used ({error}), and nothing leaves without a "
-                "grant; free some disk space, or restore the file"
-            )
-            raise InputError(Code.FILE_INVALID, text) from None
+                "grant. Free some disk space, or restore the file.",
+            ) from None
 
     def uses(self, id_: str) -> Uses:
         """Returns how much of a grant is used. Raises InputError."""
@@ -212,8 +210,10 @@ def read_file(path: Path, credentials: Credentials) -> KeptGrant:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        text = f"{path}: cannot be read ({error.strerror})"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be read ({error.strerror}). Check the path and its permissions.",
+        ) from None
     except (ValueError, RecursionError):
         value = None
     return read_kept(value, path, credentials)
@@ -226,7 +226,10 @@ def read_kept(value: Any, path: Path, credentials: Credentials) -> KeptGrant:
     try:
         envelope, grant = grants.read(value, str(path))
     except (ValueError, RecursionError):
-        raise InputError(Code.FILE_INVALID, f"{path}: is no grant of a party") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not a grant of a party. Give a file that `vfl-party approve` wrote.",
+        ) from None
     envelope.require_kept(path, grant.party, credentials)
     return KeptGrant(grant, envelope)
 

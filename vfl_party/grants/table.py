@@ -19,9 +19,9 @@ def digests(opened: Opened, secret: bytes) -> tuple[str, str]:
     The columns are their names and kinds, the shape of images, and whether there are labels. The
     ids are those of all rows, also of those that only this party has.
     """
-    tables = [each for each in (opened.table, opened.unaligned) if each is not None]
+    tables = [cell for cell in (opened.table, opened.unaligned) if cell is not None]
     columns = (word for table in tables for word in _columns(table))
-    ids = (each for table in tables for each in ("", *table.ids))
+    ids = (cell for table in tables for cell in ("", *table.ids))
     return _digest(secret, b"columns", columns), _digest(secret, b"ids", ids)
 
 
@@ -36,10 +36,10 @@ def _columns(table: Table) -> Iterable[str]:
 
 
 def _digest(secret: bytes, what: bytes, words: Iterable[str]) -> str:
-    found = hmac.new(secret, what, sha256)
+    digest = hmac.new(secret, what, sha256)
     for word in words:
         data = word.encode("utf-8", "surrogatepass")
-        # With its length, so that no two lists are written alike.
-        found.update(b"%d:" % len(data))
-        found.update(data)
-    return found.hexdigest()
+        # The length keeps two different lists from having the same bytes.
+        digest.update(b"%d:" % len(data))
+        digest.update(data)
+    return digest.hexdigest()

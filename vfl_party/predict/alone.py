@@ -1,5 +1,5 @@
-"""What the active party writes of a prediction without the others, because one is away or because
-it does not ask them: scores of a model of its own, or none.
+"""A prediction of the active party without the others, because one is away or because it does not
+ask them: scores of its own model, or none.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from vfl_party.predict.results import (
 
 
 @dataclass(frozen=True)
-class _Nobody:
+class _NoConnections:
     """The connections of a party that is alone; see ``vfl_party.outbound.exchange.Connections``."""
 
     hub: Hub | None
@@ -88,19 +88,22 @@ class Alone:
             raise InputError(error.code, f"predict.alone: {error}") from None
         recipe = trained.recipe
         if recipe.passives and not has_student(trained):
-            text = (
+            raise InputError(
+                Code.CONFIG_INVALID,
                 f"predict.alone: {run}: was trained with {recipe.passives[0].name} and without a "
-                f"phase of kind student; give the run of {name} by itself (vfl simulate {name}.toml"
+                f"phase of kind student. Give the run of {name} by itself (vfl simulate "
+                f"{name}.toml --baseline alone).",
             )
-            raise InputError(Code.CONFIG_INVALID, f"{text} --baseline alone)")
-        own, whole = (Labels.from_state(each.state["labels"]) for each in (trained, joint))
+        own, whole = (Labels.from_state(run_.state["labels"]) for run_ in (trained, joint))
         if (own.kind, own.classes) != (whole.kind, whole.classes):
-            text = f"predict.alone: {run}: has other labels than {joint.path}; train it again"
-            raise InputError(Code.CONFIG_INVALID, text)
-        found = cls.opened_for(
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"predict.alone: {run}: has other labels than {joint.path}. Train it again.",
+            )
+        alone = cls.opened_for(
             trained, name, prediction_data(settings, source, trained.state, query)
         )
-        return replace(found, says_parties=joint.says_parties, expects=joint.expects)
+        return replace(alone, says_parties=joint.says_parties, expects=joint.expects)
 
     @classmethod
     def opened_for(
@@ -109,7 +112,7 @@ class Alone:
         """Reads the rows ``data``, as ``prediction_data`` gives them, for a trained run. ``name``:
         of the active party. Raises InputError.
         """
-        work = _work(trained, data, ())
+        work = _make_work(trained, data, ())
         return cls(trained, open_party(trained.recipe, name, data, trained.encoder, load, work))
 
     def meaning(self, settings: DataSettings) -> str:
@@ -124,19 +127,21 @@ class Alone:
         """
         opened, recipe = self.opened, self.trained.recipe
         work = replace(
-            _work(self.trained, opened.settings, outputs),
+            _make_work(self.trained, opened.settings, outputs),
             says_parties=self.says_parties,
             expects=self.expects,
         )
         party = assemble(replace(opened, work=work), expected_rows(opened), device=device)
         pipe = MemoryPipe(opened.name, ())
-        party.connect(_Nobody(ExchangeHub(pipe, timeout_s=recipe.run.step_timeout_s)), Hooks())
+        party.connect(
+            _NoConnections(ExchangeHub(pipe, timeout_s=recipe.run.step_timeout_s)), Hooks()
+        )
         (phase,) = party.phases
         phase.run_round(0)
         return Predicted.of(opened.table, len(opened.table))
 
 
-def _work(trained: TrainedRun, data: DataSettings, outputs: Sequence[Output]) -> Prediction:
+def _make_work(trained: TrainedRun, data: DataSettings, outputs: Sequence[Output]) -> Prediction:
     solo = has_student(trained)
     return Prediction(trained, trained.recipe.active, id_names(data), outputs, ALONE, solo)
 
@@ -150,16 +155,20 @@ def load_solo(run: Path, name: str) -> TrainedRun:
     """Loads the active party's part of a run with a student. Raises InputError if it has none, or
     if ``name`` is a passive party.
     """
-    found = load_trained(run, name)
-    if name != found.recipe.active.name:
-        text = f"--solo: {name} is a passive party, and has no labels to learn from; only"
+    trained = load_trained(run, name)
+    if name != trained.recipe.active.name:
         raise InputError(
-            Code.CONFIG_INVALID, f"{text} {found.recipe.active.name} can predict by itself"
+            Code.CONFIG_INVALID,
+            f"--solo: {name} is a passive party, and has no labels to learn from. Use --solo only "
+            f"at {trained.recipe.active.name}.",
         )
-    if not has_student(found):
-        text = f"--solo: {found.path}: the run has trained no student; add a phase of kind student"
-        raise InputError(Code.CONFIG_INVALID, f"{text} to the recipe, and train again")
-    return found
+    if not has_student(trained):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"--solo: {trained.path}: the run has trained no student. Add a phase of kind student "
+            "to the recipe, and train again.",
+        )
+    return trained
 
 
 def is_away(error: VflError) -> bool:

@@ -17,25 +17,25 @@ _OPTIONS = (
         default="predictions.csv",
         show_default=True,
         type=click.Path(path_type=Path),
-        help="Where the active party writes ids, scores and classes; .csv or .parquet.",
+        help="Write ids, scores and classes into this .csv or .parquet file.",
     ),
     click.option(
         "--like-input",
         is_flag=True,
-        help="CSV with the separator and the decimal sign of the active party's table.",
+        help="Write CSV with the active party's separator and decimal sign.",
     ),
     click.option(
         "--spreadsheet",
         is_flag=True,
-        help="CSV with ' before text that a spreadsheet would compute.",
+        help="Put ' before text that a spreadsheet would compute.",
     ),
     click.option(
         "--solo",
         is_flag=True,
-        help="Score all rows of the active party with the run's student, without the others.",
+        help="Score all rows with the run's student, without the other parties.",
     ),
     click.option(
-        "--replace", is_flag=True, help="Replace a result of this name, once the new one is whole."
+        "--replace", is_flag=True, help="Replace an existing result once the new one is complete."
     ),
 )
 
@@ -44,8 +44,7 @@ without_option = click.option(
     "--without",
     multiple=True,
     metavar="PARTY",
-    help="A passive party that takes no part; once for each. The model must have learnt to do "
-    "without one, unless it is of MocoSFL.",
+    help="Leave out a passive party; repeatable. The model must allow it.",
 )
 
 

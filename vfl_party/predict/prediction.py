@@ -98,9 +98,7 @@ class TrainedRun:
 
     @property
     def expects(self) -> str:
-        """The metric of which a result says beside who took part what was measured; '' if of
-        none.
-        """
+        """The metric that a result shows with the parties that took part; '' for none."""
         return self.quality.metric if self.says_parties and self.quality.by_party else ""
 
 
@@ -111,29 +109,33 @@ def load_trained(run: Path, name: str) -> TrainedRun:
     path = run if run.name == name and (run / "run.json").exists() else run / name
     if not (path / "run.json").exists():
         raise InputError(
-            Code.FILE_INVALID, f"{run}: holds no run of {name}; give the folder <out>/<run id>"
+            Code.FILE_INVALID, f"{run}: holds no run of {name}. Give the folder <out>/<run id>."
         )
     folder = RunFolder(path, path.resolve().parent.name)
     if not folder.facts().get("trained"):
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"{path}: this run was not finished; finish it, or give another",
+            f"{path}: this run was not finished. Finish it, or give another.",
         )
     recipe = folder.recipe()
     left = Course(recipe).keeps_nothing
     if left is not None:
-        text = f"{path}: its phase {left} keeps no model; give a run of another method"
-        raise InputError(Code.CHECKPOINT_INVALID, text)
+        raise InputError(
+            Code.CHECKPOINT_INVALID,
+            f"{path}: its phase {left} keeps no model. Give a run of another method.",
+        )
     store = CheckpointStore(path / "checkpoints", keep=2)
     labels = store.labels()
     if not labels:
-        raise InputError(Code.CHECKPOINT_INVALID, f"{path}: has no checkpoints")
-    if position_of(labels[-1]) < sum(phase.rounds for phase in planned(folder)):
-        text = (
-            f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the "
-            "newest that is whole)"
+        raise InputError(
+            Code.CHECKPOINT_INVALID, f"{path}: has no checkpoints. Restore them, or train again."
         )
-        raise InputError(Code.CHECKPOINT_INVALID, f"{text}; restore it, or train again")
+    if position_of(labels[-1]) < sum(phase.rounds for phase in planned(folder)):
+        raise InputError(
+            Code.CHECKPOINT_INVALID,
+            f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the newest "
+            "complete one). Restore it, or train again.",
+        )
     encoder, state = encoder_of(folder, recipe, name), store.load(labels[-1])["job"]
     return TrainedRun(
         folder.run_id, recipe, encoder, state, path, folder.facts().get("plugins", {})
@@ -146,28 +148,29 @@ def load_joint(run: Path, name: str, without: Collection[str] = ()) -> TrainedRu
     Raises InputError, also if no row has parts at all parties, or if the model has not learnt to do
     without a party.
     """
-    found = load_trained(run, name)
-    course = Course(found.recipe)
-    if found.recipe.own_rows and not course.scores_own_rows:
-        text = f"{found.path}: its parties hold different rows, and it has no head that scores them"
+    trained = load_trained(run, name)
+    course = Course(trained.recipe)
+    if trained.recipe.own_rows and not course.scores_own_rows:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text}; add a phase of kind probe without hidden, or export the models of each party "
-            "(vfl export model)",
+            f"{trained.path}: its parties hold different rows, and it has no head that scores them."
+            " Add a phase of kind probe without hidden, or export the models of each party "
+            "(vfl export model).",
         )
     if not without:
-        return found
+        return trained
     if name in without:
-        text = f"--without {name}: {name} itself predicts here"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; start only the parties that take part")
-    if course.without == "wait" and not found.recipe.own_rows:
-        text = f"--without {', '.join(without)}: the model of {found.path} has not learnt to do"
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text} without a party; train it with subsets or party_dropout in its phase splitnn "
-            "or head",
+            f"--without {name}: {name} itself predicts here. Start only the other parties.",
         )
-    return replace(found, recipe=found.recipe.without(without))
+    if course.without == "wait" and not trained.recipe.own_rows:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"--without {', '.join(without)}: the model of {trained.path} has not learnt to do "
+            "without a party. Train it with subsets or party_dropout in its phase splitnn or head.",
+        )
+    return replace(trained, recipe=trained.recipe.without(without))
 
 
 def encoder_of(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
@@ -178,8 +181,10 @@ def encoder_of(folder: RunFolder, recipe: Recipe, name: str) -> EncoderSettings:
     try:
         own = TypeAdapter(EncoderSettings).validate_python(noted) if noted is not None else None
     except ValidationError:
-        text = f"{folder.path / 'run.json'}: its encoder cannot be read; restore the file"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{folder.path / 'run.json'}: its encoder cannot be read. Restore the file.",
+        ) from None
     return encoder_settings(recipe, name, own)
 
 
@@ -195,14 +200,18 @@ def load_start(recipe: Recipe, name: str, out: Path) -> TrainedRun | None:
     try:
         return load_trained(out / start.run, name)
     except InputError as error:
-        text = f"recipe: start.run: {error}"
-        if (
+        may_be_active = (
             error.code is Code.FILE_INVALID
             and recipe.rows.align == "none"
             and start.held_by == "every party"
-        ):
-            text = f'{text}; if only {recipe.active.name} has it, set start.held_by = "active"'
-        raise InputError(error.code, text) from None
+        )
+        raise InputError(
+            error.code,
+            f"recipe: start.run: {error} If only {recipe.active.name} has it, set start.held_by = "
+            '"active".'
+            if may_be_active
+            else f"recipe: start.run: {error}",
+        ) from None
 
 
 def prediction_data(
@@ -217,9 +226,9 @@ def prediction_data(
     if settings is None:
         raise InputError(
             Code.CONFIG_INVALID,
-            "the party file needs a [data] table: it says which column is the id",
+            "data: the party file needs this table to know which column is the id. Add [data].",
         )
-    changed = _elsewhere(settings, source, query)
+    changed = _apply_source(settings, source, query)
     if state["preprocessor"] is None:
         return ids_only(changed)
     preprocessor = Preprocessor.from_state(state["preprocessor"])
@@ -231,7 +240,7 @@ def prediction_data(
     return changed
 
 
-def _elsewhere(settings: DataSettings, source: str | None, query: str | None) -> DataSettings:
+def _apply_source(settings: DataSettings, source: str | None, query: str | None) -> DataSettings:
     """Returns the settings with another source or query, None for those of training. Raises
     InputError.
     """
@@ -240,13 +249,16 @@ def _elsewhere(settings: DataSettings, source: str | None, query: str | None) ->
         changes["source"] = DataSettings(source=source).absolute(Path()).source
     changed = settings.model_copy(update=changes)
     if query is not None and not changed.is_database:
-        text = "is for a database; remove it, or give --data such as postgresql://USER@HOST/NAME"
-        raise InputError(Code.CONFIG_INVALID, f"--query {text}")
-    if source is not None and changed.is_database and changed.query is None:
-        text = f"--data {shown(changed.source)}: is a database, and the party file has no query"
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text}; give the SELECT whose rows are to be predicted with --query",
+            "--query: is for a database. Remove it, or give --data such as "
+            "postgresql://USER@HOST/NAME.",
+        )
+    if source is not None and changed.is_database and changed.query is None:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"--data {shown(changed.source)}: is a database, and the party file has no query. Give "
+            "the SELECT whose rows are to be predicted with --query.",
         )
     return changed
 
@@ -266,12 +278,10 @@ def _parts_of_training(
 ) -> DataSettings:
     """Returns the settings of joined tables, of which each is read with its columns of training."""
     if source is not None:
-        text = (
-            "was trained on the joined tables of several parties, and one file cannot stand "
-            "for them"
-        )
         raise InputError(
-            Code.CONFIG_INVALID, f"this party {text}; predict from Python, with Run.predict"
+            Code.CONFIG_INVALID,
+            f"--data {shown(source)}: this party was trained on the joined tables of several "
+            "parties, and one file cannot replace them. Predict from Python, with Run.predict.",
         )
     kinds = (preprocessor.numeric_names, preprocessor.categorical_names)
     parts = {
@@ -295,27 +305,25 @@ def unseen(trained: TrainedRun, table: Table) -> list[str]:
     if trained.state["preprocessor"] is None:
         return []
     preprocessor = Preprocessor.from_state(trained.state["preprocessor"])
-    what = "has categories that training never had, so the model knows nothing of them"
-    said = [
-        f"column {name!r} {what}: in {count:,} of {len(table):,} rows"
+    sentences = [
+        f"column {name!r} has categories that training never had, so the model knows nothing of "
+        f"them: in {count:,} of {len(table):,} rows"
         for name, count in preprocessor.unseen(table).items()
     ]
     share = trained.recipe.predict.refuse_outside
     for name, count in preprocessor.outside(table).items():
-        text = (
-            f"column {name!r} has numbers far outside those of training: in {count:,} of "
-            f"{len(table):,} rows"
-        )
         if share is not None and count > share * len(table):
-            text = (
-                f"{text}, and the recipe lets pass at most a share of {share:g} "
-                "(predict.refuse_outside)"
-            )
             raise InputError(
-                Code.DATA_INVALID, f"{table.source}: {text}; give them in the unit of training"
+                Code.DATA_INVALID,
+                f"{table.source}: column {name!r} has numbers far outside those of training: in "
+                f"{count:,} of {len(table):,} rows, and the recipe allows at most a share of "
+                f"{share:g} (predict.refuse_outside). Give them in the unit of training.",
             )
-        said.append(f"{text}; are they in the unit of training?")
-    return said
+        sentences.append(
+            f"column {name!r} has numbers far outside those of training: in {count:,} of "
+            f"{len(table):,} rows; are they in the unit of training?"
+        )
+    return sentences
 
 
 def embeddings(party: Party) -> Exchange:
@@ -359,7 +367,7 @@ def exchanges_of(party: Party) -> list[tuple[Exchange, Chains]]:
     before = set(party.exchanges)
     if course.scores(party, PHASE) is not None:
         new = [party.exchanges.pop(key) for key in [*party.exchanges] if key not in before]
-        return [(each.exchange, each.chains) for each in new]
+        return [(exchange_.exchange, exchange_.chains) for exchange_ in new]
     if party.role == "active":
         return []
     exchange = embeddings(party)
@@ -398,19 +406,25 @@ class ActivePredict(Phase):
             self._work.tell(party, len(rows), own_rows_said(by, scored.unlisted, party.name))
         if party.data.labels is None:
             raise InputError(
-                Code.CHECKPOINT_INVALID, f"the trained run of {party.name} knows no classes"
+                Code.CHECKPOINT_INVALID,
+                f"the trained run of {party.name} has no classes. Restore it, or train again.",
             )
         columns = result_columns(party.recipe, party.data.labels, outputs, decides(party))
         if self._work.says_parties:
-            columns = {**self._took_part(rows, holders, one=by is not None), **columns}
-        found = listed_rows(self._work.ids, table, columns, self._work.state, nobody)
+            columns = {
+                **self._make_participation_columns(rows, holders, one=by is not None),
+                **columns,
+            }
+        result = listed_rows(self._work.ids, table, columns, self._work.state, nobody)
         for output in self._work.outputs:
-            output.write(found, self._table.own)
+            output.write(result, self._table.own)
             self._work.written.append(output)
-            advise(party.show, output.advice(found))
+            advise(party.show, output.advice(result))
         return RoundReport(0)
 
-    def _took_part(self, rows: Rows, held: HeldRows | None, *, one: bool) -> dict[str, Any]:
+    def _make_participation_columns(
+        self, rows: Rows, held: HeldRows | None, *, one: bool
+    ) -> dict[str, Any]:
         """Returns columns for rows: who took part, and what was measured of such rows.
 
         ``held``: who holds which row; None if all hold all. ``one``: whether the first of those
@@ -418,7 +432,7 @@ class ActivePredict(Phase):
         """
         party = self._party
         of = [party.recipe.active] if self._work.solo else party.recipe.parties
-        names = [each.name for each in of if each.features]
+        names = [party_.name for party_ in of if party_.features]
         groups = [(tuple(names), np.arange(len(rows)))]
         if held is not None and not self._work.solo:
             groups = held.alike(rows)
@@ -440,11 +454,11 @@ class ActivePredict(Phase):
 def own_rows_said(
     by: Mapping[str, npt.NDArray[np.bool_]], unlisted: Mapping[str, int], active: str
 ) -> list[str]:
-    """Words what a result of rows that different parties hold does not show by itself: ids that
-    several know, and rows that nobody asked for. ``by``, ``unlisted``: see ``Scored``.
+    """Returns sentences about a result of rows that different parties hold: ids that several
+    parties know, and rows without a score. ``by``, ``unlisted``: see ``Scored``.
     """
     several = int((np.sum([*by.values()], axis=0) > 1).sum())
-    found = [
+    overlaps = [
         f"{several:,} ids are at several parties; of each, the first of {', '.join(by)} has "
         "scored it"
     ]
@@ -453,7 +467,7 @@ def own_rows_said(
         for name, count in unlisted.items()
         if count
     ]
-    return [*(found if several else []), *more]
+    return [*(overlaps if several else []), *more]
 
 
 @dataclass(frozen=True)
@@ -486,14 +500,15 @@ class Prediction:
 
     @property
     def run_id(self) -> str:
+        """The id of the trained run."""
         return self.trained.run_id
 
-    def tell(self, party: Party, scored: int, said: Sequence[str]) -> None:
+    def tell(self, party: Party, scored: int, sentences: Sequence[str]) -> None:
         """Notes how many rows have a score, and shows sentences about the result."""
         self.scored.append(scored)
-        self.said.extend(said)
-        for each in said:
-            advise(party.show, each)
+        self.said.extend(sentences)
+        for sentence in sentences:
+            advise(party.show, sentence)
 
     def counted(self, table: Table, common: int) -> Predicted:
         """Counts the rows of a party's table that are predicted. ``common``: those that all hold,
@@ -527,9 +542,11 @@ class Prediction:
         )
 
     def begin(self, models: dict[str, nn.Module]) -> None:
+        """Loads the trained weights."""
         load_models(models, self.trained.state)
 
     def phases(self, party: Party, prepared: Prepared) -> Sequence[Phase]:
+        """Returns the one phase of the party's side."""
         self.prepare_scoring(party)
         if party.role == "passive":
             return [PassivePredict(party)]
@@ -539,7 +556,7 @@ class Prediction:
         """Gives a party what it scores rows with: the run's threshold, and the blocks that its
         models' check on this machine has chosen.
         """
-        # A run of an earlier version has none.
+        # A run of an earlier version has no threshold.
         party.scores.threshold = self.trained.state.get("threshold")
         if not self.trained.blocks:
             self.trained.blocks.update(blocks_of(party))

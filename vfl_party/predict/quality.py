@@ -48,9 +48,9 @@ class Quality:
         names = frozenset(parties)
         return self.held.get(names, self.values.get(names))
 
-    def enough(self, value: float, least: float) -> bool:
-        """Whether a value is at least as good as ``least``."""
-        return value <= least if self.less else value >= least
+    def enough(self, value: float, bound: float) -> bool:
+        """Whether a value is at least as good as ``bound``."""
+        return value <= bound if self.less else value >= bound
 
 
 def read_quality(run: Path, recipe: Recipe) -> Quality:
@@ -62,44 +62,47 @@ def read_quality(run: Path, recipe: Recipe) -> Quality:
     if summary is None:
         return Quality()
     worth = summary.worth
-    held = _held(summary, first_metric(task) if worth is None else worth.metric)
+    held = _read_by_holders(summary, first_metric(task) if worth is None else worth.metric)
     if worth is None:
-        metric, names = first_metric(task), [each.name for each in recipe.parties if each.features]
-        whole = None if held or recipe.own_rows else _measured(summary, metric)
+        metric, names = (
+            first_metric(task),
+            [party.name for party in recipe.parties if party.features],
+        )
+        whole = None if held or recipe.own_rows else _read_metric(summary, metric)
         values = {} if whole is None else {frozenset(names): whole}
         if not values and not held:
             return Quality()
         return Quality(metric, lower_is_better(task, metric), values, held=held)
-    # Of the test rows, if there are any.
-    found = {
-        frozenset(each.parties): each.test if each.test is not None else each.validation
-        for each in worth.subsets
+    # Test rows count before validation rows.
+    measured = {
+        frozenset(subset.parties): subset.test if subset.test is not None else subset.validation
+        for subset in worth.subsets
     }
-    known = {names: value for names, value in found.items() if value is not None}
-    student = _measured(summary, worth.metric, " student")
+    known = {names: value for names, value in measured.items() if value is not None}
+    student = _read_metric(summary, worth.metric, " student")
     return Quality(worth.metric, lower_is_better(task, worth.metric), known, student, held)
 
 
-def _held(summary: Summary, metric: str) -> dict[frozenset[str], float]:
+def _read_by_holders(summary: Summary, metric: str) -> dict[frozenset[str], float]:
     """Returns {holders: the metric of the rows that exactly they hold}, of the test rows, if there
     are any.
     """
-    found: dict[frozenset[str], float] = {}
+    values: dict[frozenset[str], float] = {}
     for split in ("validation", "test"):
         for name, of in summary.metrics.items():
             holders = holders_in(split, name)
             if holders and metric in of and of[metric] == of[metric]:
-                found[frozenset(holders)] = of[metric]
-    return found
+                values[frozenset(holders)] = of[metric]
+    return values
 
 
-def _measured(summary: Summary, metric: str, of: str = "") -> float | None:
+def _read_metric(summary: Summary, metric: str, of: str = "") -> float | None:
     """Returns a metric of the test rows, else of the validation rows; None if there is neither.
     ``of``: what follows the split's name.
     """
     splits = [f"{split}{of}" for split in ("test", "validation")]
-    found = next((summary.metrics[each] for each in splits if each in summary.metrics), {})
-    value = found.get(metric)
+    metrics = next((summary.metrics[name] for name in splits if name in summary.metrics), {})
+    value = metrics.get(metric)
     return value if value == value else None
 
 
@@ -116,18 +119,20 @@ def better_alone(value: float | None, quality: Quality, recipe: Recipe, out: Pat
     if value is None:
         return ""
     better: list[tuple[float, str]] = []
-    for each in ModelRegistry(out, active).trained():
-        if not each.alone or each.recipe != recipe.name:
+    for run in ModelRegistry(out, active).trained():
+        if not run.alone or run.recipe != recipe.name:
             continue
         try:
-            found = _measured(load_summary(out / each.run_id / "summary.json"), quality.metric)
+            own = _read_metric(load_summary(out / run.run_id / "summary.json"), quality.metric)
         except (OSError, ValidationError):
             continue
-        if found is not None and found != value and quality.enough(found, value):
-            better.append((-found if quality.less else found, each.run_id))
+        if own is not None and own != value and quality.enough(own, value):
+            better.append((-own if quality.less else own, run.run_id))
     if not better:
         return ""
     best, run_id = max(better)
-    text = f"without the other parties this model reaches {quality.metric} {value:.4f}, and"
-    text = f"{text} {active} alone {abs(best):.4f} on its own test rows (run {run_id})"
-    return f"{text}; score with that run, or train a student (phase student)"
+    return (
+        f"without the other parties this model reaches {quality.metric} {value:.4f}, and {active} "
+        f"alone {abs(best):.4f} on its own test rows (run {run_id}); score with that run, or train "
+        "a student (phase student)"
+    )

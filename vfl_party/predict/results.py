@@ -37,27 +37,27 @@ KEPT = "predictions.parquet"
 FORMATS = (".csv", ".parquet")
 # Rows that are written at once.
 _AT_ONCE = 1 << 14
-# Before the name of a class.
+# Prefix of a class's name.
 _SCORE = "score_"
-# Before the name of an id column: the id by which the parties have found the row.
+# Prefix of an id column's name: the id by which the parties have matched the row.
 MATCHED = "matched_"
-# Who took part in a score.
+# The column that names the parties that took part in a score.
 PARTIES = "parties"
-# Before the name of a metric: what was measured of the model with these parties.
+# Prefix of a metric's name: what was measured of the model with these parties.
 EXPECTED = "expected_"
 STATE, SCORED, ELSEWHERE = "state", "scored", "not at every party"
-# Of rows that none of the parties has which hold different rows.
+# State of rows that no party holds, if parties hold different rows.
 NOBODY = "at no party"
-# Of rows that have no joint score because a party was away: with a score of this party's own, or
-# with none.
+# States of rows without a joint score because a party was away: with this party's score, or with
+# none.
 ALONE, WAITING = "alone", "waiting"
-# Of a passive party's own rows: it has sent what the active party scores, if that asks for them.
+# State of a passive party's rows: it has sent what the active party scores, if that asks for them.
 SENT = "sent"
 # Columns of results; older ones have ``score``.
 _OURS = ("phase", "split", "truth", "score", "class", "value", "risk", "event", STATE, PARTIES)
 # Text that a spreadsheet takes for a formula.
 _COMPUTED = r"^[=+\-@\t\r]"
-# Which does no harm.
+# Such text that is a plain number.
 _NUMBER = r"^[+-]?[0-9]+([.,][0-9]+)?$"
 
 
@@ -156,7 +156,7 @@ def row_columns(names: Sequence[str], table: Table, rows: Rows) -> dict[str, pa.
     if table.own is None or table.places_N is None:
         return {**id_values(names, matched), **_matched(names, matched)}
     places = pa.array(table.places_N[rows])
-    own = {name: each.take(places) for name, each in zip(names, table.own.ids, strict=True)}
+    own = {name: values.take(places) for name, values in zip(names, table.own.ids, strict=True)}
     return {**own, **_matched(names, matched)}
 
 
@@ -177,7 +177,7 @@ def listed_rows(
         state: of these rows; ``others``: of those that have an id and no score.
     """
     own, places_N = table.own, table.places_N
-    # Made by hand, and not read from a source.
+    # The table was made in memory, and not read from a source.
     if own is None or places_N is None:
         own = InputRows(tuple(id_values(names, table.ids).values()), np.zeros(len(table), np.uint8))
         places_N = np.arange(len(table), dtype=np.int64)
@@ -188,12 +188,12 @@ def listed_rows(
         row_S >= 0, len(LEFT_OUT), np.where(own.left_out == 0, len(LEFT_OUT) + 1, own.left_out)
     )
     states = pa.array([*LEFT_OUT, state, others]).take(pa.array(state_S))
-    found = {
+    result = {
         name: pa.array(values).take(rows)
         for name, values in (_matched(names, table.ids) | dict(columns)).items()
     }
-    matched = {name: found.pop(name) for name in [*found][: len(names)]}
-    return pa.table({**dict(zip(names, own.ids, strict=True)), **matched, STATE: states, **found})
+    matched = {name: result.pop(name) for name in [*result][: len(names)]}
+    return pa.table({**dict(zip(names, own.ids, strict=True)), **matched, STATE: states, **result})
 
 
 def label_name(settings: DataSettings) -> str:
@@ -203,9 +203,7 @@ def label_name(settings: DataSettings) -> str:
 
 
 def meaning(labels: Labels, label: str) -> str:
-    """Says in one line what the numbers of a result are. ``label``: the name of the label's
-    column.
-    """
+    """Returns one line about the numbers of a result. ``label``: the name of the label's column."""
     if labels.kind == "regression":
         return f"value: the predicted {label}, in its own unit"
     if labels.kind == "survival":
@@ -233,23 +231,23 @@ def result_columns(
     # Float32 sigmoids would round the last bit differently in vectorised and scalar code.
     link = partial(scores, recipe.task)
     known_NO = labels.known(outputs_NO)
-    found = in_blocks(link, None, known_NO.double()).to(outputs_NO.dtype).cpu()
+    scores_ = in_blocks(link, None, known_NO.double()).to(outputs_NO.dtype).cpu()
     if recipe.task.kind == "survival":
-        return {"risk": found.reshape(-1).numpy()}
+        return {"risk": scores_.reshape(-1).numpy()}
     if recipe.task.kind == "ranking":
-        return {"score": found.reshape(-1).numpy()}
+        return {"score": scores_.reshape(-1).numpy()}
     if recipe.task.kind == "regression":
-        return {"value": labels.unscale(found.double()).reshape(-1).numpy()}
+        return {"value": labels.unscale(scores_.double()).reshape(-1).numpy()}
     if recipe.task.kind == "binary":
         # As the accuracy counts.
         chosen = labels.decode(decided(outputs_NO, threshold).to(torch.int64))
-        return {f"{_SCORE}{labels.classes[1]}": found.reshape(-1).numpy(), "class": list(chosen)}
+        return {f"{_SCORE}{labels.classes[1]}": scores_.reshape(-1).numpy(), "class": list(chosen)}
     if recipe.task.kind == "multilabel":
-        return {f"{_SCORE}{name}": found[:, at].numpy() for at, name in enumerate(labels.classes)}
+        return {f"{_SCORE}{name}": scores_[:, at].numpy() for at, name in enumerate(labels.classes)}
     named = {
-        f"{_SCORE}{name}": found[:, column].numpy() for column, name in enumerate(labels.classes)
+        f"{_SCORE}{name}": scores_[:, column].numpy() for column, name in enumerate(labels.classes)
     }
-    return {**named, "class": list(labels.decode(found.argmax(dim=1)))}
+    return {**named, "class": list(labels.decode(scores_.argmax(dim=1)))}
 
 
 def check_output(path: Path, *, replace: bool = False) -> None:
@@ -258,16 +256,18 @@ def check_output(path: Path, *, replace: bool = False) -> None:
     """
     if path.suffix not in FORMATS:
         raise InputError(
-            Code.FILE_INVALID, f"{path}: the result's name must end in {' or '.join(FORMATS)}"
+            Code.FILE_INVALID,
+            f"{path}: the result's name must end in {' or '.join(FORMATS)}. Give another --out.",
         )
     if path.exists() and not (replace and path.is_file()):
-        what = "is no file" if replace else "exists already"
-        remedy = (
-            "give another --out" if replace else "move it away, give another --out, or --replace"
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not a file. Give another --out."
+            if replace
+            else f"{path}: exists already. Move it away, give another --out, or add --replace.",
         )
-        raise InputError(Code.FILE_INVALID, f"{path}: {what}; {remedy}")
     if not path.absolute().parent.is_dir():
-        raise InputError(Code.FILE_INVALID, f"{path.absolute().parent}: no such folder")
+        raise InputError(Code.FILE_INVALID, f"{path.absolute().parent}: no such folder. Create it.")
 
 
 @dataclass(frozen=True)
@@ -291,45 +291,46 @@ class Output:
         check_output(self.path, replace=self.replace)
         flags = [
             f
-            for f, given in (("--like-input", self.like_input), ("--spreadsheet", self.spreadsheet))
-            if given
+            for f, is_set in (
+                ("--like-input", self.like_input),
+                ("--spreadsheet", self.spreadsheet),
+            )
+            if is_set
         ]
         if flags and self.path.suffix != ".csv":
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{flags[0]} is for a .csv result, and --out is {self.path}; remove it",
+                f"{flags[0]}: is for a .csv result (got --out {self.path}). Remove it.",
             )
         first = None if settings is None else next(iter(settings.parts.values()), settings)
         if self.like_input and first is not None and first.kind != "text":
-            text = (
-                f"--like-input: {shown(first.source)} is no text file, so it has no separator; "
-                "remove the flag"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"--like-input: {shown(first.source)} is not a text file, so it has no separator. "
+                "Remove the flag.",
             )
-            raise InputError(Code.CONFIG_INVALID, text)
 
     def write(self, table: pa.Table, own: InputRows | None) -> None:
         """Writes the result. ``own``: the rows of the active party's source. Raises InputError."""
-        table = _guarded(table) if self.spreadsheet else table
+        table = _guard(table) if self.spreadsheet else table
         if not self.like_input or own is None or own.separator is None:
             write_table(self.path, table)
             return
         with private_file(self.path) as file:
             text = io.TextIOWrapper(file, "utf-8", newline="")
             _write_like(text, table, own.separator, own.decimal or ".")
-            # Which writes what is left, and leaves the file open.
+            # Detaching writes what is left, and leaves the file open.
             text.detach()
 
     def advice(self, table: pa.Table) -> str:
-        """Words that a spreadsheet computes cells of this result; '' if it does not."""
+        """Returns a warning if a spreadsheet computes cells of this result; '' if it does not."""
         if self.path.suffix != ".csv" or self.spreadsheet:
             return ""
         count = sum(map(computed_cells, table.columns))
-        what = (
-            f"{self.path}: {count:,} cells of text begin with =, +, -, @ or a tab, and a "
-            "spreadsheet computes them"
-        )
         return (
-            f"{what}; give --spreadsheet, which puts ' before them, or write .parquet"
+            f"{self.path}: {count:,} cells of text begin with =, +, -, @ or a tab, and a "
+            "spreadsheet computes them; give --spreadsheet, which puts ' before them, or write "
+            ".parquet"
             if count
             else ""
         )
@@ -354,7 +355,7 @@ def _is_text(column: pa.ChunkedArray | pa.Array) -> bool:
     return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
 
 
-def _guarded(table: pa.Table) -> pa.Table:
+def _guard(table: pa.Table) -> pa.Table:
     """Puts ``'`` before each text that a spreadsheet would compute."""
     for at, name in enumerate(table.column_names):
         column = table.column(at)
@@ -452,8 +453,8 @@ def _group(recipe: Recipe, table: Table, rows: Rows) -> dict[str, Any]:
 
 
 def keep(folder: Path, phase: str, table: pa.Table) -> None:
-    """Writes the predictions of a phase into ``folder``, beside those of other phases, in the place
-    of its own.
+    """Writes the predictions of a phase into ``folder``, with those of other phases, instead of its
+    earlier ones.
 
     So a round that is repeated changes nothing. Raises InputError if the file cannot be read or
     written.
@@ -469,9 +470,9 @@ def keep(folder: Path, phase: str, table: pa.Table) -> None:
                 else table
             )
         except (OSError, pa.ArrowException):
-            text = (
-                f"{path}: cannot be read as the predictions of an earlier phase; remove it to "
-                "go on without them"
-            )
-            raise InputError(Code.FILE_INVALID, text) from None
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{path}: cannot be read as the predictions of an earlier phase. Remove it to go "
+                "on without them.",
+            ) from None
     write_table(path, table)

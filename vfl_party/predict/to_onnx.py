@@ -1,10 +1,9 @@
 """A trained party's models as ONNX files, for programs without torch.
 
 The encoder's file takes the party's own columns as they are, in the units of its table: filling,
-scaling and coding are part of the graph. Beside it stands a JSON file, which is also in the ONNX
-file's metadata: what the inputs and outputs are. The active party's top model is a file of its own,
-which takes one embedding of each party. So is its student, which takes the party's own columns and
-needs nobody.
+scaling and coding are part of the graph. A JSON file, which is also in the ONNX file's metadata,
+says what the inputs and outputs are. The active party's top model is a separate file, which takes
+one embedding of each party. So is its student, which takes the party's own columns only.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 SUFFIX = ".onnx"
-# Of the default domain. ONNX Runtime knows it since 1.14.
+# Opset of the default domain. ONNX Runtime knows it since 1.14.
 OPSET = 18
-# Of ``ai.onnx.ml``, which has the table of categories.
+# Domain and opset of ``ai.onnx.ml``, which has the table of categories.
 _ML, _ML_OPSET = "ai.onnx.ml", 3
 NUMBERS, CATEGORIES, IMAGES = "numbers", "categories", "images"
 OUTPUT = "output"
 _ROWS = "rows"
-# The rows with which the exported file is compared.
-_TRIED = 5
+# Number of rows with which the exported file is compared.
+_N_EXAMPLES = 5
 # How far an embedding may be from torch's, relative to its largest number if that is above 1.
 TOLERANCE = 1e-5
 
@@ -71,8 +70,8 @@ class Prepared(nn.Module):
         self._has_values = made.image_shape is not None or bool(made.numeric_names)
         shape = (-1, *(1 for _ in (made.image_shape or ())[1:]))
         self.shift, self.scale = (
-            nn.Buffer(torch.tensor(each, dtype=torch.float64).reshape(shape), persistent=False)
-            for each in (made.shift, made.scale)
+            nn.Buffer(torch.tensor(values, dtype=torch.float64).reshape(shape), persistent=False)
+            for values in (made.shift, made.scale)
         )
         fill = None if made.fill is None else torch.tensor(made.fill, dtype=torch.float32)
         if fill is not None and made.image_shape is not None:
@@ -82,18 +81,20 @@ class Prepared(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Embeds raw rows."""
         rest = list(inputs)
-        found = [self._scaled(rest.pop(0))] if self._has_values else []
+        columns = [self._scale(rest.pop(0))] if self._has_values else []
         codes_BK = rest.pop(0) if self._widths else None
         if codes_BK is not None and self._one_hot:
-            found += [self._columns(codes_BK[:, k], width) for k, width in enumerate(self._widths)]
+            columns += [
+                self._columns(codes_BK[:, k], width) for k, width in enumerate(self._widths)
+            ]
             codes_BK = None
-        if not found and codes_BK is not None:
-            found = [codes_BK[:, :0].float()]
-        x = found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        if not columns and codes_BK is not None:
+            columns = [codes_BK[:, :0].float()]
+        x = columns[0] if len(columns) == 1 else torch.cat(columns, dim=1)
         out: Tensor = self.encoder(x) if codes_BK is None else self.encoder(x, codes_BK)
         return out
 
-    def _scaled(self, values: Tensor) -> Tensor:
+    def _scale(self, values: Tensor) -> Tensor:
         if self.fill is not None:
             values = torch.where(torch.isnan(values), self.fill, values)
         x = ((values.double() - self.shift) / self.scale).float()
@@ -137,54 +138,64 @@ def export(trained: TrainedParty, path: Path) -> list[Path]:
     computes something else there, if packages are missing, or if a file exists.
     """
     graphs = _graphs(trained, path)
-    described = path.with_suffix(".json")
-    for each in (*graphs, described):
-        if each.exists():
-            text = f"{each}: exists already; move it away or give another name"
-            raise InputError(Code.FILE_INVALID, text)
+    description = path.with_suffix(".json")
+    for file_path in (*graphs, description):
+        if file_path.exists():
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{file_path}: exists already. Move it away or give another name.",
+            )
     for target, graph in graphs.items():
         with private_file(target) as file:
             file.write(graph.model.SerializeToString())
-    whole = {each.name: graph.about for each, graph in graphs.items()}
-    with private_file(described) as file:
+    whole = {file_path.name: graph.about for file_path, graph in graphs.items()}
+    with private_file(description) as file:
         file.write(f"{json.dumps(whole, indent=1)}\n".encode())
-    return [*graphs, described]
+    return [*graphs, description]
 
 
 def _graphs(trained: TrainedParty, path: Path) -> dict[Path, Graph]:
     if path.suffix != SUFFIX:
-        text = f"{path}: the name of an ONNX file must end in {SUFFIX}"
-        raise InputError(Code.FILE_INVALID, text)
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: the name of an ONNX file must end in {SUFFIX}. Give such a name.",
+        )
     about, models = trained.about, trained.models
     if not {"encoder", "top"} & set(models):
         kinds = ", ".join(phase.kind for phase in about.recipe.phases)
-        text = f"a run of {kinds} trains neither encoder nor top model: there is nothing to export"
-        raise InputError(Code.MODEL_INVALID, text)
-    if about.recipe.model.precision != "float32":
-        text = (
-            f"the models of {about.party} were trained in {about.recipe.model.precision}, and an "
-            "ONNX file would compute other embeddings; export them as safetensors"
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"a run of {kinds} trains neither encoder nor top model, so there is nothing to export."
+            " Give a run of another method.",
         )
-        raise InputError(Code.MODEL_INVALID, text)
+    if about.recipe.model.precision != "float32":
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"the models of {about.party} were trained in {about.recipe.model.precision}, and an "
+            "ONNX file computes other embeddings. Export them as safetensors.",
+        )
     if trained.preprocessor is not None and trained.preprocessor.quantiles is not None:
-        text = f"the columns of {about.party} have data.scale = 'quantile', which is not written as"
-        raise InputError(Code.MODEL_INVALID, f"{text} ONNX; export the models as safetensors")
-    found: dict[Path, Graph] = {}
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"the columns of {about.party} have data.scale = 'quantile', which is not written as "
+            "ONNX. Export the models as safetensors.",
+        )
+    graphs: dict[Path, Graph] = {}
     if "encoder" in models and trained.preprocessor is not None:
-        found[path] = _encoder(trained, trained.preprocessor)
+        graphs[path] = _encoder(trained, trained.preprocessor)
     # A network that is cut in two has its upper half in another model.
     if "top" in models and "tail" not in models:
-        found[path.with_name(f"{path.stem}-top{SUFFIX}")] = _top(trained)
+        graphs[path.with_name(f"{path.stem}-top{SUFFIX}")] = _top(trained)
     if SOLO in models and trained.preprocessor is not None:
-        found[path.with_name(f"{path.stem}-student{SUFFIX}")] = _student(
+        graphs[path.with_name(f"{path.stem}-student{SUFFIX}")] = _student(
             trained, trained.preprocessor
         )
-    return found
+    return graphs
 
 
 def _encoder(trained: TrainedParty, made: Preprocessor) -> Graph:
     party, kind = trained.about.party, trained.about.encoder.kind
-    what = f"the encoder of {party}, of kind {kind!r},"
+    what = f"the encoder of {party} (kind {kind!r})"
     # The name of the top model's input for it. No value inside a graph has a blank in its name.
     output = embedding_of(party)
     of = trained.models["encoder"]
@@ -193,40 +204,40 @@ def _encoder(trained: TrainedParty, made: Preprocessor) -> Graph:
 
 def _student(trained: TrainedParty, made: Preprocessor) -> Graph:
     what = f"the student of {trained.about.party}"
-    about = {"what": "student"} | _meaning(trained)
+    about = {"what": "student"} | _describe_output(trained)
     return _on_columns(trained, made, trained.models[SOLO], OUTPUT, what, about)
 
 
 def _on_columns(
     trained: TrainedParty,
     made: Preprocessor,
-    of: nn.Module,
+    encoder: nn.Module,
     output: str,
     what: str,
     more: Mapping[str, Any],
 ) -> Graph:
     """Makes the graph of a module that takes the party's own columns; ``more``: to describe it."""
     inputs, examples = _columns(made)
-    module = Prepared(deterministic(of.eval()), made).eval()
-    model = _exported(module, inputs, examples, output, what)
+    module = Prepared(deterministic(encoder.eval()), made).eval()
+    model = _export_module(module, inputs, examples, output, what)
     if made.vocabularies:
         _take_words(model, made.vocabularies)
     about = _about(trained, inputs) | dict(more)
-    return Graph(_described(model, about, output), about)
+    return Graph(_add_description(model, about, output), about)
 
 
 def _columns(made: Preprocessor) -> tuple[dict[str, dict[str, Any]], list[Tensor]]:
     """Returns a description of the inputs that stand for a party's own columns, and examples."""
     inputs: dict[str, dict[str, Any]] = {}
     examples: list[Tensor] = []
-    drawn = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     if made.image_shape is not None:
         inputs[IMAGES] = {
             "type": "float32",
             "shape": [_ROWS, *made.image_shape],
             "values": "pixels in 0..1 (bytes divided by 255), or numbers in the scale of training",
         }
-        examples.append(torch.rand(_TRIED, *made.image_shape, generator=drawn))
+        examples.append(torch.rand(_N_EXAMPLES, *made.image_shape, generator=generator))
     elif made.numeric_names:
         inputs[NUMBERS] = {
             "type": "float32",
@@ -234,7 +245,7 @@ def _columns(made: Preprocessor) -> tuple[dict[str, dict[str, Any]], list[Tensor
             "columns": list(made.numeric_names),
             "missing": "NaN, which is filled" if made.fill is not None else "none may be missing",
         }
-        unit = torch.randn(_TRIED, len(made.shift), generator=drawn).double()
+        unit = torch.randn(_N_EXAMPLES, len(made.shift), generator=generator).double()
         examples.append((unit * torch.tensor(made.scale) + torch.tensor(made.shift)).float())
         if made.fill is not None:
             examples[0][0] = torch.nan
@@ -247,7 +258,7 @@ def _columns(made: Preprocessor) -> tuple[dict[str, dict[str, Any]], list[Tensor
             "words": dict(zip(made.categorical_names, made.vocabularies, strict=True)),
         }
         counts = [RESERVED + len(words) for words in made.vocabularies]
-        rows = [[(row + k) % count for k, count in enumerate(counts)] for row in range(_TRIED)]
+        rows = [[(row + k) % count for k, count in enumerate(counts)] for row in range(_N_EXAMPLES)]
         # No word has the code of what augmentation hides.
         codes = torch.tensor(rows)
         examples.append(torch.where(codes == HIDDEN, MISSING, codes))
@@ -268,18 +279,18 @@ def _top(trained: TrainedParty) -> Graph:
         | ({"missing": "NaN, such as a whole row of a party that is away"} if trees else {})
         for name, width in widths.items()
     }
-    drawn = torch.Generator().manual_seed(0)
-    examples = [torch.randn(_TRIED, width, generator=drawn) for width in widths.values()]
+    generator = torch.Generator().manual_seed(0)
+    examples = [torch.randn(_N_EXAMPLES, width, generator=generator) for width in widths.values()]
     if trees:
-        examples[-1][_TRIED - 1] = torch.nan
+        examples[-1][_N_EXAMPLES - 1] = torch.nan
     module = Joint(trained.models["top"].eval(), recipe.model.combine).eval()
     what = f"the top model of {trained.about.party}"
-    model = _exported(module, inputs, examples, OUTPUT, what)
-    described = _about(trained, inputs) | {"what": "top"} | _meaning(trained)
-    return Graph(_described(model, described, OUTPUT), described)
+    model = _export_module(module, inputs, examples, OUTPUT, what)
+    description = _about(trained, inputs) | {"what": "top"} | _describe_output(trained)
+    return Graph(_add_description(model, description, OUTPUT), description)
 
 
-def _meaning(trained: TrainedParty) -> dict[str, Any]:
+def _describe_output(trained: TrainedParty) -> dict[str, Any]:
     """Returns what ``OUTPUT`` is."""
     labels = trained.labels
     return {
@@ -302,7 +313,7 @@ def _about(trained: TrainedParty, inputs: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _exported(
+def _export_module(
     module: nn.Module,
     inputs: Mapping[str, Any],
     examples: Sequence[Tensor],
@@ -314,7 +325,7 @@ def _exported(
     """
     rows = torch.export.Dim(_ROWS)
     try:
-        with _quietly():
+        with _silence():
             program = torch.onnx.export(
                 module,
                 tuple(examples),
@@ -328,16 +339,17 @@ def _exported(
                 verbose=False,
             )
     except ImportError as error:
-        text = f"ONNX cannot be written here ({str(error).splitlines()[0]})"
         raise InputError(
             Code.CONFIG_INVALID,
-            f"vfl export model: {text}; pip install '.[onnx]' in the clone of vfl",
+            f"vfl export model: ONNX cannot be written here ({str(error).splitlines()[0]}). Run "
+            "pip install '.[onnx]' in the clone of vfl.",
         ) from None
-    # Its errors are of many types, and a model of somebody's own may raise any.
+    # The exporter's errors are of many types, and a plug-in's model may raise any.
     except Exception as error:
-        why = type(error).__name__
-        text = f"{what} cannot be written as ONNX ({why}); export it as safetensors"
-        raise InputError(Code.MODEL_INVALID, text) from error
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"{what} cannot be written as ONNX ({type(error).__name__}). Export it as safetensors.",
+        ) from error
     model: ModelProto = program.model_proto  # type: ignore[union-attr] # None only without dynamo
     _compare(model, module, inputs, examples, what)
     return model
@@ -350,21 +362,23 @@ def _compare(
     examples: Sequence[Tensor],
     what: str,
 ) -> None:
-    """Raises InputError if the file computes something else than the module."""
+    """Raises InputError if the file and the module compute different results."""
     from onnx.reference import ReferenceEvaluator
 
     # Other rows, and another number of them, than those that the exporter has seen.
-    fewer = [each.flip(0)[: _TRIED - 2] for each in examples]
+    inputs_ = [example.flip(0)[: _N_EXAMPLES - 2] for example in examples]
     with torch.no_grad():
-        want = module(*fewer).numpy()
-    fed = {name: each.numpy() for name, each in zip(inputs, fewer, strict=True)}
-    with _quietly():
+        want = module(*inputs_).numpy()
+    fed = {name: example.numpy() for name, example in zip(inputs, inputs_, strict=True)}
+    with _silence():
         results: Any = ReferenceEvaluator(model).run(None, fed)
     got = np.asarray(results[0])
-    most = max(1.0, float(np.abs(want).max(initial=0.0)))
-    if got.shape != want.shape or not np.allclose(got, want, rtol=0.0, atol=TOLERANCE * most):
-        text = f"{what} computes something else as ONNX than in torch; export it as safetensors"
-        raise InputError(Code.MODEL_INVALID, text)
+    scale = max(1.0, float(np.abs(want).max(initial=0.0)))
+    if got.shape != want.shape or not np.allclose(got, want, rtol=0.0, atol=TOLERANCE * scale):
+        raise InputError(
+            Code.MODEL_INVALID,
+            f"{what} has other results in ONNX than in torch. Export it as safetensors.",
+        )
 
 
 def _take_words(model: ModelProto, vocabularies: Sequence[Sequence[str]]) -> None:
@@ -372,7 +386,7 @@ def _take_words(model: ModelProto, vocabularies: Sequence[Sequence[str]]) -> Non
     from onnx import TensorProto, helper
 
     graph = model.graph
-    taken = next(each for each in graph.input if each.name == CATEGORIES)
+    categories = next(input_ for input_ in graph.input if input_.name == CATEGORIES)
     codes = f"{CATEGORIES} as codes"
     for node in graph.node:
         for place, name in enumerate(node.input):
@@ -400,11 +414,11 @@ def _take_words(model: ModelProto, vocabularies: Sequence[Sequence[str]]) -> Non
     rest = list(graph.node)
     del graph.node[:]
     graph.node.extend([*nodes, *rest])
-    taken.type.tensor_type.elem_type = TensorProto.STRING
+    categories.type.tensor_type.elem_type = TensorProto.STRING
     model.opset_import.append(helper.make_opsetid(_ML, _ML_OPSET))
 
 
-def _described(model: ModelProto, about: Mapping[str, Any], output: str) -> ModelProto:
+def _add_description(model: ModelProto, about: Mapping[str, Any], output: str) -> ModelProto:
     """Adds the description to the file's metadata, and checks that the whole is ONNX."""
     from onnx import checker, helper
 
@@ -413,8 +427,8 @@ def _described(model: ModelProto, about: Mapping[str, Any], output: str) -> Mode
         del node.metadata_props[:]
         node.doc_string = ""
     del model.graph.metadata_props[:]
-    for each in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        del each.metadata_props[:]
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        del value.metadata_props[:]
     for function in model.functions:
         del function.metadata_props[:]
     helper.set_model_props(model, {"vfl": json.dumps({**about, "output": output})})
@@ -424,8 +438,8 @@ def _described(model: ModelProto, about: Mapping[str, Any], output: str) -> Mode
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Keeps the exporter's own remarks from the person: a failure is said in one sentence."""
+def _silence() -> Iterator[None]:
+    """Hides the exporter's own messages: a failure is reported in one sentence."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

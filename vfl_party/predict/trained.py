@@ -1,5 +1,4 @@
-"""A trained party's models by themselves, from its folder of a run or from a file that they were
-exported to.
+"""A trained party's models, from its folder of a run or from an exported file.
 
 The file is safetensors: each tensor under its name in the module, after ``encoder.``, ``tail.`` or
 ``top.``. The entry ``about`` of its metadata is JSON, with the keys of ``About``: it says how the
@@ -101,7 +100,8 @@ class TrainedParty:
         name, preprocessor = self.about.party, self.preprocessor
         if preprocessor is None:
             raise InputError(
-                Code.DATA_INVALID, f"{name} has no features, and so no encoder: it has labels only"
+                Code.DATA_INVALID,
+                f"{name}: has labels only, so it has no encoder. Choose a party with features.",
             )
         source, shape = f"{FRAME}{name}", preprocessor.image_shape
         if shape is not None:
@@ -133,8 +133,11 @@ class TrainedParty:
         """
         if self.preprocessor is not None and "encoder" not in self.models:
             kinds = ", ".join(phase.kind for phase in self.about.recipe.phases)
-            text = f"a run of {kinds} trains no encoder, so its rows have no embeddings"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; predict jointly (vfl predict)")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"a run of {kinds} trains no encoder, so its rows have no embeddings. Predict "
+                "jointly (vfl predict).",
+            )
         inputs = self.inputs(rows)
         encoder, precision = (
             deterministic(self.models["encoder"].eval()),
@@ -143,7 +146,7 @@ class TrainedParty:
         parts = chunks(np.arange(len(inputs[0]), dtype=np.int64))
         return torch.cat(
             [
-                forward(encoder, *(each[part] for each in inputs), precision=precision)
+                forward(encoder, *(inputs_[part] for inputs_ in inputs), precision=precision)
                 for part in parts
             ]
         )
@@ -166,11 +169,12 @@ def check_path(path: Path) -> None:
     """Raises InputError if ``path`` cannot become an exported model."""
     if path.suffix != SUFFIX:
         raise InputError(
-            Code.FILE_INVALID, f"{path}: the name of an exported model must end in {SUFFIX}"
+            Code.FILE_INVALID,
+            f"{path}: the name of an exported model must end in {SUFFIX}. Give such a name.",
         )
     if path.exists():
         raise InputError(
-            Code.FILE_INVALID, f"{path}: exists already; move it away or give another name"
+            Code.FILE_INVALID, f"{path}: exists already. Move it away or give another name."
         )
 
 
@@ -186,7 +190,10 @@ def load(path: Path, party: str | None) -> TrainedParty:
     if path.is_file():
         return _from_file(path, party)
     if not path.exists():
-        raise InputError(Code.FILE_INVALID, f"{path}: no such run, and no such file")
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: does not exist. Give the folder OUT/RUN-ID, or an exported file.",
+        )
     run, name = chosen(path, party)
     trained = load_trained(run, name)
     return of_state(trained.run_id, name, trained.recipe, trained.encoder, trained.state)
@@ -208,7 +215,7 @@ def of_state(
         preprocessor=state["preprocessor"],
         labels=state["labels"],
     )
-    return _made(about, state)
+    return _make(about, state)
 
 
 def of_round(
@@ -218,7 +225,9 @@ def of_round(
     other processes make; None if it is not on the disk. Raises InputError.
     """
     store = CheckpointStore(run / party / "checkpoints", keep=1)
-    label = next((each for each in store.labels() if rounds_done(each) == (phase, round_)), None)
+    label = next(
+        (label_ for label_ in store.labels() if rounds_done(label_) == (phase, round_)), None
+    )
     if label is None:
         return None
     return of_state(run.name, party, recipe, encoder, store.load(label)["job"])
@@ -232,10 +241,10 @@ def chosen(path: Path, party: str | None) -> tuple[Path, str]:
     if (path / "checkpoints").is_dir():
         whole = path.resolve()
         path, party = whole.parent, party or whole.name
-    names = sorted(each.parent.name for each in path.glob("*/checkpoints"))
+    names = sorted(folder.parent.name for folder in path.glob("*/checkpoints"))
     if not names:
         raise InputError(
-            Code.FILE_INVALID, f"{path}: holds no party's checkpoints; give the folder OUT/RUN-ID"
+            Code.FILE_INVALID, f"{path}: has no party's checkpoints. Give the folder OUT/RUN-ID."
         )
     if party is None:
         active = RunFolder(path / names[0], path.name).recipe().active.name
@@ -243,34 +252,40 @@ def chosen(path: Path, party: str | None) -> tuple[Path, str]:
     if party not in names:
         raise InputError(
             Code.FILE_INVALID,
-            f"{path}: holds no checkpoints of {party} (parties: {', '.join(names)})",
+            f"{path}: has no checkpoints of {party}. Choose one of: {', '.join(names)}.",
         )
     return path, party
 
 
 def _from_file(path: Path, party: str | None) -> TrainedParty:
     try:
-        # The header.
+        # Only the header is read here.
         with safe_open(path, framework="np") as file:
             about = About.model_validate_json((file.metadata() or {})["about"])
         tensors = safetensors.torch.load(path.read_bytes())
     except OSError as error:
-        raise InputError(Code.FILE_INVALID, f"{path}: cannot be read ({error.strerror})") from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be read ({error.strerror}). Check the path and its permissions.",
+        ) from None
     except (safetensors.SafetensorError, KeyError, ValidationError, ValueError, RecursionError):
-        text = f"{path}: is no model that `vfl export model` has written"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: is not an exported model. Give a file that `vfl export model` wrote.",
+        ) from None
     if party is not None and party != about.party:
         raise InputError(
-            Code.FILE_INVALID, f"{path}: holds the models of {about.party}, not of {party}"
+            Code.FILE_INVALID,
+            f"{path}: has the models of {about.party}. Give the file of {party}.",
         )
     models: dict[str, dict[str, Tensor]] = {}
     for whole, tensor in tensors.items():
         model, _, name = whole.partition(".")
         models.setdefault(model, {})[name] = tensor
-    return _made(about, {"models": models})
+    return _make(about, {"models": models})
 
 
-def _made(about: About, state: Tree) -> TrainedParty:
+def _make(about: About, state: Tree) -> TrainedParty:
     """Makes the modules as a run does, and loads their weights. Raises InputError."""
     preprocessor = (
         Preprocessor.from_state(about.preprocessor) if about.preprocessor is not None else None

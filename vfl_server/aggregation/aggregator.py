@@ -78,9 +78,9 @@ class Aggregator:
         self._lock = threading.Lock()
         self._make_hub = make_hub if make_hub is not None else self._over_grpc
         self._start = start if start is not None else self._in_a_thread
-        # Of the current generation.
+        # The hub of the current generation.
         self._hub: EndingHub | None = None
-        # With its hub.
+        # Whether this generation is aligned with its hub.
         self._aligned = False
         self._thread: threading.Thread | None = None
 
@@ -165,12 +165,12 @@ class Aggregator:
         except InterruptedRun:
             return
         except VflError as error:
-            self._failed(hub, error)
+            self._handle_failure(hub, error)
         except Exception as error:
             log.exception("aggregation")
-            self._failed(hub, InternalError(f"aggregation: {error!r}"))
+            self._handle_failure(hub, InternalError(f"aggregation: {error!r}"))
 
-    def _failed(self, hub: EndingHub, error: VflError) -> None:
+    def _handle_failure(self, hub: EndingHub, error: VflError) -> None:
         hub.end(error)
         with self._lock:
             goes_on = self._hub is hub
@@ -182,9 +182,9 @@ class Aggregator:
 def _answer_all(
     hub: EndingHub, steps: Sequence[tuple[StepKey, Sequence[str], AggregationPlan]]
 ) -> None:
-    told: set[str] = set()
+    warned: set[str] = set()
     for step, parties, plan in steps:
-        _answer(hub, step, parties, plan, told)
+        _answer(hub, step, parties, plan, warned)
 
 
 def _answer(
@@ -192,7 +192,7 @@ def _answer(
     step: StepKey,
     parties: Sequence[str],
     plan: AggregationPlan,
-    told: set[str],
+    warned: set[str],
 ) -> None:
     """Answers one step. Frees its memory on return, except for the last reply, which a party may
     request again.
@@ -203,10 +203,10 @@ def _answer(
     givers, takers = plan.givers(step.round, parties), plan.takers(step.round, parties)
     specs = dict.fromkeys(takers, _NOTHING.spec()) | dict.fromkeys(givers, plan.sent)
     if len(specs) > len(givers):
-        # They ask before the others train, however long that takes.
+        # Parties that only take the average ask before the others have trained.
         hub.unhurried()
     bundles = hub.collect(step, specs)
-    mean = average({party: bundles[party] for party in givers}, step, plan, told)
+    mean = average({party: bundles[party] for party in givers}, step, plan, warned)
     answers = dict.fromkeys(bundles, _NOTHING) | dict.fromkeys(takers, mean)
     hub.reply(step, answers)
 
@@ -215,13 +215,12 @@ def average(
     bundles: Mapping[str, Bundle],
     step: StepKey,
     plan: AggregationPlan,
-    told: set[str] | None = None,
+    warned: set[str] | None = None,
 ) -> Bundle:
     """Returns the mean of what the parties have sent, as it crosses: read, averaged in float32,
     written.
 
-    ``told``: the parties of whom the log has said already that their weights outweigh all others';
-    None: of nobody.
+    ``warned``: the parties that the log has warned of already; None: no party.
 
     Raises PeerError as ``mean``, and if a party sent what its codec never writes; InputError
     (NON_FINITE) if the codec of the answer cannot write the mean.
@@ -229,22 +228,19 @@ def average(
     up, down = plan.up.coder, plan.down.coder
     if up is not None:
         bundles = {
-            party: decode(up, each, plan.spec, party=party, step=step)
-            for party, each in bundles.items()
+            party: decode(up, bundle, plan.spec, party=party, step=step)
+            for party, bundle in bundles.items()
         }
-    found = mean(bundles, step)
-    told = set() if told is None else told
-    if (party := outlier(bundles)) and party not in told:
-        told.add(party)
-        text = (
-            f"the weights of {party} at {step} have a norm over 1,000 times that of any other "
-            "party's: the mean is"
-        )
+    result = mean(bundles, step)
+    warned = set() if warned is None else warned
+    if (party := outlier(bundles)) and party not in warned:
+        warned.add(party)
         log.warning(
-            f"{text} almost its own; ask it whether its training goes well",
+            f"the weights of {party} at {step} have a norm over 1,000 times that of any other "
+            f"party: the mean is almost its own. Ask {party} whether its training goes well.",
             extra={"event": "outlier"},
         )
-    return found if down is None else encode(down, found, plan.down.seed, SERVER, step)
+    return result if down is None else encode(down, result, plan.down.seed, SERVER, step)
 
 
 def remaining(
@@ -259,9 +255,10 @@ def remaining(
     if at not in phases:
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"the checkpoint {checkpoint[:80]!r} belongs to no phase of this recipe",
+            f"the checkpoint {checkpoint[:80]!r} belongs to no phase of this recipe. Begin a new "
+            "run with vfl-server serve --fresh.",
         )
-    for aggregation in sorted(aggregations, key=lambda each: phases.index(each.phase)):
+    for aggregation in sorted(aggregations, key=lambda plan: phases.index(plan.phase)):
         place = phases.index(aggregation.phase) - phases.index(at)
         first = 0 if place > 0 else done if place == 0 else aggregation.rounds
         for round_ in range(first, aggregation.rounds):

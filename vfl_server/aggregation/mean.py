@@ -11,7 +11,7 @@ from vfl_common.bundle import HUGE, ITEM_BYTES, Buffer, Bundle, DType, Kind, Ste
 from vfl_common.errors import Code, PeerError
 
 Numbers = npt.NDArray[np.floating]
-# As much longer than all others, and a party's weights are worth a note.
+# A party whose weights have a norm this many times that of all others is an outlier.
 _TIMES = 1000.0
 
 
@@ -23,7 +23,7 @@ def mean(bundles: Mapping[str, Bundle], step: StepKey) -> Bundle:
     changed.
 
     Raises PeerError (NON_FINITE) if a party sent NaN, infinity, or numbers too large to train with:
-    in the mean they would look like the fault of whoever trains on with it.
+    in the mean they look like the fault of the parties that train on with it.
     """
     like = next(iter(bundles.values())).tensors
     return Bundle(
@@ -38,14 +38,17 @@ def _mean(
     total: Numbers | None = None
     for party, bundle in bundles.items():
         values = _numbers(bundle.tensors[name])
-        least, most = values.min(initial=0.0), values.max(initial=0.0)
-        if not (least >= -HUGE and most <= HUGE):
-            finite = np.isfinite(least) and np.isfinite(most)
-            what = (
-                f"numbers beyond {HUGE:g}, too large to train with" if finite else "NaN or infinity"
+        minimum, maximum = values.min(initial=0.0), values.max(initial=0.0)
+        if not (minimum >= -HUGE and maximum <= HUGE):
+            finite = np.isfinite(minimum) and np.isfinite(maximum)
+            raise PeerError(
+                Code.NON_FINITE,
+                f"tensor {name[:40]!r} of {party} at {step} holds numbers beyond {HUGE:g}, too "
+                "large to train with"
+                if finite
+                else f"tensor {name[:40]!r} of {party} at {step} holds NaN or infinity",
+                party=party,
             )
-            text = f"tensor {name[:40]!r} of {party} at {step} holds {what}"
-            raise PeerError(Code.NON_FINITE, text, party=party)
         if total is None:
             total = values.copy()
             continue
@@ -56,18 +59,18 @@ def _mean(
 
 
 def outlier(bundles: Mapping[str, Bundle]) -> str:
-    """Returns the party whose weights have a norm a thousand times that of anybody else's; '' if
-    there is none.
+    """Returns the party whose weights have a norm a thousand times that of all others; '' if none
+    has.
     """
     norms = {party: _norm(bundle) for party, bundle in bundles.items()}
-    (party, first), *others = sorted(norms.items(), key=lambda each: -each[1])
+    (party, first), *others = sorted(norms.items(), key=lambda pair: -pair[1])
     return party if others and first > _TIMES * others[0][1] > 0.0 else ""
 
 
 def _norm(bundle: Bundle) -> float:
-    each = map(_numbers, bundle.tensors.values())
+    arrays = map(_numbers, bundle.tensors.values())
     return float(
-        np.sqrt(sum(np.einsum("i,i->", values, values, dtype=np.float64) for values in each))
+        np.sqrt(sum(np.einsum("i,i->", values, values, dtype=np.float64) for values in arrays))
     )
 
 

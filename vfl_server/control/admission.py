@@ -20,11 +20,11 @@ from vfl_common.text import clean
 MAX_TEXT = 200
 # A party's recipe that is longer than ours by more characters is not compared key by key.
 MAX_RECIPE = 16_384
-# That a party names.
+# Number of plug-ins that a party may name.
 MAX_PLUGINS = 100
 # Bytes of what all parties show each other.
 MAX_ALL_SHOWN = 1 << 20
-# So often a party may join again into a running generation: 20 times, then 10 a minute.
+# A party may join again into a running generation 20 times, then 10 times a minute.
 AGAIN_S, AGAIN = 6.0, 20
 
 
@@ -51,46 +51,60 @@ def admit(
     expected = recipe.party(name)
     _compare_protocols(name, join, oldest)
     if expected is None or join.role != expected.role:
-        text = (
+        raise PeerError(
+            Code.ROLE_MISMATCH,
             f"{name} joins as {clean(join.role, 20)!r}; in the recipe it is "
-            f"{expected.role if expected else 'nobody'}"
+            f"{expected.role if expected else 'nobody'}",
+            party=name,
         )
-        raise _refused(Code.ROLE_MISMATCH, name, text)
-    texts = (join.device, join.device_name, join.run_id, join.exchange_address, join.version)
-    if max(map(len, texts)) > MAX_TEXT:
-        text = (
-            f"{name} joins with a device, a run, an address or a version of more than "
-            f"{MAX_TEXT} characters"
-        )
-        raise _refused(Code.MALFORMED_MESSAGE, name, text)
-    longest = max((len(text) for named in join.plugins.items() for text in named), default=0)
-    if len(join.plugins) > MAX_PLUGINS or longest > MAX_TEXT:
-        text = (
-            f"{name} joins with more than {MAX_PLUGINS} plug-ins, or one of more than "
-            f"{MAX_TEXT} characters"
-        )
-        raise _refused(Code.MALFORMED_MESSAGE, name, text)
+    _require_bounds(name, join)
     known = any(
-        (said.recipe_json, said.filled_json) == (join.recipe_json, join.filled_json)
-        and said.written == join.written
-        for said in joined.values()
+        (theirs.recipe_json, theirs.filled_json) == (join.recipe_json, join.filled_json)
+        and theirs.written == join.written
+        for theirs in joined.values()
     )
     difference = "" if known else _difference(recipe, join)
     if difference:
-        raise _refused(
-            Code.RECIPE_DIFFERS, name, f"the recipe of {name} differs from the server's{difference}"
+        raise PeerError(
+            Code.RECIPE_DIFFERS,
+            f"the recipe of {name} differs from the server's{difference}",
+            party=name,
         )
     if join.job != job:
-        text = f"{name} wants to {clean(join.job, 20)}, but this server runs a {job} job"
-        raise _refused(Code.RECIPE_DIFFERS, name, text)
-    if job == "predict" and runs and join.run_id not in runs:
-        text = (
-            f"{name} predicts with run {clean(join.run_id, 80)}, but the others with "
-            f"{', '.join(runs)}"
+        raise PeerError(
+            Code.RECIPE_DIFFERS,
+            f"{name} wants to {clean(join.job, 20)}, but this server runs a {job} job",
+            party=name,
         )
-        raise _refused(Code.RECIPE_DIFFERS, name, text)
-    for other, said in joined.items():
-        require_alike(name, join, other, said)
+    if job == "predict" and runs and join.run_id not in runs:
+        raise PeerError(
+            Code.RECIPE_DIFFERS,
+            f"{name} predicts with run {clean(join.run_id, 80)}, but the others with "
+            f"{', '.join(runs)}",
+            party=name,
+        )
+    for other, theirs in joined.items():
+        require_alike(name, join, other, theirs)
+
+
+def _require_bounds(name: str, join: control_pb2.Join) -> None:
+    """Raises PeerError (MALFORMED_MESSAGE) if a text is too long, or plug-ins are too many."""
+    texts = (join.device, join.device_name, join.run_id, join.exchange_address, join.version)
+    if max(map(len, texts)) > MAX_TEXT:
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{name} joins with a device, a run, an address or a version of more than "
+            f"{MAX_TEXT} characters",
+            party=name,
+        )
+    longest = max((len(text) for named in join.plugins.items() for text in named), default=0)
+    if len(join.plugins) > MAX_PLUGINS or longest > MAX_TEXT:
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{name} joins with more than {MAX_PLUGINS} plug-ins, or one of more than "
+            f"{MAX_TEXT} characters",
+            party=name,
+        )
 
 
 def require_shown(name: str, join: control_pb2.Join, shown: Mapping[str, str]) -> None:
@@ -102,11 +116,12 @@ def require_shown(name: str, join: control_pb2.Join, shown: Mapping[str, str]) -
     size = len(join.shown_json.encode())
     whole = size + sum(len(text.encode()) for other, text in shown.items() if other != name)
     if size > MOST_SHOWN or whole > MAX_ALL_SHOWN:
-        text = (
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
             f"{name} shows the others {size:,} bytes of its policy and its grant; a party may "
-            f"show {MOST_SHOWN:,}, and all together {MAX_ALL_SHOWN:,}"
+            f"show {MOST_SHOWN:,}, and all together {MAX_ALL_SHOWN:,}",
+            party=name,
         )
-        raise _refused(Code.MALFORMED_MESSAGE, name, text)
 
 
 def agreed(joined: Collection[control_pb2.Join]) -> int:
@@ -148,23 +163,24 @@ def require_return(name: str, join: control_pb2.Join, run_id: str, spoken: int) 
     """
     if join.unfit or join.run_id != run_id:
         raise lacking(name, run_id, "the step that is under way")
-    least, most = range_of(join)
-    if not least <= spoken <= most:
-        text = (
-            f"{name} speaks protocol {most}, and the generation that is under way {spoken}; "
-            "install the version that it had"
+    min_protocol, max_protocol = range_of(join)
+    if not min_protocol <= spoken <= max_protocol:
+        raise PeerError(
+            Code.PROTOCOL_DIFFERS,
+            f"{name} speaks protocol {max_protocol}, and the current generation {spoken}. Install "
+            f"the earlier version again at {name}.",
+            party=name,
         )
-        raise PeerError(Code.PROTOCOL_DIFFERS, text, party=name)
 
 
 def lacking(name: str, run_id: str, label: str) -> PeerError:
     """Returns the refusal of a party that cannot resume where the others can."""
-    text = (
-        f"{name} cannot resume run {run_id} at {label}, as the others can; start it "
-        "with the folder of runs that it had before, or begin a new run with "
-        "vfl-server serve --fresh"
+    return PeerError(
+        Code.CHECKPOINT_INVALID,
+        f"{name} cannot resume run {run_id} at {label}, as the others can. Start it with the "
+        "folder of runs that it had before, or begin a new run with vfl-server serve --fresh.",
+        party=name,
     )
-    return PeerError(Code.CHECKPOINT_INVALID, text, party=name)
 
 
 def bound(name: str, other: str, run_id: str, server: str, *, begun: bool) -> PeerError:
@@ -172,19 +188,20 @@ def bound(name: str, other: str, run_id: str, server: str, *, begun: bool) -> Pe
 
     ``begun``: this run has begun, so that party alone is wrong; else this run must not begin.
     """
-    text = f"{name} has checkpoints of run {clean(other, 80)}, which has not ended, and {server} "
-    if begun:
-        text += f"is in run {run_id}; start it with the folder of runs that it had before"
-    else:
-        text += (
-            "has not; start the server with the folder of runs that it had before, or begin a "
-            "new run with vfl-server serve --fresh"
-        )
-    return PeerError(Code.CHECKPOINT_INVALID, text, party=name)
+    return PeerError(
+        Code.CHECKPOINT_INVALID,
+        f"{name} has checkpoints of run {clean(other, 80)}, which has not ended, and {server} is "
+        f"in run {run_id}. Start {name} with the folder of runs that it had before."
+        if begun
+        else f"{name} has checkpoints of run {clean(other, 80)}, which has not ended, and {server} "
+        "has not. Start the server with the folder of runs that it had before, or begin a new run "
+        "with vfl-server serve --fresh.",
+        party=name,
+    )
 
 
 def why_unfit(name: str, join: control_pb2.Join) -> str:
-    """Says why a party cannot resume its run."""
+    """Returns a sentence why a party cannot resume its run."""
     return f"{name} cannot resume run {join.run_id}: {clean(join.unfit, MAX_TEXT)}"
 
 
@@ -193,85 +210,90 @@ def unfit(name: str, why: str, within_s: float) -> PeerError:
 
     ``within_s``: how old a run must be for that, in seconds after it trained last.
     """
-    text = (
-        f"{why}; restore them, or begin a new run with vfl-server serve --fresh, at the server "
+    return PeerError(
+        Code.DATA_INVALID,
+        f"{why}. Restore them, or begin a new run with vfl-server serve --fresh, at the server "
         f"alone (the same commands do so from run.resume_within_s, {within_s:g} s after the run "
-        "trained last)"
+        "trained last).",
+        party=name,
     )
-    return PeerError(Code.DATA_INVALID, text, party=name)
 
 
 def taken(name: str) -> PeerError:
     """Returns the refusal of a second session of a living party."""
-    text = f"a party named {name} has already joined and is alive"
-    return PeerError(Code.NAME_TAKEN, text, party=name)
+    return PeerError(
+        Code.NAME_TAKEN, f"a party named {name} has already joined and is alive", party=name
+    )
 
 
 def done(name: str, run_id: str) -> PeerError:
     """Returns the refusal of a party that has left the run."""
-    text = (
-        f"{name} has finished its part of run {run_id}, which continues without it; nothing to do"
+    return PeerError(
+        Code.NAME_TAKEN,
+        f"{name} has finished its part of run {run_id}, which continues without it; nothing to do",
+        party=name,
     )
-    return PeerError(Code.NAME_TAKEN, text, party=name)
 
 
 def too_often(name: str) -> PeerError:
-    """Returns the refusal of a party that would end one generation after another."""
-    text = (
-        f"{name} has joined again {AGAIN} times in a short time, and may not stop the others now; "
-        "start it again in a minute"
+    """Returns the refusal of a party that ends one generation after another."""
+    return PeerError(
+        Code.NAME_TAKEN,
+        f"{name} has joined again {AGAIN} times in a short time, and may not stop the others now. "
+        "Start it again in a minute.",
+        party=name,
     )
-    return PeerError(Code.NAME_TAKEN, text, party=name)
 
 
 def require_place(name: str, recipe: Recipe) -> None:
     """Raises PeerError (NOT_IN_RECIPE) if ``name`` has no part in a run of ``recipe``."""
     if recipe.party(name) is None:
-        text = f"{name} is not a party of recipe {recipe.name}"
-        # A stranger does not learn who they are.
-        here = f"{text} (parties: {', '.join(party.name for party in recipe.parties)})"
-        raise PeerError(Code.NOT_IN_RECIPE, text, party=name).privately(here)
+        # A stranger does not learn the names of the parties.
+        raise PeerError(
+            Code.NOT_IN_RECIPE, f"{name} is not a party of recipe {recipe.name}", party=name
+        ).privately(
+            f"{name} is not a party of recipe {recipe.name} (parties: "
+            f"{', '.join(party.name for party in recipe.parties)})"
+        )
 
 
 def _compare_protocols(name: str, join: control_pb2.Join, oldest: int) -> None:
     """Raises PeerError if there is no protocol in which this server can serve the recipe with the
     party.
     """
-    least, most = range_of(join)
-    if OLDEST <= most < oldest:
-        text = (
-            f"{name} speaks protocol {most}, and this recipe needs {oldest}; install the "
-            f"server's version at {name}"
+    min_protocol, max_protocol = range_of(join)
+    if OLDEST <= max_protocol < oldest:
+        raise PeerError(
+            Code.PROTOCOL_DIFFERS,
+            f"{name} speaks protocol {max_protocol}, and this recipe needs {oldest}. Install the "
+            f"server's version at {name}.",
+            party=name,
         )
-        raise _refused(Code.PROTOCOL_DIFFERS, name, text)
-    if most < oldest or least > PROTOCOL:
-        text = (
-            f"{name} speaks protocol {most}, the server {OLDEST} and {PROTOCOL}; install the "
-            "same version"
+    if max_protocol < oldest or min_protocol > PROTOCOL:
+        raise PeerError(
+            Code.PROTOCOL_DIFFERS,
+            f"{name} speaks protocol {max_protocol}, the server {OLDEST} and {PROTOCOL}. Install "
+            "the same version.",
+            party=name,
         )
-        raise _refused(Code.PROTOCOL_DIFFERS, name, text)
-
-
-def _refused(code: Code, name: str, text: str) -> PeerError:
-    return PeerError(code, text, party=name)
 
 
 def _difference(recipe: Recipe, join: control_pb2.Join) -> str:
-    """Says where a party's recipe differs from the server's; '' if it does not.
+    """Returns where a party's recipe differs from the server's; '' if it does not.
 
-    A release of before sends its canonical form alone.
+    An earlier release sends only its canonical form.
     """
     canonical = recipe.canonical_json()
     try:
         if join.filled_json:
-            found = spelling_of(join, len(canonical)).difference(recipe.spelling())
+            difference = spelling_of(join, len(canonical)).difference(recipe.spelling())
         elif len(join.recipe_json) > len(canonical) + MAX_RECIPE:
             return " in size"
         else:
-            found = first_difference(join.recipe_json, canonical)
+            difference = first_difference(join.recipe_json, canonical)
     except (ValueError, RecursionError):
         return " and is not JSON"
     # The digest is made of the canonical form.
-    if found is None:
+    if difference is None:
         return "" if join.recipe_json == canonical else " in form"
-    return at(found, "the server")
+    return at(difference, "the server")

@@ -53,10 +53,10 @@ class Conduct:
         self._display = Display(hooks.emit, self._phases, rules.active)
         self._waiting = WaitingNews()
         self._left = dict(run.left)
-        self._identities = {name: each.identity for name, each in run.left.items()}
-        # Each time ends a generation for all.
+        self._identities = {name: party.identity for name, party in run.left.items()}
+        # Each return of a party ends a generation for all.
         self._again = Rate(admission.AGAIN_S, admission.AGAIN)
-        # Of this generation; 0: an earlier process of this server knew it.
+        # The protocol of this generation; 0: an earlier process of this server knew it.
         self._protocol = 0
         # The checkpoint from which the generation started.
         self._checkpoint = ""
@@ -75,9 +75,6 @@ class Conduct:
             self.presence.state = RunState.COMPLETED
         elif run.under_way:
             self.presence.take_up()
-
-    # -- what the parties do
-    # ------------------------------------------------------------
 
     def open(self, name: str, now_s: float) -> Member:
         """Opens a session; once this server has been stopped, it ends at once."""
@@ -138,8 +135,9 @@ class Conduct:
     def tick(self, now_s: float) -> None:
         """Finds silent parties and deadlines that have passed."""
         if still_s := self.presence.pardon(now_s):
-            text = "this process stood still for %.0f s"
-            log.warning(text, still_s, extra={"event": "standstill"})
+            log.warning(
+                "this process was suspended for %.0f s", still_s, extra={"event": "standstill"}
+            )
         self._display.tick(progress_of(self.members, self._roster), now_s)
         self._carry_out(self.presence.tick(now_s), now_s)
         self._decide(now_s, announce=self._waiting.due(now_s))
@@ -161,9 +159,6 @@ class Conduct:
                 member.stop(error)
             self.finished.set()
 
-    # -- what others ask
-    # ------------------------------------------------------------
-
     def others(self, name: str) -> dict[str, control_pb2.Join]:
         """Returns {party: what it said} of those beside ``name`` that have joined; of those that
         said the same, only the first.
@@ -182,7 +177,7 @@ class Conduct:
     def status(self, now_s: float) -> Status:
         """Returns the run at this moment."""
         presence, shown = self.presence, self._display.shown
-        told = progress_of(self.members, self._roster)
+        progress = progress_of(self.members, self._roster)
         return Status(
             state=presence.state,
             generation=self.generation,
@@ -197,17 +192,20 @@ class Conduct:
             rounds=shown.rounds,
             steps=self._display.steps,
             told={
-                name: (clean(each.phase, MAX_TEXT), metrics(each)) for name, each in told.items()
+                name: (clean(news.phase, MAX_TEXT), metrics(news))
+                for name, news in progress.items()
             },
         )
 
     def parties(self) -> list[PartySummary]:
         """Returns the parties, in roster order, with the facts that they reported."""
-        found = (self._identities[name] for name in self._roster if name in self._identities)
+        identities = (self._identities[name] for name in self._roster if name in self._identities)
         reports = self.reports
         return [
-            each.model_copy(update=done_by(reports[each.name])) if each.name in reports else each
-            for each in found
+            identity.model_copy(update=done_by(reports[identity.name]))
+            if identity.name in reports
+            else identity
+            for identity in identities
         ]
 
     @property
@@ -220,9 +218,6 @@ class Conduct:
         self._summary_json = summary_json
         for member in self.members.values():
             self._dismiss(member)
-
-    # -- what follows
-    # ------------------------------------------------------------
 
     def _carry_out(self, actions: Iterable[Action], now_s: float) -> None:
         """Does what ``presence`` has decided."""
@@ -264,14 +259,14 @@ class Conduct:
                 how = "cannot resume at a checkpoint that the others hold"
                 self._carry_out(self.presence.lost(name, how, now_s), now_s)
         elif isinstance(decision, membership.GiveUp):
-            text = "; ".join([decision.reason, *waiting.why(decision.missing)])
-            self.fail(LostError(Code.PARTY_LOST, text, party=decision.missing[0]))
+            reasons = "; ".join([decision.reason, *waiting.why(decision.missing)])
+            self.fail(LostError(Code.PARTY_LOST, reasons, party=decision.missing[0]))
         elif announce:
-            told = [joined] if joined is not None else []
+            members = [joined] if joined is not None else []
             if waiting.tells_all(now_s):
-                told = [self.members[name] for name in self.presence.at(PartyState.IN)]
+                members = [self.members[name] for name in self.presence.at(PartyState.IN)]
                 self._emit("waiting", **waiting.facts(decision))
-            for member in told:
+            for member in members:
                 member.tell(waiting.message(decision))
 
     def _begin(self, checkpoint: str, now_s: float) -> None:
@@ -405,14 +400,15 @@ class Conduct:
         if not presence.takes_part(name):
             return
         if member.plan is not None:
-            text = f"{name} said twice in a generation what it is going to do"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=name)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE, f"{name} sent two plans in one generation", party=name
+            )
         phases = self._phases if self.run.job == "train" else ()
         member.plan = declarations.declared(plan, phases, name)
         presence.planned(name)
         if not presence.everybody_planned():
             return
-        plans = {each: self.members[each].plan or () for each in presence.at(PartyState.IN)}
+        plans = {other: self.members[other].plan or () for other in presence.at(PartyState.IN)}
         # The party has come back; the others have gone on.
         if presence.agreed:
             declarations.agreed(plans, self._phases)
@@ -429,8 +425,13 @@ class Conduct:
         if not self.presence.takes_part(member.name):
             return
         if not is_sound(report, len(self._roster)):
-            text = f"{member.name} sent a report that cannot be read"
-            self.fail(PeerError(Code.MALFORMED_MESSAGE, text, party=member.name))
+            self.fail(
+                PeerError(
+                    Code.MALFORMED_MESSAGE,
+                    f"{member.name} sent a report that cannot be read",
+                    party=member.name,
+                )
+            )
             return
         member.report = report
         self.presence.reported(member.name, report.free_from)
@@ -447,7 +448,7 @@ class Conduct:
             member.complete()
             self._emit("left", party=name)
         if self.presence.complete():
-            self.reports = {name: each.report for name, each in self._left.items()}
+            self.reports = {name: left_.report for name, left_ in self._left.items()}
             for name, member in self.members.items():
                 if member.report is not None:
                     self.reports[name] = member.report

@@ -70,9 +70,6 @@ class Coordinator:
         """{party: its report}, once the run is complete."""
         return self._conduct.reports
 
-    # -- sessions
-    # ------------------------------------------------------------
-
     def open(self, name: str) -> Member:
         """Opens a session for ``name``.
 
@@ -123,7 +120,7 @@ class Coordinator:
         self.require_place(name)
         with self._lock:
             others = self._conduct.others(name)
-        join.job, join.run_id = self.job, next((each.run_id for each in others.values()), "")
+        join.job, join.run_id = self.job, next((other.run_id for other in others.values()), "")
         admission.admit(name, join, self.recipe, self.job, others, self._conduct.run.oldest)
 
     def refused(self, name: str, error: VflError) -> None:
@@ -165,9 +162,6 @@ class Coordinator:
         """Ends the run and sends ``error`` to every party, unless it has ended."""
         with self._locked():
             self._conduct.fail(error)
-
-    # -- reports
-    # ------------------------------------------------------------
 
     def status(self) -> Status:
         """Returns the run at this moment."""

@@ -27,11 +27,11 @@ def declared(
     Raises PeerError if a phase is not in ``phases`` or appears twice, if rounds, names or sizes
     exceed the bounds above, if a tensor is not float32, or if a codec is unknown.
     """
-    found: dict[str, AggregationPlan] = {}
+    plans: dict[str, AggregationPlan] = {}
     for entry in plan.aggregations[: len(phases) + 1]:
-        if entry.phase not in phases or entry.phase in found:
-            what = "twice" if entry.phase in found else "which is not in the recipe"
-            raise _refused(
+        if entry.phase not in phases or entry.phase in plans:
+            what = "twice" if entry.phase in plans else "which is not in the recipe"
+            raise _refuse(
                 Code.MALFORMED_MESSAGE, party, f"aggregates in phase {entry.phase[:40]!r}, {what}"
             )
         if not 0 < entry.rounds <= MAX_ROUNDS:
@@ -39,31 +39,31 @@ def declared(
                 f"aggregates {entry.rounds} rounds in phase {entry.phase}; 1 to {MAX_ROUNDS} "
                 "are possible"
             )
-            raise _refused(Code.MALFORMED_MESSAGE, party, text)
+            raise _refuse(Code.MALFORMED_MESSAGE, party, text)
         kind, tensors = announced(tensor_pb2.BundleHeader(kind=_KIND, tensors=entry.tensors), party)
-        for name, each in tensors.items():
-            if each.dtype is not DType.FLOAT32:
+        for name, tensor in tensors.items():
+            if tensor.dtype is not DType.FLOAT32:
                 text = (
-                    f"aggregates tensor {name[:40]!r} of {each.dtype.name.lower()}; only "
+                    f"aggregates tensor {name[:40]!r} of {tensor.dtype.name.lower()}; only "
                     "float32 can be averaged"
                 )
-                raise _refused(Code.TENSOR_MISMATCH, party, text)
+                raise _refuse(Code.TENSOR_MISMATCH, party, text)
             if len(name) > MAX_NAME:
                 text = (
                     f"aggregates a tensor with a name of {len(name)} characters; at most "
                     f"{MAX_NAME} are possible"
                 )
-                raise _refused(Code.MALFORMED_MESSAGE, party, text)
+                raise _refuse(Code.MALFORMED_MESSAGE, party, text)
         up, down = _coding(entry.up, party), _coding(entry.down, party)
         spec = BundleSpec(kind, tensors)
-        found[entry.phase] = AggregationPlan(
+        plans[entry.phase] = AggregationPlan(
             entry.phase, entry.rounds, spec, entry.passive, up, down, _draw(entry, party)
         )
-    if sum(aggregation.spec.payload_bytes for aggregation in found.values()) > MAX_BYTES:
-        raise _refused(
+    if sum(aggregation.spec.payload_bytes for aggregation in plans.values()) > MAX_BYTES:
+        raise _refuse(
             Code.TENSOR_TOO_LARGE, party, f"aggregates weights of more than {MAX_BYTES >> 30} GiB"
         )
-    return tuple(found.values())
+    return tuple(plans.values())
 
 
 def agreed(
@@ -75,7 +75,7 @@ def agreed(
     ``declarations``: {party: its declaration}, in the order of the roster.
     """
     by_phase = {
-        party: {each.phase: each for each in found} for party, found in declarations.items()
+        party: {plan.phase: plan for plan in plans} for party, plans in declarations.items()
     }
     (first, ours), *others = by_phase.items()
     for party, theirs in others:
@@ -130,20 +130,20 @@ def _difference(
 _HINT = "give both the same top layers (model.encoder), or set aggregate = false"
 
 
-def _coding(said: control_pb2.Coding, party: str) -> Coding:
+def _coding(coding: control_pb2.Coding, party: str) -> Coding:
     """Reads how weights are written. Raises PeerError (MALFORMED_MESSAGE) if that is unknown."""
-    name = next((each for each in NAMES if each == (said.name or "identity")), None)
-    bits = next((each for each in BITS if each == said.bits), None)
+    name = next((each for each in NAMES if each == (coding.name or "identity")), None)
+    bits = next((each for each in BITS if each == coding.bits), None)
     if (
         name is None
         or bits is None
         or (name == "bits") != bool(bits)
-        or (said.stochastic and not bits)
+        or (coding.stochastic and not bits)
     ):
-        raise _refused(
-            Code.MALFORMED_MESSAGE, party, f"aggregates with an unknown codec {said.name[:40]!r}"
+        raise _refuse(
+            Code.MALFORMED_MESSAGE, party, f"aggregates with an unknown codec {coding.name[:40]!r}"
         )
-    return Coding(name, bits, said.stochastic, said.seed)
+    return Coding(name, bits, coding.stochastic, coding.seed)
 
 
 def _draw(entry: control_pb2.Aggregation, party: str) -> Draw | None:
@@ -153,7 +153,7 @@ def _draw(entry: control_pb2.Aggregation, party: str) -> Draw | None:
     if not entry.HasField("draw"):
         return None
     if not (entry.draw.number and entry.draw.rounds):
-        raise _refused(Code.MALFORMED_MESSAGE, party, "draws no party, or for no round")
+        raise _refuse(Code.MALFORMED_MESSAGE, party, "draws no party, or for no round")
     return Draw(entry.draw.number, entry.draw.rounds, entry.draw.seed)
 
 
@@ -161,5 +161,5 @@ def _words(spec: TensorSpec | None) -> str:
     return "nothing" if spec is None else f"{spec.dtype.name.lower()} {list(spec.shape)}"
 
 
-def _refused(code: Code, party: str, what: str) -> PeerError:
+def _refuse(code: Code, party: str, what: str) -> PeerError:
     return PeerError(code, f"{party} {what}", party=party)

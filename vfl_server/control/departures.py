@@ -47,11 +47,11 @@ class Departures:
                 for name, entry in self._entries().items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            text = (
-                f"{self.path}: cannot be read ({error}); begin a new run with --fresh at the "
-                "server and every party"
-            )
-            raise InputError(Code.FILE_INVALID, text) from None
+            raise InputError(
+                Code.FILE_INVALID,
+                f"{self.path}: cannot be read ({error}). Begin a new run with --fresh at the "
+                "server and every party.",
+            ) from None
 
     def _entries(self) -> dict[str, dict[str, Any]]:
         return dict(json.loads(self.path.read_text())) if self.path.exists() else {}

@@ -71,7 +71,9 @@ class Display:
         if not self._unshown:
             return
         self._unshown, shown = False, self.shown
-        found = {name: metrics(each) for name, each in told.items() if each.phase == shown.phase}
+        metrics_ = {
+            name: metrics(values) for name, values in told.items() if values.phase == shown.phase
+        }
         self._emit(
             "progress",
             phase=shown.phase,
@@ -80,8 +82,8 @@ class Display:
             batch=shown.batch,
             batches=shown.batches,
             steps=shown.steps,
-            metrics=found.get(self._active, {}),
-            parties={name: each for name, each in found.items() if each},
+            metrics=metrics_.get(self._active, {}),
+            parties={name: values for name, values in metrics_.items() if values},
         )
 
 

@@ -34,7 +34,7 @@ class Member:
     # Why it leaves the run that it has offered, if that is another one.
     anew: str = ""
 
-    # Of a join.
+    # What the party's Join message said.
     _compared: tuple[control_pb2.Join, bytes] | None = None
 
     @property

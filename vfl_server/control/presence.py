@@ -98,9 +98,6 @@ class Presence:
             self.parties[party].place = PartyState.LATE
             self.parties[party].since_s = self.waiting_since_s
 
-    # -- questions
-    # ------------------------------------------------------------
-
     def at(self, *places: PartyState) -> tuple[str, ...]:
         """Returns the parties at one of ``places``, in the order of the roster."""
         return tuple(name for name, party in self.parties.items() if party.place in places)
@@ -221,9 +218,6 @@ class Presence:
             return None
         return opened_s + _REPLACED_AFTER * self.rules.heartbeat_s - now_s
 
-    # -- events
-    # ------------------------------------------------------------
-
     def heard(self, name: str, now_s: float) -> None:
         """Notes that a party has opened a session, or said something."""
         self.parties[name].heard_s = now_s
@@ -256,8 +250,8 @@ class Presence:
     def progressed(self, name: str, now_s: float) -> None:
         """Gives all more time to plan while the active party reports that rows are aligned."""
         if name == self.rules.active and self.rules.aligns and not self.parties[name].planned:
-            for each in self.at(PartyState.IN):
-                self.parties[each].since_s = max(self.parties[each].since_s, now_s)
+            for other in self.at(PartyState.IN):
+                self.parties[other].since_s = max(self.parties[other].since_s, now_s)
 
     def says_lenient(self, on: bool, now_s: float) -> tuple[Action, ...]:
         """Notes whether the active party goes on without lost ones. If it does not any more, all
@@ -356,11 +350,8 @@ class Presence:
         self.state = move(self.state, RunState.FAILED)
         return True
 
-    # -- the clock
-    # ------------------------------------------------------------
-
     def pardon(self, now_s: float) -> float:
-        """Blames nobody for time in which this process stood still: it could not hear them.
+        """Discounts time during which this process was suspended: it could not hear the parties.
 
         Returns how long that was, in seconds; 0: it did not.
         """
@@ -417,11 +408,12 @@ class Presence:
         actions: list[Action] = []
         for name in late:
             if name not in needed:
-                actions += self.lost(name, "did not say what it is going to do", now_s)
+                actions += self.lost(name, "did not send a plan in time", now_s)
         if needed:
-            text = (
-                f"{', '.join(needed)} did not say within {limit_s:g} s after the start what it is "
-                "going to do"
+            error = LostError(
+                Code.STEP_TIMEOUT,
+                f"{', '.join(needed)} did not send a plan within {limit_s:g} s after the start",
+                party=needed[0],
             )
-            actions.append(Fail(LostError(Code.STEP_TIMEOUT, text, party=needed[0])))
+            actions.append(Fail(error))
         return actions

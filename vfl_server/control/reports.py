@@ -79,8 +79,8 @@ def done_by(
 def interfaces_of(report: control_pb2.Report) -> list[InterfaceCount]:
     """Reads the interface counts that a party reported."""
     return [
-        InterfaceCount(each.interface, each.sent_bytes, each.received_bytes)
-        for each in report.interfaces
+        InterfaceCount(count.interface, count.sent_bytes, count.received_bytes)
+        for count in report.interfaces
     ]
 
 
@@ -106,10 +106,10 @@ def ledger_of(report: control_pb2.Report) -> tuple[list[Entry], list[TcpCount]]:
 def metrics_of(report: control_pb2.Report) -> dict[str, dict[str, float]] | None:
     """Reads the reported {split: {name: value}}; returns None if it has another form."""
     try:
-        found = json.loads(report.metrics_json or "{}")
+        metrics = json.loads(report.metrics_json or "{}")
         return {
             str(split): {str(name): number(value) for name, value in of.items()}
-            for split, of in found.items()
+            for split, of in metrics.items()
         }
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return None

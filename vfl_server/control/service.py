@@ -23,9 +23,9 @@ from vfl_common.rpc.uplink import SERVICE
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.members import Member
 
-# For a party to end the session once it has read the server's last word.
+# Seconds for a party to end the session once it has read the server's last message.
 _LAST_WORD_S = 1.5
-# Of each party: the one in use, one that has broken, and one that is to replace them.
+# Sessions of a party: the one in use, a broken one, and one that is to replace them.
 MAX_SESSIONS = 3
 
 log = logging.getLogger(__name__)
@@ -51,11 +51,12 @@ class ControlService:
             ledger,
             meter,
         )
-        # Open or waiting to open.
+        # Sessions that are open or wait to open.
         self._places = Places(MAX_SESSIONS, "sessions")
         self.refusals = Refusals(show)
 
     def handler(self) -> Handler:
+        """Returns the gRPC handler of the service."""
         ask = answering(self._keyring, self._coordinator.require_place, self._coordinator.ask)
         return stream_handler(SERVICE, Session=self._session, Ask=ask)
 
@@ -145,5 +146,8 @@ def _parse(data: bytes, party: str) -> control_pb2.PartyMessage:
     try:
         return control_pb2.PartyMessage.FromString(data)
     except DecodeError:
-        text = f"{party} sent bytes that are not a control message"
-        raise PeerError(Code.MALFORMED_MESSAGE, text, party=party) from None
+        raise PeerError(
+            Code.MALFORMED_MESSAGE,
+            f"{party} sent bytes that are not a control message",
+            party=party,
+        ) from None

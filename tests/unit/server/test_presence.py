@@ -148,7 +148,7 @@ def test_what_has_reported_is_not_dispensable() -> None:
 
 SILENT = "has been silent for 10 s"
 NOT_BACK = "did not come back within 10 s"
-UNPLANNED = "did not say what it is going to do"
+UNPLANNED = "did not send a plan in time"
 
 # {case: (places, what else is known, {party: changes of what is known of it}, now, actions)}
 TICKS: dict[str, tuple[Any, dict[str, Any], dict[str, Any], float, list[Action]]] = {

@@ -17,7 +17,7 @@ from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_party.grants.grant import PAYLOAD, Grant, signed
-from vfl_party.grants.peers import Joined, checked, shown
+from vfl_party.grants.peers import Joined, check_grants, present
 from vfl_party.grants.store import GrantStore, KeptGrant, folder_of, read_file
 
 RUN = "20270115-120000-case-1f3a"
@@ -36,7 +36,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Credentials]:
 
 def says(grant: Grant, credentials: Credentials) -> dict[str, Any]:
     """What an honest party of these credentials says."""
-    return shown(KeptGrant(grant, signed(grant, credentials)), credentials)
+    return present(KeptGrant(grant, signed(grant, credentials)), credentials)
 
 
 def look(
@@ -50,7 +50,7 @@ def look(
     """What p0 finds in what p1 says. ``before``: for how many other runs it was shown."""
     joined = Joined(DIGEST, RUN, trains)
     others = [f"run {number}" for number in range(before)]
-    return checked({"p0": {}, "p1": said}, joined, members["p0"], lambda *_: others, now_s)
+    return check_grants({"p0": {}, "p1": said}, joined, members["p0"], lambda *_: others, now_s)
 
 
 def own(members: dict[str, Credentials]) -> dict[str, str]:
@@ -193,7 +193,7 @@ def test_a_run_that_all_have_shown_is_counted_by_its_peers(
         seen = store.shown_in
 
         def joins(run: str, *, goes_on: bool = False) -> None:
-            checked(said, Joined(DIGEST, run, True, goes_on), members["p0"], seen, NOON_S)
+            check_grants(said, Joined(DIGEST, run, True, goes_on), members["p0"], seen, NOON_S)
             store.see(grant, run)
 
         joins("a")
