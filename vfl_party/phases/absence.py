@@ -20,7 +20,7 @@ from vfl_party.base.seeds import Rows
 from vfl_party.models.top.stand_ins import StandIns
 
 LatePolicy = Literal["wait", "zeros", "cached", "skip"]
-# Of a phase; further ones are added to their party's last.
+# A phase has no more stretches; further steps are added to their party's last one.
 MOST_STRETCHES = 200
 
 
@@ -171,8 +171,11 @@ class Following:
         """
         now = self._place(passed.now)
         if now <= self._place(step):
-            text = f"{self._peer} says that {passed.now} is under way, when asked for {step}"
-            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self._peer)
+            raise PeerError(
+                Code.STEP_OUT_OF_ORDER,
+                f"{self._peer} says that {passed.now} is under way, when asked for {step}",
+                party=self._peer,
+            )
         self._now = now
 
     def _place(self, step: StepKey) -> tuple[int, int, int]:

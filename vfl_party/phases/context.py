@@ -86,7 +86,9 @@ class OnSeveral(Protocol):
 
 
 def _without_encoder(*_inputs: Tensor) -> Tensor:
-    raise InputError(Code.DATA_INVALID, "a party without features has no encoder")
+    raise InputError(
+        Code.DATA_INVALID, "a party without features has no encoder. Give it features."
+    )
 
 
 def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -> None:
@@ -157,7 +159,7 @@ class _OneDevice:
 
     def __init__(self, encoder: nn.Module, precision: Precision, party: str) -> None:
         self._encoder, self._precision, self._party = encoder, precision, party
-        # Of the first embeddings.
+        # The shape of one embedding, once the first ones are known.
         self._width: tuple[int, ...] = ()
 
     def __call__(self, *inputs: Tensor) -> Tensor:
@@ -173,14 +175,12 @@ class _OneDevice:
         rows, shape = inputs[0].shape[0], tuple(z.shape) if isinstance(z, Tensor) else ()
         self._width = self._width or shape[-1:]
         if shape != (rows, *self._width):
-            what = (
-                f"a tensor of shape {list(shape)}"
-                if isinstance(z, Tensor)
-                else f"a {type(z).__name__}"
+            result = f"shape {list(shape)}" if isinstance(z, Tensor) else f"a {type(z).__name__}"
+            raise InputError(
+                Code.MODEL_INVALID,
+                f"the encoder of {self._party}: must give a tensor of shape "
+                f"{[rows, *self._width]} for {rows} rows (got {result}). Correct the encoder.",
             )
-            wanted = [rows, *self._width]
-            text = f"the encoder of {self._party} gives {what} for {rows} rows, and {wanted}"
-            raise InputError(Code.MODEL_INVALID, f"{text} is wanted; correct the encoder")
         return z
 
 
@@ -441,8 +441,9 @@ class Party:
         except VflError:
             raise
         except Exception as error:
-            text = f"the top model of {self.name} failed {where_it_failed(error)}"
-            raise InputError(Code.MODEL_INVALID, text) from error
+            raise InputError(
+                Code.MODEL_INVALID, f"the top model of {self.name} failed {where_it_failed(error)}"
+            ) from error
 
     @cached_property
     def privacy(self) -> PrivacyPlan | None:
@@ -479,7 +480,7 @@ class Party:
         if self.features is None:
             raise InputError(
                 Code.DATA_INVALID,
-                f"{self.name} has no features; its party file needs a [data] table",
+                f"{self.name} has no features. Add a [data] table to its party file.",
             )
         return self.features
 
@@ -498,7 +499,7 @@ class Party:
         labels, targets = self.data.labels, self.data.targets
         if labels is None or targets is None:
             raise InputError(
-                Code.DATA_INVALID, f"{self.name} has no labels; set data.label in its party file"
+                Code.DATA_INVALID, f"{self.name} has no labels. Set data.label in its party file."
             )
         return labels, targets
 

@@ -69,7 +69,7 @@ class Drift:
         self._now: dict[str, list[Tensor]] = {}
         # How many chunks it has had.
         self._looked = 0
-        # Of the training steps.
+        # Statistics of the training steps.
         self._steps: dict[str, _Statistics] = {}
         self._rows = 0
 

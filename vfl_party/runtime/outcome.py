@@ -20,22 +20,22 @@ class Outcome:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: int = 0
     summary_json: str = ""
-    # Of the last checkpoint.
+    # The label of the last checkpoint.
     label: str = ""
     # Parties that the model was trained without.
     without: tuple[str, ...] = ()
-    # Of each phase.
+    # {phase: the steps that were computed without a party}.
     absences: dict[str, tuple[Absence, ...]] = field(default_factory=dict)
-    # Of the last phase that has measured it.
+    # What the last phase that measures it has found.
     worth: Worth | None = None
     # Rounds whose updates this party has lost, or missed while it was away.
     skipped: int = 0
-    # See PartyReport.
+    # Both as in PartyReport.
     rows: int = 0
     common_rows: int = 0
     # This party has returned, and not yet come to the step that is under way.
     catches_up: bool = False
-    # Of this process; of a checkpoint: of the process that wrote it.
+    # How this process computes; in a checkpoint, how the process that wrote it did.
     arithmetic: Arithmetic | None = None
 
     @classmethod

@@ -100,7 +100,8 @@ def load(folder: RunFolder, label: str) -> Tree:
     if folder.checkpoints is None or label not in folder.checkpoints.labels():
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"{folder.path}: the run resumes from checkpoint {label}, which is not here",
+            f"{folder.path}: the run resumes from checkpoint {label}, which is not here. Restore "
+            "the folder, or begin a new run.",
         )
     tree = folder.checkpoints.load(label)
     folder.checkpoints.discard_after(label)

@@ -57,11 +57,11 @@ def require_same(path: Path, then: Mapping[str, str], now: Mapping[str, str]) ->
     """
     for name in sorted(then.keys() & now.keys()):
         if then[name] != now[name]:
-            text = (
-                f"{path}: the run began with the plug-in {name} of {then[name]}, and "
-                f"{now[name]} is installed"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{path}: the run began with the plug-in {name} of {then[name]}, and {now[name]} "
+                "is installed. Install the former, or begin a new run.",
             )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; install the former, or begin a new run")
 
 
 def _of_methods(opened: Opened) -> dict[str, str]:
