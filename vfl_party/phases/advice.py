@@ -13,8 +13,8 @@ from vfl_common.text import percent
 log = logging.getLogger(__name__)
 
 # With fewer training rows, metrics depend on chance.
-LEAST_ROWS = 50
-LEAST_OF_A_CLASS = 10
+MIN_ROWS = 50
+MIN_ROWS_OF_CLASS = 10
 
 
 def label_taken(name: str, data: DataSettings) -> str:
@@ -51,14 +51,14 @@ def check_roles(name: str, data: DataSettings) -> None:
 def few_rows(rows: int, classes: int) -> str:
     """Words that so few training rows teach a model little; '' if they are enough.
 
-    Enough are ``LEAST_ROWS``, and ``LEAST_OF_A_CLASS`` times the number of classes, which is 0 for
+    Enough are ``MIN_ROWS``, and ``MIN_ROWS_OF_CLASS`` times the number of classes, which is 0 for
     a regression.
     """
-    least = max(LEAST_ROWS, LEAST_OF_A_CLASS * classes)
-    if rows >= least:
+    min_rows = max(MIN_ROWS, MIN_ROWS_OF_CLASS * classes)
+    if rows >= min_rows:
         return ""
     return (
-        f"{rows:,} training rows: fewer than {least:,} ({LEAST_ROWS}, or {LEAST_OF_A_CLASS} for "
+        f"{rows:,} training rows: fewer than {min_rows:,} ({MIN_ROWS}, or {MIN_ROWS_OF_CLASS} for "
         "each class) teach a model little, and its metrics depend on chance"
     )
 

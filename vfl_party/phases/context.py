@@ -82,7 +82,9 @@ class MakeEncoder:
 class OnSeveral(Protocol):
     """What embeds on several processes of a party, see ``Party.through``."""
 
-    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]: ...
+    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
+        """Passes batches through the encoder; returns [B, D] of each."""
+        ...
 
 
 def _without_encoder(*_inputs: Tensor) -> Tensor:
@@ -149,8 +151,8 @@ class PartyData:
 def _forward(model: nn.Module, precision: Precision, *inputs: Tensor) -> Tensor:
     """Passes inputs through a model in the recipe's precision."""
     if precision == "float32":
-        found: Tensor = model(*inputs)
-        return found
+        output: Tensor = model(*inputs)
+        return output
     return forward(model, *inputs, precision=precision)
 
 
@@ -261,6 +263,7 @@ class Party:
 
     @property
     def recipe(self) -> Recipe:
+        """The run's recipe."""
         return self.course.recipe
 
     def tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
@@ -307,6 +310,7 @@ class Party:
 
     @property
     def role(self) -> Role:
+        """The party's role in the recipe."""
         return "active" if self.name == self.recipe.active.name else "passive"
 
     @property
@@ -430,7 +434,9 @@ class Party:
     @cached_property
     def widths(self) -> dict[str, int]:
         """{passive party: the width of its embeddings}."""
-        return {each.name: self.recipe.embedding_size(each.name) for each in self.recipe.passives}
+        return {
+            party.name: self.recipe.embedding_size(party.name) for party in self.recipe.passives
+        }
 
     def outputs(self, z_BD: Tensor) -> Tensor:
         """Returns the top model's outputs for combined embeddings, float32 [B, O], in the recipe's
@@ -469,14 +475,16 @@ class Party:
         """
         if self.record is not None:
             cost = self.need_privacy().cost(spending).text
-            to = [each.name for each in self.recipe.parties if each.name != self.name]
+            to = [party.name for party in self.recipe.parties if party.name != self.name]
             self.record.spends(phase, cost, spending.steps, of, to)
 
     @property
     def features(self) -> Features | None:
+        """The party's features; None if it has none."""
         return self.data.features
 
     def need_features(self) -> Features:
+        """Returns the party's features. Raises InputError if it has none."""
         if self.features is None:
             raise InputError(
                 Code.DATA_INVALID,

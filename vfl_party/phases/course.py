@@ -223,7 +223,7 @@ class Course:
             for phase in (*self.before, *self.phases)
             if phase.says("protects")
         ]
-        return next((each for each in found if each), "")
+        return next((reason for reason in found if reason), "")
 
     @cached_property
     @blaming()
@@ -419,25 +419,24 @@ class Course:
             if "model" not in self.recipe.model_fields_set:
                 raise InputError(Code.CONFIG_INVALID, "recipe: model: missing. Add it.")
             return
-        what = f"a phase of kind {lone.kind!r}"
         others = [phase for phase in self.phases if phase is not lone]
         if others and not any(phase.method.trains for phase in others) and lone.evaluates:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: {others[0].name}: {what} evaluates its model itself. Remove "
-                f"{others[0].name}.",
+                f"recipe: phases: {others[0].name}: a phase of kind {lone.kind!r} evaluates its "
+                f"model itself. Remove {others[0].name}.",
             )
         if others:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: {what} has its own model that no other phase works with. Remove "
-                "the other phases.",
+                f"recipe: phases: a phase of kind {lone.kind!r} has its own model that "
+                "no other phase works with. Remove the other phases.",
             )
         if self.recipe.start is not None:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: start: {what} trains its own model, and can take nothing from an earlier "
-                "run. Remove start (in a study: pretrain).",
+                f"recipe: start: a phase of kind {lone.kind!r} trains its own model, "
+                "and can take nothing from an earlier run. Remove start (in a study: pretrain).",
             )
 
     def _check_rows(self) -> None:

@@ -189,10 +189,10 @@ class PartyApp:
         """Reads the rows to predict. Raises VflError if they are not fit for it."""
         files, trained = self.files, work.trained
         opened = open_party(files.recipe, files.name, data, files.encoder, work=work)
-        if len(opened.table) < (least := files.file.predict.at_least):
+        if len(opened.table) < (min_rows := files.file.predict.at_least):
             raise InputError(
                 Code.DATA_INVALID,
-                f"{opened.table.source}: must have at least {least:,} rows to predict (got "
+                f"{opened.table.source}: must have at least {min_rows:,} rows to predict (got "
                 f"{len(opened.table):,}). Give more rows, or lower predict.at_least.",
             )
         versions.require_same(trained.path, trained.plugins, versions.modelling(opened))

@@ -71,6 +71,7 @@ class GrpcTransport:
     conferring: ExchangeLink | None = None
 
     def confer(self, *, once: bool = False) -> None:
+        """Exchanges the heads of the records with the peer; ``once``: tries only once."""
         link, record = self.conferring, self.record
         if link is None or record is None or (once and not record.heads.has_news):
             return
@@ -99,6 +100,7 @@ class GrpcTransport:
             )
 
     def end(self, error: VflError) -> None:
+        """Ends the hub and the links with an error."""
         if self.grpc_hub is not None:
             self.grpc_hub.end(error)
         for link in self.grpc_links:
@@ -113,6 +115,7 @@ class GrpcTransport:
         return error if isinstance(error, VflError) else InternalError(str(error))
 
     def close(self, error: BaseException | None) -> None:
+        """Closes the hub and the links; ``error``: why, if the generation failed."""
         if self.roll_call is not None:
             self.roll_call.cancel()
         if self.grpc_hub is not None and error is None:
