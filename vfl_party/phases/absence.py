@@ -20,8 +20,8 @@ from vfl_party.base.seeds import Rows
 from vfl_party.models.top.stand_ins import StandIns
 
 LatePolicy = Literal["wait", "zeros", "cached", "skip"]
-# Of a phase; further ones are added to their party's last.
-MOST_STRETCHES = 200
+# A phase has no more stretches; further steps are added to their party's last one.
+MAX_STRETCHES = 200
 
 
 def filled(
@@ -95,9 +95,11 @@ class Cache:
         return found
 
     def state(self) -> dict[str, Tensor]:
+        """Returns what a checkpoint keeps."""
         return dict(self._last)
 
     def load_state(self, tree: dict[str, Tensor]) -> None:
+        """Restores what ``state`` has returned."""
         for party, last in self._last.items():
             last.copy_(tree[party])
 
@@ -120,7 +122,7 @@ class Absences:
         """
         for party in absent:
             stretch = self._last.get(party)
-            if stretch is None or (party not in self._away and len(self._found) < MOST_STRETCHES):
+            if stretch is None or (party not in self._away and len(self._found) < MAX_STRETCHES):
                 first = {"first_round": step.round, "first_batch": step.batch}
                 stretch = self._last[party] = {
                     "phase": self._phase,
@@ -143,9 +145,11 @@ class Absences:
         return tuple(Absence(**stretch) for stretch in self._found)
 
     def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps."""
         return {"found": self._found, "away": sorted(self._away)}
 
     def load_state(self, tree: dict[str, Any]) -> None:
+        """Restores what ``state`` has returned."""
         self._found = [dict(stretch) for stretch in tree["found"]]
         self._last = {stretch["party"]: stretch for stretch in self._found}
         self._away = frozenset(tree["away"])
@@ -171,8 +175,11 @@ class Following:
         """
         now = self._place(passed.now)
         if now <= self._place(step):
-            text = f"{self._peer} says that {passed.now} is under way, when asked for {step}"
-            raise PeerError(Code.STEP_OUT_OF_ORDER, text, party=self._peer)
+            raise PeerError(
+                Code.STEP_OUT_OF_ORDER,
+                f"{self._peer} says that {passed.now} is under way, when asked for {step}",
+                party=self._peer,
+            )
         self._now = now
 
     def _place(self, step: StepKey) -> tuple[int, int, int]:

@@ -12,9 +12,9 @@ from vfl_common.text import percent
 
 log = logging.getLogger(__name__)
 
-# For training.
-LEAST_ROWS = 50
-LEAST_OF_A_CLASS = 10
+# With fewer training rows, metrics depend on chance.
+MIN_ROWS = 50
+MIN_ROWS_OF_CLASS = 10
 
 
 def label_taken(name: str, data: DataSettings) -> str:
@@ -26,8 +26,10 @@ def label_taken(name: str, data: DataSettings) -> str:
     """
     if data.label is None or data.is_named or data.view is not None:
         return ""
-    taken = f"data.label = {data.label!r} takes that column out of its features"
-    return f"{name} is passive: {taken}; use data.drop for that, or remove data.label"
+    return (
+        f"{name} is passive: data.label = {data.label!r} takes that column out of its features; "
+        "use data.drop for that, or remove data.label"
+    )
 
 
 def check_roles(name: str, data: DataSettings) -> None:
@@ -39,27 +41,26 @@ def check_roles(name: str, data: DataSettings) -> None:
         return
     for key in ("labels", "event", "weight", "group"):
         if getattr(data, key):
-            text = f"{name} is passive, and data.{key} is read only at the active party; remove it,"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{shown(data.source)}: {text} and use data.drop for columns that are no features",
+                f"{shown(data.source)}: data.{key}: only the active party reads it, and {name} is "
+                "passive. Remove it, and name columns that are no features in data.drop.",
             )
 
 
 def few_rows(rows: int, classes: int) -> str:
     """Words that so few training rows teach a model little; '' if they are enough.
 
-    Enough are ``LEAST_ROWS``, and ``LEAST_OF_A_CLASS`` times the number of classes, which is 0 for
+    Enough are ``MIN_ROWS``, and ``MIN_ROWS_OF_CLASS`` times the number of classes, which is 0 for
     a regression.
     """
-    least = max(LEAST_ROWS, LEAST_OF_A_CLASS * classes)
-    if rows >= least:
+    min_rows = max(MIN_ROWS, MIN_ROWS_OF_CLASS * classes)
+    if rows >= min_rows:
         return ""
-    why = (
-        f"fewer than {least:,} ({LEAST_ROWS}, or {LEAST_OF_A_CLASS} for each class) teach a "
-        "model little"
+    return (
+        f"{rows:,} training rows: fewer than {min_rows:,} ({MIN_ROWS}, or {MIN_ROWS_OF_CLASS} for "
+        "each class) teach a model little, and its metrics depend on chance"
     )
-    return f"{rows:,} training rows: {why}, and its metrics depend on chance"
 
 
 def few_common(data: DataSettings, common: int, own: int) -> str:
@@ -68,13 +69,10 @@ def few_common(data: DataSettings, common: int, own: int) -> str:
     """
     if common >= data.expect_common * own:
         return ""
-    what = (
-        f"only {percent(common, own)} of the rows of {shown(data.source)} are common to all parties"
-    )
-    compare = "compare how ids look at every party (vfl-party check)"
     return (
-        f"{what}, fewer than data.expect_common = {data.expect_common:g}; {compare}, or lower "
-        "the key"
+        f"only {percent(common, own)} of the rows of {shown(data.source)} are common to all "
+        f"parties, fewer than data.expect_common = {data.expect_common:g}; compare how ids look "
+        "at every party (vfl-party check), or lower the key"
     )
 
 
@@ -94,8 +92,9 @@ def check_spelling(recipe: Recipe, data: DataSettings) -> None:
     if recipe.task.label_epsilon is None or not data.spelt_by_recipe:
         return
     rules = ", ".join(f'"{rule}"' for rule in recipe.rows.id_rules)
-    text = (
-        "task.label_epsilon draws the noise of a label by its id, and this recipe changes how ids"
+    raise InputError(
+        Code.REFUSED,
+        f"{shown(data.source)}: task.label_epsilon draws the noise of a label by its id, and this "
+        f"recipe changes how ids are spelt (got rows.id_rules = [{rules}]). Write "
+        f"data.id_rules = [{rules}] in the party file.",
     )
-    text = f"{text} are spelt (got rows.id_rules = [{rules}]). Write data.id_rules = [{rules}] in"
-    raise InputError(Code.REFUSED, f"{shown(data.source)}: {text} the party file.")

@@ -31,18 +31,21 @@ def check_follows(phases: Sequence[NamedPhase], key: str, shown: str) -> None:
     for phase in phases:
         follows = phase.method.follows(phase.settings)
         if follows is not None and key not in follows:
-            text = f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} does not"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text} follow {shown}; remove it, or take a phase of another kind",
+                f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} does not follow "
+                f"{shown}. Remove it, or take a phase of another kind.",
             )
 
 
 def check_chooses(task: TaskSettings, rows: int) -> None:
     """Raises InputError if a rule chooses the threshold, and there are no validation ``rows``."""
     if isinstance(task.threshold, ThresholdRule) and not rows:
-        text = "there are no validation rows by which the rule could choose; set rows.validation"
-        raise InputError(Code.CONFIG_INVALID, f"recipe: task.threshold: {text}, or a number")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            "recipe: task.threshold: the rule needs validation rows (got 0). Set rows.validation, "
+            "or a number.",
+        )
 
 
 def check_idle(recipe: Recipe, phases: Sequence[NamedPhase]) -> None:
@@ -51,10 +54,13 @@ def check_idle(recipe: Recipe, phases: Sequence[NamedPhase]) -> None:
         if not isinstance(phase.settings, OwnOptimizers):
             continue
         idle = phase.method.idle(phase.settings, recipe)
-        name = next((each for each in phase.settings.optimizers if each in idle), None)
+        name = next((party for party in phase.settings.optimizers if party in idle), None)
         if name is not None:
-            text = f"recipe: phases: {phase.name}: optimizers: {name} trains nothing in this phase"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; remove its optimizer")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {phase.name}: optimizers: {name} trains nothing in this phase. "
+                "Remove its optimizer.",
+            )
 
 
 def _check_pairs(kind: str, phases: Sequence[NamedPhase]) -> None:
@@ -64,10 +70,10 @@ def _check_pairs(kind: str, phases: Sequence[NamedPhase]) -> None:
             phase.method.follows(phase.settings) is not None
             and getattr(phase.settings, "batch_size", None) == 1
         ):
-            text = f"the loss of a {kind} task compares the rows of a batch, and is 0 for one row"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: {phase.name}: batch_size = 1: {text}; give 2 or more",
+                f"recipe: phases: {phase.name}: batch_size: must be at least 2, because the loss "
+                f"of a {kind} task compares the rows of a batch (got 1). Set 2 or more.",
             )
 
 
@@ -75,18 +81,18 @@ def _check_rule(phases: Sequence[NamedPhase]) -> None:
     """Raises InputError if no phase evaluates the validation rows, by which a rule chooses the
     threshold, or if a phase trains after the last one that does.
     """
-    places = [place for place, each in enumerate(phases) if "validation" in each.evaluates]
+    places = [place for place, phase in enumerate(phases) if "validation" in phase.evaluates]
     if not places:
-        text = "a rule chooses by the scores of validation rows, and no phase evaluates them"
         raise InputError(
             Code.CONFIG_INVALID,
-            f'recipe: task.threshold: {text}; add a phase of kind "evaluate", or set a number',
+            "recipe: task.threshold: a rule chooses by the scores of validation rows, and no phase "
+            'evaluates them. Add a phase of kind "evaluate", or set a number.',
         )
-    later = next((each for each in phases[places[-1] + 1 :] if each.method.trains), None)
+    later = next((phase for phase in phases[places[-1] + 1 :] if phase.method.trains), None)
     if later is not None:
-        text = f"a rule chooses when validation rows are evaluated, and phase {later.name!r} trains"
         raise InputError(
             Code.CONFIG_INVALID,
-            f'recipe: task.threshold: {text} after that; add a phase of kind "evaluate" after it, '
-            "or set a number",
+            "recipe: task.threshold: a rule chooses when validation rows are evaluated, and phase "
+            f'{later.name!r} trains after that. Add a phase of kind "evaluate" after it, or set a '
+            "number.",
         )

@@ -82,11 +82,15 @@ class MakeEncoder:
 class OnSeveral(Protocol):
     """What embeds on several processes of a party, see ``Party.through``."""
 
-    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]: ...
+    def through(self, encoder: nn.Module, *batches: tuple[Tensor, ...]) -> list[Tensor]:
+        """Passes batches through the encoder; returns [B, D] of each."""
+        ...
 
 
 def _without_encoder(*_inputs: Tensor) -> Tensor:
-    raise InputError(Code.DATA_INVALID, "a party without features has no encoder")
+    raise InputError(
+        Code.DATA_INVALID, "a party without features has no encoder. Give it features."
+    )
 
 
 def _quiet(_phase: str, _round: int, _rounds: int, _batch: int, _batches: int) -> None:
@@ -147,8 +151,8 @@ class PartyData:
 def _forward(model: nn.Module, precision: Precision, *inputs: Tensor) -> Tensor:
     """Passes inputs through a model in the recipe's precision."""
     if precision == "float32":
-        found: Tensor = model(*inputs)
-        return found
+        output: Tensor = model(*inputs)
+        return output
     return forward(model, *inputs, precision=precision)
 
 
@@ -157,7 +161,7 @@ class _OneDevice:
 
     def __init__(self, encoder: nn.Module, precision: Precision, party: str) -> None:
         self._encoder, self._precision, self._party = encoder, precision, party
-        # Of the first embeddings.
+        # The shape of one embedding, once the first ones are known.
         self._width: tuple[int, ...] = ()
 
     def __call__(self, *inputs: Tensor) -> Tensor:
@@ -173,14 +177,12 @@ class _OneDevice:
         rows, shape = inputs[0].shape[0], tuple(z.shape) if isinstance(z, Tensor) else ()
         self._width = self._width or shape[-1:]
         if shape != (rows, *self._width):
-            what = (
-                f"a tensor of shape {list(shape)}"
-                if isinstance(z, Tensor)
-                else f"a {type(z).__name__}"
+            result = f"shape {list(shape)}" if isinstance(z, Tensor) else f"a {type(z).__name__}"
+            raise InputError(
+                Code.MODEL_INVALID,
+                f"the encoder of {self._party}: must give a tensor of shape "
+                f"{[rows, *self._width]} for {rows} rows (got {result}). Correct the encoder.",
             )
-            wanted = [rows, *self._width]
-            text = f"the encoder of {self._party} gives {what} for {rows} rows, and {wanted}"
-            raise InputError(Code.MODEL_INVALID, f"{text} is wanted; correct the encoder")
         return z
 
 
@@ -261,6 +263,7 @@ class Party:
 
     @property
     def recipe(self) -> Recipe:
+        """The run's recipe."""
         return self.course.recipe
 
     def tick(self, phase: str, round_: int, rounds: int, batch: int, batches: int) -> None:
@@ -307,6 +310,7 @@ class Party:
 
     @property
     def role(self) -> Role:
+        """The party's role in the recipe."""
         return "active" if self.name == self.recipe.active.name else "passive"
 
     @property
@@ -430,7 +434,9 @@ class Party:
     @cached_property
     def widths(self) -> dict[str, int]:
         """{passive party: the width of its embeddings}."""
-        return {each.name: self.recipe.embedding_size(each.name) for each in self.recipe.passives}
+        return {
+            party.name: self.recipe.embedding_size(party.name) for party in self.recipe.passives
+        }
 
     def outputs(self, z_BD: Tensor) -> Tensor:
         """Returns the top model's outputs for combined embeddings, float32 [B, O], in the recipe's
@@ -441,8 +447,9 @@ class Party:
         except VflError:
             raise
         except Exception as error:
-            text = f"the top model of {self.name} failed {where_it_failed(error)}"
-            raise InputError(Code.MODEL_INVALID, text) from error
+            raise InputError(
+                Code.MODEL_INVALID, f"the top model of {self.name} failed {where_it_failed(error)}"
+            ) from error
 
     @cached_property
     def privacy(self) -> PrivacyPlan | None:
@@ -468,18 +475,20 @@ class Party:
         """
         if self.record is not None:
             cost = self.need_privacy().cost(spending).text
-            to = [each.name for each in self.recipe.parties if each.name != self.name]
+            to = [party.name for party in self.recipe.parties if party.name != self.name]
             self.record.spends(phase, cost, spending.steps, of, to)
 
     @property
     def features(self) -> Features | None:
+        """The party's features; None if it has none."""
         return self.data.features
 
     def need_features(self) -> Features:
+        """Returns the party's features. Raises InputError if it has none."""
         if self.features is None:
             raise InputError(
                 Code.DATA_INVALID,
-                f"{self.name} has no features; its party file needs a [data] table",
+                f"{self.name} has no features. Add a [data] table to its party file.",
             )
         return self.features
 
@@ -498,7 +507,7 @@ class Party:
         labels, targets = self.data.labels, self.data.targets
         if labels is None or targets is None:
             raise InputError(
-                Code.DATA_INVALID, f"{self.name} has no labels; set data.label in its party file"
+                Code.DATA_INVALID, f"{self.name} has no labels. Set data.label in its party file."
             )
         return labels, targets
 

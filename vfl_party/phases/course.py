@@ -45,12 +45,14 @@ def load_method(kind: str) -> Method[Any]:
     """Returns the method of a kind. Raises InputError, naming the nearest kind, if there is
     none.
     """
-    found = REGISTRY.load(kind, "recipe: phases")
-    if not isinstance(found, Method):
-        text = f"recipe: phases: the plug-in {kind!r} is no vfl_party.phases.method.Method"
-        hint = "; export an instance of it" if found is Method or isinstance(found, type) else ""
-        raise InputError(Code.CONFIG_INVALID, text + hint)
-    return found
+    method = REGISTRY.load(kind, "recipe: phases")
+    if not isinstance(method, Method):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: the plug-in {kind!r} is not a vfl_party.phases.method.Method. Export "
+            "an instance of it.",
+        )
+    return method
 
 
 class NamedPhase:
@@ -63,10 +65,12 @@ class NamedPhase:
 
     @property
     def name(self) -> str:
+        """The phase's name in the recipe."""
         return self.written.name
 
     @property
     def kind(self) -> str:
+        """The name of the method."""
         return self.written.kind
 
     @cached_property
@@ -113,16 +117,13 @@ class Course:
         trained on labels, the run that this one starts from, or, before the first phase, a
         stratified division of the rows.
         """
-        names = [each.name for each in self.phases]
+        names = [named.name for named in self.phases]
         if phase not in names:
             return self.recipe.rows.split == "stratified"
         earlier = self.phases[: names.index(phase)]
         return self.recipe.start is not None or any(
-            each.method.follows(each.settings) is not None for each in earlier
+            named.method.follows(named.settings) is not None for named in earlier
         )
-
-    # -- models
-    # ----------------------------------------------------------------------
 
     @blaming()
     def encoder(self, make: MakeEncoder) -> nn.Module:
@@ -148,9 +149,10 @@ class Course:
         except ValueError as error:
             raise InputError(Code.CONFIG_INVALID, f"{where}: {error}") from None
         if part is None:
-            text = f"{where}: the phases of {start.run} do not hand on two encoders"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}; remove it, or give start.phases as that run has them"
+                Code.CONFIG_INVALID,
+                f"{where}: the phases of {start.run} do not hand on two encoders. Remove it, or "
+                "give start.phases as that run has them.",
             )
         return part
 
@@ -171,8 +173,8 @@ class Course:
         """Makes the model with which the active party scores rows by itself, by the first method
         that makes one; None if no phase trains one. Raises InputError.
         """
-        found = (phase.method.solo(phase.settings, make) for phase in self.phases)
-        return next((each for each in found if each is not None), None)
+        models = (phase.method.solo(phase.settings, make) for phase in self.phases)
+        return next((model for model in models if model is not None), None)
 
     @property
     def own_labels(self) -> bool:
@@ -221,7 +223,7 @@ class Course:
             for phase in (*self.before, *self.phases)
             if phase.says("protects")
         ]
-        return next((each for each in found if each), "")
+        return next((reason for reason in found if reason), "")
 
     @cached_property
     @blaming()
@@ -272,8 +274,8 @@ class Course:
         """What stands in for a party in the first phase that goes on without one; ``wait`` if all
         phases wait.
         """
-        found = (phase.method.late_policy(phase.settings) for phase in self.phases)
-        return next((policy for policy in found if policy != "wait"), "wait")
+        policies = (phase.method.late_policy(phase.settings) for phase in self.phases)
+        return next((policy for policy in policies if policy != "wait"), "wait")
 
     @cached_property
     @blaming()
@@ -281,11 +283,14 @@ class Course:
         """What the phases teach the model to do without a party; '' for nothing. Raises InputError
         if two of them teach it different things.
         """
-        found = [phase.method.learns(phase.settings) for phase in self.phases]
-        if "subsets" in found and "party_dropout" in found:
-            text = "recipe: phases: one trains with subsets and another one with party_dropout"
-            raise InputError(Code.CONFIG_INVALID, f"{text}; take the same in both")
-        return next((each for each in found if each), "")
+        ways = [phase.method.learns(phase.settings) for phase in self.phases]
+        if "subsets" in ways and "party_dropout" in ways:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                "recipe: phases: one trains with subsets and another one with party_dropout. Take "
+                "the same in both.",
+            )
+        return next((way for way in ways if way), "")
 
     @property
     def copes(self) -> bool:
@@ -380,9 +385,10 @@ class Course:
             phase.method.check_top(phase.name, phase.settings, self.recipe)
         own, precision = self.own_passes, self.recipe.model.precision
         if own is not None and precision != "float32":
-            text = f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes only in"
             raise InputError(
-                Code.CONFIG_INVALID, f'{text} float32; remove model.precision = "{precision}"'
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {own.name}: a phase of kind {own.kind!r} computes only in "
+                f'float32. Remove model.precision = "{precision}".',
             )
         self._check_sizes()
         if rows is not None:
@@ -392,12 +398,17 @@ class Course:
         """Raises InputError if a party has an embedding of its own width, and a phase cannot have
         that.
         """
-        own = next((each for each in self.recipe.parties if each.embedding_size is not None), None)
+        own = next(
+            (party for party in self.recipe.parties if party.embedding_size is not None), None
+        )
         for phase in self.phases if own is not None else ():
             if own is not None and not phase.method.own_sizes(phase.settings):
-                text = f"a phase of kind {phase.kind!r} gives all parties embeddings of one width"
-                text = f"recipe: phases: {phase.name}: {text}; remove parties.{own.name}"
-                raise InputError(Code.CONFIG_INVALID, f"{text}.embedding_size")
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r} gives all "
+                    "parties embeddings of one width. Remove "
+                    f"parties.{own.name}.embedding_size.",
+                )
 
     def _check_lone(self) -> None:
         """Raises InputError if a phase with a model of its own is not alone, or another one has no
@@ -406,20 +417,26 @@ class Course:
         lone = self.lone_phase
         if lone is None:
             if "model" not in self.recipe.model_fields_set:
-                raise InputError(Code.CONFIG_INVALID, "recipe: model: missing; add it")
+                raise InputError(Code.CONFIG_INVALID, "recipe: model: missing. Add it.")
             return
-        what = f"a phase of kind {lone.kind!r}"
-        others = [each for each in self.phases if each is not lone]
-        if others and not any(each.method.trains for each in others) and lone.evaluates:
-            text = f"phases: {others[0].name}: {what} evaluates its model itself"
-            raise InputError(Code.CONFIG_INVALID, f"recipe: {text}; remove {others[0].name}")
-        if others:
-            text = f"phases: {what} has a model of its own that no other phase works with"
-            raise InputError(Code.CONFIG_INVALID, f"recipe: {text}; remove the other phases")
-        if self.recipe.start is not None:
-            text = f"start: {what} trains a model of its own, and can take nothing from an earlier"
+        others = [phase for phase in self.phases if phase is not lone]
+        if others and not any(phase.method.trains for phase in others) and lone.evaluates:
             raise InputError(
-                Code.CONFIG_INVALID, f"recipe: {text} run; remove start (in a study: pretrain)"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: {others[0].name}: a phase of kind {lone.kind!r} evaluates its "
+                f"model itself. Remove {others[0].name}.",
+            )
+        if others:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: a phase of kind {lone.kind!r} has its own model that "
+                "no other phase works with. Remove the other phases.",
+            )
+        if self.recipe.start is not None:
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: start: a phase of kind {lone.kind!r} trains its own model, "
+                "and can take nothing from an earlier run. Remove start (in a study: pretrain).",
             )
 
     def _check_rows(self) -> None:
@@ -433,24 +450,31 @@ class Course:
                 continue
             where = f"recipe: phases: {phase.name}: a phase of kind {phase.kind!r}"
             if own:
-                text = 'needs rows that all parties hold, and with rows.align = "none" each has'
-                ways = f'{_of_own_rows()}, or rows.align = "digest" or "psi"'
-                raise InputError(Code.CONFIG_INVALID, f"{where} {text} its own; take {ways}")
-            text = "trains on rows of which each party has its own"
-            raise InputError(Code.CONFIG_INVALID, f'{where} {text}; set rows.align = "none"')
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f'{where} needs rows that all parties hold (got rows.align = "none"). Take '
+                    f'{_of_own_rows()}, or rows.align = "digest" or "psi".',
+                )
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f'{where} trains on each party\'s own rows. Set rows.align = "none".',
+            )
 
     def _check_partial(self) -> None:
         """Raises InputError if a phase cannot work with rows that some parties do not hold."""
         where = "recipe: rows.partial"
         for phase in self.phases:
-            said = phase.method.no_partial(phase.settings)
-            if said:
-                text = f"{where}: phase {phase.name}: {said}; remove one of the two"
-                raise InputError(Code.CONFIG_INVALID, text)
+            reason = phase.method.no_partial(phase.settings)
+            if reason:
+                raise InputError(
+                    Code.CONFIG_INVALID,
+                    f"{where}: phase {phase.name}: {reason}. Remove one of the two.",
+                )
         if self.recipe.task.compares:
-            text = f"{where}: the loss of a {self.recipe.task.kind} task compares rows with each"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text} other, and each has other parties; remove partial"
+                Code.CONFIG_INVALID,
+                f"{where}: the loss of a {self.recipe.task.kind} task compares rows, and they "
+                "have different parties. Remove partial.",
             )
 
     def _check_mixed(self) -> None:
@@ -462,10 +486,11 @@ class Course:
         for phase in (*self.before, *self.phases):
             first.setdefault(phase.method.rows, phase.kind)
         if len(first) > 1 and (not self.recipe.passives or self.recipe.start is not None):
-            text = f"a phase of kind {first['own']!r} leaves a network cut in two, and one of kind"
-            text = f"recipe: phases: {text} {first['aligned']!r} needs a whole encoder"
             raise InputError(
-                Code.CONFIG_INVALID, f"{text}; take {_of_own_rows()}, or other kinds alone"
+                Code.CONFIG_INVALID,
+                f"recipe: phases: a phase of kind {first['own']!r} leaves a network cut in two, "
+                f"and one of kind {first['aligned']!r} needs a whole encoder. Take "
+                f"{_of_own_rows()}, or other kinds alone.",
             )
 
     @property
@@ -491,14 +516,16 @@ class Course:
             if party.data.weights is not None:
                 check_follows(self.phases, "weight", "data.weight")
         phases = [_side(phase, party) for phase in self.phases]
-        opened = {key: each.exchange for key, each in party.exchanges.items()}
+        opened = {key: exchange.exchange for key, exchange in party.exchanges.items()}
         check_asked(self.recipe, opened, self._prediction)
         check_wire(self.recipe, opened)
         rounds = sum(phase.rounds for phase in phases)
         if rounds > MOST_ROUNDS:
-            text = f"recipe: phases: {rounds:,} rounds in all, and the labels of checkpoints count"
-            ways = "train for fewer, or let a round be longer (validate_every)"
-            raise InputError(Code.CONFIG_INVALID, f"{text} to {MOST_ROUNDS:,}; {ways}")
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"recipe: phases: must have at most {MOST_ROUNDS:,} rounds in all (got "
+                f"{rounds:,}). Train for fewer, or let a round be longer (validate_every).",
+            )
         return phases
 
 
@@ -509,10 +536,10 @@ def _side(phase: NamedPhase, party: Party) -> Phase:
     made = make(party, phase.name, phase.settings)
     for lacks in ("name", "rounds", "run_round"):
         if not hasattr(made, lacks):
-            text = f"recipe: phases: {phase.name}: the {type(made).__name__} of kind {phase.kind!r}"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{text} has no {lacks!r}; set it in __init__, as vfl_party.base.phase.Phase says",
+                f"recipe: phases: {phase.name}: the {type(made).__name__} of kind {phase.kind!r} "
+                f"has no {lacks!r}. Set it in __init__, as vfl_party.base.phase.Phase says.",
             )
     return made
 

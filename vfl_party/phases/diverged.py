@@ -13,8 +13,6 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.outbound.exchange import nonfinite
 from vfl_party.phases.context import Party
 
-_DO = "; take a lower learning rate"
-
 
 def check_own(party: Party, step: StepKey, tensors: Mapping[str, Tensor]) -> None:
     """Raises InputError (NON_FINITE) if what a party has computed for a step holds NaN or
@@ -22,7 +20,11 @@ def check_own(party: Party, step: StepKey, tensors: Mapping[str, Tensor]) -> Non
     """
     for name, tensor in tensors.items():
         if nonfinite(tensor):
-            raise _diverged(f"the numbers {name} of {party.name} at {step} hold NaN or infinity")
+            raise InputError(
+                Code.NON_FINITE,
+                f"the numbers {name} of {party.name} at {step} hold NaN or infinity: its training "
+                "diverged. Take a lower learning rate.",
+            )
 
 
 def check_sums(
@@ -42,18 +44,19 @@ def check_sums(
     Raises PeerError (NON_FINITE) if a sum is not finite and a party has sent numbers too large to
     compute with, and InputError if nobody has.
     """
-    if not any(nonfinite(each.detach()) for each in (loss, *gradients)):
+    if not any(nonfinite(tensor.detach()) for tensor in (loss, *gradients)):
         return
     for name, tensors in received.items():
         for key, tensor in tensors.items():
             if tensor.detach().abs().max().item() > HUGE:
-                text = (
-                    f"tensor {key!r} of {name} at {step} holds numbers beyond {HUGE:g}, too "
-                    "large to compute with"
+                raise PeerError(
+                    Code.NON_FINITE,
+                    f"tensor {key!r} of {name} at {step} holds numbers beyond {HUGE:g}, too large "
+                    "to compute with; its training diverged. Take a lower learning rate.",
+                    party=name,
                 )
-                raise PeerError(Code.NON_FINITE, f"{text}; its training diverged{_DO}", party=name)
-    raise _diverged(f"the loss of {party.name} at {step}, or its gradient, is NaN or infinite")
-
-
-def _diverged(what: str) -> InputError:
-    return InputError(Code.NON_FINITE, f"{what}: its training diverged{_DO}")
+    raise InputError(
+        Code.NON_FINITE,
+        f"the loss of {party.name} at {step}, or its gradient, is NaN or infinite: its training "
+        "diverged. Take a lower learning rate.",
+    )

@@ -17,7 +17,7 @@ from torch import Tensor
 from vfl_party.phases.scoring import CHUNK_ROWS, Chunk
 
 # Chunks of validation rows that are compared: 4,096 rows say as much as all, and take less memory.
-_MOST = 4
+_MAX_CHUNKS = 4
 
 
 class _Statistics(NamedTuple):
@@ -69,7 +69,7 @@ class Drift:
         self._now: dict[str, list[Tensor]] = {}
         # How many chunks it has had.
         self._looked = 0
-        # Of the training steps.
+        # Statistics of the training steps.
         self._steps: dict[str, _Statistics] = {}
         self._rows = 0
 
@@ -77,7 +77,7 @@ class Drift:
         """Yields the chunks of a validation as they are, and looks at the first ones."""
         self._now, self._looked = {}, 0
         for chunk in found:
-            if self._looked < _MOST:
+            if self._looked < _MAX_CHUNKS:
                 self._looked += 1
                 for name, z in self._named(chunk.own, chunk.others):
                     self._now.setdefault(name, []).append(z)
@@ -85,7 +85,7 @@ class Drift:
 
     def batch(self, own: Sequence[Tensor], others: Mapping[str, Tensor]) -> None:
         """Looks at the embeddings of a training step; it keeps none of them."""
-        if self._rows < _MOST * CHUNK_ROWS:
+        if self._rows < _MAX_CHUNKS * CHUNK_ROWS:
             for name, z in self._named(own, others):
                 self._add(name, z)
             self._rows += max((each.shape[0] for each in (*own, *others.values())), default=0)

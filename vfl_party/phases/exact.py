@@ -100,6 +100,8 @@ def _combined(party: Party, normal: Callable[[int], Tensor]) -> list[Tensor]:
     widths = [party.recipe.embedding_size(p.name) for p in party.recipe.modelled if p.features]
     embeddings = [normal(width) for width in widths]
     stacked = rule == "attention" or isinstance(rule, PluginCombination)
-    fewer = stacked and party.course.without == "skip" and learnt_stand_ins(party.models) is None
-    counts = range(1, len(widths) + 1) if fewer else [len(widths)]
+    leaves_out = (
+        stacked and party.course.without == "skip" and learnt_stand_ins(party.models) is None
+    )
+    counts = range(1, len(widths) + 1) if leaves_out else [len(widths)]
     return [combine(rule, embeddings[:count]) for count in counts]

@@ -39,7 +39,7 @@ def measured(
         party.scores.threshold = choose(task.threshold, outputs, party.take(targets, rows))
     threshold = decides(party)
     if threshold is None and held:
-        # Of parties with rows of their own.
+        # Parties without common rows reach this without having been checked.
         check_chooses(task, 0)
     weights = party.row_weights(party.rows("train") if trained is None else trained)
     more = {"threshold": threshold} if threshold is not None else {}

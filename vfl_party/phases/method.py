@@ -66,16 +66,15 @@ class Method(Generic[S]):
     def __new__(cls, *args: Any, **named: Any) -> Method[S]:
         """Makes the instance. Raises TypeError if it is given what a subclass overrides now."""
         if len(args) > len(_PLACES):
-            text = f"{cls.__name__} takes {', '.join(_PLACES)} by place, and all else by name"
-            raise TypeError(f"{text}; override its methods in a subclass")
+            raise TypeError(
+                f"{cls.__name__} takes {', '.join(_PLACES)} by place, and all else by name; "
+                "override its methods in a subclass"
+            )
         moved = [name for name in named if name in _FORMER or callable(getattr(cls, name, None))]
         if moved:
             name = _FORMER.get(moved[0], f"override {moved[0]}() in a subclass of Method")
             raise TypeError(f"{cls.__name__} takes no {moved[0]!r} any more; {name}")
         return super().__new__(cls)
-
-    # -- models
-    # ----------------------------------------------------------------------
 
     def encoder(self, settings: S, make: MakeEncoder) -> nn.Module | None:
         """Makes the encoder that the phase trains and later phases use. None: the next phase's
@@ -203,10 +202,10 @@ class Method(Generic[S]):
         """
         learns = self.trains and self.model == "shared" and self.follows(settings) is not None
         if learns and isinstance(recipe.model.top, GbdtTop):
-            text = f"recipe: phases: {phase}: this kind of phase cannot grow trees (got"
             raise InputError(
                 Code.CONFIG_INVALID,
-                f'{text} model.top.kind = "gbdt"). Use a phase of kind "head", or another top.',
+                f"recipe: phases: {phase}: this kind of phase cannot grow trees (got "
+                'model.top.kind = "gbdt"). Use a phase of kind "head", or another top.',
             )
 
     def idle(self, settings: S, recipe: Recipe) -> frozenset[str]:
@@ -273,8 +272,8 @@ def need_data(party: Party, phase: str, what: str) -> None:
     the columns.
     """
     if party.features is None:
-        text = f"phase {phase}: the sizes of {what} depend on the parties' columns"
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text}: leave out --rows, and give a recipe or party file with data",
+            f"phase {phase}: the sizes of {what} depend on the parties' columns. Leave out --rows, "
+            "and give a recipe or party file with data.",
         )

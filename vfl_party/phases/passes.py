@@ -70,7 +70,7 @@ def passes(rule: Combine, sets: Sets, batch: HeldBatch) -> list[Pass]:
     parts: dict[tuple[int, int], list[Pass]] = {}
     for names, at in _groups(batch):
         rows = index_on(torch.from_numpy(at), batch.like.device)
-        own = [each.index_select(0, rows) for each in batch.own]
+        own = [z.index_select(0, rows) for z in batch.own]
         others = {name: _those(batch, name, at) for name in names}
         drawn_sets = sets.drawn(names, *batch.place, *names) or [PartySet(names, 1.0)]
         for each in drawn_sets:
@@ -96,7 +96,7 @@ def losses_of(
         parts: the passes; None: all outputs are of all rows.
     """
     if parts is None:
-        return [loss(each, targets, weights_B) for each in outputs]
+        return [loss(output, targets, weights_B) for output in outputs]
     return [
         loss(
             each,
@@ -141,6 +141,6 @@ def _whole(sets: Sets, batch: HeldBatch, name: str) -> Tensor:
 
 def _joined(parts: Sequence[Pass], rows: int) -> Pass:
     """Returns passes of equal form as one."""
-    slots = zip(*(each.embeddings for each in parts), strict=True)
-    at = torch.cat([each.rows for each in parts])
+    slots = zip(*(part.embeddings for part in parts), strict=True)
+    at = torch.cat([part.rows for part in parts])
     return Pass(at, [torch.cat(slot) for slot in slots], parts[0].weight * len(at) / rows)

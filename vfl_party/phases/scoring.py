@@ -327,6 +327,7 @@ def outputs_of(party: Party, z_BD: Tensor) -> Tensor:
 
 
 def chunks(rows: Rows) -> list[Rows]:
+    """Divides rows into chunks of at most ``CHUNK_ROWS``."""
     return [rows[start : start + CHUNK_ROWS] for start in range(0, len(rows), CHUNK_ROWS)]
 
 

@@ -53,8 +53,10 @@ class SetSettings(Section):
     def check_sets(self) -> None:
         """Raises ValueError if the two do not fit together."""
         if self.subsets and self.party_dropout:
-            text = "give subsets or party_dropout, not both: both prepare the model for missing"
-            raise ValueError(f"{text} parties")
+            raise ValueError(
+                "give subsets or party_dropout, not both: both prepare the model for missing "
+                "parties"
+            )
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,9 @@ class Sets:
         """
         if sets is None:
             return None
-        return [[*own, *of_set(each.there, others, self.stand_ins).values()] for each in sets]
+        return [
+            [*own, *of_set(party_set.there, others, self.stand_ins).values()] for party_set in sets
+        ]
 
 
 def of_set(
@@ -144,7 +148,7 @@ def summed(losses: Sequence[Tensor], sets: Sequence[Weighed] | None) -> Tensor:
     """Returns the sum of the sets' losses by their weights; that of the one loss without sets."""
     if sets is None:
         return losses[0]
-    return reduce(torch.add, [each.weight * loss for each, loss in zip(sets, losses, strict=True)])
+    return reduce(torch.add, [item.weight * loss for item, loss in zip(sets, losses, strict=True)])
 
 
 def check(party: Party, phase: str, settings: SetSettings) -> None:
@@ -156,14 +160,20 @@ def check(party: Party, phase: str, settings: SetSettings) -> None:
         return
     where = f"recipe: phases: {phase}: {key}"
     if not recipe.passives:
-        text = f"{where}: {party.name} is alone, so no party can be missing"
-        raise InputError(Code.CONFIG_INVALID, f"{text}; remove it, or add a passive party")
-    if key == "subsets" and not recipe.active.features:
-        text = f"{where}: every set holds the embedding of {recipe.active.name}, and it has no"
-        raise InputError(Code.CONFIG_INVALID, f"{text} features; take party_dropout instead")
-    if key == "subsets" and recipe.model.combine in ("concat", "sum"):
-        text = f"{where}: model.combine = {recipe.model.combine!r} is another thing with fewer"
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{text} parties; set model.combine = 'mean', or take party_dropout instead",
+            f"{where}: {party.name} is alone, so no party can be missing. Remove it, or add a "
+            "passive party.",
+        )
+    if key == "subsets" and not recipe.active.features:
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: every set holds the embedding of {recipe.active.name}, and it has no "
+            "features. Take party_dropout instead.",
+        )
+    if key == "subsets" and recipe.model.combine in ("concat", "sum"):
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{where}: model.combine = {recipe.model.combine!r} changes scale with fewer parties. "
+            'Set model.combine = "mean", or take party_dropout instead.',
         )

@@ -38,8 +38,11 @@ def mean_embedding(party: Party, rows: Rows) -> Tensor:
     Raises InputError if there are no rows.
     """
     if not len(rows):
-        text = f"{party.name}: there are no training rows whose mean could stand in for a party"
-        raise InputError(Code.CONFIG_INVALID, f'{text}; set absent = "zero"')
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"{party.name}: no training rows whose mean could stand in for a party. Set "
+            'absent = "zero".',
+        )
     features = party.need_features()
     party.models["encoder"].eval()
     total_D = torch.zeros(party.embedding_size, dtype=torch.float64, device=party.device)
@@ -98,8 +101,10 @@ def kept(folder: Path) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load(path.read_bytes())
     except (OSError, safetensors.SafetensorError) as error:
-        text = f"{path}: cannot be read ({type(error).__name__}); restore it, or train again"
-        raise InputError(Code.FILE_INVALID, text) from None
+        raise InputError(
+            Code.FILE_INVALID,
+            f"{path}: cannot be read ({type(error).__name__}). Restore it, or train again.",
+        ) from None
 
 
 def traffic(party: Party, exchange: Exchange, kind: StandIn, step: StepKey) -> Iterable[Occurrence]:
@@ -120,13 +125,13 @@ def replaced(
         stand_in: as ``collect`` returns it.
     """
 
-    def kept(name: str, z_BD: Tensor | None, rows: int) -> Tensor | None:
+    def stands(name: str, z_BD: Tensor | None, rows: int) -> Tensor | None:
         return z_BD if name in there else stand_in[name].expand(rows, -1)
 
     return [
         Chunk(
-            [z for each in chunk.own if (z := kept(active, each, chunk.rows)) is not None],
-            {name: kept(name, z, chunk.rows) for name, z in chunk.others.items()},
+            [z for own in chunk.own if (z := stands(active, own, chunk.rows)) is not None],
+            {name: stands(name, z, chunk.rows) for name, z in chunk.others.items()},
             chunk.rows,
         )
         for chunk in found

@@ -15,14 +15,17 @@ def check_stopping(party: Party, phase: str, rule: EarlyStopping) -> None:
     """Raises InputError if there is nothing that ``rule`` could judge by."""
     task = party.recipe.task
     if rule.metric not in task.all_metrics:
-        text = f"recipe: phases: {phase}: early_stopping.metric: a {task.kind} task has no"
-        text = f"{text} {rule.metric} (it has {', '.join(task.all_metrics)}; task.metrics adds"
-        raise InputError(Code.CONFIG_INVALID, f"{text} others)")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"recipe: phases: {phase}: early_stopping.metric: a {task.kind} task has no "
+            f"{rule.metric}. Choose one of {', '.join(task.all_metrics)}, or add it to "
+            "task.metrics.",
+        )
     if len(party.rows("validation")) == 0:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"phases: {phase}: early_stopping needs validation rows; set rows.validation, or "
-            "data.split",
+            f"phases: {phase}: early_stopping needs validation rows (got 0). Set rows.validation, "
+            "or data.split.",
         )
 
 
@@ -32,8 +35,11 @@ def judged_value(phase: str, rule: EarlyStopping, found: Mapping[str, float]) ->
     """
     value = found.get(rule.metric)
     if value is None:
-        text = f"phases: {phase}: early_stopping.metric: this task has no {rule.metric}"
-        raise InputError(Code.CONFIG_INVALID, f"{text} (it has {', '.join(found)})")
+        raise InputError(
+            Code.CONFIG_INVALID,
+            f"phases: {phase}: early_stopping.metric: this task has no {rule.metric}. Choose one "
+            f"of {', '.join(found)}.",
+        )
     return value
 
 

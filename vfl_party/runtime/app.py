@@ -189,13 +189,11 @@ class PartyApp:
         """Reads the rows to predict. Raises VflError if they are not fit for it."""
         files, trained = self.files, work.trained
         opened = open_party(files.recipe, files.name, data, files.encoder, work=work)
-        if len(opened.table) < (least := files.file.predict.at_least):
-            text = (
-                f"{opened.table.source}: has {len(opened.table):,} rows to predict; "
-                f"predict.at_least is {least:,}"
-            )
+        if len(opened.table) < (min_rows := files.file.predict.at_least):
             raise InputError(
-                Code.DATA_INVALID, f"{text} in the party file: give more rows, or lower it"
+                Code.DATA_INVALID,
+                f"{opened.table.source}: must have at least {min_rows:,} rows to predict (got "
+                f"{len(opened.table):,}). Give more rows, or lower predict.at_least.",
             )
         versions.require_same(trained.path, trained.plugins, versions.modelling(opened))
         for text in unseen(trained, opened.table) if files.settings.features else ():
@@ -236,7 +234,7 @@ class PartyApp:
         keep_freed_memory()
         garbage.seldom()
         opened.tell(self.console.show)
-        # Of what finds the rows in common.
+        # The policy's view of what finds the rows in common.
         policy = files.policy()
 
         def make(
@@ -395,7 +393,7 @@ class PartyApp:
         files, failed = self.files, False
 
         def state() -> str:
-            # Of an error of its own a session knows nothing.
+            # A session does not know of this party's own errors.
             return "failed" if failed else session.state
 
         metrics = PartyMetrics(

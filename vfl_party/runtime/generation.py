@@ -255,7 +255,7 @@ class Generation:
         these.
         """
         table = self._opened.table
-        # Of tables that were joined here.
+        # Tables that were joined here have counted them.
         if self._opened.settings.in_common and table.counts is not None:
             return table.counts.kept, len(table)
         return (
@@ -368,10 +368,10 @@ def own_secret(folder: RunFolder, init: Init, fresh: bytes) -> int | None:
             extra={"event": "init"},
         )
     if now == "secret" and begun and not path.exists():
-        text = f"{path}: is missing, and the run's checkpoints rest on it; restore it"
         raise InputError(
             Code.FILE_INVALID,
-            f"{text}, or begin a new run with --fresh at the server and every party",
+            f"{path}: is missing, and the run's checkpoints rest on it. Restore it, or begin a new "
+            "run with --fresh at the server and every party.",
         )
     secret = secret_seed(kept_secret(path, fresh)) if now == "secret" else None
     if noted is None:

@@ -20,22 +20,22 @@ class Outcome:
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: int = 0
     summary_json: str = ""
-    # Of the last checkpoint.
+    # The label of the last checkpoint.
     label: str = ""
     # Parties that the model was trained without.
     without: tuple[str, ...] = ()
-    # Of each phase.
+    # {phase: the steps that were computed without a party}.
     absences: dict[str, tuple[Absence, ...]] = field(default_factory=dict)
-    # Of the last phase that has measured it.
+    # What the last phase that measures it has found.
     worth: Worth | None = None
     # Rounds whose updates this party has lost, or missed while it was away.
     skipped: int = 0
-    # See PartyReport.
+    # Both as in PartyReport.
     rows: int = 0
     common_rows: int = 0
     # This party has returned, and not yet come to the step that is under way.
     catches_up: bool = False
-    # Of this process; of a checkpoint: of the process that wrote it.
+    # How this process computes; in a checkpoint, how the process that wrote it did.
     arithmetic: Arithmetic | None = None
 
     @classmethod
@@ -47,8 +47,8 @@ class Outcome:
             label=label,
             without=tuple(tree.get("without", ())),
             absences={
-                phase: tuple(Absence(**each) for each in found)
-                for phase, found in tree.get("absences", {}).items()
+                phase: tuple(Absence(**item) for item in items)
+                for phase, items in tree.get("absences", {}).items()
             },
             worth=Worth(**tree["worth"]) if tree.get("worth") else None,
             skipped=tree.get("skipped", 0),
@@ -65,7 +65,7 @@ class Outcome:
             "worth": None if self.worth is None else self.worth.model_dump(),
             "arithmetic": None if self.arithmetic is None else self.arithmetic.model_dump(),
             "absences": {
-                name: [each.model_dump() for each in found] for name, found in self.absences.items()
+                name: [item.model_dump() for item in items] for name, items in self.absences.items()
             },
         }
 
@@ -83,7 +83,7 @@ class Outcome:
 
     def report(self, said: Statement, wall_s: float, times: Sequence[PhaseTimes]) -> PartyReport:
         """Returns what the server hears at the end, without what only the program knows."""
-        absences = [each.model_dump() for phase in self.absences.values() for each in phase]
+        absences = [item.model_dump() for phase in self.absences.values() for item in phase]
         return PartyReport(
             self.metrics,
             self.steps,
@@ -95,7 +95,7 @@ class Outcome:
             skipped_rounds=self.skipped,
             rows=said.rows,
             common_rows=said.common_rows,
-            times_json=to_json([each.model_dump() for each in times]),
+            times_json=to_json([phase.model_dump() for phase in times]),
             follows_preset=said.follows_preset,
             worth_json="" if self.worth is None else self.worth.model_dump_json(),
             arithmetic_json="" if self.arithmetic is None else self.arithmetic.model_dump_json(),

@@ -48,9 +48,9 @@ from vfl_party.runtime.joining import check_before, joining_of, training
 _CONNECT_S = 3.0
 # At the end of what ``choices`` says of ids that ``tabulate`` then refuses with a reason.
 _REFUSED = ": refused"
-# Of a rule that keeps every id apart.
+# Shows a rule that keeps every id apart.
 _ALL_KEPT = ": 0 missing, 0 repeat "
-# Of one categorical column.
+# Ends what is said of a categorical column.
 _CATEGORIES = " categories"
 # Errors that are about neither data nor recipe.
 _ABOUT = {Code.MODEL_INVALID: "model", Code.REFUSED: "policy"}
@@ -293,7 +293,7 @@ def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
         yield Finding("start", True, f"the encoder of run {files.recipe.start.run}")
     for name, model in party.party.models.items():
         count = sum(parameter.numel() for parameter in model.parameters())
-        # Trees grow.
+        # Trees have no parameters before they grow.
         size = f"{count:,} parameters" if count else "no parameters before training"
         yield Finding("model", True, f"{name}: {size}")
     if files.file.init == "recipe":
@@ -365,7 +365,7 @@ def _network(files: PartyFiles, offline: bool, plugins: Mapping[str, str]) -> It
     try:
         joining = joining_of(files.course, files.settings.role, plugins)
     except VflError:
-        # Of the recipe, and said above: nobody can be asked.
+        # The recipe's error is reported above: nobody can be asked.
         return
     yield _ask("server", files.file.server, files.recipe.server, SESSIONS, files, joining)
     if not files.is_active:
@@ -396,13 +396,13 @@ def _ask(
         answered = ask(address, files.keyring.current(), peer, service, joining, _CONNECT_S)
     except VflError as error:
         return Finding(about, False, str(error))
-    said = "same recipe, protocol and plug-ins"
-    if not answered:
-        said = "it is of an older release: recipe and protocol are compared when the run starts"
     return Finding(
         about,
         True,
-        f"{peer} answers at {address}, certificates accepted; {said}",
+        f"{peer} answers at {address}, certificates accepted; same recipe, protocol and plug-ins"
+        if answered
+        else f"{peer} answers at {address}, certificates accepted; it is of an older release: "
+        "recipe and protocol are compared when the run starts",
         note=not answered,
     )
 

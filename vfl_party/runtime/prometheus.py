@@ -40,6 +40,7 @@ class PartyMetrics:
     waits_for: Callable[[], Sequence[str]] = lambda: ()
 
     def families(self) -> Iterator[Metric]:
+        """Yields the metrics as they are now."""
         standing = self.standing
         info = InfoMetricFamily("vfl_party", "Who this is.")
         info.add_metric((), self.info)

@@ -14,7 +14,7 @@ points too, without checkpoints of its own there. For example, A and B are both 
 A party that is alone to the end of the run is not needed if the run resumes at such a label, so it
 may leave.
 
-A party offers '', the run's beginning, only if it has written at most ``MOST_LOST`` checkpoints:
+A party offers '', the run's beginning, only if it has written at most ``MAX_LOST`` checkpoints:
 until then a party that is killed may hold none (``vfl_party.base.checkpoint`` says why). So a party
 that offers nothing, by accident or on purpose, cannot have the others begin again.
 
@@ -39,7 +39,7 @@ from vfl_common.stages import Planned, ahead, label_of, position_of, reachable
 from vfl_party.base.phase import Tree
 
 # Checkpoints that a death may cost a party.
-MOST_LOST = 2
+MAX_LOST = 2
 
 
 def offered(store: Store, plan: Sequence[Planned]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -51,7 +51,7 @@ def offered(store: Store, plan: Sequence[Planned]) -> tuple[tuple[str, ...], tup
     strict = [replace(phase, lenient=False) for phase in plan]
     held = [label for each in whole for label in (*reachable(each, plan), each)]
     held += [label for each in whole or [beginning(plan)] for label in ahead(each, strict)]
-    held += [""] if store.saved() <= MOST_LOST else []
+    held += [""] if store.saved() <= MAX_LOST else []
     skips = [label for each in whole or [beginning(plan)] for label in ahead(each, plan)]
     return tuple(dict.fromkeys([*held, *skips])), tuple(dict.fromkeys(held))
 
@@ -100,7 +100,8 @@ def load(folder: RunFolder, label: str) -> Tree:
     if folder.checkpoints is None or label not in folder.checkpoints.labels():
         raise InputError(
             Code.CHECKPOINT_INVALID,
-            f"{folder.path}: the run resumes from checkpoint {label}, which is not here",
+            f"{folder.path}: the run resumes from checkpoint {label}, which is not here. Restore "
+            "the folder, or begin a new run.",
         )
     tree = folder.checkpoints.load(label)
     folder.checkpoints.discard_after(label)

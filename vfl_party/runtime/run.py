@@ -182,11 +182,12 @@ class PartyRun:
                 or not folder.facts().get("trained")
             ):
                 raise
-            text = (
-                "run %s was trained to its end, and the server has gone since: nothing is left "
-                "to do"
+            log.warning(
+                "run %s was trained to its end, and the server has gone since: nothing is left to "
+                "do",
+                folder.run_id,
+                extra={"event": "trained"},
             )
-            log.warning(text, folder.run_id, extra={"event": "trained"})
             return Done(folder.run_id, "")
 
     def _done(self, done: Done, folder: RunFolder | None) -> tuple[Outcome, RunFolder]:
@@ -197,8 +198,11 @@ class PartyRun:
         if folder is None:
             folder = self._folders.finished(done.run_id)
         if folder is None or folder.run_id != done.run_id or not folder.facts().get("trained"):
-            text = f"run {done.run_id} is complete; for a new run, start the server again"
-            raise PeerError(Code.NAME_TAKEN, text, party=self._session.server)
+            raise PeerError(
+                Code.NAME_TAKEN,
+                f"run {done.run_id} is complete. Start the server again for a new run.",
+                party=self._session.server,
+            )
         return Outcome(summary_json=done.summary_json), folder
 
     def _check(self, start: Start, offer: Joining, folder: RunFolder | None) -> None:
@@ -211,11 +215,12 @@ class PartyRun:
         same = start.run_id == offer.run_id and offer.job == "train"
         if start.returning:
             if not (same and folder is not None and self._may_return(folder)):
-                text = (
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
                     f"the server has {self._session.me} return to run {start.run_id}, which "
-                    "cannot go on without it"
+                    "cannot go on without it",
+                    party=self._session.server,
                 )
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._session.server)
             return
         if (
             folder is not None
@@ -224,24 +229,26 @@ class PartyRun:
             and not start.anew
             and self._holds(folder)
         ):
-            text = (
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
                 f"the server begins run {start.run_id}, but {self._session.me} is in run "
-                f"{folder.run_id}, which has not "
-                "ended; start the server with the folder of runs that it had before, or "
-                "begin a new run with "
-                "vfl-server serve --fresh"
+                f"{folder.run_id}, which has not ended. Start the server with the folder of runs "
+                "that it had before, or begin a new run with vfl-server serve --fresh.",
+                party=self._session.server,
             )
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._session.server)
         if start.checkpoint not in (offer.checkpoints if same else ("",)):
-            text = f"the server starts run {start.run_id} at {start.checkpoint or 'its beginning'}"
-            text = f"{text}, which {self._session.me} has not offered"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._session.server)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"the server starts run {start.run_id} at {start.checkpoint or 'its beginning'}, "
+                f"which {self._session.me} has not offered",
+                party=self._session.server,
+            )
 
     def _begin_allowed(self, folder: RunFolder) -> None:
         """Counts the run, and tells who has allowed it. Raises InputError."""
-        for said in self._grants.begins(folder) if self._grants is not None else ():
-            log.info("%s", said, extra={"event": "allowed"})
-            self._progress.console.show("allowed", said=said)
+        for text in self._grants.begins(folder) if self._grants is not None else ():
+            log.info("%s", text, extra={"event": "allowed"})
+            self._progress.console.show("allowed", said=text)
 
     def _holds(self, folder: RunFolder) -> bool:
         """Whether this party would lose anything with a run: it is in it, or has written a
@@ -260,8 +267,13 @@ class PartyRun:
         """
         if not (start.anew and self._holds(folder)):
             return
-        text = "run %s is not resumed, and run %s begins: %s"
-        log.warning(text, folder.run_id, start.run_id, start.anew, extra={"event": "set_aside"})
+        log.warning(
+            "run %s is not resumed, and run %s begins: %s",
+            folder.run_id,
+            start.run_id,
+            start.anew,
+            extra={"event": "set_aside"},
+        )
         self._progress.console.show("set_aside", run=folder.run_id, why=start.anew)
         self._flush(folder)
         if folder.facts().get("trained"):
@@ -316,21 +328,22 @@ class PartyRun:
                 start = replace(start, checkpoint=resume.newest(folder))
             label = resume.own_label(folder, start.checkpoint, self._plan)
             if start.left and not alone_after(start.checkpoint, self._plan):
-                text = (
+                raise PeerError(
+                    Code.MALFORMED_MESSAGE,
                     f"the server starts without {', '.join(start.left)}, who are needed from "
-                    f"{start.checkpoint!r} on"
+                    f"{start.checkpoint!r} on",
+                    party=self._session.server,
                 )
-                raise PeerError(Code.MALFORMED_MESSAGE, text, party=self._session.server)
             generation.open(returning=start.returning)
             said = generation.statement
             self._plan = said.plan
             if start.returning:
                 if folder.facts().get("data") != said.data:
-                    text = (
+                    raise InputError(
+                        Code.DATA_INVALID,
                         f"{folder.path}: the rows or columns are not those that the run began "
-                        "with; restore them"
+                        "with. Restore them.",
                     )
-                    raise InputError(Code.DATA_INVALID, text)
                 generation.show_rows()
                 folder.note(returns=resume.returns(folder) + 1)
             # The plan gives the labels of checkpoints a meaning.

@@ -71,6 +71,7 @@ class GrpcTransport:
     conferring: ExchangeLink | None = None
 
     def confer(self, *, once: bool = False) -> None:
+        """Exchanges the heads of the records with the peer; ``once``: tries only once."""
         link, record = self.conferring, self.record
         if link is None or record is None or (once and not record.heads.has_news):
             return
@@ -78,8 +79,11 @@ class GrpcTransport:
         def ask(shows: ShownHead) -> ShownHead:
             answer = link.confer(shows.encoded(), once=once)
             if answer is None and not once:
-                text = f"{link.peer} shows no record of what leaves it; install the same version"
-                raise PeerError(Code.PROTOCOL_DIFFERS, text, party=link.peer)
+                raise PeerError(
+                    Code.PROTOCOL_DIFFERS,
+                    f"{link.peer} shows no record of what leaves it. Install the same version.",
+                    party=link.peer,
+                )
             if answer is None:
                 raise LostError(Code.PARTY_LOST, f"{link.peer} does not answer", party=link.peer)
             return ShownHead.decoded(answer, party=link.peer, me=self.me)
@@ -89,10 +93,14 @@ class GrpcTransport:
         except LostError as error:
             if not once:
                 raise
-            text = "the head of the record is not signed now (%s); it is in the next run"
-            log.info(text, error, extra={"event": "record"})
+            log.info(
+                "the head of the record is not signed now (%s); it is in the next run",
+                error,
+                extra={"event": "record"},
+            )
 
     def end(self, error: VflError) -> None:
+        """Ends the hub and the links with an error."""
         if self.grpc_hub is not None:
             self.grpc_hub.end(error)
         for link in self.grpc_links:
@@ -107,6 +115,7 @@ class GrpcTransport:
         return error if isinstance(error, VflError) else InternalError(str(error))
 
     def close(self, error: BaseException | None) -> None:
+        """Closes the hub and the links; ``error``: why, if the generation failed."""
         if self.roll_call is not None:
             self.roll_call.cancel()
         if self.grpc_hub is not None and error is None:
@@ -239,8 +248,11 @@ class Transports:
             )
         address, peer = files.file.active or start.exchange_address, recipe.active.name
         if not address:
-            text = f"the server names no address of {peer}; set 'active' in the party file"
-            raise PeerError(Code.MALFORMED_MESSAGE, text, party=recipe.server)
+            raise PeerError(
+                Code.MALFORMED_MESSAGE,
+                f"the server names no address of {peer}. Set 'active' in the party file.",
+                party=recipe.server,
+            )
         self.meter.name_address(address, peer)
         link = self._link(address, peer, start, recipe.run.step_timeout_s)
         links = [link, server]

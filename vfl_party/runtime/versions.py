@@ -26,18 +26,18 @@ def shared(opened: Opened) -> dict[str, str]:
     Metrics are computed at the active party alone, and a party may have an encoder of its own.
     """
     recipe = opened.recipe
-    found = _of_methods(opened)
+    versions = _of_methods(opened)
     for phase in recipe.phases:
-        found |= codecs.REGISTRY.version(phase.codec)
+        versions |= codecs.REGISTRY.version(phase.codec)
         for transform in phase.transforms:
-            found |= transforms.REGISTRY.version(transform.kind)
+            versions |= transforms.REGISTRY.version(transform.kind)
     for table in recipe.wire:
-        found |= codecs.REGISTRY.version(table.codec)
+        versions |= codecs.REGISTRY.version(table.codec)
     if opened.name == recipe.active.name:
         for metric in recipe.task.metrics:
-            found |= metrics.PLUGINS.version(metric)
-    found |= _of_top(opened)
-    return found | (_of_encoder(opened) if opened.encoder == recipe.model.encoder else {})
+            versions |= metrics.PLUGINS.version(metric)
+    versions |= _of_top(opened)
+    return versions | (_of_encoder(opened) if opened.encoder == recipe.model.encoder else {})
 
 
 def modelling(opened: Opened) -> dict[str, str]:
@@ -57,18 +57,18 @@ def require_same(path: Path, then: Mapping[str, str], now: Mapping[str, str]) ->
     """
     for name in sorted(then.keys() & now.keys()):
         if then[name] != now[name]:
-            text = (
-                f"{path}: the run began with the plug-in {name} of {then[name]}, and "
-                f"{now[name]} is installed"
+            raise InputError(
+                Code.CONFIG_INVALID,
+                f"{path}: the run began with the plug-in {name} of {then[name]}, and {now[name]} "
+                "is installed. Install the former, or begin a new run.",
             )
-            raise InputError(Code.CONFIG_INVALID, f"{text}; install the former, or begin a new run")
 
 
 def _of_methods(opened: Opened) -> dict[str, str]:
-    course, found = opened.course, dict[str, str]()
+    course, versions = opened.course, dict[str, str]()
     for phase in (*course.before, *course.phases):
-        found |= REGISTRY.version(phase.kind)
-    return found
+        versions |= REGISTRY.version(phase.kind)
+    return versions
 
 
 def _of_encoder(opened: Opened) -> dict[str, str]:

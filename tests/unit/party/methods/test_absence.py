@@ -17,7 +17,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import StepPassed
 from vfl_common.stages import Planned, ahead
 from vfl_party.models.combine import Combined, combine
-from vfl_party.phases.absence import MOST_STRETCHES, Absences, Cache, Following, LatePolicy, filled
+from vfl_party.phases.absence import MAX_STRETCHES, Absences, Cache, Following, LatePolicy, filled
 from vfl_party.phases.course import NamedPhase
 
 OWN, NORTH, SOUTH = (torch.full((2, 3), value) for value in (1.0, 2.0, 6.0))
@@ -127,11 +127,11 @@ def test_absences_are_stretches_of_steps() -> None:
 
 def test_a_party_that_comes_and_goes_without_end_fills_no_memory() -> None:
     record = Absences("train")
-    for batch in range(4 * MOST_STRETCHES):
+    for batch in range(4 * MAX_STRETCHES):
         record.note(step(0, batch), ["south"] if batch % 2 else [])
-    assert len(record.found) == MOST_STRETCHES
-    assert sum(each.steps for each in record.found) == 2 * MOST_STRETCHES
-    assert record.found[-1].last_batch == 4 * MOST_STRETCHES - 1
+    assert len(record.found) == MAX_STRETCHES
+    assert sum(each.steps for each in record.found) == 2 * MAX_STRETCHES
+    assert record.found[-1].last_batch == 4 * MAX_STRETCHES - 1
 
 
 def test_a_party_goes_on_at_the_step_that_is_under_way() -> None:
