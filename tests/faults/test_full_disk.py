@@ -183,7 +183,7 @@ def test_a_disk_that_fills_while_a_party_trains(
             ends_full(federation.programs[victim], disk)
             assert federation.programs["server"].wait_for("lost", party=victim)
             again = federation.start_party(victim)
-            assert "this process waits 60 s for space" in again.wait_for("advice")["said"]
+            assert "This process waits 60 s for space" in again.wait_for("advice")["said"]
         if victim == "p0":
             proxy.target = again.wait_for("ready")["address"]
         assert federation.finish()["interruptions"] == 1

@@ -273,7 +273,7 @@ def test_messages_follow_from_noisy_labels_alone(
     assert other.messages != first.messages
     assert first.summary is not None
     assert "randomised" in set().union(*of_active(first.summary).values())
-    assert "after randomised response alone" in label_statement(first.summary.exchanges)
+    assert "only after randomised response" in label_statement(first.summary.exchanges)
 
 
 def test_a_recipe_that_spells_ids_in_another_way_draws_no_other_noise() -> None:

@@ -80,4 +80,4 @@ def test_figures_of_server_and_peers_and_who_is_refused() -> None:
     alone = vfl.leaks(tables(aggregate=False), attacks=["tops", "uploads"], quiet=True).found[0]
     assert not alone.lines
     (why,) = {note.partition(": ")[2] for note in alone.notes}
-    assert_names(why, "aggregate")
+    assert_names(why, "shares weights")

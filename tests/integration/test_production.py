@@ -435,7 +435,7 @@ def test_a_person_is_forgotten_and_the_models_that_knew_them_are_named(
     before = path.read_text()
     path.write_text(before.replace(f"{alone},", "zzz,"))
     said = forget(between, "p0", in_training, "--all")
-    assert said.count("had the row for training, validation or test, as its record says") == 2
+    assert said.count("had the row for training, validation or test, by its record") == 2
     said = forget(between, "p0", "zzz", "--all")
     assert said.count("was not trained with the row") == 2
     said = forget(between, "p0", "nobody", "--all", code=2)

@@ -236,7 +236,7 @@ def test_a_command_shows_the_best_runs_and_draws_a_page(file: Path) -> None:
     done = CliRunner().invoke(cli, ["report", str(folder)], catch_exceptions=False)
     html = (folder / "report.html").read_text()
     assert done.output.split() == [str(folder / "report.html")]
-    for words in ("settings searched", "The finished runs", LR, "finished"):
+    for words in ("hyperparameter search", "The finished runs", LR, "finished"):
         assert words in html, words
     listed = CliRunner().invoke(cli, ["runs", "--out", str(file.parent)], catch_exceptions=False)
     (line,) = (each for each in listed.output.splitlines() if each.startswith("found/"))

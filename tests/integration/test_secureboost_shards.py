@@ -48,8 +48,8 @@ PARENT = """
 import numpy as np
 import psutil
 from vfl_party.homomorphic import make_keys
-from vfl_party.homomorphic.shards import Shards, shared_keys
-keys = shared_keys(make_keys("paillier", 1024, with_heu=False)[0], Shards(2))
+from vfl_party.homomorphic.shards import Shards, share_keys
+keys = share_keys(make_keys("paillier", 1024, with_heu=False)[0], Shards(2))
 keys.encrypt(np.ones(4, np.int64), np.ones(4, np.int64))
 print(*(each.pid for each in psutil.Process().children()), flush=True)
 keys.encrypt(np.ones(1_000_000, np.int64), np.ones(1_000_000, np.int64))

@@ -103,7 +103,7 @@ def test_a_killed_party_without_encoder_changes_nothing(tmp_path: Path) -> None:
             {"local_rows": "aligned", "local": False, "aggregate": False, "gamma": None},
             ["local_rows", "local = true"],
         ),
-        ({"batch_size": 120}, ["batch_size = 120", "p0"]),
+        ({"batch_size": 120}, ["batch_size", "120", "p0"]),
         ({"ssl": "simsian"}, ["ssl", "simsiam"]),
         ({"queue": 5000, "ssl": "moco"}, ["queue"]),
         ({"aggregate": True, "local": False, "gamma": None}, ["aggregate", "local = true"]),

@@ -430,5 +430,5 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         program = start(".", "--port", str(taken.getsockname()[1]))
-        refused(program, "--port", "choose another port")
+        refused(program, "--port", "Choose another port")
         program.close()

@@ -182,7 +182,7 @@ def test_an_encoder_of_a_file_beside_the_recipe_is_attacked_too(
                 "simulate": {"parties": cases.digits(2)},
                 "task": {"kind": "multiclass", "classes": 10},
             },
-            "p1 has other columns than numbers",
+            "p1 has columns that are not numbers",
         ),
     ],
 )

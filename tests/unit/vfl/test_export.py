@@ -479,4 +479,4 @@ def test_a_package_that_is_missing_is_named_with_its_command(
     error = invoke(args[0], run, *args[1:]).exception
     assert isinstance(error, InputError)
     assert_names(str(error), "imported")
-    assert str(error).endswith(f"; {install}")
+    assert str(error).endswith(f"Install it with `{install}`.")

@@ -321,7 +321,7 @@ def test_wrong_keys_and_values_are_one_sentence(given: list[str]) -> None:
 def test_sentences_about_keys_name_the_flags() -> None:
     assert flags_of("no key") == []
     assert flags_of('set data.encoding = "utf-16-le"') == ["--set encoding=utf-16-le"]
-    assert flags_of('set data.dates to "%d/%m/%Y" or "%m/%d/%Y"') == ["--set dates=…"]
+    assert flags_of('Set data.dates to "%d/%m/%Y" or "%m/%d/%Y"') == ["--set dates=…"]
     assert flags_of("data.dates, data.categorical; data.dates") == [
         "--set dates=…",
         "--set categorical=…",

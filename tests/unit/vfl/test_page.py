@@ -250,7 +250,7 @@ def test_a_page_says_that_the_own_model_is_better_if_a_party_is_away(
     folder = pages.finished_run(tmp_path / "20260101-120000-churn-0001", table=table)
     html = unescape(page_of(folder))
     words = "bank alone is better than the federation on test without shop rows: "
-    assert "If a party is away" in html
+    assert "Quality without a party" in html
     assert words not in html
     alone(tmp_path / "20260101-120001-churn-alone-0001", good=good)
     html = unescape(page_of(folder))

@@ -345,7 +345,7 @@ def test_peer_with_a_key_that_grpc_cannot_use(ca: Path, bank: Credentials) -> No
         error = diagnose(address, bank, "server", TIMEOUT_S)
     assert error.code == Code.CERTIFICATE_INVALID
     assert "the key of the certificate of 'server'" in str(error)
-    assert "is Ed25519, which gRPC cannot use; take ECDSA" in str(error)
+    assert "is Ed25519, which gRPC cannot use. Use ECDSA" in str(error)
 
 
 def test_peer_that_leaves_after_the_handshake(ca: Path, bank: Credentials) -> None:

@@ -678,7 +678,7 @@ def test_an_error_of_the_system_is_one_sentence(
                 act(store)
         assert raised.value.code is Code.CHECKPOINT_INVALID
         assert str(raised.value).startswith(f"{tmp_path}: ")
-        assert str(raised.value).endswith(f"({error.strerror})")
+        assert f"({error.strerror})" in str(raised.value)
 
 
 @pytest.mark.parametrize("label", ["", "../up", "a/b", "a b"])

@@ -267,7 +267,7 @@ REFUSED: dict[str, tuple[bytes | str, dict[str, Any], str]] = {
     "a long row after skipped lines": (
         "x\ny\nid,a\n1,2\n2,3,4\n",
         {"skip_lines": 2},
-        "row 2 below the header has 3",
+        "row 2 below the header must have 2 cells",
     ),
     "a form that fits no dates": (
         "id;d\n1;31.01.2024\n",

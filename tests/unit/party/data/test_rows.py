@@ -375,5 +375,5 @@ def test_the_order_is_that_of_a_stable_sort(n: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         np.random, "Philox", lambda **_key: SimpleNamespace(random_raw=lambda _n: ties)
     )
-    monkeypatch.setattr(seeds, "_MOST_KEPT", -1)
+    monkeypatch.setattr(seeds, "_MAX_CACHED", -1)
     assert permutation(5, n).tolist() == np.argsort(ties, kind="stable").tolist()

@@ -23,7 +23,7 @@ REPO = Path(__file__).parents[4]
 # The recipe's own word for a phase that only measures: a summary does not count it as a method.
 # The trees of ``model.top`` have the word of the baseline's phase: both are boosted trees.
 SHARED_WORDS = {
-    ("vfl_common/config/recipe.py", "evaluate"),
+    ("vfl_common/text.py", "evaluate"),
     ("vfl_common/config/models.py", "gbdt"),
 }
 

@@ -107,7 +107,7 @@ def test_a_person_is_found_in_them(tmp_path: Path, how: str) -> None:
     settings = DataSettings(source=str(tmp_path / "bank.csv"), id=("customer",))
     for cell in IDS:
         (held,) = outputs(tmp_path, "bank", person([cell], settings))
-        assert (held.path, held.what[:13]) == (path, "holds the row")
+        assert (held.path, held.what[:16]) == (path, "contains the row")
     assert outputs(tmp_path, "bank", person(["nobody"], settings)) == []
 
 

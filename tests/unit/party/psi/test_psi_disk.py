@@ -260,7 +260,7 @@ def test_a_damaged_part_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr(tags._PartFile, "add", damaged)
         error = first_error(parties)
-    assert "is damaged; remove " in str(error)
+    assert "is damaged. Remove " in str(error)
     aligns(parties)
 
 

@@ -45,7 +45,7 @@ def test_own_ids_have_the_same_points_with_the_library_and_without(
         == eight.multiply(hash_ids(ids, b"salt"), secret)
         == masked(hash_ids(ids, b"salt"), secret)
     )
-    monkeypatch.setattr(lanes, "lanes", lambda: None)
+    monkeypatch.setattr(lanes, "load_lanes", lambda: None)
     assert own(ids, b"salt", secret) == found
 
 
@@ -56,7 +56,7 @@ def test_what_a_peer_sends_never_goes_through_the_library(monkeypatch: pytest.Mo
         raise AssertionError("the library is asked for")
 
     theirs, salt, secret = hash_ids([b"1", b"2"], b"salt"), b"salt", os.urandom(32)
-    monkeypatch.setattr(lanes, "lanes", asked)
+    monkeypatch.setattr(lanes, "load_lanes", asked)
     assert worker._answer([worker.OTHERS, b"shop", theirs], secret, salt) == [
         worker.DONE,
         masked(theirs, secret),

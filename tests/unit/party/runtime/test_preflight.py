@@ -290,7 +290,7 @@ def test_lines_of_columns_and_ids_without_news_are_details(tmp_path: Path) -> No
     assert "2 categories" in long
     hidden = len(long.splitlines()) - len(shown.splitlines()) + 1
     assert hidden > 10
-    assert "more lines, of columns, ids and the session with the server: add -v" in shown
+    assert "more lines about columns, ids and the session: run with -v." in shown
 
 
 def test_a_passive_party_s_label_is_a_note(tmp_path: Path) -> None:
