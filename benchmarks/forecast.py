@@ -31,7 +31,7 @@ from vfl_common.files import read_lines
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import load_summary
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.forecast.result import against
+from vfl_party.forecast.result import compare_with_ledger
 
 EXAMPLES = ROOT / "examples"
 MOST = 0.03
@@ -61,7 +61,7 @@ def compare(path: Path, folder: Path) -> dict[str, Any]:
     known = forecast(outlook, ended=ended)
     # An upper bound may be above what was counted.
     bounded = {phase.name for phase in known.phases if phase.bound}
-    links = against(known, summary.bytes)
+    links = compare_with_ledger(known, summary.bytes)
     worst = max(
         -min(0.0, link.ratio) if link.phase in bounded else abs(link.ratio) for link in links
     )

@@ -20,7 +20,7 @@ from benchmarks.missing_tasks import ACTIVE, Setting
 from vfl_common.config.models import MlpSettings, TopSettings
 from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.methods.student.loss import distance
-from vfl_party.models import build_top, seeded
+from vfl_party.models import build_top, seed_torch
 from vfl_party.models.encoders.build import build_encoder
 from vfl_party.models.encoders.spec import InputSpec
 from vfl_party.models.metrics import evaluate, loss_fn
@@ -54,7 +54,7 @@ class Model(nn.Module):
         self.rule, self.stand_in = WAYS[way]
         names = [ACTIVE] if self.rule == "alone" else [*setting.columns]
         mlp = MlpSettings(kind="mlp", hidden=(setting.hidden,))
-        with seeded(derive_seed(seed, "init")):
+        with seed_torch(derive_seed(seed, "init")):
             self.encoders = nn.ModuleDict(
                 {
                     name: build_encoder(mlp, InputSpec((setting.columns[name].shape[1],)), WIDTH)

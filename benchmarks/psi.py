@@ -121,7 +121,7 @@ def masking(ids: int, workers: int, console: Console) -> None:
     """Masks ``ids`` ids of a party's own and as many of another, and prints the time beside that of
     the model; also, by counting, of more workers.
     """
-    model = masking_time.measured()
+    model = masking_time.measure_masking()
     took_s, _ = masking_time.time_masking(ids, workers)
     table = Table("workers", "measured, a million ids", "forecast", "forecast / measured")
     million = 1e6 / batches.BATCH

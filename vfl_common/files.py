@@ -24,7 +24,7 @@ from typing import BinaryIO
 from vfl_common.errors import Code, InputError, UnwritableError
 
 # The size at which a file that grows with the run is full: ``.1`` is then appended to its name.
-MOST_BYTES = 50_000_000
+MAX_FILE_BYTES = 50_000_000
 # The number of full files that are kept; ``.1`` is the newest.
 OLDER = 5
 
@@ -44,7 +44,7 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
-def unwritable(
+def write_error(
     path: Path, error: OSError, what: str = "cannot be written", code: Code = Code.FILE_INVALID
 ) -> InputError:
     """Returns the error of a failed write. Peers do not learn the path."""
@@ -71,14 +71,14 @@ def require_folder(path: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         if error.errno in _FULL:
-            raise unwritable(path, error) from None
+            raise write_error(path, error) from None
         raise InputError(
             Code.FILE_INVALID,
             f"out: {path} is not a writable folder ({error.strerror}). Give another folder.",
         ) from None
 
 
-def require_room(folder: Path, room: int = 0) -> Path:
+def require_writable(folder: Path, room: int = 0) -> Path:
     """Writes and removes a small file in a folder, or in its nearest ancestor that exists, and
     returns that folder. Raises InputError if it cannot be written, or if the file system has less
     than ``room`` bytes.
@@ -93,7 +93,7 @@ def require_room(folder: Path, room: int = 0) -> Path:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise unwritable(folder, error) from None
+        raise write_error(folder, error) from None
     return folder
 
 
@@ -107,7 +107,7 @@ def await_room(
     for folder in dict.fromkeys(folders):
         while True:
             try:
-                require_room(folder, room)
+                require_writable(folder, room)
                 break
             except UnwritableError as error:
                 if time.monotonic() >= by_s:
@@ -139,7 +139,7 @@ def write_atomic(path: Path, text: str, *, durable: bool = False) -> None:
         # The first error is the one to report.
         with contextlib.suppress(OSError):
             temporary.unlink()
-        raise unwritable(path, error) from None
+        raise write_error(path, error) from None
 
 
 def write_private(path: Path, text: str) -> None:
@@ -175,19 +175,19 @@ def private_file(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         if isinstance(error, OSError):
-            raise unwritable(path, error) from None
+            raise write_error(path, error) from None
         raise
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Locks a folder while the block runs; waits until no other program holds the lock. Raises
     InputError if the folder cannot be opened.
     """
     try:
         lock = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise unwritable(folder, error) from None
+        raise write_error(folder, error) from None
     try:
         # On a file system without locks, only one process may write, as with runs.
         with contextlib.suppress(OSError):
@@ -197,7 +197,7 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def kept_secret(path: Path, own: bytes) -> bytes:
+def load_or_create_secret(path: Path, own: bytes) -> bytes:
     """Returns the secret in a file; writes ``own`` into the file, and returns it, if the file does
     not exist.
 
@@ -239,12 +239,12 @@ def append(path: Path, text: str) -> None:
     removed.
     """
     try:
-        if path.is_file() and path.stat().st_size + len(text) > MOST_BYTES:
+        if path.is_file() and path.stat().st_size + len(text) > MAX_FILE_BYTES:
             _make_room(path)
         with path.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise write_error(path, error) from None
 
 
 def _make_room(path: Path) -> None:
@@ -272,7 +272,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 @dataclass
-class Growing:
+class GrowingFile:
     """Reads a file that another process appends to, and its older parts, as they grow.
 
     ``path``: as in ``append``. ``most``: the first reading reads at most this many bytes, from the

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import unwritable, write_atomic
+from vfl_common.files import write_atomic, write_error
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def load_entries(path: Path) -> list[Entry]:
         try:
             path.replace(aside)
         except OSError as refused:
-            raise unwritable(path, refused, "is a damaged ledger, and cannot be renamed") from None
+            raise write_error(path, refused, "is a damaged ledger, and cannot be renamed") from None
         log.warning(
             "%s It was renamed to %s; the counts restart at 0.",
             error,

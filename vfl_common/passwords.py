@@ -24,7 +24,7 @@ _SECRET = re.compile(_NAMES, re.IGNORECASE)
 _INNER = re.compile(rf"(?:{_NAMES})=(\{{(?:[^}}]|\}}\}})*\}}|[^&;]*)", re.IGNORECASE)
 
 
-def shown(source: str) -> str:
+def hide_passwords(source: str) -> str:
     """Returns a source for messages: without passwords, if it looks like a URL of any kind."""
     if source.startswith(_QUERY):
         # One line identifies a query.
@@ -51,9 +51,9 @@ def secrets(source: str) -> list[str]:
     return sorted({value for value in values if value}, key=lambda value: (-len(value), value))
 
 
-def hidden(text: str, source: str) -> str:
+def hide_passwords_of(text: str, source: str) -> str:
     """Returns a text, such as an error of a database, without the passwords of a source."""
-    text = text.replace(source, shown(source))
+    text = text.replace(source, hide_passwords(source))
     for secret in secrets(source):
         text = text.replace(secret, "***")
     return text

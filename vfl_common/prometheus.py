@@ -72,7 +72,7 @@ class Port:
 
 
 @contextmanager
-def exposed(
+def serve_metrics(
     address: str, families: Families, state: Callable[[], str], *, linger_s: float = 0.0
 ) -> Iterator[Port]:
     """Serves metrics at http://<address>/metrics and the run's state at /healthz.
@@ -208,7 +208,7 @@ def state(now: str, states: Iterable[str]) -> Metric:
     )
 
 
-def traffic(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric]:
+def traffic_counters(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric]:
     """Yields the counts of the ledger now, and the kernel's as of the last heartbeat."""
     labels: Labels = ("peer", "phase", "kind", "direction")
     payload: dict[Labels, float] = {}
@@ -235,7 +235,7 @@ def traffic(ledger: Ledger, tcp: Iterable[TcpCount]) -> Iterator[Metric]:
     )
 
 
-def certificates(ends: Mapping[str, datetime]) -> Metric:
+def certificate_gauge(ends: Mapping[str, datetime]) -> Metric:
     """Returns a gauge of when the certificates end, by their names; ``ca`` is the CA's."""
     return gauge(
         "vfl_certificate_not_after_timestamp_seconds",
@@ -245,7 +245,7 @@ def certificates(ends: Mapping[str, datetime]) -> Metric:
     )
 
 
-def awaited(roster: Iterable[str], names: Iterable[str]) -> Metric:
+def awaited_gauge(roster: Iterable[str], names: Iterable[str]) -> Metric:
     """Returns a gauge of which of ``roster`` this process waits for now (``names``)."""
     waited_for = frozenset(names)
     return gauge(

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import PLAIN_NAME, unwritable, write_atomic
+from vfl_common.files import PLAIN_NAME, write_atomic, write_error
 from vfl_common.process.logs import utc
-from vfl_common.text import LINE, clean, listed
+from vfl_common.text import LINE, clean, list_names
 
 if TYPE_CHECKING:
     from vfl_common.config.recipe import Recipe
@@ -84,7 +84,7 @@ class RunFolder:
             # Not truncated: the name of the holder is read if the lock is taken.
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise unwritable(path, error) from None
+            raise write_error(path, error) from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -126,7 +126,7 @@ class RunFolder:
         self.note(set_aside={"why": why, "at": utc(time.time())})
 
     @property
-    def why_aside(self) -> str:
+    def set_aside_reason(self) -> str:
         """Why this run is not resumed; '' if it was not set aside. Raises InputError as ``facts``
         does.
         """
@@ -141,10 +141,10 @@ class RunFolder:
             for left in self.path.glob(".run.json.*"):
                 left.unlink()
         except OSError as error:
-            raise unwritable(self.path, error) from None
+            raise write_error(self.path, error) from None
         write_atomic(self.path / "run.json", text, durable=True)
 
-    def finishing(self) -> Callable[[], None]:
+    def prepare_finished_note(self) -> Callable[[], None]:
         """Prepares the note that the run is finished. Returns a function that writes it: it changes
         a few bytes of ``run.json`` in mapped memory.
 
@@ -159,7 +159,7 @@ class RunFolder:
             with path.open("r+b") as file:
                 content = mmap.mmap(file.fileno(), 0)
         except OSError as error:
-            raise unwritable(path, error) from None
+            raise write_error(path, error) from None
         place = text.rindex(_UNFINISHED) + len(_UNFINISHED) - len("false")
         # The first write to the page makes the file system allocate it now.
         content[place] = content[place]
@@ -223,7 +223,7 @@ def create(out: Path, run_id: str, name: str, recipe: Recipe) -> RunFolder:
         folder.note(run_id=run_id, recipe_digest=recipe.digest())
         write_atomic(path / "recipe.json", _text(recipe))
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise write_error(path, error) from None
     return folder
 
 
@@ -315,7 +315,7 @@ def _facts(path: Path) -> dict[str, Any]:
         others = [name for name in _WRITTEN if (path.parent / name).exists()]
         if not others:
             return {}
-        why = f"is missing, but its folder has {listed(others)}"
+        why = f"is missing, but its folder has {list_names(others)}"
     except OSError as error:
         why = f"cannot be read ({error.strerror})"
     except (ValueError, RecursionError):
@@ -353,7 +353,7 @@ def _text(recipe: Recipe) -> str:
     return recipe.canonical_json() + "\n"
 
 
-def planned(folder: RunFolder | None) -> list[Planned]:
+def read_plan(folder: RunFolder | None) -> list[Planned]:
     """Returns the phases that an unfinished run has planned; empty if it ended before planning.
     Raises InputError.
     """

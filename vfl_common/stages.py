@@ -23,7 +23,7 @@ from vfl_common.packing.dither import derive
 Job = Literal["train", "predict"]
 
 # The most rounds of a run: a label has six digits for the position.
-MOST_ROUNDS = 999_999
+MAX_ROUNDS = 999_999
 # The most labels without a checkpoint that a party offers to resume at.
 MAX_OFFERED = 1000
 # The most labels that a party may skip to: about 1 MB.

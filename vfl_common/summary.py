@@ -134,14 +134,14 @@ class LinkBytes(_Model):
 _HELD_BY = " with "
 
 
-def held_by(split: str, parties: Iterable[str]) -> str:
+def name_holders(split: str, parties: Iterable[str]) -> str:
     """Returns the name in ``Summary.metrics`` of the rows of a split that exactly these parties
     hold.
     """
     return f"{split}{_HELD_BY}{', '.join(parties)}"
 
 
-def holders_in(split: str, name: str) -> list[str]:
+def parse_holders(split: str, name: str) -> list[str]:
     """Returns the parties in a name that ``held_by`` returned for ``split``; none for other
     names.
     """

@@ -37,26 +37,26 @@ def method_of(kinds: Iterable[str]) -> str:
     return " → ".join([kind for kind in found if kind != MEASURES] or found)
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Returns names as a list for a person; of many, the first ones and the count of the others."""
     more = len(names) - _MAX_NAMES
     return f"{', '.join(names[:_MAX_NAMES])} and {more} more" if more > 0 else ", ".join(names)
 
 
-def shortened(name: str) -> str:
+def shorten(name: str) -> str:
     """Returns a name for a sentence; of a long one, the beginning."""
     return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}…"
 
 
-def printable(name: str) -> str:
+def make_printable(name: str) -> str:
     """Returns a name as it is; with characters that are not printable, such as a line break, as a
     quoted Python string. A long name is cut.
     """
-    name = shortened(name)
+    name = shorten(name)
     return name if name.isprintable() else repr(name)
 
 
-def aligned(rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> list[str]:
+def align_columns(rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> list[str]:
     """Returns a table as lines with aligned cells. ``rows``: the headings first; ``right``: the
     headings of columns that are aligned to the right.
     """

@@ -16,7 +16,7 @@ from vfl_common.config.data import shown
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import load_recipe, naming
 from vfl_common.errors import Code, InputError
-from vfl_common.process.beside import WATCH, watched
+from vfl_common.process.beside import WATCH, watch_page
 from vfl_common.process.logs import Console
 from vfl_common.process.program import (
     EXIT_CODES,
@@ -103,12 +103,12 @@ def run(
     and at the active party: data.label, listen = "0.0.0.0:7001", advertise = "bank.example.org:7001"
     """  # noqa: E501
     from vfl_party.assembly.files import read_files
-    from vfl_party.base.devices import launched
-    from vfl_party.ranks import started_by_torchrun
+    from vfl_party.base.devices import read_launch
+    from vfl_party.ranks import join_ranks
     from vfl_party.runtime.app import PartyApp
     from vfl_party.runtime.lending import lend_to_train
 
-    if launched()[0]:
+    if read_launch()[0]:
         lend_to_train(party, device)
         return
     files = read_files(party, device=device, joins=True)
@@ -121,8 +121,8 @@ def run(
     reporters = _reporters() if report else []
     console = Console("vfl-party")
     with (
-        started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks,
-        watched(Path(files.file.out), wanted=watch),
+        join_ranks(files.device, files.recipe.run.step_timeout_s) as ranks,
+        watch_page(Path(files.file.out), wanted=watch),
         naming(Path(files.file.recipe)),
     ):
         app = PartyApp(files, console, wait_s, metrics=metrics, linger_s=linger_s, ranks=ranks)
@@ -131,7 +131,7 @@ def run(
         charts = [path for draw in reporters for path in draw(folder.path.parent)]
         console.emit("reported", charts=[str(path) for path in charts])
     # From then on the same command begins a new run.
-    do_last(folder.finishing())
+    do_last(folder.prepare_finished_note())
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
 
 
@@ -236,12 +236,12 @@ def predict(
     from vfl_common.production import scorings
     from vfl_common.production.registry import WORDS
     from vfl_party.assembly.files import read_files
-    from vfl_party.base.devices import launched
+    from vfl_party.base.devices import read_launch
     from vfl_party.data import Labels
     from vfl_party.predict.alone import Alone
     from vfl_party.predict.prediction import load_joint, prediction_data
     from vfl_party.predict.results import Output, label_name, meaning
-    from vfl_party.ranks import started_by_torchrun
+    from vfl_party.ranks import join_ranks
     from vfl_party.runtime.app import PartyApp
     from vfl_party.runtime.lending import lend_to_predict
 
@@ -257,7 +257,7 @@ def predict(
     if solo:
         written = Output(output, like_input, spreadsheet, replace)
         return _predict_solo(party, meant, data, query, written, device)
-    if launched()[0]:
+    if read_launch()[0]:
         lend_to_predict(party, device, name, meant, without, data, query)
         return 0
     try:
@@ -281,7 +281,7 @@ def predict(
             if limits.alone is not None:
                 own = Path(limits.alone)
                 alone = Alone.load(own, run_, name, files.file.data, data, query)
-    with started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks:
+    with join_ranks(files.device, files.recipe.run.step_timeout_s) as ranks:
         predicted, folder = PartyApp(files, console, wait_s, ranks=ranks).predict(
             run_, rows, written, deadline_s=deadline_s or limits.deadline_s, alone=alone
         )
@@ -305,7 +305,7 @@ def predict(
         console.show("scores", said=meaning(labels, label_name(files.file.data)))
     if folder is None:
         return NO_JOINT_SCORE
-    do_last(folder.finishing())
+    do_last(folder.prepare_finished_note())
     console.emit("completed", run_id=folder.run_id, folder=str(folder.path))
     return 0
 

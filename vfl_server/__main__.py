@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from vfl_common.process.signals import end_at_once
+from vfl_common.process.signals import install_silent_end
 
 
 def main() -> None:
     """Runs the program."""
-    end_at_once()
+    install_silent_end()
     from vfl_server.cli import main as program
 
     program()

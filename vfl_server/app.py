@@ -21,10 +21,10 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import members_of
 from vfl_common.ledger import Ledger, load_entries
 from vfl_common.process.logs import Console, log_to
-from vfl_common.process.program import do_last, resumable
+from vfl_common.process.program import do_last, explain_resuming
 from vfl_common.process.signals import Stopped
-from vfl_common.process.tracing import traced
-from vfl_common.psi import MOST_ROWS
+from vfl_common.process.tracing import trace_run
+from vfl_common.psi import MAX_ROWS
 from vfl_common.rpc.ask import MAX_QUESTIONS
 from vfl_common.rpc.channel import Service, listening
 from vfl_common.rpc.counters.tcp import TcpMeter
@@ -106,13 +106,13 @@ class ServerApp:
     metrics: str = ""
     linger_s: float = 0.0
     pins: Mapping[str, str] = field(default_factory=dict)
-    rows_at_most: int = MOST_ROWS
+    rows_at_most: int = MAX_ROWS
     # This run follows one that this process has set aside.
     _follows: bool = field(default=False, init=False)
 
     def run(self) -> Summary:
         """Serves until the run is complete. Raises VflError if it fails."""
-        with traced("vfl-server", self.recipe.server):
+        with trace_run("vfl-server", self.recipe.server):
             return self._serve_all()
 
     def _serve_all(self) -> Summary:
@@ -124,7 +124,7 @@ class ServerApp:
         self._metrics_address()
         if self.job == "predict":
             return self._run(keyring, self._folder())
-        with resumable(fresh=self.fresh):
+        with explain_resuming(fresh=self.fresh):
             # A supervisor that starts this program again and again would give up.
             await_room(
                 [self.out],
@@ -150,7 +150,7 @@ class ServerApp:
             self._serve(parts)
             summary = self._complete(parts)
         # Until then the same command tells the parties again.
-        do_last(folder.finishing())
+        do_last(folder.prepare_finished_note())
         self.console.emit(
             "completed", run_id=folder.run_id, summary=str(folder.path.parent / "summary.json")
         )
@@ -341,7 +341,7 @@ class ServerApp:
         if not address:
             yield
             return
-        from vfl_common.prometheus import exposed
+        from vfl_common.prometheus import serve_metrics
         from vfl_server.prometheus import ServerMetrics
 
         exchange, control = parts.exchange, parts.control
@@ -354,7 +354,7 @@ class ServerApp:
             parts.coordinator, parts.ledger, parts.meter, awaited, refused, ends
         )
         coordinator = parts.coordinator
-        with exposed(
+        with serve_metrics(
             address,
             metrics.families,
             lambda: coordinator.status().state.value,
@@ -415,7 +415,7 @@ class ServerApp:
                 other = RunFolder(self.out / run_id / self.recipe.server, run_id)
                 if other.facts().get("finished"):
                     return f"run {run_id} is complete"
-                if why := other.why_aside:
+                if why := other.set_aside_reason:
                     return why
         return str(folder.facts().get("anew", ""))
 
@@ -444,7 +444,7 @@ class ServerApp:
             if time.monotonic() - noted_s > _NOTE_S and parts.coordinator.status().at_work:
                 noted_s = time.monotonic()
                 parts.folder.note(trained_s=time.time())
-            parts.keyring.tell_again()
+            parts.keyring.warn_of_expiry_daily()
             parts.meter.sample()
         parts.meter.sample()
         parts.save_ledger()

@@ -21,11 +21,11 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
 from vfl_common.link import OLDEST, Hub
 from vfl_common.psi import (
-    MOST_ROWS,
+    MAX_ROWS,
     PHASE,
     TAG_BYTES,
     WORD_BYTES,
-    least_common,
+    min_common,
     tag_batches,
     too_few,
 )
@@ -47,7 +47,7 @@ def serve(
     ring: Sequence[str],
     at_least: int | float,
     folder: Path,
-    rows_at_most: int = MOST_ROWS,
+    rows_at_most: int = MAX_ROWS,
     *,
     partial: bool = False,
 ) -> Callable[[], None]:
@@ -82,7 +82,7 @@ def serve(
         common = _compare_tags(tags, sizes, owner, partial)
         for party, masks in common.items():
             common_rows = int(masks.any(axis=0).sum())
-            if common_rows < least_common(at_least, sizes[party]):
+            if common_rows < min_common(at_least, sizes[party]):
                 raise too_few(at_least, common_rows, partial=partial)
         hub.reply(step, {party: _bits(masks) for party, masks in common.items()})
         answer = _same_lists(hub, ring, step._replace(batch=1 + last), partial)
@@ -206,7 +206,7 @@ def oldest_protocol(recipe: Recipe) -> int:
 
 
 def alignment_service(
-    recipe: Recipe, run: Path, *, trains: bool, rows_at_most: int = MOST_ROWS
+    recipe: Recipe, run: Path, *, trains: bool, rows_at_most: int = MAX_ROWS
 ) -> Callable[[Hub], Callable[[], None]] | None:
     """Returns what serves the recipe's alignment; None if the parties align without the server.
 

@@ -11,7 +11,15 @@ from prometheus_client.core import InfoMetricFamily, Metric
 from vfl_common.errors import Code
 from vfl_common.ledger import Ledger
 from vfl_common.process.logs import version
-from vfl_common.prometheus import Labels, awaited, certificates, counter, gauge, state, traffic
+from vfl_common.prometheus import (
+    Labels,
+    awaited_gauge,
+    certificate_gauge,
+    counter,
+    gauge,
+    state,
+    traffic_counters,
+)
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.run import RunState, Status
@@ -81,9 +89,9 @@ class ServerMetrics:
             _told(status),
             ("party", "phase", "metric"),
         )
-        yield awaited(roster, self.waits_for())
-        yield certificates(self.ends())
-        yield from traffic(self.ledger, self.meter.counts())
+        yield awaited_gauge(roster, self.waits_for())
+        yield certificate_gauge(self.ends())
+        yield from traffic_counters(self.ledger, self.meter.counts())
 
 
 def _parties(status: Status, roster: Sequence[str]) -> Iterator[Metric]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from vfl_common import psi
 from vfl_common.errors import Code, InputError
-from vfl_common.files import private_file, unwritable
+from vfl_common.files import private_file, write_error
 from vfl_common.psi import TAG_BYTES, tag_batches
 from vfl_common.psi.spill import Spill
 
@@ -61,7 +61,7 @@ class KeptTags:
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
-                raise unwritable(folder, error) from None
+                raise write_error(folder, error) from None
             with private_file(folder / _STATE) as file:
                 file.write(json.dumps(facts).encode())
 
@@ -77,7 +77,7 @@ class KeptTags:
         """
         batches = [tag_batches(self._sizes.values()) - 1]
         for party, spill in self._spills.items():
-            if (stored := spill.stored()) < self._sizes[party]:
+            if (stored := spill.count_rows()) < self._sizes[party]:
                 batches.append(stored // psi.TAG_BATCH)
         return min(batches)
 
@@ -101,7 +101,7 @@ class KeptTags:
                 for part in parts:
                     yield part.read(self._sizes, self._remedy)
         except OSError as error:
-            raise unwritable(self._folder, error) from None
+            raise write_error(self._folder, error) from None
 
     def _read_placed(self, party: str) -> Iterator[npt.NDArray[np.void]]:
         """Yields a party's tags with their rows, batch by batch."""

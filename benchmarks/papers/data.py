@@ -16,7 +16,7 @@ from vfl.preparing.finding import find
 from vfl_common.config.base import read_toml
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import VflError
-from vfl_common.files import locked, write_atomic
+from vfl_common.files import lock_folder, write_atomic
 
 # What was prepared, and how it differs from the official data set. Written when it is whole.
 _NOTES = "notes.json"
@@ -59,7 +59,7 @@ class Sources:
         notes = folder / _NOTES
         # Several processes may want it.
         self._own.mkdir(parents=True, exist_ok=True)
-        with locked(self._own):
+        with lock_folder(self._own):
             if not notes.exists():
                 made = vfl.prepare(data.prepare, self._given, folder, seed=0, replace=True, **how)
                 write_atomic(notes, json.dumps(made.notes))

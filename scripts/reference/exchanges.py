@@ -9,8 +9,8 @@ from tests.harness import cases
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.summary import ExchangeSummary
-from vfl_party.assembly.party import Assembled, assemble, expected_rows, open_party
-from vfl_party.outbound.chains import PASSIVES, summarised
+from vfl_party.assembly.party import Assembled, assemble, expect_rows, open_party
+from vfl_party.outbound.chains import PASSIVES, summarize_exchanges
 from vfl_party.outbound.policies import Policy
 from vfl_party.predict.prediction import PHASE, embeddings
 
@@ -75,7 +75,7 @@ def assembled(
     if kind in _OWN_ROWS:
         data = {"source": "sklearn:digits", "limit": 100, "scale": "minmax"}
     opened = open_party(made, name, DataSettings.model_validate(data), made.model.encoder)
-    return assemble(opened, expected_rows(opened), policy=policy)
+    return assemble(opened, expect_rows(opened), policy=policy)
 
 
 def _recipe(kind: str, align: str, *, partial: bool) -> Recipe:
@@ -103,7 +103,7 @@ def _predicting(party: Assembled) -> list[Row]:
     exchange = embeddings(party.party)
     return _lines(
         "predict",
-        summarised(
+        summarize_exchanges(
             party.party.recipe,
             PHASE,
             exchange,

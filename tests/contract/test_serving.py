@@ -29,14 +29,14 @@ from vfl_common.rpc.serving import service as answering
 from vfl_common.rpc.serving.answered import (
     EMBEDDED,
     NOT_ANSWERED,
-    Answered,
-    Keeping,
-    Outgoing,
+    CachePolicy,
+    OutgoingMessage,
+    ServingAnswer,
     Step,
-    UntoldError,
+    WithheldError,
     read_keeping,
 )
-from vfl_common.rpc.serving.attendance import Attendance
+from vfl_common.rpc.serving.attendance import ServingClient
 from vfl_common.rpc.serving.patience import MAX_LATE
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
 from vfl_common.rpc.serving.several import SeveralRuns
@@ -63,18 +63,18 @@ def address(service: ServingService) -> Iterator[str]:
         service.close()
 
 
-def embedded(width: int, ids: Sequence[str]) -> Answered:
+def embedded(width: int, ids: Sequence[str]) -> ServingAnswer:
     """Answers as a party that knows ``a`` and ``b``."""
     state = bytes(EMBEDDED if i in VALUES else NOT_ANSWERED for i in ids)
     numbers = [VALUES[each] for each in ids if each in VALUES for _ in range(width)]
-    return Answered(state, np.array(numbers, "<f4").tobytes(), "v1")
+    return ServingAnswer(state, np.array(numbers, "<f4").tobytes(), "v1")
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan"), 1e9])
 def test_a_number_that_is_none_lets_nothing_be_kept(seconds: float) -> None:
     given = serving_pb2.Present(keeping=serving_pb2.Keeping(seconds=seconds, features="v"))
-    assert read_keeping(given) == Keeping(0.0, "v")
-    assert read_keeping(serving_pb2.Present()) == Keeping()
+    assert read_keeping(given) == CachePolicy(0.0, "v")
+    assert read_keeping(serving_pb2.Present()) == CachePolicy()
 
 
 def attend(
@@ -84,7 +84,7 @@ def attend(
     return run(attendance_of(name, address, run_id, digest, **more))
 
 
-def run(attendance: Attendance) -> list[Exception]:
+def run(attendance: ServingClient) -> list[Exception]:
     ended: list[Exception] = []
 
     def attends() -> None:
@@ -99,8 +99,8 @@ def run(attendance: Attendance) -> list[Exception]:
 
 def attendance_of(
     name: str, address: str, run_id: str = RUN, digest: str = DIGEST, **more: Any
-) -> Attendance:
-    return Attendance(
+) -> ServingClient:
+    return ServingClient(
         address,
         ME,
         keyring(name),
@@ -122,7 +122,7 @@ def test_each_party_answers_for_the_ids_that_it_knows(
     found = service.ask(["b", "x", "c", "a"], WAIT_S).wait()
     for name, width in WIDTHS.items():
         answer = found[name]
-        assert isinstance(answer, Answered)
+        assert isinstance(answer, ServingAnswer)
         assert answer.state == bytes((EMBEDDED, NOT_ANSWERED, NOT_ANSWERED, EMBEDDED))
         numbers = np.frombuffer(answer.embeddings, "<f4").tolist()
         assert numbers == [2.0] * width + [1.0] * width
@@ -137,17 +137,17 @@ def test_a_party_may_be_asked_for_fewer_ids(service: ServingService, address: st
     found = service.ask(["b", "x", "a"], WAIT_S, fewer={"north": ["a"], "south": []}).wait()
     assert found["north"] == embedded(2, ["a"])
     # It is not asked.
-    assert found["south"] == Answered(b"")
+    assert found["south"] == ServingAnswer(b"")
 
 
 def test_a_party_says_anew_what_may_be_kept(service: ServingService, address: str) -> None:
-    allowed = [Keeping(60.0, "v1")]
+    allowed = [CachePolicy(60.0, "v1")]
     north = attendance_of("north", address, keeping=lambda: allowed[0])
     run(north)
     attend("south", address)
     wait_until(lambda: service.present == [*WIDTHS])
-    assert service.keeping() == {"north": Keeping(60.0, "v1"), "south": Keeping()}
-    allowed[0] = Keeping(5.0, "v2")
+    assert service.keeping() == {"north": CachePolicy(60.0, "v1"), "south": CachePolicy()}
+    allowed[0] = CachePolicy(5.0, "v2")
 
     def told() -> bool:
         # The party itself may not know yet that it is welcome.
@@ -155,7 +155,7 @@ def test_a_party_says_anew_what_may_be_kept(service: ServingService, address: st
         return service.keeping()["north"] == allowed[0]
 
     wait_until(told)
-    assert isinstance(service.ask(["a"], WAIT_S).wait()["north"], Answered)
+    assert isinstance(service.ask(["a"], WAIT_S).wait()["north"], ServingAnswer)
 
 
 def test_a_party_without_features_in_time_is_late_and_answers_the_next(
@@ -164,7 +164,7 @@ def test_a_party_without_features_in_time_is_late_and_answers_the_next(
     """Questions that are answered at the same time do not wait for each other."""
     over = threading.Event()
 
-    def answer(ids: Sequence[str], until_s: float, _step: Step | None) -> Answered:
+    def answer(ids: Sequence[str], until_s: float, _step: Step | None) -> ServingAnswer:
         if ids[0] == "a" and not over.wait(until_s - time.monotonic()):
             raise TimeoutError
         return embedded(2, ids)
@@ -183,7 +183,7 @@ def test_a_party_that_has_never_come_is_away_at_once(service: ServingService, ad
     wait_until(lambda: service.present == ["south"])
     found = service.ask(["a"], WAIT_S).wait()
     assert found["north"] == "away"
-    assert isinstance(found["south"], Answered)
+    assert isinstance(found["south"], ServingAnswer)
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_newer_stream_takes_the_place_of_an_older_one(
         assert pending.wait()["north"] == "away"
         wait_until(
             lambda: service.ask(["a"], WAIT_S).wait()["north"],
-            lambda found: isinstance(found, Answered),
+            lambda found: isinstance(found, ServingAnswer),
         )
 
 
@@ -299,13 +299,13 @@ def test_a_second_program_of_a_party_is_refused_by_name(
     assert isinstance(ended[0], PeerError)
     assert ended[0].code is Code.NAME_TAKEN
     assert_names(str(ended[0]), "north")
-    assert isinstance(service.ask(["a"], WAIT_S).wait()["north"], Answered)
+    assert isinstance(service.ask(["a"], WAIT_S).wait()["north"], ServingAnswer)
     # Once the first has ended, another takes its place.
     second = attend("north", address)
     first.close()
     wait_until(
         lambda: service.ask(["a"], WAIT_S).wait()["north"],
-        lambda found: isinstance(found, Answered),
+        lambda found: isinstance(found, ServingAnswer),
     )
     assert not second
 
@@ -328,7 +328,7 @@ def test_a_revoked_party_is_let_go_although_its_connection_lives(
         wait_until(lambda: north)
         assert isinstance(north[0], PeerError)
         assert north[0].code is Code.CERTIFICATE_INVALID
-        assert isinstance(service.ask(["a"], WAIT_S).wait()["south"], Answered)
+        assert isinstance(service.ask(["a"], WAIT_S).wait()["south"], ServingAnswer)
         assert not south
         service.close()
 
@@ -400,7 +400,7 @@ def test_each_stream_goes_to_the_run_that_it_names(several: SeveralRuns, port: s
     for run_id, names in (("a", WIDTHS), ("b", ["south"])):
         found = several._services[run_id].ask(["a"], WAIT_S).wait()
         assert [*found] == [*names]
-        assert all(isinstance(each, Answered) for each in found.values())
+        assert all(isinstance(each, ServingAnswer) for each in found.values())
 
 
 @pytest.mark.parametrize(
@@ -514,7 +514,7 @@ def test_who_lets_questions_pass_is_waited_for_again_once_it_answers(
         wait_until(lambda: service.present == ["north"])
         pending = service.ask(["a"], WAIT_S)
         answer(serving_pb2.FromActive.FromString(next(heard)).question.number)
-        assert isinstance(pending.wait()["north"], Answered)
+        assert isinstance(pending.wait()["north"], ServingAnswer)
         # Who is away is not asked for nothing, but for all.
         for _ in range(MAX_LATE):
             assert service.ask(["a"], 0.0).wait() == late
@@ -540,7 +540,7 @@ def test_a_party_of_an_older_release_says_no_more_than_another(
         answer = serving_pb2.Answer(number=1, state=b"\x00\x01\x02\x03", embeddings=values)
         say(serving_pb2.FromParty(answer=answer))
         found = pending.wait()["north"]
-    assert isinstance(found, Answered)
+    assert isinstance(found, ServingAnswer)
     assert found.state == bytes((NOT_ANSWERED, EMBEDDED, NOT_ANSWERED, NOT_ANSWERED))
 
 
@@ -549,15 +549,15 @@ def test_a_refusal_reads_as_an_answer_about_unknown_ids(
     service: ServingService, address: str, refuses: str
 ) -> None:
     """A failure would tell the active party that an id is known: of others, nothing can fail."""
-    written: list[Outgoing] = []
+    written: list[OutgoingMessage] = []
 
-    def answer(ids: Sequence[str], _until_s: float, _step: Step | None) -> Answered:
+    def answer(ids: Sequence[str], _until_s: float, _step: Step | None) -> ServingAnswer:
         found = embedded(2, ids)
         if refuses == "answer" and EMBEDDED in found.state:
-            raise UntoldError("a policy refuses")
+            raise WithheldError("a policy refuses")
         return replace(found, ids=[each for each in ids if each in VALUES])
 
-    def writes(told: Outgoing) -> None:
+    def writes(told: OutgoingMessage) -> None:
         if refuses == "record" and told.ids:
             raise InputError(Code.REFUSED, "an account is spent")
         written.append(told)
@@ -565,6 +565,6 @@ def test_a_refusal_reads_as_an_answer_about_unknown_ids(
     attend("north", address, answer=answer, writes=writes)
     wait_until(lambda: service.present == ["north"])
     known, unknown = (service.ask(each, WAIT_S).wait()["north"] for each in (["a"], ["x"]))
-    assert known == unknown == Answered(bytes([NOT_ANSWERED]), b"", "v1")
+    assert known == unknown == ServingAnswer(bytes([NOT_ANSWERED]), b"", "v1")
     # The record has a line for both, with the number of ids that were asked for.
     assert [(each.asked, each.ids, each.numbers) for each in written] == [(1, [], 0)] * 2

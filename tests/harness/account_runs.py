@@ -12,8 +12,8 @@ import numpy as np
 
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_party.base.mechanism import Mechanism
-from vfl_party.record.book import Book
-from vfl_party.record.heads import Heads
+from vfl_party.record.book import RecordBook
+from vfl_party.record.heads import HeadExchange
 from vfl_party.record.recorder import Recorder
 
 WIDTH = 2
@@ -25,10 +25,10 @@ class Run:
     def __init__(
         self, folder: Path, run: str, ids: Iterable[str], *, generation: int = 1, **more: Any
     ) -> None:
-        book = Book(folder, "p1")
+        book = RecordBook(folder, "p1")
         self.recorder = Recorder(
             book,
-            Heads(book, _no_credentials),
+            HeadExchange(book, _no_credentials),
             run_id=run,
             generation=generation,
             recipe="0" * 64,

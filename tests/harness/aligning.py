@@ -21,11 +21,11 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InternalError, InterruptedRun, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.link import PROTOCOL, Hub, Link
-from vfl_common.psi import MOST_ROWS
+from vfl_common.psi import MAX_ROWS
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe
 from vfl_party.align import batches, digest, rounds
-from vfl_party.align.aligned import Aligned, Aligning
+from vfl_party.align.aligned import AlignedRows, AlignmentContext
 from vfl_party.align.psi import PsiAlignment
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Table
@@ -85,7 +85,7 @@ class Direct:
         Direct.batches += 1
         future: Future[bytes] = Future()
         try:
-            future.set_result(curve.masked(points(), self._secret))
+            future.set_result(curve.mask(points(), self._secret))
         except VflError as error:
             future.set_exception(error)
         return future
@@ -154,10 +154,10 @@ class Parties:
     # Parties that have left the run.
     left: frozenset[str] = frozenset()
     # Of a party, at the server.
-    rows_at_most: int = MOST_ROWS
+    rows_at_most: int = MAX_ROWS
     # False: the rows are to be predicted.
     divides: bool = True
-    # {party: what it gives ``Aligning``}.
+    # {party: what it gives ``AlignmentContext``}.
     asks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def folder_of(self, name: str) -> Path:
@@ -170,29 +170,29 @@ class Parties:
         )
         return parse(Recipe, tables, "recipe")
 
-    def _aligning(self, name: str, connections: _Connections) -> Aligning:
+    def _aligning(self, name: str, connections: _Connections) -> AlignmentContext:
         ids = self.sets[name]
         table = Table(
             f"{name}.csv", ids, labels=np.zeros(len(ids)) if name == next(iter(self.sets)) else None
         )
         mine = self.credentials(name) if self.credentials is not None else None
         given = self.asks.get(name, {})
-        return Aligning(
+        return AlignmentContext(
             name, self.run_id, table, self.folder_of(name), connections, credentials=mine, **given
         )
 
-    def kept(self, name: str) -> Aligned:
+    def kept(self, name: str) -> AlignedRows:
         """Returns what a party gets that comes back to a run under way."""
         return PsiAlignment(self.recipe, AllowAll()).kept(self._aligning(name, _Connections()))
 
-    def align(self) -> dict[str, Aligned]:
+    def align(self) -> dict[str, AlignedRows]:
         """Returns what each party gets. Raises the first error."""
         found, errors = self.outcomes()
         for error in errors:
             raise error
         return found
 
-    def outcomes(self) -> tuple[dict[str, Aligned], list[BaseException]]:
+    def outcomes(self) -> tuple[dict[str, AlignedRows], list[BaseException]]:
         """Returns what the parties get that get anything; and all errors, the first one first."""
         recipe = self.recipe
         ring = [name for name in self.sets if name not in self.left]
@@ -200,7 +200,7 @@ class Parties:
         server = ExchangeHub(MemoryPipe(SERVER, ring), timeout_s=WAIT_S)
         errors: list[BaseException] = []
 
-        def guarded(act: Callable[[], Aligned | None]) -> Aligned | None:
+        def guarded(act: Callable[[], AlignedRows | None]) -> AlignedRows | None:
             try:
                 return act()
             except BaseException as error:  # noqa: BLE001 - the test looks at it
@@ -209,7 +209,7 @@ class Parties:
                     each.end(error if isinstance(error, VflError) else InternalError(repr(error)))
                 return None
 
-        def take_part(name: str) -> Aligned:
+        def take_part(name: str) -> AlignedRows:
             to_server = _Link(
                 MemoryLink(server.pipe, name, timeout_s=WAIT_S), name, SERVER, self.tap
             )

@@ -42,7 +42,7 @@ from vfl_common.rpc.session import Session
 from vfl_common.rpc.uplink import SERVICE
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import to_json
-from vfl_common.wire.frames import Assembly, announced, encode, parse_frame
+from vfl_common.wire.frames import Assembly, encode, parse_frame, parse_header
 from vfl_server.control.coordinator import Coordinator
 from vfl_server.control.members import Member
 from vfl_server.control.run import RunHooks, RunState, ServedRun
@@ -377,7 +377,7 @@ def take_frames(outcomes: Outcomes, chance: Random) -> None:
                 # Without knowing what to expect.
                 with_any = chance.random() < 0.1
                 if with_any:
-                    announced(frame.envelope.header, "p1")
+                    parse_header(frame.envelope.header, "p1")
                 assembly = Assembly(frame, SPEC, party="p1", allocate=allocate)
             if assembly is None:
                 raise PeerError(

@@ -25,7 +25,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.channel import dial
-from vfl_common.rpc.confer import ShownHead
+from vfl_common.rpc.confer import LogHeads
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.link import ExchangeLink
 from vfl_common.rpc.messages import Joining, Start
@@ -34,8 +34,8 @@ from vfl_common.stages import AggregationPlan
 from vfl_party.align.digest import rows_digest
 from vfl_party.data import load_table
 from vfl_party.outbound.exchange import to_bundle, to_tensors
-from vfl_party.record.book import Book
-from vfl_party.record.heads import Heads
+from vfl_party.record.book import RecordBook
+from vfl_party.record.heads import HeadExchange
 
 DTYPES = {np.dtype(np.float32): DType.FLOAT32, np.dtype(np.float16): DType.FLOAT16}
 
@@ -66,7 +66,7 @@ class HostilePassive:
             wait_s=20.0,
         )
         self.link: ExchangeLink | None = None
-        self._book = Book(folder / f"record-of-a-hostile-{name}", name)
+        self._book = RecordBook(folder / f"record-of-a-hostile-{name}", name)
 
     def __enter__(self) -> Self:
         return self
@@ -117,12 +117,12 @@ class HostilePassive:
         link = self.link
         assert link is not None
 
-        def ask(shows: ShownHead) -> ShownHead:
+        def ask(shows: LogHeads) -> LogHeads:
             answer = link.confer(shows.encoded())
             assert answer is not None
-            return ShownHead.decoded(answer, party="p0", me=self.name)
+            return LogHeads.decode(answer, party="p0", me=self.name)
 
-        Heads(self._book, self._keyring.current).confer("p0", ask)
+        HeadExchange(self._book, self._keyring.current).confer("p0", ask)
 
     def send(self, message: control_pb2.PartyMessage) -> None:
         """Sends the server any message in the party's session."""

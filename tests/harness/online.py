@@ -19,7 +19,7 @@ from vfl.simulation.origin import Origin
 from vfl_common.config.base import parse
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import VflError
-from vfl_common.rpc.serving.answered import Answered, Step
+from vfl_common.rpc.serving.answered import ServingAnswer, Step
 from vfl_common.rpc.serving.stream import Absent
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases import stand_in
@@ -93,7 +93,7 @@ class Online:
         """See ``ServingService.ask``."""
         until_s = time.monotonic() + timeout_s
         self.number += 1
-        found: dict[str, Answered | Absent] = {}
+        found: dict[str, ServingAnswer | Absent] = {}
         for name in self.answers if steps is None else steps:
             step = steps[name] if steps is not None else None
             why, since = self.away.get(name, ("away", 1 << 60))

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from vfl_party.record import tree
-from vfl_party.record.book import LINES, Book
+from vfl_party.record.book import LINES, RecordBook
 
 # Longer than a page of memory, between two of which the kernel may end a write.
 _LONG = 3 * 4096
@@ -24,7 +24,7 @@ _LONG = 3 * 4096
 
 def write(folder: Path, said: int, seed: int) -> None:
     """Writes lines until it is killed, and says after each that its bundle has left."""
-    book, number = Book(folder, "p1"), 0
+    book, number = RecordBook(folder, "p1"), 0
     chance = random.Random(seed)  # noqa: S311 - of a test
     while True:
         number += 1
@@ -58,13 +58,13 @@ def kill(folder: Path, seed: int) -> tuple[int, bool]:
 def main(folder: Path, count: int) -> None:
     """Kills ``count`` writers of one record, one after the other; raises AssertionError."""
     folder.mkdir(parents=True, exist_ok=True)
-    before, torn = Book(folder, "p1"), 0
+    before, torn = RecordBook(folder, "p1"), 0
     head = before.head()
     before.close()
     for seed in range(count):
         left, was_torn = kill(folder, seed)
         torn += was_torn
-        book = Book(folder, "p1")
+        book = RecordBook(folder, "p1")
         now = book.head()
         proof = book.consistency(head.size, now.size)
         book.close()

@@ -13,8 +13,8 @@ import pytest
 from vfl.simulation import inprocess
 from vfl_common.ledger import CONTROL, Entry
 from vfl_common.rpc.messages import Start
-from vfl_party.record.book import Book, folder_of
-from vfl_party.record.heads import Heads
+from vfl_party.record.book import RecordBook, folder_of
+from vfl_party.record.heads import HeadExchange
 from vfl_party.record.history import RecordHistory
 from vfl_party.record.recorder import Recorder
 
@@ -27,17 +27,17 @@ _WHAT = ("payload_bytes", "message_bytes", "messages")
 def recording(folder: Path) -> Iterator[None]:
     """The parties of runs in this process write records below ``folder``; nobody signs them."""
     make = inprocess._Federation._transport
-    books: dict[str, Book] = {}
+    books: dict[str, RecordBook] = {}
     with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
 
         def transport(self: Any, name: str, ledger: Any, start: Start, clock: Any) -> Any:
             found: Any = make(self, name, ledger, start, clock)
             if name not in books:
-                books[name] = Book(folder_of(folder, name), name)
+                books[name] = RecordBook(folder_of(folder, name), name)
                 stack.callback(books[name].close)
             found.record = Recorder(
                 books[name],
-                Heads(books[name], cast(Any, None)),
+                HeadExchange(books[name], cast(Any, None)),
                 run_id=self._folder.name,
                 generation=start.generation,
                 job="train",

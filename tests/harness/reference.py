@@ -33,7 +33,7 @@ from vfl_common.config.models import Combine
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
-from vfl_party.models import build_encoder, build_top, generator, seeded, takes_codes
+from vfl_party.models import build_encoder, build_top, generator, needs_codes, seed_torch
 from vfl_party.models.top.attention import AttentionPooling
 
 
@@ -72,12 +72,12 @@ class OneParty:
             fitted = Preprocessor.fit(
                 table,
                 self.splits["train"],
-                one_hot=not takes_codes(encoder),
+                one_hot=not needs_codes(encoder),
                 flatten=encoder.kind in ("mlp", "tabular", "raw"),
                 settings=data,
             )
             self.features = fitted.transform(table).to(device)
-            with seeded(derive_seed(recipe.seed, "init", name, "encoder")):
+            with seed_torch(derive_seed(recipe.seed, "init", name, "encoder")):
                 self.models["encoder"] = build_encoder(
                     encoder, self.features.spec, width_of(recipe, name)
                 )
@@ -98,7 +98,7 @@ class OneParty:
                 inputs = sum(
                     width_of(recipe, each.name) for each in recipe.parties if each.features
                 )
-            with seeded(derive_seed(recipe.seed, "init", name, "top")):
+            with seed_torch(derive_seed(recipe.seed, "init", name, "top")):
                 attends = recipe.model.combine == "attention"
                 first = [AttentionPooling(inputs)] if attends else []
                 top = build_top(recipe.model.top, inputs, recipe.task.outputs)

@@ -23,7 +23,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
-from vfl_party.models import build_encoder, build_top, seeded
+from vfl_party.models import build_encoder, build_top, seed_torch
 
 Rows = np.ndarray[Any, Any]
 
@@ -52,16 +52,16 @@ class _Party:
         self.models = nn.ModuleDict()
         width, outputs = recipe.model.embedding_size, recipe.task.outputs
         for network in ("unique", "shared"):
-            with seeded(derive_seed(recipe.seed, "init", name, network)):
+            with seed_torch(derive_seed(recipe.seed, "init", name, network)):
                 self.models[network] = build_encoder(kind, self.features.spec, width // 2)
         if place.role == "active":
             labels = Labels.fit(table.labels, recipe.task, self.splits["train"], source="reference")
             assert table.labels is not None
             self.targets = labels.encode(table.labels)
-            with seeded(derive_seed(recipe.seed, "init", name, "top")):
+            with seed_torch(derive_seed(recipe.seed, "init", name, "top")):
                 self.models["top"] = build_top(recipe.model.top, 2 * width, outputs)
             for view in ("active", "passive"):
-                with seeded(derive_seed(recipe.seed, "init", name, phase, view)):
+                with seed_torch(derive_seed(recipe.seed, "init", name, phase, view)):
                     self.models[view] = nn.Linear(width, outputs)
         optimizer = own_table(settings, name, settings.get("optimizer", {}))
         self.optimizer = Updates(optimizer, list(self.models.parameters()), settings["epochs"])

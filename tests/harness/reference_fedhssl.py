@@ -30,7 +30,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Preprocessor, load_table
-from vfl_party.models import build_encoder, seeded
+from vfl_party.models import build_encoder, seed_torch
 from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
@@ -177,9 +177,9 @@ class _Party:
         lr = 0.05 * settings["batch_size"] / 256 * 0.5 / (0.5 + gamma)
 
         def tower(label: str, *owner: str) -> _Tower:
-            with seeded(derive_seed(recipe.seed, "init", *owner, label)):
+            with seed_torch(derive_seed(recipe.seed, "init", *owner, label)):
                 encoder = build_encoder(kind, self.features.spec, size)
-            with seeded(derive_seed(recipe.seed, "init", phase, *owner, label)):
+            with seed_torch(derive_seed(recipe.seed, "init", phase, *owner, label)):
                 heads = _heads(settings, size)
             epochs = settings["rounds"] * settings.get(f"{label}_epochs", 1)
             annealed = settings.get("anneal_predictor", not released)

@@ -25,7 +25,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
-from vfl_party.models import build_encoder, build_top, seeded
+from vfl_party.models import build_encoder, build_top, seed_torch
 
 
 def train(
@@ -63,7 +63,7 @@ def train(
                 table, splits["local"], one_hot=True, flatten=flatten, settings=settings
             )
             x = fitted.transform(table).x[torch.from_numpy(rows)].to(device)
-            with seeded(derive_seed(recipe.seed, "init", party.name, "encoder")):
+            with seed_torch(derive_seed(recipe.seed, "init", party.name, "encoder")):
                 encoder = build_encoder(
                     kind, fitted.transform(table).spec, width_of(recipe, party.name)
                 )
@@ -189,7 +189,7 @@ def _host(
     width = recipe.model.embedding_size
     if recipe.model.combine == "concat":
         width = sum(width_of(recipe, each.name) for each in recipe.parties)
-    with seeded(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
+    with seed_torch(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
         top = build_top(recipe.model.top, width, recipe.task.outputs)
     host = nn.ModuleDict({"top": top})
     vectors = vectors_of(recipe, width_of)

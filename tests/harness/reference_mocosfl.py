@@ -22,7 +22,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import Rows, batches, derive_seed, split_rows
 from vfl_party.data import Preprocessor, load_table
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 from vfl_party.models.halves import Bottleneck, Halves
 from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.augment.settings import AugmentSettings
@@ -121,9 +121,9 @@ def train(tables: dict[str, Any], data: dict[str, dict[str, Any]]) -> dict[str, 
     neck = Bottleneck(**settings["bottleneck"]) if "bottleneck" in settings else None
     halves = Halves(recipe.model.encoder, tuple(settings["image"]), settings["cut"], neck)
     lr, m, epochs = settings["optimizer"]["lr"], settings["momentum"], settings["epochs"]
-    with seeded(derive_seed(recipe.seed, "init", "bottom")):
+    with seed_torch(derive_seed(recipe.seed, "init", "bottom")):
         bottom = halves.bottom()
-    with seeded(derive_seed(recipe.seed, "init", "tail")):
+    with seed_torch(derive_seed(recipe.seed, "init", "tail")):
         tail = _Net(halves.tail(settings["width"]), lr)
     clients = [
         Client(recipe, p.name, DataSettings(**data[p.name]), phase, settings)

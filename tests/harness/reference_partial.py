@@ -26,7 +26,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_party.align.partial import order_rows
 from vfl_party.base.seeds import batches, derive_seed
 from vfl_party.data import Labels, Preprocessor, Table, load_table
-from vfl_party.models import build_encoder, build_top, seeded
+from vfl_party.models import build_encoder, build_top, seed_torch
 from vfl_party.models.top.attention import AttentionPooling
 
 
@@ -74,7 +74,7 @@ class OnePartialParty:
         ).transform(table)
         self._x: Tensor = features.inputs(np.arange(len(table), dtype=np.int64))[0]
         self.models = nn.ModuleDict()
-        with seeded(derive_seed(recipe.seed, "init", name, "encoder")):
+        with seed_torch(derive_seed(recipe.seed, "init", name, "encoder")):
             self.models["encoder"] = build_encoder(
                 recipe.model.encoder, features.spec, reference.width_of(recipe, name)
             )
@@ -86,7 +86,7 @@ class OnePartialParty:
             self.targets = labels.encode(table.labels)
             sizes = [reference.width_of(recipe, each.name) for each in recipe.parties]
             width = sum(sizes) if recipe.model.combine == "concat" else sizes[0]
-            with seeded(derive_seed(recipe.seed, "init", name, "top")):
+            with seed_torch(derive_seed(recipe.seed, "init", name, "top")):
                 attends = recipe.model.combine == "attention"
                 first = [AttentionPooling(width)] if attends else []
                 top = build_top(recipe.model.top, width, recipe.task.outputs)

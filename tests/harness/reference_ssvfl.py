@@ -18,7 +18,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
-from vfl_party.models import build_encoder, build_top, seeded
+from vfl_party.models import build_encoder, build_top, seed_torch
 from vfl_party.selfsup.augment import make_augment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
@@ -85,11 +85,11 @@ def _contrast(
     recipe: Recipe, phase: str, settings: dict[str, Any], name: str, features: Any, rows: Any
 ) -> nn.Module:
     """Runs LocalCL of Algorithm 4, with SimCLR's loss."""
-    with seeded(derive_seed(recipe.seed, "init", name, "encoder")):
+    with seed_torch(derive_seed(recipe.seed, "init", name, "encoder")):
         encoder = build_encoder(recipe.model.encoder, features.spec, width_of(recipe, name))
     width = width_of(recipe, name)
     layers: list[nn.Module] = []
-    with seeded(derive_seed(recipe.seed, "init", phase, name, "local")):
+    with seed_torch(derive_seed(recipe.seed, "init", phase, name, "local")):
         for number, size in enumerate(settings["projector"]):
             layers += [nn.ReLU()] if number else []
             layers += [nn.Linear(width, size, bias=False), nn.BatchNorm1d(size)]
@@ -131,7 +131,7 @@ def _simclr(first: Tensor, second: Tensor, temperature: float) -> Tensor:
 
 def _head(recipe: Recipe, phase: str, settings: dict[str, Any], r: Tensor, y: Tensor) -> nn.Module:
     """Runs Algorithm 1, lines 6 to 10."""
-    with seeded(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
+    with seed_torch(derive_seed(recipe.seed, "init", recipe.active.name, "top")):
         top = build_top(recipe.model.top, r.shape[1], recipe.task.outputs)
     optimizer = Updates(settings["optimizer"], list(top.parameters()), settings["epochs"])
     for epoch in range(settings["epochs"]):

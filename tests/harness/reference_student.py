@@ -20,7 +20,7 @@ from vfl_common.config.models import TopSettings
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.seeds import batches, derive_seed, split_rows
 from vfl_party.data import Labels, Preprocessor, load_table
-from vfl_party.models import build_encoder, build_top, seeded
+from vfl_party.models import build_encoder, build_top, seed_torch
 
 # Of FedOnce with ``output = "tanh"``.
 BOUND = "encoder.body"
@@ -131,9 +131,9 @@ def _student(
 ) -> nn.ModuleDict:
     width = settings.get("embedding_size", recipe.embedding_size(name))
     model = nn.ModuleDict()
-    with seeded(derive_seed(recipe.seed, "init", name, "solo")):
+    with seed_torch(derive_seed(recipe.seed, "init", name, "solo")):
         model["encoder"] = build_encoder(recipe.model.encoder, spec, width)
-    with seeded(derive_seed(recipe.seed, "init", name, "solo top")):
+    with seed_torch(derive_seed(recipe.seed, "init", name, "solo top")):
         top = TopSettings.model_validate(settings.get("top", {}))
         model["top"] = build_top(top, width, recipe.task.outputs)
         if settings.get("match"):

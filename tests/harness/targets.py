@@ -21,9 +21,9 @@ from vfl_common.bundle import Buffer, Bundle, BundleSpec, DType, Kind, StepKey, 
 from vfl_common.errors import InternalError, VflError
 from vfl_common.packing.bundles import decode, encode, wire_spec
 from vfl_common.packing.coders import Bits, Coder, Half, TopK
-from vfl_common.wire.frames import Assembly, announced, parse_frame
+from vfl_common.wire.frames import Assembly, parse_frame, parse_header
 from vfl_party.homomorphic import CipherError, Encryption, adder, make_keys
-from vfl_party.psi.sealed import KeyPair, verified
+from vfl_party.psi.sealed import KeyPair, verify_introduction
 from vfl_server.control.service import _parse
 
 Target = Callable[[bytes], None]
@@ -64,7 +64,7 @@ def frames(data: bytes) -> None:
     for each in _parts(data):
         frame = parse_frame(each, party="p1")
         if frame.envelope.HasField("header"):
-            announced(frame.envelope.header, "p1")
+            parse_header(frame.envelope.header, "p1")
             assembly = Assembly(frame, SPEC, party="p1", allocate=_within)
         if assembly is not None:
             bundle = assembly.feed(frame)
@@ -107,7 +107,7 @@ def sealed(data: bytes) -> None:
     """Reads an introduction, or opens what a peer has sealed; the first byte chooses."""
     own, peer = _pairs()
     if data[:1] == b"\0":
-        verified(data[1:], credentials(ACTIVE), "north", b"run")
+        verify_introduction(data[1:], credentials(ACTIVE), "north", b"run")
     else:
         own.open(peer.public, b"step", data[1:], "north")
 

@@ -20,9 +20,9 @@ from vfl_common.config.recipe import load_recipe
 from vfl_party.account.planned import planned
 from vfl_party.account.store import FILE
 from vfl_party.assembly.models import encoder_settings
-from vfl_party.assembly.party import assemble, expected_rows, open_party
+from vfl_party.assembly.party import assemble, expect_rows, open_party
 from vfl_party.cli import cli
-from vfl_party.privacy.accountant import ORDERS, composed
+from vfl_party.privacy.accountant import ORDERS, compose
 from vfl_party.privacy.label_noise import LABEL_SECRET
 from vfl_party.record.book import folder_of
 
@@ -229,14 +229,14 @@ def test_a_run_spends_what_was_planned(tables: dict[str, Any], tmp_path: Path) -
         for name, peer in (("p0", "p1"), ("p1", "p0")):
             settings = parse(DataSettings, DATA[name], name)
             opened = open_party(recipe, name, settings, encoder_settings(recipe, name, None))
-            made = assemble(opened, expected_rows(opened))
+            made = assemble(opened, expect_rows(opened))
             plans = planned(made.party, len(opened.table), "train")
             assert plans is not None
             plan = plans[peer]
             spent = account(federation, name)[peer]["spent"]
             for what in ("numbers_of_a_person", "bytes_of_a_person", "bytes"):
                 assert plan.amounts[what] == spent[what], (name, what)
-            assert composed(plan.costs.items(), 1e-5) == pytest.approx(spent["epsilon"], rel=1e-9)
+            assert compose(plan.costs.items(), 1e-5) == pytest.approx(spent["epsilon"], rel=1e-9)
             assert spent["epsilon"] > 0 or (name, tables["phases"][0]["kind"]) == ("p0", "splitnn")
 
 

@@ -22,7 +22,7 @@ from tests.integration.test_ssl_phases import check_kill
 from vfl_common.config.recipe import Recipe
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.forecast.result import against
+from vfl_party.forecast.result import compare_with_ledger
 
 # No ReLU, whose gradient rounding decides near 0.
 TANH = {"kind": "mlp", "hidden": [12], "activation": "tanh"}
@@ -183,7 +183,7 @@ def test_the_ledger_is_as_forecast(settings: dict[str, Any], tmp_path: Path) -> 
     said = forecast(outlook_of(made, tmp_path))
     summary = in_process(tmp_path / "run", tables, DATA["binary"])
     assert summary.bytes.agrees
-    links = [link for link in against(said, summary.bytes) if link.phase != "control"]
+    links = [link for link in compare_with_ledger(said, summary.bytes) if link.phase != "control"]
     assert {link.phase for link in links} >= {"fedcvt", "evaluate"}
     for link in links:
         assert link.forecast == link.counted, link

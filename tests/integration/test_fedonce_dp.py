@@ -27,7 +27,7 @@ from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.stages import rounds_done
 from vfl_common.summary import Summary
 from vfl_party.assembly.models import encoder_settings
-from vfl_party.assembly.party import assemble, expected_rows, open_party
+from vfl_party.assembly.party import assemble, expect_rows, open_party
 from vfl_party.base.phase import RoundReport
 from vfl_party.phases.course import Course
 
@@ -76,7 +76,7 @@ def continued(
     given = load_recipe(federation.folder / "recipe.toml")
     settings = parse(DataSettings, federation.data[name], name)
     opened = open_party(given, name, settings, encoder_settings(given, name, None))
-    job = assemble(opened, expected_rows(opened))
+    job = assemble(opened, expect_rows(opened))
     generators = torch.get_rng_state()
     try:
         job.load_state(tree["job"])

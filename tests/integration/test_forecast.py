@@ -21,7 +21,7 @@ from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
 from vfl_common.summary import load_summary
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.forecast.result import against
+from vfl_party.forecast.result import compare_with_ledger
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # The plug-in's is in test_plugins.py.
@@ -114,7 +114,7 @@ def test_the_ledger_is_as_forecast(name: str, tmp_path: Path) -> None:
         run_files(tables, path.parent, tmp_path / "run")
     summary = load_summary(tmp_path / "run" / "summary.json")
     assert summary.bytes.agrees
-    links = against(said, summary.bytes)
+    links = compare_with_ledger(said, summary.bytes)
     assert {link.phase for link in links} <= {phase.name for phase in said.phases}
     for link in links:
         assert link.forecast == link.counted, link

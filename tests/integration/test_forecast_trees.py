@@ -18,7 +18,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Summary
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.forecast.result import CountedForecast, against
+from vfl_party.forecast.result import CountedForecast, compare_with_ledger
 from vfl_party.homomorphic import cipher_bytes, together
 
 ROWS, COLUMNS = 300, 6
@@ -82,7 +82,7 @@ def test_full_trees_are_forecast_to_the_byte(settings: dict[str, Any], tmp_path:
     """
     write(tmp_path)
     said, summary = forecast_and_run(recipe(2, features=False, **settings), tmp_path)
-    links = against(said, summary.bytes)
+    links = compare_with_ledger(said, summary.bytes)
     assert {link.phase for link in links} == {"open", "secureboost"}
     for link in links:
         assert link.forecast == link.counted, link
@@ -104,7 +104,7 @@ def test_a_forecast_of_trees_is_never_less_than_what_crosses(
 ) -> None:
     write(tmp_path, constant=1)
     said, summary = forecast_and_run(recipe(3, features=True, **settings), tmp_path)
-    for link in against(said, summary.bytes):
+    for link in compare_with_ledger(said, summary.bytes):
         assert link.forecast >= link.counted, link
     exact = {link for link in said.links if link.sender == "p0" and link.kind == "gradient"}
     assert exact
@@ -128,7 +128,7 @@ def test_rounds_that_early_stopping_has_ended_are_forecast_with_their_walk(tmp_p
     known, most = (
         forecast(outlook_of(made, tmp_path), ended=each) for each in ({"secureboost": ended}, None)
     )
-    for link in against(known, summary.bytes):
+    for link in compare_with_ledger(known, summary.bytes):
         assert link.forecast == link.counted, link
     assert sum(link.message_bytes for link in most.links) > 2 * sum(
         link.message_bytes for link in known.links

@@ -23,7 +23,7 @@ from tests.harness.plugins import EXAMPLE, metadata
 from vfl.api import Combination, Method, Party, Phase, RoundReport, Section
 from vfl.library.plugins import named_now, with_plugins
 from vfl_common.errors import Code, InputError
-from vfl_party.base.plugins import GROUPS, PlugIns, given_now, using
+from vfl_party.base.plugins import GROUPS, PlugIns, get_run_plugins, use_plugins
 from vfl_party.models.metrics import load_metric
 from vfl_party.models.top.attention import AttentionPooling
 
@@ -295,15 +295,15 @@ def test_a_combination_that_is_none_is_one_sentence(own: Any) -> None:
 
 def test_what_one_run_was_given_no_other_finds() -> None:
     vfl.simulate(tables(), plugins=given.ALL, quiet=True)
-    assert given_now() == {}
+    assert get_run_plugins() == {}
     with raises(InputError, Code.CONFIG_INVALID, names=("wide", "model.encoder")):
         vfl.simulate(tables(), quiet=True)
     found: list[object] = []
 
     def look() -> None:
-        found.append(given_now())
+        found.append(get_run_plugins())
 
-    with using({"metrics": {"quadratic": given.quadratic}}):
+    with use_plugins({"metrics": {"quadratic": given.quadratic}}):
         assert load_metric("quadratic").compute is given.quadratic
         thread = threading.Thread(target=look)
         thread.start()

@@ -24,7 +24,7 @@ from vfl_party.grants.store import USES, folder_of
 from vfl_party.policy.meeting import SHOWN
 from vfl_party.record.book import LINES
 from vfl_party.record.book import folder_of as record_of
-from vfl_party.record.history import RecordHistory, summed
+from vfl_party.record.history import RecordHistory, sum_disclosures
 
 ROWS = 40
 
@@ -64,7 +64,7 @@ def shown(federation: Federation, name: str) -> dict[tuple[str, str, str], tuple
 
 def recorded(federation: Federation, name: str) -> dict[tuple[str, str, str], tuple[int, int]]:
     """What has left then, by the party's record; of people all whom the table has."""
-    sums = summed(RecordHistory(record_of(federation.folder / "runs", name)).disclosures())
+    sums = sum_disclosures(RecordHistory(record_of(federation.folder / "runs", name)).disclosures())
     return {
         (way.phase, to, way.kind): (each.payload_bytes, ROWS if each.people else 0)
         for (_, to, way), each in sums.items()

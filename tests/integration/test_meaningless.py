@@ -19,7 +19,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.assembly.party import Assembled, assemble, expected_rows, open_party
+from vfl_party.assembly.party import Assembled, assemble, expect_rows, open_party
 from vfl_party.data.inputs.labels import Labels
 from vfl_party.data.inputs.weights import check_weights, row_weights
 from vfl_party.phases.course import Course
@@ -41,7 +41,7 @@ def assembled(made: Table, name: str, data: Table) -> Assembled:
     place = recipe.party(name)
     encoder = (place.encoder if place is not None else None) or recipe.model.encoder
     opened = open_party(recipe, name, DataSettings(**data), encoder)
-    return assemble(opened, expected_rows(opened))
+    return assemble(opened, expect_rows(opened))
 
 
 # -- columns that only the active party reads

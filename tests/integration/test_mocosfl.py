@@ -31,15 +31,15 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_party.assembly.party import Assembled
 from vfl_party.assembly.trial import try_parties, try_party
 from vfl_party.base.dtypes import real
-from vfl_party.base.seeds import batches, derive_seed, split_rows, stratified_order
+from vfl_party.base.seeds import batches, derive_seed, split_rows, stratify_order
 from vfl_party.data import load_table
 from vfl_party.forecast.count import Outlook, forecast, outlook_of
-from vfl_party.forecast.result import against
+from vfl_party.forecast.result import compare_with_ledger
 from vfl_party.methods.mocosfl.active import ActiveMocoSFL
 from vfl_party.methods.mocosfl.check import check_phase
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.methods.mocosfl.steps import StepPlan
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 from vfl_party.models.halves import Halves, Tail
 from vfl_party.phases.context import Hooks
 
@@ -202,9 +202,9 @@ def of_model(parameters: dict[str, Tensor], model: str) -> dict[str, Tensor]:
 
 def _heads(read: Recipe) -> dict[str, torch.nn.Module]:
     """A linear model, and the MLP of MocoSFL's appendix B.6, with the weights that a probe has."""
-    with seeded(derive_seed(read.seed, "init", "p0", "top")):
+    with seed_torch(derive_seed(read.seed, "init", "p0", "top")):
         linear = torch.nn.Linear(8, 10)
-    with seeded(derive_seed(read.seed, "init", "p0", "probe")):
+    with seed_torch(derive_seed(read.seed, "init", "p0", "probe")):
         mlp = torch.nn.Sequential(
             torch.nn.Linear(8, 16, bias=False),
             torch.nn.BatchNorm1d(16),
@@ -247,7 +247,7 @@ def test_a_probe_scores_what_a_model_of_the_features_scores(
             truth.setdefault(split, []).append(labels[[int(table.ids[row]) for row in of]])
     x, y = torch.cat(features["local"]), torch.cat(truth["local"])
     if labelled < 1.0:
-        few = np.sort(stratified_order(read.seed, y.numpy())[: round(labelled * len(y))])
+        few = np.sort(stratify_order(read.seed, y.numpy())[: round(labelled * len(y))])
         x, y = x[few], y[few]
         assert len(y) == 24
     model = _heads(read)[head]
@@ -543,7 +543,7 @@ def test_the_forecast_is_what_is_counted(more: dict[str, Any], tmp_path: Path) -
         assert each.party.data.holdings["p3"]["local"] == 16
     said = forecast(outlook_of(made, tmp_path))
     summary = in_process(tmp_path / "run", tables, data)
-    links = against(said, summary.bytes)
+    links = compare_with_ledger(said, summary.bytes)
     assert {link.phase for link in links} == {"open", "mocosfl", "probe"}
     assert [link for link in links if link.forecast != link.counted] == []
 

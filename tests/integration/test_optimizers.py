@@ -35,7 +35,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import split_rows
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.forecast.result import against
+from vfl_party.forecast.result import compare_with_ledger
 from vfl_party.methods.head.upload import zero_late_weights
 from vfl_party.phases.course import Course
 
@@ -152,7 +152,7 @@ def test_different_widths_are_forecast_to_the_byte(
     )
     summary = in_process(tmp_path / "run", tables, TABLE)
     assert summary.bytes.agrees
-    links = [link for link in against(said, summary.bytes) if link.phase != "control"]
+    links = [link for link in compare_with_ledger(said, summary.bytes) if link.phase != "control"]
     sent = {link.sender: link.counted for link in links if link.phase == phases[-1]["kind"]}
     # Eight numbers a row and five.
     assert 1.2 < sent["p1"] / sent["p2"] < 1.6

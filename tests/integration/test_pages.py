@@ -45,7 +45,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import load_summary
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.forecast.result import against
+from vfl_party.forecast.result import compare_with_ledger
 
 # Fixtures.
 tables, queries = test_task.tables, ranking.tables
@@ -115,7 +115,9 @@ def test_passive_parties_are_told_the_metrics_that_the_recipe_names(
             for split in ("validation", "test")
         }
         assert told(tmp_path / name) == {"p1": wanted, "p2": wanted}
-        assert all(link.forecast == link.counted for link in against(said, summary.bytes))
+        assert all(
+            link.forecast == link.counted for link in compare_with_ledger(said, summary.bytes)
+        )
         verdicts = [each for each in summary.bytes.by_link if each.kind == "verdict"]
         # Two splits, two metrics, eight bytes each, to each of two parties.
         assert [(each.phase, each.payload_bytes) for each in verdicts] == [("evaluate", 32)] * 2

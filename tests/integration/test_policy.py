@@ -21,14 +21,14 @@ from vfl_common.config.policy import LEVELS, PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.ledger import CONTROL, Ledger
-from vfl_common.rpc.messages import MOST_SHOWN
+from vfl_common.rpc.messages import MAX_SHOWN_BYTES
 from vfl_party.align import rounds
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.outbound.declared import Exchange, Sent, Use, f32, u8
-from vfl_party.outbound.filter import Filter, Leaving
-from vfl_party.outbound.worded import Worded
+from vfl_party.outbound.filter import Filter, OutboundBundle
+from vfl_party.outbound.worded import TablePolicy
 from vfl_party.policy.code import digest_of, digests
-from vfl_party.policy.meeting import SHOWN, meet, shown_by
+from vfl_party.policy.meeting import SHOWN, check_tables, render_guards
 from vfl_party.policy.words import WordsGuard
 from vfl_party.record.lines import ALL
 
@@ -163,7 +163,7 @@ def test_what_leaves_is_counted_by_person_and_refused_at_the_way_out(
     tmp_path: Path, frames: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a plan, which a run with too many steps has not, each person's numbers count."""
-    monkeypatch.setattr("vfl_party.policy.planned.MOST_STEPS", 1)
+    monkeypatch.setattr("vfl_party.policy.planned.MAX_STEPS", 1)
     phases = [SPLIT | {"epochs": 3}]
     # Three epochs of eight numbers; the third one is too much.
     for most, fine in ((24, True), (23, False)):
@@ -253,7 +253,7 @@ def test_a_run_that_is_killed_goes_on_counting_and_ends_as_undisturbed(tmp_path:
 
 
 def test_ciphertexts_may_leave_where_gradients_may_not() -> None:
-    policy = Worded(PolicySettings(level="open", encrypted=("gradient",)))
+    policy = TablePolicy(PolicySettings(level="open", encrypted=("gradient",)))
     exchange = Exchange("gradients", Sent(Kind.GRADIENT, {"ciphertexts": u8("rows", 4)}))
     policy("a", exchange, exchange.up)
     exchange = Exchange("gradients", Sent(Kind.GRADIENT, {"z": f32("rows", 4)}))
@@ -263,7 +263,7 @@ def test_ciphertexts_may_leave_where_gradients_may_not() -> None:
 
 def test_a_transform_that_leaves_a_tensor_as_it_is_meets_no_demand() -> None:
     demands = ({"kind": "weights", "transform": "iso"},)
-    policy = Worded(PolicySettings.model_validate({"level": "open", "demands": demands}))
+    policy = TablePolicy(PolicySettings.model_validate({"level": "open", "demands": demands}))
     tensors, noisy = {"weight": f32(4), "running_mean": f32(2)}, {"amplifier": 1.0}
     for leave in ((), ("running_var",)):
         whole = Sent(Kind.WEIGHTS, tensors, (Use("iso", noisy, leave=frozenset(leave)),))
@@ -276,10 +276,10 @@ def test_a_transform_that_leaves_a_tensor_as_it_is_meets_no_demand() -> None:
 def test_counts_survive_a_checkpoint() -> None:
     sent = Sent(Kind.EMBEDDING, {"z": f32("rows", 4)})
     exchange = Exchange("embedding", sent)
-    leaving = Leaving(StepKey("a", 0, 0), "embedding", ("p0",), 12, 48, [0, 1, 2], 3)
+    leaving = OutboundBundle(StepKey("a", 0, 0), "embedding", ("p0",), 12, 48, [0, 1, 2], 3)
 
     def made(most: int) -> Filter:
-        return Worded(PolicySettings(level="open", most_numbers=most))("a", exchange, sent)
+        return TablePolicy(PolicySettings(level="open", most_numbers=most))("a", exchange, sent)
 
     first = made(8)
     first.leaves(leaving)
@@ -296,7 +296,7 @@ def test_bytes_that_find_the_rows_in_common_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a plan, which counts them before."""
-    monkeypatch.setattr("vfl_party.policy.planned.MOST_STEPS", 1)
+    monkeypatch.setattr("vfl_party.policy.planned.MAX_STEPS", 1)
     sent = Counter[str]()
     add = Ledger.add
 
@@ -333,7 +333,7 @@ def test_bytes_that_find_the_rows_in_common_count(
 def test_a_demand_of_what_there_is_not_is_named(demand: dict[str, Any]) -> None:
     words = {"level": "open", "demands": [{"kind": "embedding"} | demand]}
     with raises(InputError, Code.CONFIG_INVALID, names="policy.demands"):
-        Worded(PolicySettings.model_validate(words))
+        TablePolicy(PolicySettings.model_validate(words))
 
 
 def test_careful_lets_a_run_be_as_it_would_be(tmp_path: Path) -> None:
@@ -415,21 +415,21 @@ def test_epochs_are_counted_where_they_have_several_rounds(tmp_path: Path) -> No
 TOO_DEEP = f'{{"x": {"[" * 600}1e999{"]" * 600}}}'
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", "[" * 40_000, f'"{"x" * MOST_SHOWN}"', TOO_DEEP])
+@pytest.mark.parametrize("text", ["[1]", "{", "[" * 40_000, f'"{"x" * MAX_SHOWN_BYTES}"', TOO_DEEP])
 def test_what_a_peer_shows_is_a_table(text: str) -> None:
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
-        meet([], "run", {"p0": "", "p1": text})
+        check_tables([], "run", {"p0": "", "p1": text})
 
 
 def test_a_server_that_changes_a_policy_on_its_way_is_found() -> None:
     made = Recipe.model_validate(cases.recipe(2))
     guard = WordsGuard(PolicySettings(level="strict"), "p1", made, {})
-    text = shown_by([guard])
-    assert meet([guard], "run", {"p0": "", "p1": text})["p1"]["policy"]["level"] == "strict"
+    text = render_guards([guard])
+    assert check_tables([guard], "run", {"p0": "", "p1": text})["p1"]["policy"]["level"] == "strict"
     # One of the release before passes nothing on.
     for changed in ({}, {"p1": ""}, {"p1": text.replace("strict", "open")}):
         with raises(PeerError, Code.MALFORMED_MESSAGE):
-            meet([guard], "run", changed)
+            check_tables([guard], "run", changed)
 
 
 def test_limits_of_who_is_told_later_how_many_rows_there_are_hold_at_the_way_out(
@@ -519,7 +519,7 @@ def test_min_rows_and_max_numbers_hold_however_batches_are_exchanged(
 ) -> None:
     """Each limit lets a run go to its end that meets it exactly, and stops one that is beyond it."""
     if not counted_before:
-        monkeypatch.setattr("vfl_party.policy.planned.MOST_STEPS", 1)
+        monkeypatch.setattr("vfl_party.policy.planned.MAX_STEPS", 1)
     keys, smallest = PIPED[name]
     phases = [SPLIT | keys]
     # Two epochs of eight numbers.
@@ -540,9 +540,9 @@ def test_min_rows_and_max_numbers_hold_however_batches_are_exchanged(
 def test_min_rows_holds_for_a_method_that_does_not_say_its_rows() -> None:
     sent = Sent(Kind.EMBEDDING, {"z": f32("rows", 4)})
     for limit, fine in ((3, True), (4, False)):
-        policy = Worded(PolicySettings(level="open", least_rows=limit))
+        policy = TablePolicy(PolicySettings(level="open", least_rows=limit))
         held = policy("a", Exchange("embedding", sent), sent)
-        leaving = Leaving(StepKey("a", 0, 0), "embedding", ("p0",), 12, 48, ALL, 3)
+        leaving = OutboundBundle(StepKey("a", 0, 0), "embedding", ("p0",), 12, 48, ALL, 3)
         if fine:
             held.leaves(leaving)
             continue

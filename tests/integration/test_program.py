@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.errors import assert_names
 from vfl_common.errors import Code, PeerError
-from vfl_common.process.program import exit_status, resumable
+from vfl_common.process.program import exit_status, explain_resuming
 from vfl_common.process.signals import Stopped
 
 EVIL = "p1 sent\x1b[2J\r\nerror: forged"
@@ -102,7 +102,7 @@ def test_who_stops_a_program_reads_how_the_run_goes_on(
     stop: BaseException, fresh: bool, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run() -> None:
-        with resumable(fresh=fresh):
+        with explain_resuming(fresh=fresh):
             raise stop
 
     assert exit_status(run) == 130

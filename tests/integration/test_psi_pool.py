@@ -19,7 +19,7 @@ from tests.harness.errors import raises
 from tests.harness.waiting import WAIT_S, wait_until
 from vfl_common.errors import Code, InternalError, PeerError
 from vfl_party.psi import worker
-from vfl_party.psi.curve import hash_ids, masked
+from vfl_party.psi.curve import hash_ids, mask
 from vfl_party.psi.pool import Masking
 
 SECRET, SALT = bytes(range(100, 132)), b"salt of a run"
@@ -64,8 +64,8 @@ def runs(process: psutil.Process) -> bool:
 
 def test_masks_as_this_process_would(masking: Masking) -> None:
     own = masking.own(IDS).result(WAIT_S)
-    assert own == masked(hash_ids([each.encode() for each in IDS], SALT), SECRET)
-    assert masking.others(own, "shop").result(WAIT_S) == masked(own, SECRET)
+    assert own == mask(hash_ids([each.encode() for each in IDS], SALT), SECRET)
+    assert masking.others(own, "shop").result(WAIT_S) == mask(own, SECRET)
     assert masking.own([]).result(WAIT_S) == masking.others(b"", "shop").result(WAIT_S) == b""
 
 
@@ -73,7 +73,7 @@ def test_many_batches_come_back_in_their_places(masking: Masking) -> None:
     batches = [[f"{batch}:{row}" for row in range(batch % 7)] for batch in range(50)]
     futures = [masking.own(each) for each in batches]
     expected = [
-        masked(hash_ids([each.encode() for each in batch], SALT), SECRET) for batch in batches
+        mask(hash_ids([each.encode() for each in batch], SALT), SECRET) for batch in batches
     ]
     assert [each.result(WAIT_S) for each in futures] == expected
 
@@ -83,7 +83,7 @@ def test_a_large_batch(masking: Masking) -> None:
     ids = [f"{number:0200d}" for number in range(10_000)]
     points = masking.own(ids).result(WAIT_S)
     assert len(points) == 320_000
-    assert points[-32:] == masked(hash_ids([ids[-1].encode()], SALT), SECRET)
+    assert points[-32:] == mask(hash_ids([ids[-1].encode()], SALT), SECRET)
 
 
 def test_a_peers_error_comes_back_as_itself(masking: Masking) -> None:

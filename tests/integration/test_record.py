@@ -24,7 +24,7 @@ from vfl_party.record.book import LINES, folder_of
 from vfl_party.record.heads import OWN, PEERS
 from vfl_party.record.history import RecordHistory
 from vfl_party.record.lines import ALL
-from vfl_party.record.note import Held
+from vfl_party.record.note import StoredHead
 
 ROWS, EPOCHS = 60, 2
 
@@ -191,7 +191,7 @@ def test_passive_parties_get_the_heads_that_others_hold(tmp_path: Path) -> None:
         heads = {name: each.get("head") for name, each in shown.items()}
         assert heads["p0"] is None
         for name in ("p1", "p2"):
-            assert Held.read(json.dumps(heads[name])).note.head.owner == "p0"
+            assert StoredHead.read(json.dumps(heads[name])).note.head.owner == "p0"
         assert heads["p1"] != heads["p2"]
         for name in federation.names:
             assert not [*(record_of(federation, name) / PEERS).glob("*.json")]

@@ -12,7 +12,7 @@ from torch import Tensor
 from vfl_party.base.checkpoint import pack, unpack
 from vfl_party.methods.mocosfl.likeness import ssim
 from vfl_party.methods.mocosfl.resist import Resistance, ResistSettings, penalty
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 from vfl_party.models.decoder import Decoder
 
 LATENT, IMAGE = (3, 4, 4), (1, 8, 8)
@@ -44,7 +44,7 @@ def test_the_defaults_are_the_papers() -> None:
 
 
 def test_the_penaltys_gradient_is_that_of_small_differences() -> None:
-    with seeded(1):
+    with seed_torch(1):
         decoder = Decoder((2, 2, 2), (1, 4, 4)).double().eval()
         z, images = (
             torch.randn(2, 2, 2, 2, dtype=torch.float64),

@@ -28,7 +28,7 @@ from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.summary import Summary
-from vfl_party.assembly.party import assemble, expected_rows, open_party
+from vfl_party.assembly.party import assemble, expect_rows, open_party
 from vfl_party.base.seeds import split_rows
 from vfl_party.data.rows import prepare
 from vfl_party.data.table import Categories, Table
@@ -90,7 +90,7 @@ def run(folder: Path, made: Recipe, *more: str) -> Summary:
 def refused(folder: Path, made: Recipe, name: str, *more: str, policy: Any = None) -> str:
     with raises(InputError, Code.CONFIG_INVALID, Code.DATA_INVALID, Code.REFUSED) as caught:
         opened = open_party(made, name, data(folder, *more)[name], made.model.encoder)
-        assemble(opened, expected_rows(opened), policy=policy)
+        assemble(opened, expect_rows(opened), policy=policy)
     text = str(caught.value)
     assert "\n" not in text
     return text
@@ -232,7 +232,7 @@ def test_a_policy_refuses_gradients_that_are_not_encrypted(name: str, tmp_path: 
     refused(tmp_path, recipe(), name, policy=Encrypted())
     made = recipe(encryption="paillier")
     opened = open_party(made, name, data(tmp_path)[name], made.model.encoder)
-    party = assemble(opened, expected_rows(opened), policy=Encrypted())
+    party = assemble(opened, expect_rows(opened), policy=Encrypted())
     assert any("ciphertexts" in line.sent for line in party.leaves)
 
 
@@ -691,7 +691,7 @@ def asked(folder: Path, name: str, made: Recipe, **trees: Any) -> str:
     write(folder)
     opened = open_party(made, name, data(folder)[name], made.model.encoder)
     try:
-        assemble(opened, expected_rows(opened), trees=TreeLimits.model_validate(trees))
+        assemble(opened, expect_rows(opened), trees=TreeLimits.model_validate(trees))
     except InputError as error:
         return str(error) if error.code is Code.REFUSED else f"of another kind: {error}"
     return ""
@@ -781,7 +781,7 @@ def test_check_says_what_a_prediction_sends(tmp_path: Path) -> None:
         ("p1", "rows left uint8 [packed]"),
     ):
         opened = open_party(made, name, data(tmp_path)[name], made.model.encoder)
-        party = assemble(opened, expected_rows(opened))
+        party = assemble(opened, expect_rows(opened))
         before = party.exchanges
         (line,) = predicted(party.party)
         assert (line.exchange, line.sent) == ("walk", sent)

@@ -29,7 +29,7 @@ from tests.harness.served import NAMES, ROWS, Served, trained
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.process.logs import version
-from vfl_common.rpc.serving.answered import EMBEDDED, Answered
+from vfl_common.rpc.serving.answered import EMBEDDED, ServingAnswer
 from vfl_common.summary import Worth
 from vfl_party.assembly.files import read_files
 from vfl_party.phases.stand_in import kept
@@ -430,7 +430,7 @@ def test_a_table_is_read_when_it_has_stayed_as_it_is(served: Served, tmp_path: P
 
 def scorer(
     served: Served,
-    answer: Callable[[str, Sequence[str]], Answered],
+    answer: Callable[[str, Sequence[str]], ServingAnswer],
     quality: Quality = Quality(),  # noqa: B008 - it cannot be changed
 ) -> OnlineScorer:
     """Scores in this process; the passive parties answer so."""
@@ -448,13 +448,13 @@ def scorer(
 def test_a_row_has_no_score_unless_the_parties_that_took_part_were_measured(
     served: Served,
 ) -> None:
-    def answer(name: str, ids: Sequence[str]) -> Answered:
+    def answer(name: str, ids: Sequence[str]) -> ServingAnswer:
         # One of them does not answer.
         if name == "p2":
-            return Answered(bytes(len(ids)))
+            return ServingAnswer(bytes(len(ids)))
         width = served.run.model(name).embed(read(served, name)).shape[1]
         z_ND = np.ones((len(ids), width), "<f4")
-        return Answered(bytes([EMBEDDED] * len(ids)), z_ND.tobytes())
+        return ServingAnswer(bytes([EMBEDDED] * len(ids)), z_ND.tobytes())
 
     def row(quality: Quality, least: float | None = None) -> dict[str, Any]:
         return rows_of(["K-1"], scorer(served, answer, quality).score(["K-1"], least))[0]
@@ -481,10 +481,10 @@ def test_numbers_that_are_too_large_for_the_model_are_in_no_score(
     assert top is not None
     sign_ND = next(top.parameters())[0].detach().sign().reshape(len(NAMES), -1)
 
-    def answer(name: str, ids: Sequence[str]) -> Answered:
+    def answer(name: str, ids: Sequence[str]) -> ServingAnswer:
         most_D = most * sign_ND[NAMES.index(name)].numpy()
         z_ND = np.stack([most_D if each == "K-2" else np.ones_like(most_D) for each in ids])
-        return Answered(bytes([EMBEDDED] * len(ids)), z_ND.astype("<f4").tobytes())
+        return ServingAnswer(bytes([EMBEDDED] * len(ids)), z_ND.astype("<f4").tobytes())
 
     found = scorer(served, answer).score(["K-1", "K-2", "K-3"])
     assert found.state == ["scored", "unmeasured", "scored"]
@@ -494,8 +494,8 @@ def test_numbers_that_are_too_large_for_the_model_are_in_no_score(
 
 
 def test_where_the_time_of_a_request_goes(served: Served) -> None:
-    def answer(name: str, ids: Sequence[str]) -> Answered:
-        return Answered(bytes(len(ids)))
+    def answer(name: str, ids: Sequence[str]) -> ServingAnswer:
+        return ServingAnswer(bytes(len(ids)))
 
     request = RequestTrace("http", "POST /v1/predict")
     with noting([(request, 7), (None, 8)]):
@@ -534,9 +534,9 @@ def test_an_id_that_is_spelt_longer_than_any_is_nobodys(served: Served) -> None:
     """A question with many of them is too long for a message, and all parties lost their stream."""
     asked: list[str] = []
 
-    def answer(name: str, ids: Sequence[str]) -> Answered:
+    def answer(name: str, ids: Sequence[str]) -> ServingAnswer:
         asked.extend(ids if name == "p1" else ())
-        return Answered(bytes(len(ids)))
+        return ServingAnswer(bytes(len(ids)))
 
     found = scorer(served, answer)
     held = found._store.held

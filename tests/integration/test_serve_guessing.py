@@ -22,7 +22,7 @@ from vfl_common.errors import Code, InputError
 from vfl_common.rpc.serving.answered import EMBEDDED, NOT_ANSWERED, Step
 from vfl_party.align.state import AlignmentFiles, CommonRows
 from vfl_party.methods.secureboost.tree.positions import SETTLED
-from vfl_party.record.book import Book, folder_of
+from vfl_party.record.book import RecordBook, folder_of
 from vfl_party.record.people import keep
 from vfl_party.serve.answering import DailyLimit, Limit, SentBefore
 from vfl_party.serve.asked import AskedADay, AskedIds, LooksUp, aligned_ids, asked_a_day, every_id
@@ -242,7 +242,7 @@ def test_a_joint_prediction_adds_the_ids_that_it_has_aligned(
     AlignmentFiles(predicted, new, 1, []).finish(CommonRows(np.array([True, False]), b"", {}))
     before = aligned_ids(folder, tmp_path, record)
     assert [each in before for each in (IDS[15], "new", "other")] == [True, False, False]
-    book = Book(record, "shop")
+    book = RecordBook(record, "shop")
     digest, rows = keep(record, book.secret, new)
     book.add(people=digest, rows=rows, what="table", run=predicted.parent.name, generation=0)
     book.close()

@@ -35,7 +35,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.party import ServeSettings
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import load_entries
-from vfl_common.rpc.serving.answered import EMBEDDED, Answered
+from vfl_common.rpc.serving.answered import EMBEDDED, ServingAnswer
 from vfl_party.assembly.files import read_files
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.quality import Quality
@@ -553,9 +553,9 @@ def test_the_active_partys_own_features_may_be_asked_for(served: Served, tmp_pat
     for name in ("p1", "p2"):
         others[name] = opened(served, name=name)
 
-    def answer(name: str, ids: Sequence[str]) -> Answered:
+    def answer(name: str, ids: Sequence[str]) -> ServingAnswer:
         z = embedded(others[name], ids)[1]
-        return Answered(bytes([EMBEDDED] * len(ids)), z.numpy().astype("<f4").tobytes())
+        return ServingAnswer(bytes([EMBEDDED] * len(ids)), z.numpy().astype("<f4").tobytes())
 
     def ask(ids: Sequence[str], timeout_s: float) -> Any:
         _ = timeout_s

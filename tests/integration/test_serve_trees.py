@@ -21,7 +21,7 @@ from tests.harness.served import NAMES, Served, trained
 from tests.integration.test_secureboost import made_table, recipe
 from vfl.simulation.origin import Origin
 from vfl_common.errors import Code, PeerError
-from vfl_common.rpc.serving.answered import EMBEDDED, NOT_ANSWERED, Answered, Step
+from vfl_common.rpc.serving.answered import EMBEDDED, NOT_ANSWERED, ServingAnswer, Step
 from vfl_party.methods.secureboost.tree.positions import SETTLED
 from vfl_party.serve.answering import DailyLimit
 from vfl_party.serve.kinds.stepwise import StepAnswers
@@ -123,8 +123,8 @@ def test_a_party_that_says_something_else_of_an_id_later_takes_no_part(
     online, ids = Online.of(run.folder), list(predicted(run))
     honest = online.answers["p1"]
 
-    def changed(asked: list[str], until_s: float, step: Step) -> Answered:
-        found: Answered = honest(asked, until_s, step)
+    def changed(asked: list[str], until_s: float, step: Step) -> ServingAnswer:
+        found: ServingAnswer = honest(asked, until_s, step)
         first = EMBEDDED if later == NOT_ANSWERED else NOT_ANSWERED
         return replace(found, state=bytes([first if step.begins else later]) * len(ids))
 

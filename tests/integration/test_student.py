@@ -29,10 +29,10 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import load_summary
-from vfl_party.align import Aligned
+from vfl_party.align import AlignedRows
 from vfl_party.assembly.party import assemble, open_party
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.forecast.result import against
+from vfl_party.forecast.result import compare_with_ledger
 from vfl_party.predict.alone import Alone
 from vfl_party.predict.prediction import load_joint
 from vfl_party.predict.results import Output
@@ -183,7 +183,7 @@ def test_rows_that_the_others_lack_count_with_their_labels_under_psi(tmp_path: P
         Recipe.model_validate(tables), "p0", DataSettings(**said["p0"]), _mlp(tables)
     )
     common = tuple(row for row in opened.table.ids if int(row[1:]) % 3)
-    party = assemble(opened, Aligned(common)).party
+    party = assemble(opened, AlignedRows(common)).party
     assert len(party.rows("own")) == 30
     _, targets = party.need_labels()
     lacking = [n for n in range(90) if n % 3 == 0]
@@ -200,7 +200,7 @@ def test_a_label_keeps_its_noise_when_another_run_aligns_its_row() -> None:
     ids = list(opened.table.ids)
 
     def noisy(common: list[str]) -> dict[str, int]:
-        targets = assemble(opened, Aligned(tuple(common))).party.data.targets
+        targets = assemble(opened, AlignedRows(tuple(common))).party.data.targets
         assert targets is not None
         rest = [one for one in ids if one not in set(common)]
         return dict(zip([*common, *rest], targets.tolist(), strict=True))
@@ -247,7 +247,7 @@ def test_programs_do_what_one_process_does_and_send_what_was_forecast(
     tables = {name: DataSettings(**each) for name, each in data("binary").items()}
     summary = load_summary(apart.run_folder / "summary.json")
     said = forecast(outlook_of(_with_data(compared(), tables), Path()))
-    links = [each for each in against(said, summary.bytes) if each.phase == "student"]
+    links = [each for each in compare_with_ledger(said, summary.bytes) if each.phase == "student"]
     assert links
     for link in links:
         assert link.forecast == link.counted, link

@@ -20,7 +20,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.packing.coders import Bits
 from vfl_common.summary import load_summary
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.forecast.result import against
+from vfl_party.forecast.result import compare_with_ledger
 
 CODECS: dict[str, dict[str, Any]] = {
     "8 bits": {"codec": "bits", "bits": 8},
@@ -94,7 +94,7 @@ def check_forecast(
     summary = load_summary(federation.run_folder / "summary.json")
     assert summary.bytes.agrees
     recipe = Recipe.model_validate(tables | {"simulate": {"parties": data}})
-    links = against(forecast(outlook_of(recipe, federation.folder)), summary.bytes)
+    links = compare_with_ledger(forecast(outlook_of(recipe, federation.folder)), summary.bytes)
     assert {link.phase for link in links} >= {tables["phases"][0]["kind"]}
     for link in links:
         assert link.forecast == link.counted, link

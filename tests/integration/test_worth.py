@@ -28,7 +28,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.ledger import load_entries
 from vfl_common.summary import Summary, load_summary
 from vfl_party.forecast.count import forecast, outlook_of
-from vfl_party.forecast.result import against
+from vfl_party.forecast.result import compare_with_ledger
 from vfl_party.phases.context import Party
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -227,7 +227,7 @@ def test_all_is_forecast_to_the_byte(phase: dict[str, Any], more: int, tmp_path:
     run_files(made, path.parent, tmp_path / "run")
     summary = load_summary(tmp_path / "run" / "summary.json")
     assert summary.worth is not None
-    links = [link for link in against(said, summary.bytes) if link.phase == "evaluate"]
+    links = [link for link in compare_with_ledger(said, summary.bytes) if link.phase == "evaluate"]
     assert links
     for link in links:
         assert link.forecast == link.counted, link

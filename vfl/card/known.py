@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl.report.reading import find, history, of_run
-from vfl.report.rounds import Source
+from vfl.report.rounds import PartyFolder
 from vfl.report.runs import find_runs
 from vfl.simulation.baselines import BASELINES
 from vfl_common.config.recipe import Recipe
@@ -67,7 +67,7 @@ def read_run(path: Path, party: str | None) -> CardFacts:
             Code.FILE_INVALID,
             f"{folder}: has no folder of party {name}. Choose one of {', '.join(names)}.",
         )
-    source = Source(folder / (name or names[0]))
+    source = PartyFolder(folder / (name or names[0]))
     facts = source.read("run.json")
     if facts.get("job") != "train" or not facts.get("finished"):
         raise InputError(

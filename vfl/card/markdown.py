@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from vfl_common.text import LINE, clean, shortened
+from vfl_common.text import LINE, clean, shorten
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$^=])")
 _ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"})
@@ -22,7 +22,7 @@ def prose(text: str) -> str:
 
 def code(name: str) -> str:
     """Returns a name, shortened if it is long, as inline code that is safe in a table cell."""
-    name = shortened(clean(name, LINE)).replace("|", "\\|")
+    name = shorten(clean(name, LINE)).replace("|", "\\|")
     if not name:
         return ""
     longest = max((len(ticks) for ticks in _TICKS.findall(name)), default=0)

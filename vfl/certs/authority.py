@@ -185,11 +185,11 @@ def sign_request(
     if requested != (name,):
         raise InputError(
             Code.IDENTITY_MISMATCH,
-            f"{csr}: must be for {name!r} alone (got {pem.quoted(requested)}). Check who sent "
+            f"{csr}: must be for {name!r} alone (got {pem.quote_names(requested)}). Check who sent "
             "the request.",
         )
     key = request.public_key()
-    if problem := pem.unusable(key):
+    if problem := pem.key_problem(key):
         raise InputError(
             Code.CERTIFICATE_INVALID,
             f"{csr}: its key {problem}. Make a new request with `vfl certs request`.",
@@ -231,7 +231,8 @@ def revoke(folder: Path, who: str) -> tuple[Path, bool]:
     if certificate.serial_number in parse(before, listed):
         return listed, False
     end = pem.utc(certificate.not_valid_after_utc)
-    line = f"{certificate.serial_number:x}  # {pem.quoted(pem.names(certificate))}, ends at {end}\n"
+    names = pem.quote_names(pem.names(certificate))
+    line = f"{certificate.serial_number:x}  # {names}, ends at {end}\n"
     write_atomic(listed, f"{before.decode('utf-8', 'replace').rstrip()}\n{line}")
     return listed, True
 

@@ -97,7 +97,7 @@ def _key_type(document: x509.Certificate | x509.CertificateSigningRequest) -> st
 
 def _validity(certificate: x509.Certificate, now: datetime) -> str:
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    state = pem.out_of_date(certificate, now) or f"{(end - now).days} days left"
+    state = pem.validity_problem(certificate, now) or f"{(end - now).days} days left"
     return f"{pem.utc(start)} to {pem.utc(end)} ({state})"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from vfl.report.rounds import History, RoundLine, Source, find_sources
+from vfl.report.rounds import History, PartyFolder, RoundLine, find_sources
 from vfl.report.run_argument import run_argument
 from vfl_common.process.program import EXIT_CODES
 
@@ -118,7 +118,7 @@ def mlflow(
     """
     from vfl.export.to_mlflow import Mlflow
 
-    def open_sink(source: Source) -> Mlflow:
+    def open_sink(source: PartyFolder) -> Mlflow:
         return Mlflow(source, tracking_uri, experiment, under)
 
     sources = copy(run, open_sink, follow=follow)
@@ -130,7 +130,7 @@ def mlflow(
         click.echo(f"{register}: version {version} is {source.run_id}/{source.party}, {stage}")
 
 
-def _choose_source(sources: Sequence[Source]) -> tuple[Source, Stage]:
+def _choose_source(sources: Sequence[PartyFolder]) -> tuple[PartyFolder, Stage]:
     """Returns the source of the active party, or else the first one, and the run's stage.
 
     Raises InputError if the run was not trained to its end.
@@ -194,7 +194,7 @@ def model(run: Path, party: str | None, out: Path | None, kind: str) -> None:
         click.echo(path)
 
 
-def copy(run: Path, open_sink: Callable[[Source], Sink], *, follow: bool) -> list[Source]:
+def copy(run: Path, open_sink: Callable[[PartyFolder], Sink], *, follow: bool) -> list[PartyFolder]:
     """Writes each party's rounds to its own sink; returns the sources. Raises InputError."""
     histories = [History(source) for source in find_sources(run)]
     # Unreadable files must fail before an earlier export is replaced.

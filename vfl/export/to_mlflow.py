@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from vfl.report.rounds import RoundLine, Source
+from vfl.report.rounds import PartyFolder, RoundLine
 from vfl_common.errors import Code, InputError
 from vfl_common.production.registry import PRODUCTION, Stage
 
@@ -32,7 +32,9 @@ class Mlflow:
     is missing or MLflow refuses.
     """
 
-    def __init__(self, source: Source, uri: str, experiment: str, under: str | None = None) -> None:
+    def __init__(
+        self, source: PartyFolder, uri: str, experiment: str, under: str | None = None
+    ) -> None:
         self._uri = uri
         # Without this, MLflow reports its use to its developers.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -71,7 +73,7 @@ class Mlflow:
                 "server.",
             ) from None
 
-    def _find(self, source: Source, experiment: str) -> tuple[str, dict[str, str]]:
+    def _find(self, source: PartyFolder, experiment: str) -> tuple[str, dict[str, str]]:
         """Returns the id and tags of an earlier export's run, or of a new one that has the recipe
         as its parameters.
         """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vfl.report.rounds import RoundLine, Source
+from vfl.report.rounds import PartyFolder, RoundLine
 from vfl_common.errors import Code, InputError
 
 INSTALL = "pip install tensorboard"
@@ -21,7 +21,7 @@ class TensorBoard:
     cannot be written.
     """
 
-    def __init__(self, source: Source, out: Path) -> None:
+    def __init__(self, source: PartyFolder, out: Path) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
             from tensorboard.summary.writer import event_file_writer

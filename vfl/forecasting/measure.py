@@ -66,7 +66,7 @@ def with_masking(recipe: Recipe, network: Network, workers: int) -> Network:
         )
     # In the first round a party masks its own rows as well.
     rounds = len(recipe.passives)
-    return replace(network, masking_s=masking_time.measured().batch_s(workers, rounds))
+    return replace(network, masking_s=masking_time.measure_masking().batch_s(workers, rounds))
 
 
 def shortened(recipe: Recipe) -> Recipe:

@@ -208,7 +208,7 @@ def import_programs() -> None:
     """Imports what every party needs until its first step. Recipes that need torchvision or
     scikit-learn load them later.
     """
-    with garbage.unsearched():
+    with garbage.gc_paused():
         # These imports are for the children.
         import vfl_server.app
         import vfl_server.cli  # noqa: F401
@@ -222,7 +222,7 @@ def import_programs() -> None:
         metrics.functional()
     gc.collect()
     # A garbage collection in a child would copy every page.
-    garbage.seldom()
+    garbage.reduce_gc()
 
 
 def serve(requests: socket.socket) -> None:

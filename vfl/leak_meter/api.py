@@ -29,7 +29,7 @@ from vfl_common.config.party import Init
 from vfl_common.config.recipe import naming
 from vfl_common.config.task import COMPARED
 from vfl_common.errors import Code, InputError, VflError
-from vfl_party.base.plugins import Given
+from vfl_party.base.plugins import RunPlugins
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,7 +92,7 @@ def leaks(
     recipe: GivenRecipe | Sequence[GivenRecipe],
     data: Mapping[str, Any] | None = None,
     *,
-    plugins: Given | None = None,
+    plugins: RunPlugins | None = None,
     attacks: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
     every: int = 1,

@@ -39,7 +39,7 @@ from vfl_common.files import private_file, write_atomic
 from vfl_common.process.program import EXIT_CODES, run_program
 from vfl_common.text import to_json
 from vfl_party.assembly.models import build_models, load_models
-from vfl_party.assembly.party import TRAINING, expected_rows, open_party
+from vfl_party.assembly.party import TRAINING, expect_rows, open_party
 from vfl_party.base.devices import plain_arithmetic, resolve_device
 from vfl_party.base.seeds import Rows, derive_seed, permutation
 from vfl_party.data import Features, Preprocessor, Table, load_table
@@ -171,7 +171,7 @@ def _no_images(party: str) -> InputError:
 def _rows_of(trained: TrainedRun, party: str, data: DataSettings) -> Prepared:
     """Returns the party's rows as in the run. Raises InputError if they differ."""
     opened = open_party(trained.recipe, party, data, trained.encoder)
-    prepared = TRAINING.prepare(opened, expected_rows(opened))
+    prepared = TRAINING.prepare(opened, expect_rows(opened))
     if prepared.fingerprint != trained.state["data"]:
         raise InputError(
             Code.DATA_INVALID,

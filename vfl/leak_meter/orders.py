@@ -15,14 +15,14 @@ from vfl.leak_meter.rehearsal import Played
 from vfl.leak_meter.scene.scene import Figure, Shown
 from vfl.leak_meter.wiretap.sizes import MessageSizes
 from vfl.leak_meter.wiretap.times import Times
-from vfl.library.orders import emptied
-from vfl.library.plugins import imported, named_now
+from vfl.library.orders import clear_folder
+from vfl.library.plugins import import_plugins, named_now
 from vfl.library.recipe import Recipe
 from vfl.library.simulate import Order, carry_out
 from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
-from vfl_party.base.plugins import using
+from vfl_party.base.plugins import use_plugins
 
 MAKES = "vfl.leak_meter.orders:make"
 # The file in the run's folder with the findings, until they are read.
@@ -59,11 +59,11 @@ def make_in_pool(
 
 def make(order: dict[str, Any]) -> None:
     """Makes a run in this process and plays the attacks. Raises the error of the run."""
-    folder, base = emptied(order["folder"]), Path(order["base"])
+    folder, base = clear_folder(order["folder"]), Path(order["base"])
     asked, before = AttackRequest(**order["asked"]), torch.get_num_threads()
     torch.set_num_threads(order["threads"])
     try:
-        with using(imported(order["plugins"])):
+        with use_plugins(import_plugins(order["plugins"])):
             settings = parse(Settings, order["recipe"], "recipe")
             parts = settings, divide(settings, base), base, folder
             findings = play_on(Order(order["recipe"], *parts, order["recipe"], None, {}), asked)

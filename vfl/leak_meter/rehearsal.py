@@ -33,7 +33,7 @@ from vfl.library.simulate import carry_out, in_process
 from vfl.simulation.inprocess import Attach
 from vfl_common.bundle import Kind
 from vfl_common.errors import Code, InputError
-from vfl_common.text import listed
+from vfl_common.text import list_names
 from vfl_party.assembly.party import Assembled
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.outbound.declared import Role
@@ -158,7 +158,7 @@ class Rehearsal:
             ]
             if reads and phases:
                 sentences.append(
-                    f"None of the chosen attacks on {assets} supports {listed(phases)}. See "
+                    f"None of the chosen attacks on {assets} supports {list_names(phases)}. See "
                     "docs/explanation/security.md."
                 )
         return sentences

@@ -10,7 +10,7 @@ from typing import Any
 
 from vfl_common.config.data import FRAME, id_columns, resolved
 from vfl_common.errors import Code, InputError
-from vfl_common.files import unwritable
+from vfl_common.files import write_error
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,6 @@ def write_frames(
                 else:
                     pyarrow.parquet.write_table(as_arrow(frame, f"{FRAME}{name}", ids), file)
         except OSError as error:
-            raise unwritable(path, error) from None
+            raise write_error(path, error) from None
         tables[name] = table | {"source": str(path.resolve())}
     return tables

@@ -13,7 +13,7 @@ from vfl.simulation.own_files import are_party_files
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.summary import ByteCount
-from vfl_party.base.plugins import Given
+from vfl_party.base.plugins import RunPlugins
 
 if TYPE_CHECKING:
     from vfl_party.forecast.result import CountedForecast, EncoderLoad
@@ -70,7 +70,7 @@ def forecast(
     recipe: GivenRecipe,
     data: Mapping[str, Any] | None = None,
     *,
-    plugins: Given | None = None,
+    plugins: RunPlugins | None = None,
     rows: int | None = None,
 ) -> Forecast:
     """Counts what a recipe will send.
@@ -85,7 +85,7 @@ def forecast(
     """
     from vfl.forecasting.show import counted
     from vfl_party.assembly.trial import modules_of
-    from vfl_party.data import loading
+    from vfl_party.data import make_loader
     from vfl_party.forecast.count import forecast as count
     from vfl_party.forecast.count import outlook_of
 
@@ -96,4 +96,4 @@ def forecast(
     tables, frames = with_data(made.to_dict(), data or {})
     settings = parse(Settings, tables, "recipe")
     with modules_of(made.base), with_plugins(plugins):
-        return Forecast(count(outlook_of(settings, made.base, loading(frames)), rows))
+        return Forecast(count(outlook_of(settings, made.base, make_loader(frames)), rows))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vfl.library.plugins import with_plugins
 from vfl_common.errors import InputError
-from vfl_party.base.plugins import Given
+from vfl_party.base.plugins import RunPlugins
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -39,7 +39,7 @@ class Model:
 
     @classmethod
     def load(
-        cls, path: str | Path, party: str | None = None, *, plugins: Given | None = None
+        cls, path: str | Path, party: str | None = None, *, plugins: RunPlugins | None = None
     ) -> Model:
         """Loads a party's models from a run's folder, or from a file that ``save`` has written.
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from vfl.jobs import runs
 from vfl.jobs.pool import Pool
-from vfl.library.plugins import imported, named_now
+from vfl.library.plugins import import_plugins, named_now
 from vfl.library.simulate import Order, run_files
-from vfl_party.base.plugins import using
+from vfl_party.base.plugins import use_plugins
 
 
 def send(pool: Pool, order: Order) -> None:
@@ -23,12 +23,12 @@ def send(pool: Pool, order: Order) -> None:
 
 def make(order: dict[str, Any]) -> None:
     """Makes a run in this process. Raises whatever it raises."""
-    folder = emptied(order["folder"])
-    with using(imported(order["plugins"])):
+    folder = clear_folder(order["folder"])
+    with use_plugins(import_plugins(order["plugins"])):
         run_files(order["recipe"], Path(order["base"]), folder)
 
 
-def emptied(path: str) -> Path:
+def clear_folder(path: str) -> Path:
     """Removes what a lost process left in the folder of an order's run, and returns the folder.
 
     A backend may start an order again. The rows stay: they were written before.

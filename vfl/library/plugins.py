@@ -15,7 +15,7 @@ from typing import Any
 from vfl_common.config.models import COMBINATIONS, ENCODERS, TOPS
 from vfl_common.config.task import LOSSES, is_our_metric
 from vfl_common.errors import Code, InputError
-from vfl_party.base.plugins import GROUPS, Given, given_now, using
+from vfl_party.base.plugins import GROUPS, RunPlugins, get_run_plugins, use_plugins
 
 # {group: {name: "module:object"}}
 Named = dict[str, dict[str, str]]
@@ -32,16 +32,16 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @contextlib.contextmanager
-def with_plugins(plugins: Given | None) -> Iterator[None]:
+def with_plugins(plugins: RunPlugins | None) -> Iterator[None]:
     """Lets the block find what ``plugins`` has; None: nothing is added. Raises InputError."""
     if plugins is None:
         yield
         return
-    with using(_checked(plugins)):
+    with use_plugins(_checked(plugins)):
         yield
 
 
-def _checked(plugins: Given) -> Given:
+def _checked(plugins: RunPlugins) -> RunPlugins:
     """Returns a copy, which the caller cannot change meanwhile. Raises InputError if ``plugins`` is
     not ``{group: {name: object}}``.
     """
@@ -98,12 +98,12 @@ def named_now(instead: str) -> Named:
     """
     return {
         group: {name: _place_of(made, group, name, instead) for name, made in named.items()}
-        for group, named in given_now().items()
+        for group, named in get_run_plugins().items()
         if named
     }
 
 
-def imported(named: Named) -> Given:
+def import_plugins(named: Named) -> RunPlugins:
     """Imports what ``named_now`` returned, in another process. Raises InputError if that fails."""
     plugins: dict[str, dict[str, Any]] = {}
     for group, places in named.items():

@@ -55,7 +55,7 @@ def predict_rows(
     from vfl.simulation.inprocess import predict_in_process, predict_solo
     from vfl.simulation.origin import Origin
     from vfl_common.run_folder import RunFolder
-    from vfl_party.data import loading
+    from vfl_party.data import make_loader
     from vfl_party.predict.results import Output
 
     if output is not None:
@@ -87,14 +87,14 @@ def predict_rows(
         result = Output(Path(place) / "predictions.parquet")
         outputs = [result] if output is None else [result, output]
         rows, meaning, notes = (
-            predict_solo(run, settings, outputs, loading(frames), origin.base)
+            predict_solo(run, settings, outputs, make_loader(frames), origin.base)
             if solo
             else predict_in_process(
                 run,
                 settings,
                 outputs,
                 Path(place) / "prediction",
-                load=loading(frames),
+                load=make_loader(frames),
                 modules=origin.base,
                 without=without,
             )

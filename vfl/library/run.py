@@ -13,7 +13,7 @@ from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.config.recipe import recorded_recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.summary import Bytes, Summary
-from vfl_party.base.plugins import Given
+from vfl_party.base.plugins import RunPlugins
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ class Run:
     too.
     """
 
-    def __init__(self, folder: Path, plugins: Given | None = None) -> None:
+    def __init__(self, folder: Path, plugins: RunPlugins | None = None) -> None:
         """Use ``simulate`` or ``Run.load``."""
         from vfl.report.reading import find
 
@@ -47,7 +47,7 @@ class Run:
         self._plugins = plugins
 
     @classmethod
-    def load(cls, folder: str | Path, *, plugins: Given | None = None) -> Run:
+    def load(cls, folder: str | Path, *, plugins: RunPlugins | None = None) -> Run:
         """Opens the folder of a finished run. ``plugins``: those with which it was made, as in
         ``simulate``, for its models and predictions. Raises VflError if it holds none.
         """

@@ -29,7 +29,7 @@ from vfl_common.config.division import divide, settings_of
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.errors import InternalError, VflError
 from vfl_common.files import require_folder
-from vfl_party.base.plugins import Given, given_now
+from vfl_party.base.plugins import RunPlugins, get_run_plugins
 
 if TYPE_CHECKING:
     from vfl.report.rounds import RoundLine
@@ -40,7 +40,7 @@ def simulate(
     recipe: GivenRecipe,
     data: Mapping[str, Any] | None = None,
     *,
-    plugins: Given | None = None,
+    plugins: RunPlugins | None = None,
     processes: bool = False,
     baseline: str | None = None,
     out: str | Path | None = None,
@@ -129,7 +129,7 @@ def carry_out(
     with _place(out) as (place, goes):
         folder = place / new_run_id(settings.name, baseline)
         how(Order(tables, settings, divided, recipe.base, folder, federation, baseline, frames))
-        run = Run(folder, given_now())
+        run = Run(folder, get_run_plugins())
         if goes:
             weakref.finalize(run, _remove, place, os.getpid())
         return run
@@ -181,7 +181,7 @@ def in_process(
     """
     from vfl.simulation.inprocess import run_in_process
     from vfl.simulation.live import View, view
-    from vfl_party.data import loading
+    from vfl_party.data import make_loader
 
     observe = Telling(on_round) if on_round is not None else None
     Origin(order.base, order.data).note(order.folder)
@@ -190,7 +190,7 @@ def in_process(
             order.settings,
             order.data,
             order.folder,
-            load=loading(order.frames),
+            load=make_loader(order.frames),
             modules=order.base,
             show=screen.show,
             observe=observe,
@@ -233,9 +233,9 @@ def _write_data(
     tables: dict[str, Any], settings: Settings, base: Path, folder: Path, frames: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns a recipe's tables with frames as files in the run's folder. Raises InputError."""
-    from vfl_party.data import loading
+    from vfl_party.data import make_loader
 
-    load, active = loading(frames), settings.active.name
+    load, active = make_loader(frames), settings.active.name
     for name, of_party in divide(settings, base).items():
         if name in frames:
             # Errors of a frame are raised at once.

@@ -29,7 +29,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.errors import Code, InputError, VflError
-from vfl_party.base.plugins import Given
+from vfl_party.base.plugins import RunPlugins
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +53,7 @@ class Study:
     over: Mapping[str, Sequence[Any]]
     values: tuple[dict[str, Any], ...]
     runs: tuple[Run, ...]
-    plugins: Given | None = None
+    plugins: RunPlugins | None = None
 
     def columns(self) -> dict[str, list[Any]]:
         """Returns a row a run, as columns: the keys of ``over``, ``seed``, ``validation auc``,
@@ -201,7 +201,7 @@ def study(
     over: Mapping[str, Sequence[Any]],
     data: Mapping[str, Any] | None = None,
     *,
-    plugins: Given | None = None,
+    plugins: RunPlugins | None = None,
     seeds: Sequence[int] | None = None,
     folds: int | None = None,
     out: str | Path | None = None,

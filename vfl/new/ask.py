@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import click
 
 from vfl_common.errors import Code, InputError
-from vfl_common.text import host_and_port, listed, printable
+from vfl_common.text import host_and_port, list_names, make_printable
 
 Check = Callable[[str], str]
 
@@ -76,7 +76,7 @@ def among(names: Sequence[str], source: str, flag: str) -> Check:
             raise InputError(
                 Code.DATA_INVALID,
                 f"{source}: has no column {name!r}. Choose one of "
-                f"{listed([printable(other) for other in near or names])} for {flag}.",
+                f"{list_names([make_printable(other) for other in near or names])} for {flag}.",
             )
         return name
 

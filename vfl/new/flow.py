@@ -40,7 +40,7 @@ from vfl.new.trees import MAX_CATEGORIES, Method, grows_trees, training_for
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.text import listed, printable
+from vfl_common.text import list_names, make_printable
 from vfl_party.data import TABLES, column_names
 from vfl_party.data.ids import shapes_of
 
@@ -147,7 +147,7 @@ def new_recipe(flags: Flags, wishes: Wishes) -> None:
         say_training(sizes, contents, recipe_path)
     say_leaks(task.kind, chosen, recipe_path)
     say_addresses(server, advertise, path)
-    say("wrote", f"{recipe_path}: send it to {listed(passives)}; {digest_text(recipe)}")
+    say("wrote", f"{recipe_path}: send it to {list_names(passives)}; {digest_text(recipe)}")
     say("wrote", f"{path}: stays here")
     say("next", f"vfl certs ca, then vfl certs issue {recipe.server} {active}")
 
@@ -193,7 +193,7 @@ def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
         raise InputError(
             Code.DATA_INVALID,
             f"{source}: has no usable columns except the id (left out: "
-            f"{listed(list(map(printable, contents.drop)))}). Add feature columns.",
+            f"{list_names(list(map(make_printable, contents.drop)))}). Add feature columns.",
         )
     if label is not None:
         rules.task_of(contents.labels, f"{source}: label column {label!r}", label, recipe.task.kind)
@@ -293,7 +293,9 @@ def _label(flags: Flags, names: Sequence[str], table: DataSettings) -> str:
     _show_columns(None, names)
     few = few_valued(table, names)
     hint = (
-        f"with two to twenty different values: {listed(list(map(printable, few)))}" if few else ""
+        f"with two to twenty different values: {list_names(list(map(make_printable, few)))}"
+        if few
+        else ""
     )
     if hint and ask.at_terminal():
         click.echo(f"Columns {hint}", err=True)
@@ -388,14 +390,19 @@ def _place(recipe: Recipe, path: Path, value: str | None) -> str:
         if name not in names:
             raise InputError(
                 Code.NOT_IN_RECIPE,
-                f"{path}: {name!r} is not a party of the recipe (parties: {listed(names)}). "
+                f"{path}: {name!r} is not a party of the recipe (parties: {list_names(names)}). "
                 "Correct --name.",
             )
         return name
 
     default = others[0] if len(others) == 1 else ""
     return ask.answer(
-        value, "--name", f"Which party is this ({listed(names)})", known, default=default, sure=True
+        value,
+        "--name",
+        f"Which party is this ({list_names(names)})",
+        known,
+        default=default,
+        sure=True,
     )
 
 
@@ -420,4 +427,4 @@ def _addresses(flags: Flags, active: str) -> tuple[str, str | None]:
 
 def _show_columns(value: str | None, names: Sequence[str]) -> None:
     if value is None and ask.at_terminal():
-        click.echo(f"Columns: {', '.join(map(printable, names))}", err=True)
+        click.echo(f"Columns: {', '.join(map(make_printable, names))}", err=True)

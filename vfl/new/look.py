@@ -18,11 +18,11 @@ from vfl.new.rules import MAX_NUMBERED, Counts, Values, left_out_number, left_ou
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Table, first_rows, load_table, read_rows, tabulate
-from vfl_party.data.checks import marked
+from vfl_party.data.checks import count_cells
 from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.notes.smells import smells
-from vfl_party.data.notes.target_leakage import target_leakage
-from vfl_party.data.table import counted
+from vfl_party.data.notes.smells import find_smells
+from vfl_party.data.notes.target_leakage import find_target_leakage
+from vfl_party.data.table import count_words
 
 # The number of rows in which values are counted before a column is named.
 SAMPLE = 10_000
@@ -130,7 +130,7 @@ def look(
     lenient = {"duplicates": "first", "missing": "mean", "unlabelled": "drop"}
     settings = source.model_copy(update=chosen | lenient)
     rows = read_rows(settings, label is not None)
-    odd = list(smells(rows, settings))
+    odd = list(find_smells(rows, settings))
     table = tabulate(rows, settings, label is not None)
     mostly = {smell.column: smell.mostly for smell in odd if smell.mostly}
     useless, chosen_by_user = (
@@ -174,7 +174,9 @@ def look(
         notes=table.notes,
         odd=tuple(smell.text for smell in odd if smell.mostly or smell.column not in useless),
         label_leaks=tuple(
-            leak.text for leak in target_leakage(rows, label or "") if leak.column not in useless
+            leak.text
+            for leak in find_target_leakage(rows, label or "")
+            if leak.column not in useless
         ),
         drop=useless,
         labels=_counts(table),
@@ -188,7 +190,7 @@ def _missing(rows: Rows, *, all_rows: bool = False) -> tuple[str, ...]:
     """
     if not isinstance(rows.features, Columns):
         return ()
-    cells, names = marked(rows.features.numeric_NF, np.isnan), rows.features.numeric_names
+    cells, names = count_cells(rows.features.numeric_NF, np.isnan), rows.features.numeric_names
     return tuple(names[k] for k in cells.columns if not all_rows or cells.counts[k] == len(rows))
 
 
@@ -200,7 +202,7 @@ def _category_counts(table: Table) -> dict[str, npt.NDArray[np.int64]]:
     return (
         {}
         if words is None
-        else {name: counted(words, k) for k, name in enumerate(table.categorical_names)}
+        else {name: count_words(words, k) for k, name in enumerate(table.categorical_names)}
     )
 
 

@@ -12,7 +12,7 @@ from vfl.new.protect import LABEL_FREE, MEASURED, TREES, Chosen, in_units
 from vfl.new.rules import Counts, Kind, ModelSizes
 from vfl.new.settings import flags_of
 from vfl_common.config.recipe import Recipe
-from vfl_common.text import LINE, clean, host_and_port, listed, percent, printable
+from vfl_common.text import LINE, clean, host_and_port, list_names, make_printable, percent
 from vfl_party.data.ids import ASK, about_zeros
 
 _WIDTH = 12
@@ -47,7 +47,7 @@ def say_table(table: Look, id_: tuple[str, ...], path: Path, *, classes: bool, t
             "unique id, and the others are left out; is this the id?",
             "--id",
         )
-    say("id", f"{listed(list(map(repr, id_)))}, of {table.rows:,} rows", "--id")
+    say("id", f"{list_names(list(map(repr, id_)))}, of {table.rows:,} rows", "--id")
     if table.left_out:
         first = "; of rows with the same id the first stays" if table.repeated else ""
         keys = [
@@ -56,16 +56,24 @@ def say_table(table: Look, id_: tuple[str, ...], path: Path, *, classes: bool, t
         ]
         say("rows", f"{table.left_out}{first}", f"{', '.join(keys) or 'data.id'} in {path}")
     if table.numbers:
-        say("numbers", listed(list(map(printable, table.numbers))), f"data.categorical in {path}")
+        say(
+            "numbers",
+            list_names(list(map(make_printable, table.numbers))),
+            f"data.categorical in {path}",
+        )
     if table.categories:
-        say("categories", listed(list(map(printable, table.categories))), f"data.numeric in {path}")
+        say(
+            "categories",
+            list_names(list(map(make_printable, table.categories))),
+            f"data.numeric in {path}",
+        )
     for name, why in table.drop.items():
-        say("left out", f"{printable(name)}: {why}", f"data.drop in {path}")
+        say("left out", f"{make_printable(name)}: {why}", f"data.drop in {path}")
     if trees and (table.missing or table.blank):
-        where = listed(list(map(printable, (*table.missing, *table.blank))))
+        where = list_names(list(map(make_printable, (*table.missing, *table.blank))))
         say("missing", f"{where}, in some rows; trees accept empty cells")
     elif table.missing:
-        where = listed(list(map(printable, table.missing)))
+        where = list_names(list(map(make_printable, table.missing)))
         say(
             "missing",
             f"{where}, in some rows; replaced by the column's mean",

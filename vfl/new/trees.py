@@ -6,11 +6,11 @@ from typing import Any, Literal
 
 from vfl.new.rules import Task
 from vfl_common.config.recipe import Recipe
-from vfl_party.methods.secureboost.settings import MOST_CODES
+from vfl_party.methods.secureboost.settings import MAX_CODES
 
 Method = Literal["splitnn", "secureboost"]
 # The maximum number of categories of a column, including missing cells.
-MAX_CATEGORIES = MOST_CODES
+MAX_CATEGORIES = MAX_CODES
 # The number of the active party's rows from which a tree has one more level.
 DEEPER = 10_000
 # The minimum number of rows of a regression's leaf.

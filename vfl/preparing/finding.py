@@ -9,7 +9,7 @@ from pathlib import Path
 from vfl.preparing.content import Content
 from vfl.preparing.dataset import DataSet, Files, Form, Need
 from vfl_common.errors import Code, InputError
-from vfl_common.text import listed
+from vfl_common.text import list_names
 
 
 def find(dataset: DataSet, folder: Path) -> tuple[Form, Files]:
@@ -31,7 +31,7 @@ def find(dataset: DataSet, folder: Path) -> tuple[Form, Files]:
     raise InputError(
         Code.FILE_INVALID,
         f"{folder}: {dataset.title} needs "
-        f"{listed([need.name for need in _missing(form, files)])}. Get it from "
+        f"{list_names([need.name for need in _missing(form, files)])}. Get it from "
         f"{dataset.publisher}.",
     )
 
@@ -66,7 +66,7 @@ def _lies(need: Need, folder: Path) -> Path | None:
     if len({path.parent for path in below}) > 1:
         raise InputError(
             Code.FILE_INVALID,
-            f"{folder}: {need.name} is in {listed([str(path.parent.name) for path in below])}. "
+            f"{folder}: {need.name} is in {list_names([str(path.parent.name) for path in below])}. "
             "Give one of these folders.",
         )
     return below[0] if below else None

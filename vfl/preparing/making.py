@@ -20,8 +20,8 @@ from vfl.simulation.federation import to_lines, to_toml
 from vfl_common.config.base import parse, read_toml
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.files import unwritable, write_atomic
-from vfl_common.text import listed
+from vfl_common.files import write_atomic, write_error
+from vfl_common.text import list_names
 
 RECIPE, SUMMARY = "recipe.toml", "PREPARED.md"
 # Called with the numbers of written and of all rows; a party's own rows count separately.
@@ -52,7 +52,7 @@ def refuse_folder(folder: Path, *, replace: bool) -> None:
     if others:
         raise InputError(
             Code.FILE_INVALID,
-            f"out: {folder} also holds {listed(others)}, which replace removes. Move it away, "
+            f"out: {folder} also holds {list_names(others)}, which replace removes. Move it away, "
             "or give another folder.",
         )
 
@@ -212,7 +212,7 @@ def _new_beside(folder: Path) -> Path:
         folder.absolute().parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.absolute().parent))
     except OSError as error:
-        raise unwritable(folder, error) from None
+        raise write_error(folder, error) from None
 
 
 def _take_place(made: Path, folder: Path) -> None:
@@ -222,4 +222,4 @@ def _take_place(made: Path, folder: Path) -> None:
             shutil.rmtree(folder)
         made.rename(folder)
     except OSError as error:
-        raise unwritable(folder, error) from None
+        raise write_error(folder, error) from None

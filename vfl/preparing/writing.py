@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from vfl.preparing.content import Array, Block, Content, Part, Rows
 from vfl_common.errors import InternalError
-from vfl_common.files import unwritable
+from vfl_common.files import write_error
 
 ID, LABEL, SPLIT, IMAGE = "id", "label", "split", "image"
 
@@ -127,7 +127,7 @@ class _PartyFile:
         try:
             yield
         except OSError as error:
-            raise unwritable(self._path, error) from None
+            raise write_error(self._path, error) from None
 
     def _append_columns(self, own: pa.Table) -> None:
         if self._file is None:

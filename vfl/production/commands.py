@@ -177,10 +177,10 @@ def compare(
     from vfl.production.compare import compare as compare_models
     from vfl.production.pictures import save
     from vfl.production.show import show_comparison
-    from vfl.report.run_argument import meant
+    from vfl.report.run_argument import locate_run
 
     comparison = compare_models(
-        meant(old), meant(new), by_party(data) or None, truth=truth, label=label
+        locate_run(old), locate_run(new), by_party(data) or None, truth=truth, label=label
     )
     too_few = comparison.too_few(margin)
     if as_json:
@@ -246,9 +246,9 @@ def drift(
     from vfl.production.drift import drifts as compute_drifts
     from vfl.production.pictures import draw_drift, save
     from vfl.production.show import show_drift
-    from vfl.report.run_argument import meant
+    from vfl.report.run_argument import locate_run
 
-    shifts = compute_drifts(meant(run), data, query, party, read_as, scores)
+    shifts = compute_drifts(locate_run(run), data, query, party, read_as, scores)
     if as_json:
         for shift in shifts:
             facts = {"name": shift.name, "index": shift.index, "chance": shift.chance}

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from vfl.report.picture import Picture
+from vfl.report.picture import NotebookFigure
 from vfl_common.errors import Code, InputError
-from vfl_common.files import unwritable
+from vfl_common.files import write_error
 from vfl_common.text import clean
 from vfl_party.production.input_drift import DRIFTED, MOVED, Shift
 
@@ -32,7 +32,7 @@ _MAX_CHARACTERS = 24
 
 def draw_comparison(comparison: Comparison) -> Figure:
     """Draws the difference of each metric with its interval, and the old scores against the new."""
-    figure = Picture(figsize=(9.2, 3.8), layout="constrained")
+    figure = NotebookFigure(figsize=(9.2, 3.8), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
     for row, measure in enumerate(comparison.measures):
@@ -69,7 +69,7 @@ def draw_drift(shifts: Sequence[Shift]) -> Figure:
     """Draws the index of each column, the greatest first, and the bins of the first columns."""
     bars, panels = list(shifts[:_MAX_BARS]), list(shifts[:_PANELS])
     height = max(4.2, 0.26 * len(bars) + 1.4)
-    figure = Picture(figsize=(10, height), layout="constrained")
+    figure = NotebookFigure(figsize=(10, height), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.4))[0]
     axes = left.subplots()
@@ -98,7 +98,7 @@ def save(figure: Figure, path: Path) -> None:
     try:
         figure.savefig(path, dpi=_DPI)
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise write_error(path, error) from None
     except ValueError as error:
         raise InputError(
             Code.FILE_INVALID, f"{path}: cannot be drawn ({error}). Choose a name ending in .png."

@@ -12,7 +12,7 @@ from pathlib import Path
 from vfl.report.runs import ListedRun, find_runs
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_common.files import unwritable
+from vfl_common.files import write_error
 from vfl_common.production import scorings
 from vfl_common.production.registry import ModelRegistry
 from vfl_common.run_folder import LOCK, RunFolder
@@ -57,7 +57,7 @@ def remove_run(old: OldRun) -> None:
             folder.lock()
         shutil.rmtree(old.folder)
     except OSError as error:
-        raise unwritable(old.folder, error, "cannot be removed") from None
+        raise write_error(old.folder, error, "cannot be removed") from None
     finally:
         for folder in folders:
             folder.unlock()

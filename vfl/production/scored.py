@@ -16,9 +16,9 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.config.models import class_text
 from vfl_common.errors import Code, InputError
-from vfl_common.text import listed
+from vfl_common.text import list_names
 from vfl_party.data import Table
-from vfl_party.data.checks import unlabelled
+from vfl_party.data.checks import mask_unlabelled
 from vfl_party.data.ids import SEPARATOR
 from vfl_party.data.load import read_rows, tabulate
 from vfl_party.predict.results import FORMATS, KEPT, SCORED, STATE, Output
@@ -42,7 +42,7 @@ class ModelScores:
     scores_NC: Floats  # noqa: N815 - the shape is part of the name
     classes: tuple[str, ...] | None
     truth: tuple[Any, ...] | None
-    unlabelled: int = 0
+    mask_unlabelled: int = 0
 
     @property
     def named(self) -> bool:
@@ -99,7 +99,7 @@ class ModelScores:
             raise InputError(
                 Code.DATA_INVALID,
                 f"{where}: contains none of the classes that the model knows "
-                f"({listed(sorted(known))}). Give the column of the label.",
+                f"({list_names(sorted(known))}). Give the column of the label.",
             )
         if len(self.names) == 1 and len(known | true) > 2:
             raise InputError(
@@ -158,7 +158,7 @@ def score_new_rows(run: Path, data: Mapping[str, Any], active: str) -> ModelScor
     from vfl.library.predicting import new_rows, predict_rows
     from vfl.simulation.origin import Origin
     from vfl_common.run_folder import RunFolder
-    from vfl_party.data import loading
+    from vfl_party.data import make_loader
 
     with tempfile.TemporaryDirectory(prefix="vfl-") as place:
         output = Output(Path(place) / "scores.parquet")
@@ -180,7 +180,7 @@ def score_new_rows(run: Path, data: Mapping[str, Any], active: str) -> ModelScor
     own = own.model_copy(
         update={"columns": (), "drop": (), "numeric": (), "categorical": (), "unlabelled": "drop"}
     )
-    truth = loading(frames)(own, True)
+    truth = make_loader(frames)(own, True)
     return _to_scored(run, _only_scored(scores), _MATCHED).with_truth(truth, label)
 
 
@@ -203,7 +203,7 @@ def read_file(path: Path, truth: str, label: str) -> ModelScores:
         unlabelled="drop",
     ).absolute(Path())
     rows = read_rows(settings, True)
-    if rows.labels is not None and unlabelled(rows.labels).all():
+    if rows.labels is not None and mask_unlabelled(rows.labels).all():
         raise InputError(
             Code.DATA_INVALID,
             f"{shown(settings.source)}: column {label!r}: has no label in any row. Add the labels, "

@@ -13,12 +13,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vfl.report.picture import Picture
+from vfl.report.picture import NotebookFigure
 from vfl.report.reading import OWN, Rounds, RunRecord, curves, find, own_curves
 from vfl.report.table import in_order, size
 from vfl.report.times import times_of
 from vfl.report.worth import worth_of
-from vfl_common.files import unwritable
+from vfl_common.files import write_error
 from vfl_common.ledger import CONTROL
 from vfl_common.summary import LinkBytes, Summary
 
@@ -121,7 +121,7 @@ def curves_of(
     curved = {name: rounds for name, rounds in phases.items() if has_any(name)}
     drawn, min_points = (curved, 2) if curved else (dict(phases), 1)
     columns = 2 if any(_metric_names(rounds, min_points) for rounds in drawn.values()) else 1
-    figure = Picture(figsize=(5.2 * columns, 0.9 + 3.5 * len(drawn)), layout="constrained")
+    figure = NotebookFigure(figsize=(5.2 * columns, 0.9 + 3.5 * len(drawn)), layout="constrained")
     axes = figure.subplots(len(drawn), columns, squeeze=False)
     for row, (name, rounds) in zip(axes, drawn.items(), strict=True):
         if name in own:
@@ -345,5 +345,5 @@ def save(figure: Figure, path: Path) -> Path:
     try:
         figure.savefig(path, dpi=_DPI)
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise write_error(path, error) from None
     return path

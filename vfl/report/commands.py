@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vfl.report.run_argument import RUNS, meant, or_newest
+from vfl.report.run_argument import RUNS, locate_run, or_newest
 from vfl_common.process.program import EXIT_CODES
 from vfl_common.text import to_json
 
@@ -54,7 +54,7 @@ def report(runs: tuple[Path, ...], baselines: bool, threshold: str | None) -> No
     from vfl.report.reading import find, own_notes
 
     if len(runs) > 1:
-        click.echo(page.page_of_runs([find(meant(run)) for run in runs]))
+        click.echo(page.page_of_runs([find(locate_run(run)) for run in runs]))
         return
     run = or_newest(runs[0] if runs else None)
     own = own_notes(run)
@@ -95,7 +95,7 @@ def _show_run(run: Path, baselines: bool, threshold: str | None) -> None:
     from vfl.report.charts import draw
     from vfl.report.page import command as page
     from vfl.report.reading import find, importance, initial, of_run, role_of
-    from vfl.report.rounds import Source
+    from vfl.report.rounds import PartyFolder
     from vfl.report.table import show
 
     record = find(run)
@@ -104,7 +104,7 @@ def _show_run(run: Path, baselines: bool, threshold: str | None) -> None:
         click.echo(line)
     click.echo(page.page_of_run(record, baselines=baselines, threshold=threshold))
     # The page that the passive party sees on its own machine.
-    if of_run(run) != run and role_of(Source(run)) == "passive":
+    if of_run(run) != run and role_of(PartyFolder(run)) == "passive":
         click.echo(page.page_of_party(run))
     paths = draw(record)
     for path in paths:

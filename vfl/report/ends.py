@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vfl.report.rounds import Source
+from vfl.report.rounds import PartyFolder
 from vfl_common.text import LINE, clean
 
 # Events that a process logs last.
@@ -48,7 +48,7 @@ class End:
         return f"the run has failed{f' ({self.why})' if self.why else ''}{remedy}"
 
 
-def end_of(processes: Sequence[Source]) -> End:
+def end_of(processes: Sequence[PartyFolder]) -> End:
     """Returns how an unfinished run has ended, by the logs and the standard error of its
     processes.
     """

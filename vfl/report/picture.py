@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 
-class Picture(Figure):
+class NotebookFigure(Figure):
     """A figure that any notebook displays as the value of a cell, without ``%matplotlib
     inline``.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from vfl.report.ends import End, end_of
-from vfl.report.rounds import History, RoundLine, Source
+from vfl.report.rounds import History, PartyFolder, RoundLine
 from vfl_common.errors import Code, InputError
 from vfl_common.ledger import Entry, read_entries
 from vfl_common.run_folder import RunFolder
@@ -64,7 +64,7 @@ def _explain_missing(path: Path, file: Path) -> str:
         )
     if not path.is_dir():
         return f"{file}: no such run. Give the folder of a run."
-    processes = [Source(file.parent) for file in sorted(path.glob("*/run.json"))]
+    processes = [PartyFolder(file.parent) for file in sorted(path.glob("*/run.json"))]
     end = end_of(processes)
     if not any(map(_goes_on, processes)):
         return (
@@ -112,7 +112,7 @@ def initial(path: Path) -> list[str]:
     )
     parties: dict[str, list[str]] = {}
     for file in runs:
-        source_of_weights = Source(file.resolve().parent).read("run.json").get("init")
+        source_of_weights = PartyFolder(file.resolve().parent).read("run.json").get("init")
         if source_of_weights in _INITIAL:
             parties.setdefault(source_of_weights, []).append(clean(file.resolve().parent.name))
     texts = [f"{_INITIAL[init]} ({', '.join(names)})" for init, names in sorted(parties.items())]
@@ -166,7 +166,7 @@ def own_notes(path: Path) -> Own | None:
     )
     if (folder / "summary.json").exists() or len(ledgers) != 1 or not ledgers[0].exists():
         return None
-    source = Source(ledgers[0].parent)
+    source = PartyFolder(ledgers[0].parent)
     rounds = history(source.folder)
     last = rounds[-1] if rounds else None
     return Own(
@@ -180,7 +180,7 @@ def own_notes(path: Path) -> Own | None:
     )
 
 
-def role_of(source: Source) -> str:
+def role_of(source: PartyFolder) -> str:
     """Returns the role of the process by the recipe; passive if the recipe cannot be read."""
     try:
         recipe = RunFolder(source.folder, source.run_id).recipe()
@@ -196,7 +196,7 @@ def role_of(source: Source) -> str:
     )
 
 
-def _goes_on(source: Source) -> bool:
+def _goes_on(source: PartyFolder) -> bool:
     """Whether the process has begun a run and not logged its end."""
     return "run_id" in source.read("run.json") and not source.finished
 
@@ -249,7 +249,7 @@ def _read_rounds(folder: Path) -> dict[str, Rounds]:
 
 def history(folder: Path) -> list[RoundLine]:
     """Reads one party's rounds in order; none without the file."""
-    history = History(Source(folder))
+    history = History(PartyFolder(folder))
     if history.source.has_rounds:
         history.update()
     return history.rounds

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import Growing, part_names
+from vfl_common.files import GrowingFile, part_names
 from vfl_common.text import number
 
 FILE = "metrics.jsonl"
@@ -37,7 +37,7 @@ class RoundLine:
 
 
 @dataclass(frozen=True)
-class Source:
+class PartyFolder:
     """One party's folder of one run."""
 
     folder: Path
@@ -71,15 +71,15 @@ class Source:
         return content if isinstance(content, dict) else {}
 
 
-def find_sources(path: Path) -> list[Source]:
+def find_sources(path: Path) -> list[PartyFolder]:
     """Finds the parties in the folder of a run, or the one party of the folder.
 
     Raises InputError if there are none.
     """
     folders = (
         [path]
-        if Source(path).has_rounds
-        else sorted(folder for folder in path.glob("*") if Source(folder).has_rounds)
+        if PartyFolder(path).has_rounds
+        else sorted(folder for folder in path.glob("*") if PartyFolder(folder).has_rounds)
     )
     if not folders:
         raise InputError(
@@ -89,7 +89,7 @@ def find_sources(path: Path) -> list[Source]:
             if path.is_dir()
             else f"{path}: no such folder. Give the folder OUT/RUN-ID of a run.",
         )
-    return [Source(folder) for folder in folders]
+    return [PartyFolder(folder) for folder in folders]
 
 
 @dataclass
@@ -98,12 +98,12 @@ class History:
     counts.
     """
 
-    source: Source
+    source: PartyFolder
     rounds: list[RoundLine] = field(default_factory=list)
-    _file: Growing = field(init=False)
+    _file: GrowingFile = field(init=False)
 
     def __post_init__(self) -> None:
-        self._file = Growing(self.source.folder / FILE)
+        self._file = GrowingFile(self.source.folder / FILE)
 
     def update(self) -> list[RoundLine]:
         """Reads and returns the new complete lines, also those of rotated files.

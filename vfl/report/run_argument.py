@@ -24,7 +24,7 @@ def or_newest(path: Path | None) -> Path:
     Raises InputError.
     """
     if path is not None:
-        return meant(path)
+        return locate_run(path)
     from vfl.report.runs import newest
 
     run = newest(RUNS)
@@ -33,7 +33,7 @@ def or_newest(path: Path | None) -> Path:
     return run.folder
 
 
-def meant(path: Path) -> Path:
+def locate_run(path: Path) -> Path:
     """Returns the folder of a run. Raises InputError.
 
     ``path``: a path, or an id, ``latest`` or ``production`` in the folder runs.

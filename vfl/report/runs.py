@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from vfl.report.ends import end_of
-from vfl.report.rounds import Source
+from vfl.report.rounds import PartyFolder
 from vfl.report.table import PIPE_WIDTH, new_table, size, wide_console
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import utc
@@ -108,7 +108,7 @@ def find_runs(out: Path) -> tuple[list[ListedRun], list[Path]]:
 
 def read_listed_run(folder: Path) -> ListedRun | None:
     """Returns the run in a folder; None without one."""
-    processes = [Source(path.parent) for path in sorted(folder.glob("*/run.json"))]
+    processes = [PartyFolder(path.parent) for path in sorted(folder.glob("*/run.json"))]
     if not processes and not (folder / "summary.json").is_file():
         # A study has its runs in its folder, and a search in a folder below it.
         runs = {

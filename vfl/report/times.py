@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from vfl.report.picture import Picture
+from vfl.report.picture import NotebookFigure
 from vfl_common.summary import PhaseTimes, Summary
 
 _PARTS = ("compute", "encode", "wait", "decode")
@@ -15,7 +15,7 @@ _COLORS = {"compute": "#009E73", "encode": "#0072B2", "wait": "#CCCCCC", "decode
 _MIN_SHARE = 0.06
 
 
-def times_of(summary: Summary, phases: Sequence[str] = ()) -> Picture:
+def times_of(summary: Summary, phases: Sequence[str] = ()) -> NotebookFigure:
     """Draws a panel for each phase with steps, in the order of ``phases``, with a bar for each
     party.
     """
@@ -26,7 +26,7 @@ def times_of(summary: Summary, phases: Sequence[str] = ()) -> Picture:
                 bars_by_phase.setdefault(times.phase, []).append((party.name, times))
     panels = {name: bars for name, bars in bars_by_phase.items() if bars}
     heights = [0.32 * len(bars) + 0.95 for bars in panels.values()]
-    figure = Picture(figsize=(8.2, sum(heights) + 0.9), layout="constrained")
+    figure = NotebookFigure(figsize=(8.2, sum(heights) + 0.9), layout="constrained")
     text = "no phase has steps"
     if panels:
         grid = figure.subplots(

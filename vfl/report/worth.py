@@ -6,21 +6,21 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from vfl.report.picture import Picture
+from vfl.report.picture import NotebookFigure
 from vfl.report.table import sets_shown
 from vfl_common.summary import SetQuality, Summary, Worth
-from vfl_common.text import shortened
+from vfl_common.text import shorten
 
 _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#999999"
 # Maximum number of characters of the names of a set.
 _NAMES = 40
 
 
-def worth_of(summary: Summary, worth: Worth) -> Picture:
+def worth_of(summary: Summary, worth: Worth) -> NotebookFigure:
     """Draws a bar with the standard error for each party, and a point for each set of parties."""
     sets = sets_shown(worth)
     heights = [0.32 * max(1, len(worth.shapley)) + 1.0, 0.27 * len(sets) + 1.0]
-    figure = Picture(figsize=(8.2, sum(heights) + 0.7), layout="constrained")
+    figure = NotebookFigure(figsize=(8.2, sum(heights) + 0.7), layout="constrained")
     first, second = figure.subplots(2, 1, gridspec_kw={"height_ratios": heights})
     _values(first, worth)
     _qualities(second, worth, sets)
@@ -31,7 +31,7 @@ def worth_of(summary: Summary, worth: Worth) -> Picture:
 
 
 def _values(axes: Axes, worth: Worth) -> None:
-    names = [shortened(name) for name in worth.shapley]
+    names = [shorten(name) for name in worth.shapley]
     values = [share.value for share in worth.shapley.values()]
     errors = [share.error for share in worth.shapley.values()]
     axes.barh(range(len(names)), values, xerr=errors, color=_BLUE, ecolor=_GREY, capsize=3)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import unwritable
+from vfl_common.files import write_error
 
 _FOLDER = ".drivers"
 # The files to lock while a trial is chosen, and while the journal is written.
@@ -132,4 +132,4 @@ def _open_lock(folder: Path, name: str) -> IO[str]:
         path.parent.mkdir(exist_ok=True)
         return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise write_error(path, error) from None

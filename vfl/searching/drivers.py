@@ -11,7 +11,7 @@ from typing import Any
 
 from vfl.jobs.pool import pool, waiting
 from vfl.library.data import with_data
-from vfl.library.plugins import imported, named_now
+from vfl.library.plugins import import_plugins, named_now
 from vfl.library.recipe import Recipe
 from vfl.library.simulate import Order
 from vfl.searching import journal
@@ -21,7 +21,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.errors import VflError
-from vfl_party.base.plugins import using
+from vfl_party.base.plugins import use_plugins
 
 DRIVES = "vfl.searching.drivers:as_ordered"
 # The longest wait until ended trials are reported, and Ctrl-C is seen.
@@ -86,7 +86,7 @@ def as_ordered(order: dict[str, Any]) -> None:
     """Drives a search in this process until all of its trials have ended. Raises whatever it
     raises.
     """
-    with using(imported(order["plugins"])), journal.quiet():
+    with use_plugins(import_plugins(order["plugins"])), journal.quiet():
         plan = Plan(
             Recipe.from_dict(order["recipe"], order["base"]),
             spaces_of(order["spaces"]),

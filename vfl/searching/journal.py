@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from vfl.searching.claims import Writing
 from vfl.searching.spaces import Space
 from vfl_common.errors import Code, InputError
-from vfl_common.files import unwritable
+from vfl_common.files import write_error
 
 if TYPE_CHECKING:
     import optuna
@@ -134,7 +134,7 @@ def _lines_of(path: Path) -> JournalFileBackend:
             try:
                 super().append_logs(logs)
             except OSError as error:
-                raise unwritable(path, error) from None
+                raise write_error(path, error) from None
 
     return Lines(str(path), cast("Any", Writing(path)))
 

@@ -26,7 +26,7 @@ from vfl_common.config.division import divide
 from vfl_common.config.recipe import Recipe as Settings
 from vfl_common.errors import Code, InputError
 from vfl_common.files import require_folder
-from vfl_party.base.plugins import Given
+from vfl_party.base.plugins import RunPlugins
 
 
 def search(
@@ -40,7 +40,7 @@ def search(
     by: journal.By = "tpe",
     prune: bool = True,
     seed: int = 0,
-    plugins: Given | None = None,
+    plugins: RunPlugins | None = None,
     quiet: bool = False,
     jobs: int = 1,
     backend: str | None = None,

@@ -23,7 +23,7 @@ from vfl_common.config.kind_of_file import read_tables
 from vfl_common.config.party import load_party
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.text import listed
+from vfl_common.text import list_names
 
 # The name of the party that has all columns.
 COMBINED = "combined"
@@ -208,7 +208,7 @@ def _joined(parts: dict[str, DataSettings], *, in_common: bool) -> DataSettings:
     """Returns the settings of tables joined by id; the first has the label."""
     first = next(iter(parts.values()))
     return DataSettings(
-        source=f"the joined tables of {listed(list(parts))}",
+        source=f"the joined tables of {list_names(list(parts))}",
         id=first.id,
         label=first.label or ("target" if first.is_named else None),
         labels=first.labels,

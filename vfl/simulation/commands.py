@@ -9,7 +9,7 @@ import click
 from vfl.report.run_argument import out_option
 from vfl.simulation import BASELINES
 from vfl_common.process.beside import WATCH
-from vfl_common.process.program import EXIT_CODES, stopping
+from vfl_common.process.program import EXIT_CODES, add_stop_text
 from vfl_common.text import to_json
 
 DEMO = Path(__file__).parents[1] / "demo.toml"
@@ -106,7 +106,7 @@ def _simulate(
 ) -> None:
     from vfl.simulation.run import simulate as run
 
-    with stopping("the same command begins a new run"):
+    with add_stop_text("the same command begins a new run"):
         folder = run(
             files[0],
             out,

@@ -24,7 +24,7 @@ from vfl_common.errors import Code, InputError, InterruptedRun, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.process import garbage
-from vfl_common.process.logs import NOTICED, Console, noticed
+from vfl_common.process.logs import NOTE_EVENTS, Console, note_event
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe
 from vfl_common.run_folder import RunFolder, create
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from vfl_common.rpc.messages import Start
     from vfl_common.stages import Job
-    from vfl_party.assembly.party import Assembled, Load, Opened
+    from vfl_party.assembly.party import Assembled, Load, OpenedParty
     from vfl_party.base.turns import TakingTurns
     from vfl_party.data import Table
     from vfl_party.predict.results import Output, Predicted
@@ -71,8 +71,8 @@ class PartyConsole(Console):
 
     def show(self, event: str, **facts: Any) -> None:
         """Passes on an event about the party's table."""
-        if event in NOTICED:
-            self._tell(noticed(self._name, event, facts))
+        if event in NOTE_EVENTS:
+            self._tell(note_event(self._name, event, facts))
 
 
 @dataclass
@@ -134,12 +134,12 @@ def run_in_process(
 
     Raises VflError; other exceptions of a party are raised unchanged.
     """
-    with garbage.unsearched():
+    with garbage.gc_paused():
         from vfl_party.assembly import party as assembly
         from vfl_party.assembly.models import encoder_settings
         from vfl_party.runtime.joining import training
 
-    def cast(name: str) -> Opened:
+    def cast(name: str) -> OpenedParty:
         settings = recipe.party(name)
         own = data[name] if settings is not None and settings.features else ids_only(data[name])
         encoder = encoder_settings(recipe, name, None)
@@ -165,7 +165,7 @@ def predict_solo(
     """
     from vfl_party.assembly.trial import modules_of
     from vfl_party.base.devices import resolve_device
-    from vfl_party.base.turns import alone as torch_alone
+    from vfl_party.base.turns import isolate_torch as torch_alone
     from vfl_party.predict.alone import Alone, load_solo
     from vfl_party.predict.prediction import prediction_data, unseen
 
@@ -207,7 +207,7 @@ def predict_in_process(
 
     Raises VflError.
     """
-    with garbage.unsearched():
+    with garbage.gc_paused():
         from vfl_party.assembly import party as assembly
         from vfl_party.data import Labels
         from vfl_party.predict.prediction import Prediction, load_joint, prediction_data, unseen
@@ -235,7 +235,7 @@ def predict_in_process(
     works: dict[str, Prediction] = {}
     new: list[str] = []
 
-    def cast(name: str) -> Opened:
+    def cast(name: str) -> OpenedParty:
         settings = recipe.party(name)
         assert settings is not None  # noqa: S101 - its folder is in the run's
         own = prediction_data(data[name], None, trained[name].state)
@@ -283,7 +283,7 @@ def _federation(
     """Gives torch to the block; another run waits."""
     from vfl_party.assembly.trial import modules_of
     from vfl_party.base.devices import resolve_device
-    from vfl_party.base.turns import alone
+    from vfl_party.base.turns import isolate_torch
 
     simulate = recipe.simulate if recipe.simulate is not None else SimulateSettings()
     devices = {
@@ -291,7 +291,7 @@ def _federation(
         for party in recipe.parties
     }
     own = contextlib.nullcontext() if modules is None else modules_of(modules)
-    with _one_at_a_time(), own, alone(simulate.threads, list(devices.values())) as turns:
+    with _one_at_a_time(), own, isolate_torch(simulate.threads, list(devices.values())) as turns:
         yield _Federation(recipe, job, folder, turns, devices, show, observe)
 
 
@@ -310,7 +310,7 @@ def _one_at_a_time() -> Iterator[None]:
             )
         _runs += 1
         try:
-            with garbage.less_often():
+            with garbage.gc_reduced():
                 yield
         finally:
             _runs -= 1
@@ -369,7 +369,7 @@ class _Federation:
             partial(turns.join, helps=True),
         )
 
-    def run(self, cast: Callable[[str], Opened], facts: Mapping[str, str]) -> Summary:
+    def run(self, cast: Callable[[str], OpenedParty], facts: Mapping[str, str]) -> Summary:
         """Runs all parties to the end. ``cast``: opens a party's data; ``facts``: recorded in each
         party's folder.
         """
@@ -388,14 +388,14 @@ class _Federation:
         if server.failure is not None:
             raise server.failure
         assert server.summary is not None  # noqa: S101 - all parties have reported
-        server.folder.finishing()()
+        server.folder.prepare_finished_note()()
         return server.summary
 
-    def _part(self, name: str, opened: Opened, facts: Mapping[str, str]) -> PartyRun:
+    def _part(self, name: str, opened: OpenedParty, facts: Mapping[str, str]) -> PartyRun:
         """Makes a party, up to joining."""
-        from vfl_party.align import Aligned
+        from vfl_party.align import AlignedRows
         from vfl_party.assembly.party import assemble
-        from vfl_party.outbound.policies import of_trial
+        from vfl_party.outbound.policies import load_trial_policy
         from vfl_party.policy.guards import guards_of_trial, trees_of_trial
         from vfl_party.runtime import versions
         from vfl_party.runtime.folders import Folders
@@ -404,15 +404,15 @@ class _Federation:
         from vfl_party.runtime.run import PartyRun
 
         # The policy for the alignment, as in the party's own program.
-        policy = of_trial(self._recipe, name)
+        policy = load_trial_policy(self._recipe, name)
         recipe, ledger, plugins = self._recipe, self._ledgers[name], versions.shared(opened)
 
-        def make(aligned: Aligned, secret: int | None) -> Assembled:
+        def make(aligned: AlignedRows, secret: int | None) -> Assembled:
             assembled = assemble(
                 opened,
                 aligned,
                 device=self._devices[name],
-                policy=of_trial(recipe, name, policy),
+                policy=load_trial_policy(recipe, name, policy),
                 trees=trees_of_trial(recipe, name),
                 secret=secret,
             )
@@ -465,7 +465,7 @@ class _Federation:
     def _take_part(self, name: str, part: PartyRun) -> None:
         try:
             _, folder = part.run()
-            folder.finishing()()
+            folder.prepare_finished_note()()
         except BaseException as error:  # noqa: BLE001 - raised by ``run``
             self._server.fail(name, error)
 

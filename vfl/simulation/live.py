@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from vfl_common.config.recipe import Recipe
-from vfl_common.process.logs import interrupted
-from vfl_common.text import listed, number
+from vfl_common.process.logs import interruption_text
+from vfl_common.text import list_names, number
 
 Event = dict[str, Any]
 # The metric to show if there is no early stopping: the first of these of the validation rows.
@@ -121,13 +121,13 @@ def sentence(event: Event) -> str | None:
     if kind == "ready":
         return f"the server listens on {event['address']}; the parties start"
     if kind == "waiting":
-        return f"waiting for {listed(event['missing'])} (at most {event['left_s']:.0f} s more)"
+        return f"waiting for {list_names(event['missing'])} (at most {event['left_s']:.0f} s more)"
     if kind == "started":
         if event.get("checkpoint"):
             return f"all parties have joined; they resume from checkpoint {event['checkpoint']}"
         return "all parties have joined; they begin"
     if kind == "interrupted":
-        return interrupted(event)
+        return interruption_text(event)
     if kind == "lost":
         return f"{event['party']} {event['how']}"
     if kind == "away":

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.files import private_file, unwritable
+from vfl_common.files import private_file, write_error
 
 FILE = "simulated.json"
 
@@ -46,7 +46,7 @@ class Origin:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise unwritable(folder, error) from None
+            raise write_error(folder, error) from None
         text = json.dumps({"base": str(self.base.resolve()), "data": data}, indent=1) + "\n"
         with private_file(folder / FILE) as file:
             file.write(text.encode())

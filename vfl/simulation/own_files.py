@@ -11,7 +11,7 @@ from vfl_common.config.kind_of_file import kind_of, read_tables
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.text import listed
+from vfl_common.text import list_names
 
 Tables = dict[str, Any]
 
@@ -65,8 +65,8 @@ def of_party_files(paths: Sequence[Path]) -> tuple[Tables, Path]:
     if missing:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{first}: the files of other parties of the recipe are missing: {listed(missing)}. "
-            "Give them, too.",
+            f"{first}: the files of other parties of the recipe are missing: "
+            f"{list_names(missing)}. Give them, too.",
         )
     return tables | {"parties": _roster(tables, by_party), "simulate": _simulate(by_party)}, Path(
         own.recipe

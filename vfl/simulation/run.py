@@ -15,7 +15,7 @@ from typing import Any
 
 from vfl.launcher.forks import Launcher, launching
 from vfl.launcher.processes import Process, ProcessFailed, culprit, end_all, events_of
-from vfl.report.rounds import History, RoundLine, Source
+from vfl.report.rounds import History, PartyFolder, RoundLine
 from vfl.simulation.baselines import baseline as baseline_of
 from vfl.simulation.baselines import of_party_file
 from vfl.simulation.federation import Federation, on_one_machine
@@ -27,9 +27,9 @@ from vfl_common.config.division import divide, settings_of
 from vfl_common.config.kind_of_file import kind_of, read_tables
 from vfl_common.config.recipe import Recipe, naming
 from vfl_common.files import require_folder
-from vfl_common.process.beside import watched
-from vfl_common.process.logs import NOTICED, noticed
-from vfl_common.psi import MOST_ROWS
+from vfl_common.process.beside import watch_page
+from vfl_common.process.logs import NOTE_EVENTS, note_event
+from vfl_common.psi import MAX_ROWS
 
 # Called with a party's name, and a line of its ``metrics.jsonl``.
 OnLine = Callable[[str, RoundLine], None]
@@ -88,7 +88,7 @@ def simulate(
         # This runs while the launcher imports what every party needs.
         check_phases(recipe, recipe_path)
         require_folder(out)
-        with watched(folder, wanted=watch), view(recipe) as screen:
+        with watch_page(folder, wanted=watch), view(recipe) as screen:
             screen.say(f"run {folder.name}: its files are in {folder}")
             run_federation(tables, recipe, base, folder, screen, launcher, keep_going=keep_going)
     return folder
@@ -179,7 +179,7 @@ class Simulation:
             "127.0.0.1:0",
             "--fresh",
         ]
-        args += ["--rows-at-most", str(MOST_ROWS)]
+        args += ["--rows-at-most", str(MAX_ROWS)]
         args += ["--ca", str(federation.folder / "certs" / "ca.pem")]
         args += ["--out", str(federation.out), "--run-id", self.folder.name]
         self.processes[recipe.server] = Process(
@@ -233,7 +233,7 @@ class Simulation:
             return
         for party in self.federation.recipe.parties:
             history = self._histories.setdefault(
-                party.name, History(Source(self.folder / party.name))
+                party.name, History(PartyFolder(self.folder / party.name))
             )
             if history.source.has_rounds:
                 for line in history.update():
@@ -264,8 +264,8 @@ class Simulation:
             lines = path.read_text(errors="replace").splitlines() if path.exists() else []
             # A restarted party repeats its notes: show each once.
             for event in events_of(dict.fromkeys(lines)):
-                if event["event"] in NOTICED:
-                    self.screen.show(noticed(party.name, event["event"], event))
+                if event["event"] in NOTE_EVENTS:
+                    self.screen.show(note_event(party.name, event["event"], event))
 
     def _handle(self, event: dict[str, Any]) -> None:
         self.screen.show(event)

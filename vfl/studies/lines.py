@@ -19,11 +19,11 @@ def draw_values(over: Over, values: Values, name: str, metrics: Sequence[Any]) -
 
     ``values``: {key: value} of each run; ``metrics``: the metric of each run, or None.
     """
-    from vfl.report.picture import Picture
+    from vfl.report.picture import NotebookFigure
 
     first, *others = over
     numbers = _are_numbers(over[first])
-    figure = Picture(figsize=(6.0, 3.8), layout="constrained")
+    figure = NotebookFigure(figsize=(6.0, 3.8), layout="constrained")
     axes = figure.subplots()
     for value in over[others[0]] if others else [None]:
         points = _points(over, values, metrics, first, {others[0]: value} if others else {})

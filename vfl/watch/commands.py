@@ -10,9 +10,9 @@ from pathlib import Path
 
 import click
 
-from vfl.report.run_argument import RUNS, meant
+from vfl.report.run_argument import RUNS, locate_run
 from vfl_common.errors import Code, InputError
-from vfl_common.process.program import EXIT_CODES, stopping
+from vfl_common.process.program import EXIT_CODES, add_stop_text
 
 
 @click.command(epilog=EXIT_CODES)
@@ -41,7 +41,7 @@ def watch(run: Path | None, port: int, beside: bool) -> None:
       vfl watch runs/20260101-120000-digits-1f2e
       ssh -L 8700:127.0.0.1:8700 host vfl watch --port 8700      a run on another machine
     """
-    path = RUNS if run is None else meant(run)
+    path = RUNS if run is None else locate_run(run)
     if not path.is_dir() and not beside:
         raise InputError(
             Code.FILE_INVALID,
@@ -65,7 +65,7 @@ def watch(run: Path | None, port: int, beside: bool) -> None:
             f"--port {port}: cannot listen on 127.0.0.1 ({os.strerror(error.errno or 0)}). "
             "Choose another port.",
         ) from None
-    with listening, stopping("the run goes on"):
+    with listening, add_stop_text("the run goes on"):
         page = Page(Picture(path), listening)
         click.echo(page.link)
         sys.stdout.flush()

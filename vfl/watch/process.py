@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl.report.rounds import FILE, RoundLine, Source, parse
+from vfl.report.rounds import FILE, PartyFolder, RoundLine, parse
 from vfl_common.errors import InputError
-from vfl_common.files import Growing
+from vfl_common.files import GrowingFile
 from vfl_common.ledger import Entry, read_entries
 from vfl_common.run_folder import LOCK
 
@@ -51,11 +51,11 @@ class Watched:
     links_before: tuple[float, dict[Link, int]] = (0.0, {})
     lately: deque[RoundLine] = field(default_factory=lambda: deque(maxlen=_PACE))
     _stamps: dict[str, int] = field(default_factory=dict)
-    _files: dict[str, Growing] = field(init=False)
+    _files: dict[str, GrowingFile] = field(init=False)
 
     def __post_init__(self) -> None:
         log, rounds = self.folder / "log.jsonl", self.folder / FILE
-        self._files = {"log": Growing(log, _MAX_LOG), "rounds": Growing(rounds)}
+        self._files = {"log": GrowingFile(log, _MAX_LOG), "rounds": GrowingFile(rounds)}
         self._identity = self._who()
 
     @property
@@ -70,7 +70,7 @@ class Watched:
         )
 
     def _who(self) -> tuple[Any, ...]:
-        facts = Source(self.folder).read("run.json")
+        facts = PartyFolder(self.folder).read("run.json")
         try:
             inode = self.folder.stat().st_ino
         except OSError:
@@ -109,7 +109,7 @@ class Watched:
         self.last_s = max(self.last_s, stamp / 1e9)
         # The end of a run is written through a memory map, which may not change the file's time.
         if name == "run.json":
-            self.facts = Source(self.folder).read(name)
+            self.facts = PartyFolder(self.folder).read(name)
         if name == "ledger.json" and self._stamps.get(name) != stamp:
             self._count(path, stamp / 1e9)
         self._stamps[name] = stamp

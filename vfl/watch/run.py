@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vfl.report.rounds import Source
+from vfl.report.rounds import PartyFolder
 from vfl.watch.curves import MAX_NAME, Curves
 from vfl.watch.people import (
     AWAY,
@@ -25,8 +25,8 @@ from vfl.watch.people import (
     time_of,
 )
 from vfl.watch.process import Link, Watched
-from vfl_common.process.logs import worded
-from vfl_common.text import LINE, clean, shortened
+from vfl_common.process.logs import line_text
+from vfl_common.text import LINE, clean, shorten
 
 # The maximum number of lines of the log on a page.
 MAX_LINES = 300
@@ -94,7 +94,7 @@ class RunFollower:
         if self.recipe:
             self.people.expect(self.processes)
             return
-        copies = (Source(p.folder).read("recipe.json") for p in self.processes.values())
+        copies = (PartyFolder(p.folder).read("recipe.json") for p in self.processes.values())
         self.recipe = next((copy for copy in copies if copy), {})
         self.people.server = str(self.recipe.get("server", ""))
         self.people.expect(name for name in self._roster() if name)
@@ -157,7 +157,7 @@ class RunFollower:
                 status, why = ENDED, "its process has ended without a reason"
         sent, received = self._sums.get(name, (None, None))
         return {
-            "name": clean(shortened(name), MAX_NAME + 1),
+            "name": clean(shorten(name), MAX_NAME + 1),
             "role": role,
             "here": process is not None,
             "status": status,
@@ -221,8 +221,8 @@ class RunFollower:
         largest = sorted(links.items(), key=lambda item: -item[1][0])[:MAX_LINKS]
         return [
             {
-                "from": clean(shortened(link[0]), MAX_NAME + 1),
-                "to": clean(shortened(link[1]), MAX_NAME + 1),
+                "from": clean(shorten(link[0]), MAX_NAME + 1),
+                "to": clean(shorten(link[1]), MAX_NAME + 1),
                 "bytes": count,
                 "rate": rate,
             }
@@ -234,7 +234,7 @@ def _log_line(name: str, line: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a line of the log in the form of the page."""
     return {
         "at_s": time_of(line),
-        "party": clean(shortened(name), MAX_NAME + 1),
+        "party": clean(shorten(name), MAX_NAME + 1),
         "level": clean(str(line.get("level", "")), MAX_NAME),
-        "text": clean(worded(line), LINE),
+        "text": clean(line_text(line), LINE),
     }

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from pydantic_core import ErrorDetails, InitErrorDetails
 
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import shown
+from vfl_common.passwords import hide_passwords
 from vfl_common.text import clean
 
 S = TypeVar("S", bound="Section")
@@ -256,7 +256,7 @@ def _shown(value: Any) -> str:
         return "a table" if isinstance(value, dict) else "a list"
     if isinstance(value, str):
         # A source such as "postgresql://…" may hold a password.
-        value = shown(value)
+        value = hide_passwords(value)
         text = clean(value, _MAX_SHOWN)
         return repr(text if len(value) <= _MAX_SHOWN else f"{text}…")
     # TOML writes true, false, inf and nan.

@@ -36,7 +36,7 @@ from vfl_common.config.sources import is_path as is_path
 from vfl_common.config.sources import reader_of as reader_of
 from vfl_common.config.sources import resolved as resolved
 from vfl_common.config.view import ViewSettings as ViewSettings
-from vfl_common.passwords import shown as shown
+from vfl_common.passwords import hide_passwords as shown
 
 # A step that spells an id as the other parties do; ``vfl_party.data.ids.spelling`` has them.
 IdRule = Annotated[

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator
 
 from vfl_common.config.base import Section, spelt
 from vfl_common.config.sources import is_database, resolved
-from vfl_common.passwords import shown
+from vfl_common.passwords import hide_passwords
 
 # A question of a served model has at most 1,024 ids.
 Connections = Annotated[int, Field(gt=0, le=64)]
@@ -33,7 +33,7 @@ class DatabaseStore(Section):
     @classmethod
     def _is_database(cls, value: str | None) -> str | None:
         if value is not None and not is_database(value):
-            text = f"{shown(value)!r} is no database; write the URL, such as"
+            text = f"{hide_passwords(value)!r} is no database; write the URL, such as"
             raise ValueError(f"{text} postgresql://USER@HOST/NAME")
         return value
 

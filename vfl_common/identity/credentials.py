@@ -147,9 +147,9 @@ def load_pair(
             f"{key_path}: the key does not belong to the certificate {certificate_path}. Give the "
             "key with which the certificate was requested."
         )
-    if problem := pem.unusable(certificate.public_key()):
+    if problem := pem.key_problem(certificate.public_key()):
         raise _invalid(f"{certificate_path}: the key of the certificate {problem}")
-    if not members.stand_for(certificate, name):
+    if not members.stands_for(certificate, name):
         raise InputError(
             Code.IDENTITY_MISMATCH,
             f"{certificate_path}: the certificate is {members.words(certificate, name)}, and this "
@@ -188,7 +188,7 @@ def load_pair(
         ),
         (chain[-1], ca_path, "Make a new authority with `vfl certs ca`."),
     ):
-        problem = pem.out_of_date(document, now)
+        problem = pem.validity_problem(document, now)
         if problem:
             hint = (
                 remedy

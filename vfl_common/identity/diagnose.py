@@ -191,13 +191,13 @@ def _explain_errors(probe: _Probe) -> Iterator[None]:
 def _check_peer(probe: _Probe, tls: ssl.SSLSocket | ssl.SSLObject) -> x509.Certificate:
     certificate = x509.load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
     members = probe.credentials.members
-    if not members.stand_for(certificate, probe.peer):
+    if not members.stands_for(certificate, probe.peer):
         raise probe.error(
             f"{probe.address} answers with a certificate {members.words(certificate, probe.peer)}; "
             f"expected one for {probe.peer!r} alone. Check the address.",
             Code.IDENTITY_MISMATCH,
         )
-    if problem := pem.unusable(certificate.public_key()):
+    if problem := pem.key_problem(certificate.public_key()):
         text = f"the key of the certificate of {probe.peer!r} at {probe.address} {problem}"
         raise probe.error(text, Code.CERTIFICATE_INVALID)
     return certificate

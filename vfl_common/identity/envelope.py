@@ -16,7 +16,7 @@ from cryptography import x509
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity import pem
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.signing import chain_pem, has_signed, shown, sign
+from vfl_common.identity.signing import chain_pem, is_signature_of, sign, verify_chain
 from vfl_common.text import to_json
 
 
@@ -31,7 +31,7 @@ class Envelope:
     keyid: str = ""
 
     @classmethod
-    def sealed(
+    def seal(
         cls, payload_type: str, statement: dict[str, Any], credentials: Credentials
     ) -> Envelope:
         """Signs a statement with the party's key. Raises InputError if the key is neither ECDSA nor
@@ -83,7 +83,7 @@ class Envelope:
             raise ValueError("not an object")
         return statement
 
-    def require_kept(self, path: Path, party: str, credentials: Credentials) -> x509.Certificate:
+    def verify_stored(self, path: Path, party: str, credentials: Credentials) -> x509.Certificate:
         """Returns the certificate with which ``party`` has signed. It may have expired since.
 
         Raises InputError that names ``path`` if the CA has not issued the signer's certificate for
@@ -92,13 +92,13 @@ class Envelope:
         authorities = pem.parse_certificates(credentials.ca_pem, Path(credentials.ca_file))
         try:
             certificate, *others = x509.load_pem_x509_certificates(self.chain.encode())
-            chained = pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities)
+            chained = pem.chain_of(certificate, others[: pem.MAX_INTERMEDIATES], authorities)
         except ValueError:
             raise InputError(
                 Code.CERTIFICATE_INVALID,
                 f"{path}: the certificates in it cannot be read. Get the file from {party} again.",
             ) from None
-        if not chained or not credentials.members.stand_for(certificate, party):
+        if not chained or not credentials.members.stands_for(certificate, party):
             raise InputError(
                 Code.CERTIFICATE_INVALID,
                 f"{path}: the signer's certificate is not from this CA, or not for {party}. Get "
@@ -117,7 +117,7 @@ class Envelope:
         ``what``: the statement, for the error: "the grant". Raises PeerError as ``signing.shown``
         does, or IDENTITY_MISMATCH if the peer has not signed it.
         """
-        certificate = shown(self.chain.encode(), credentials, party, what)
+        certificate = verify_chain(self.chain.encode(), credentials, party, what)
         if not self._is_signed_by(certificate):
             raise PeerError(
                 Code.IDENTITY_MISMATCH,
@@ -128,7 +128,7 @@ class Envelope:
 
     def _is_signed_by(self, certificate: x509.Certificate) -> bool:
         message = _encode(self.payload_type, self.payload)
-        return has_signed(certificate, message, self.signature)
+        return is_signature_of(certificate, message, self.signature)
 
 
 def _encode(payload_type: str, payload: bytes) -> bytes:

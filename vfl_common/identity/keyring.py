@@ -217,7 +217,7 @@ class Keyring:
         for name, certificate in self._all(self._now).items():
             self._warn(name, certificate)
 
-    def tell_again(self) -> None:
+    def warn_of_expiry_daily(self) -> None:
         """Calls ``tell`` if it was last called a day ago."""
         if self._reported_s is not None and time.monotonic() - self._reported_s >= _DAY_S:
             self.tell()

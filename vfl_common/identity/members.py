@@ -27,7 +27,7 @@ class Members:
     # {name: ``sha256:…`` of the public key}.
     pins: Mapping[str, str] = field(default_factory=dict)
 
-    def stand_for(self, certificate: x509.Certificate, name: str) -> bool:
+    def stands_for(self, certificate: x509.Certificate, name: str) -> bool:
         """Returns whether the certificate is for ``name`` and for no other member."""
         return name in pem.dns_names(certificate) and not self._others(certificate, name)
 
@@ -57,8 +57,8 @@ class Members:
         """Returns whom the certificate is for, if it does not stand for ``name`` alone."""
         others = self._others(certificate, name)
         if name in pem.dns_names(certificate) and others:
-            return f"for {name!r} and also for {pem.quoted(tuple(sorted(others)))}"
-        return f"for {pem.quoted(pem.names(certificate))}"
+            return f"for {name!r} and also for {pem.quote_names(tuple(sorted(others)))}"
+        return f"for {pem.quote_names(pem.names(certificate))}"
 
     def require_pin(self, name: str, certificate: x509.Certificate) -> None:
         """Raises PeerError (IDENTITY_MISMATCH) if the certificate of ``name`` has another key than

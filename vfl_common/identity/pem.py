@@ -26,7 +26,7 @@ from vfl_common.errors import Code, InputError
 
 MIN_RSA_BITS = 2048
 # The most intermediates between a party's certificate and an authority of ``ca.pem``.
-MOST_INTERMEDIATES = 3
+MAX_INTERMEDIATES = 3
 # The curves of usable keys; a gRPC server accepts no signature by P-521 (1.85).
 _CURVES = (ec.SECP256R1, ec.SECP384R1)
 
@@ -152,7 +152,7 @@ def parse_key(
     return key, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
-def unusable(key: PublicKeyTypes) -> str:
+def key_problem(key: PublicKeyTypes) -> str:
     """Returns '' if gRPC can use the key in a handshake; else what is wrong with it."""
     if isinstance(key, ec.EllipticCurvePublicKey):
         return (
@@ -212,7 +212,7 @@ def _all_names(
     return [(type(name), name.value) for name in san]
 
 
-def quoted(names: tuple[str, ...]) -> str:
+def quote_names(names: tuple[str, ...]) -> str:
     """Returns ``'bank', 'shop'``, or ``nobody`` if there is no name."""
     return ", ".join(map(repr, names)) or "nobody"
 
@@ -222,7 +222,7 @@ def utc(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"
 
 
-def out_of_date(certificate: x509.Certificate, now: datetime) -> str:
+def validity_problem(certificate: x509.Certificate, now: datetime) -> str:
     """Returns '' while the certificate is valid; else the problem, such as ``expired at 2026-01-31
     12:00 UTC``.
     """
@@ -261,7 +261,7 @@ def chain_of(
     because they are not evaluated here. Dates are not checked.
     """
     chain = [certificate]
-    while len(chain) <= MOST_INTERMEDIATES + 1:
+    while len(chain) <= MAX_INTERMEDIATES + 1:
         trusted = issuer_of(
             chain[-1],
             [authority for authority in authorities if _room_below(authority) >= len(chain) - 1],
@@ -293,7 +293,7 @@ def _room_below(authority: x509.Certificate) -> int:
         ValueError,
     ):
         return 0
-    return MOST_INTERMEDIATES if limit is None else limit
+    return MAX_INTERMEDIATES if limit is None else limit
 
 
 def _may_sign(intermediate: x509.Certificate, below: int) -> bool:

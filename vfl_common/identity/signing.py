@@ -38,7 +38,7 @@ def sign(credentials: Credentials, message: bytes) -> bytes:
     )
 
 
-def has_signed(certificate: x509.Certificate, message: bytes, signature: bytes) -> bool:
+def is_signature_of(certificate: x509.Certificate, message: bytes, signature: bytes) -> bool:
     """Returns whether ``signature`` over ``message`` was made with the key of a certificate."""
     key = certificate.public_key()
     try:
@@ -61,7 +61,7 @@ def chain_pem(credentials: Credentials) -> bytes:
     return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in chain)
 
 
-def shown(chain: bytes, credentials: Credentials, party: str, what: str) -> x509.Certificate:
+def verify_chain(chain: bytes, credentials: Credentials, party: str, what: str) -> x509.Certificate:
     """Checks a peer's chain of certificates, and returns the peer's own certificate.
 
     Args:
@@ -81,7 +81,7 @@ def shown(chain: bytes, credentials: Credentials, party: str, what: str) -> x509
             warnings.simplefilter("error", CryptographyDeprecationWarning)
             certificate, *others = x509.load_pem_x509_certificates(chain)
             certificate.public_key()
-            found_chain = pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities)
+            found_chain = pem.chain_of(certificate, others[: pem.MAX_INTERMEDIATES], authorities)
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion, CryptographyDeprecationWarning):
         raise PeerError(
             Code.MALFORMED_MESSAGE,
@@ -107,7 +107,7 @@ def _require_chain(
             "certificates of one CA.",
             party=party,
         )
-    if not credentials.members.stand_for(certificate, party):
+    if not credentials.members.stands_for(certificate, party):
         raise PeerError(
             Code.IDENTITY_MISMATCH,
             f"{what} of {party} has a certificate {credentials.members.words(certificate, party)}. "
@@ -116,14 +116,14 @@ def _require_chain(
         )
     now = datetime.now(UTC)
     for link in chain:
-        if problem := pem.out_of_date(link, now):
+        if problem := pem.validity_problem(link, now):
             raise PeerError(
                 Code.CERTIFICATE_INVALID,
                 f"the certificate of {party} {problem} (by the clock of {credentials.name}, "
                 f"{pem.utc(now)}). Renew it, or correct the clock.",
                 party=party,
             )
-    if problem := pem.unusable(certificate.public_key()):
+    if problem := pem.key_problem(certificate.public_key()):
         raise PeerError(
             Code.CERTIFICATE_INVALID,
             f"the key of the certificate of {party} {problem}",

@@ -65,7 +65,7 @@ def encode(coder: Coder, bundle: Bundle, root: int, sender: str, step: StepKey) 
         if parts is None:
             buffers[name] = tensor
             continue
-        arrays = encoded(coder, name, _array(tensor), seed_of(root, sender, step, name))
+        arrays = encode_tensor(coder, name, _array(tensor), seed_of(root, sender, step, name))
         buffers |= {
             name_of(name, suffix): _buffer(part, arrays[suffix]) for suffix, part in parts.items()
         }
@@ -84,12 +84,12 @@ def decode(coder: Coder, bundle: Bundle, spec: BundleSpec, *, party: str, step: 
             continue
         arrays = {suffix: _array(bundle.tensors[name_of(name, suffix)]) for suffix in parts}
         buffers[name] = _buffer(
-            tensor, decoded(coder, name, arrays, tensor.shape, party=party, step=step)
+            tensor, decode_tensor(coder, name, arrays, tensor.shape, party=party, step=step)
         )
     return Bundle(spec.kind, buffers)
 
 
-def encoded(coder: Coder, name: str, x: Array, seed: int) -> dict[str, Array]:
+def encode_tensor(coder: Coder, name: str, x: Array, seed: int) -> dict[str, Array]:
     """Returns the parts of a tensor, {suffix: array}. Raises InputError (NON_FINITE) if a number
     cannot be encoded.
     """
@@ -103,7 +103,7 @@ def encoded(coder: Coder, name: str, x: Array, seed: int) -> dict[str, Array]:
         ) from None
 
 
-def decoded(
+def decode_tensor(
     coder: Coder,
     name: str,
     parts: Mapping[str, Array],

@@ -23,7 +23,7 @@ _LAST_S = 5.0
 
 
 @contextlib.contextmanager
-def watched(path: Path, *, wanted: bool) -> Iterator[None]:
+def watch_page(path: Path, *, wanted: bool) -> Iterator[None]:
     """Runs ``vfl watch`` on ``path`` while the block runs, if it is ``wanted``; prints the link of
     the page on standard error.
 

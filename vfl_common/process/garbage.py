@@ -13,7 +13,7 @@ from collections.abc import Iterator
 YOUNG = 20_000
 
 
-def seldom() -> None:
+def reduce_gc() -> None:
     """Makes the collector search less often, and never among the existing objects, mainly torch's
     modules.
     """
@@ -22,7 +22,7 @@ def seldom() -> None:
 
 
 @contextlib.contextmanager
-def less_often() -> Iterator[None]:
+def gc_reduced() -> Iterator[None]:
     """Makes the collector search less often during a block, in a process that runs other code, too.
 
     It freezes no objects: unfreezing them also unfreezes those that the other code has frozen.
@@ -43,7 +43,7 @@ def _raise_threshold() -> None:
 
 
 @contextlib.contextmanager
-def unsearched() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Turns the collector off during a block of imports: torch's modules are a million objects, and
     none of them is freed.
     """

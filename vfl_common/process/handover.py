@@ -118,7 +118,7 @@ class Predecessor:
         return state
 
 
-def predecessor() -> Predecessor | None:
+def get_predecessor() -> Predecessor | None:
     """Returns the process whose work this one takes over; None if it takes over from nobody."""
     inherited = os.environ.pop(_INHERITED, None)
     if inherited is None:

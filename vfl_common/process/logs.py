@@ -21,8 +21,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO
 
-from vfl_common.files import MOST_BYTES, OLDER, unwritable
-from vfl_common.text import LINE, clean, listed, percent, to_json
+from vfl_common.files import MAX_FILE_BYTES, OLDER, write_error
+from vfl_common.text import LINE, clean, list_names, percent, to_json
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def version() -> str:
     return ""
 
 
-def keep_early() -> None:
+def buffer_early_lines() -> None:
     """Keeps the log's lines from now on, until ``log_to`` has a file for them."""
     root = logging.getLogger()
     root.addHandler(EarlyLog())
@@ -207,15 +207,15 @@ def log_to(path: Path, **always: str) -> logging.Handler:
 
 def _file_handler(path: Path, always: Mapping[str, str]) -> logging.Handler:
     try:
-        handler = _LogFile(path, maxBytes=MOST_BYTES, backupCount=OLDER, encoding="utf-8")
+        handler = _LogFile(path, maxBytes=MAX_FILE_BYTES, backupCount=OLDER, encoding="utf-8")
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise write_error(path, error) from None
     handler.setLevel(logging.INFO)
     handler.setFormatter(JsonLines(version=version(), **always))
     return handler
 
 
-def own_log(path: Path, **always: str) -> logging.Logger:
+def open_separate_log(path: Path, **always: str) -> logging.Logger:
     """Returns a separate log, with the same format and limits as that of ``log_to``. Raises
     InputError if the file cannot be opened.
     """
@@ -286,7 +286,7 @@ def _free(key: str) -> str:
     return f"{key}_" if key in _STANDARD else key
 
 
-def interrupted(facts: Mapping[str, Any]) -> str:
+def interruption_text(facts: Mapping[str, Any]) -> str:
     """Returns the sentence of an event ``interrupted``; at a party it has no deadline."""
     limit = (
         f"; the others wait at most {facts['deadline_s']:.0f} s" if "deadline_s" in facts else ""
@@ -294,7 +294,7 @@ def interrupted(facts: Mapping[str, Any]) -> str:
     return f"interrupted: {facts['reason']}{limit}"
 
 
-def aligned(common: int, own: int, by: str = "") -> str:
+def alignment_text(common: int, own: int, by: str = "") -> str:
     """Returns how many of a party's ``own`` rows are common to all parties, or are as ``by`` "
     "says."""
     return (
@@ -303,7 +303,7 @@ def aligned(common: int, own: int, by: str = "") -> str:
     )
 
 
-def changed_arithmetic(checkpoint: str, differs: Sequence[str]) -> str:
+def arithmetic_text(checkpoint: str, differs: Sequence[str]) -> str:
     """Returns the sentence of an event ``arithmetic``; ``differs``: see ``ArithmeticChange``."""
     return (
         f"resuming from checkpoint {checkpoint} with other arithmetic ({'; '.join(differs)}): from "
@@ -312,12 +312,12 @@ def changed_arithmetic(checkpoint: str, differs: Sequence[str]) -> str:
 
 
 # Events of a party about its own table or machine.
-NOTICED = ("left_out", "advice", "aligned", "unseen", "arithmetic")
+NOTE_EVENTS = ("left_out", "advice", "aligned", "unseen", "arithmetic")
 
 
-def noticed(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns an event ``note`` with one of ``NOTICED``, for the person who runs all parties on one
-    machine.
+def note_event(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an event ``note`` with one of ``NOTE_EVENTS``, for the person who runs all
+    parties on one machine.
     """
     return {
         "event": "note",
@@ -326,7 +326,7 @@ def noticed(party: str, event: str, facts: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def worded(line: Mapping[str, Any]) -> str:
+def line_text(line: Mapping[str, Any]) -> str:
     """Returns the text of a log's line for a person: its message, or the sentence of its event."""
     event, message = str(line.get("event", "")), str(line.get("message", ""))
     if message != event:
@@ -348,9 +348,9 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
         return f"{facts['source']}: {facts['why']}"
     if event == "waiting":
         why = f": {facts['why']}" if facts.get("why") else ""
-        return f"waiting for {listed(facts['missing'])} ({facts['left_s']:.0f} s left){why}"
+        return f"waiting for {list_names(facts['missing'])} ({facts['left_s']:.0f} s left){why}"
     if event == "interrupted":
-        return interrupted(facts)
+        return interruption_text(facts)
     if event in ("away", "back") and "at" in facts:
         party, at = facts["party"], facts["at"]
         return (
@@ -366,9 +366,9 @@ def _sentence(program: str, event: str, facts: dict[str, Any]) -> str:
     if event == "resumed":
         return f"resuming from checkpoint {facts['checkpoint']}"
     if event == "arithmetic":
-        return changed_arithmetic(facts["checkpoint"], facts["differs"])
+        return arithmetic_text(facts["checkpoint"], facts["differs"])
     if event == "aligned":
-        return aligned(facts["common"], facts["of"], facts.get("by", ""))
+        return alignment_text(facts["common"], facts["of"], facts.get("by", ""))
     if event == "realigning":
         return f"resuming the alignment: {facts['masked']:,} of {facts['of']:,} ids are masked"
     if event == "predicted":

@@ -16,7 +16,7 @@ import click
 
 from vfl_common.errors import VflError
 from vfl_common.process import garbage, signals
-from vfl_common.process.logs import keep_early, log_to_stdout
+from vfl_common.process.logs import buffer_early_lines, log_to_stdout
 from vfl_common.process.signals import Stopped
 from vfl_common.text import LINE, clean
 
@@ -81,7 +81,7 @@ log.addHandler(logging.NullHandler())
 
 
 @contextlib.contextmanager
-def stopping(text: str) -> Iterator[None]:
+def add_stop_text(text: str) -> Iterator[None]:
     """Adds ``text`` to a stop in the block that has no text."""
     try:
         yield
@@ -91,10 +91,10 @@ def stopping(text: str) -> Iterator[None]:
         raise Stopped(text) from None
 
 
-def resumable(*, fresh: bool) -> contextlib.AbstractContextManager[None]:
+def explain_resuming(*, fresh: bool) -> contextlib.AbstractContextManager[None]:
     """Adds to a stop in the block how to resume the run. ``fresh``: the command begins a new "
     "run."""
-    return stopping(f"the same command{' without --fresh' if fresh else ''} resumes the run")
+    return add_stop_text(f"the same command{' without --fresh' if fresh else ''} resumes the run")
 
 
 def run_program(command: click.Command, name: str, *, private: bool = False) -> NoReturn:
@@ -116,8 +116,8 @@ def run_program(command: click.Command, name: str, *, private: bool = False) -> 
     def run() -> object:
         try:
             signals.install_handlers()
-            garbage.seldom()
-            keep_early()
+            garbage.reduce_gc()
+            buffer_early_lines()
             return command.main(prog_name=name, standalone_mode=False)
         finally:
             # From here on a signal only ends the waits of ``do_afterwards``.

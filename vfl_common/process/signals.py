@@ -38,7 +38,7 @@ class _Stop:
 _stop = _Stop()
 
 
-def end_at_once() -> None:
+def install_silent_end() -> None:
     """Makes both signals end the process silently, until ``install_handlers`` is called: a program
     that is still being imported has nothing to undo.
     """

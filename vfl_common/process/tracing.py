@@ -38,7 +38,7 @@ _SPAN_EVENTS = frozenset(
 
 
 @contextmanager
-def traced(program: str, party: str) -> Iterator[None]:
+def trace_run(program: str, party: str) -> Iterator[None]:
     """Traces the block, a program's part in a run, if the environment asks for it.
 
     Args:
@@ -52,12 +52,12 @@ def traced(program: str, party: str) -> Iterator[None]:
     if exporter is None:
         yield
         return
-    with exporting(exporter, program, party):
+    with export_run(exporter, program, party):
         yield
 
 
 @contextmanager
-def exporting(exporter: SpanExporter, program: str, party: str) -> Iterator[None]:
+def export_run(exporter: SpanExporter, program: str, party: str) -> Iterator[None]:
     """Exports the spans of the block to ``exporter``; see ``traced``."""
     ids = _Ids()
     provider = _provider(exporter, program, party, ids)
@@ -82,18 +82,18 @@ def exporting(exporter: SpanExporter, program: str, party: str) -> Iterator[None
 
 
 @contextmanager
-def requests_traced(program: str, party: str) -> Iterator[RequestSpans | None]:
+def trace_requests(program: str, party: str) -> Iterator[RequestSpans | None]:
     """Yields a tracer of requests, if the environment asks for it, else None; see ``traced``."""
     exporter = _exporter(os.environ.get(ASKS, "").strip())
     if exporter is None:
         yield None
         return
-    with requests_exporting(exporter, program, party) as spans:
+    with export_requests(exporter, program, party) as spans:
         yield spans
 
 
 @contextmanager
-def requests_exporting(exporter: SpanExporter, program: str, party: str) -> Iterator[RequestSpans]:
+def export_requests(exporter: SpanExporter, program: str, party: str) -> Iterator[RequestSpans]:
     """Yields a tracer that exports the spans of requests to ``exporter``."""
     provider = _provider(exporter, program, party, _Ids())
     try:

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.files import PLAIN_NAME, locked, write_atomic
+from vfl_common.files import PLAIN_NAME, lock_folder, write_atomic
 from vfl_common.process.logs import utc
 from vfl_common.run_folder import RunFolder
-from vfl_common.text import clean, listed
+from vfl_common.text import clean, list_names
 
 FILE = "models.json"
 LATEST, PRODUCTION = "latest", "production"
@@ -155,8 +155,8 @@ class ModelRegistry:
         if not recipe and len(known) > 1:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{self.out}: {word}: several recipes have such a run ({listed(sorted(known))}). "
-                "Give the folder of the run.",
+                f"{self.out}: {word}: several recipes have such a run "
+                f"({list_names(sorted(known))}). Give the folder of the run.",
             )
         run_id = known.get(recipe) if recipe else next(iter(known.values()), None)
         if run_id is None:
@@ -222,8 +222,8 @@ class ModelRegistry:
             if not recipe and len(lines) > 1:
                 raise InputError(
                     Code.CONFIG_INVALID,
-                    f"{self.out}: has models of several recipes ({listed(sorted(lines))}). Choose "
-                    "one with --recipe.",
+                    f"{self.out}: has models of several recipes ({list_names(sorted(lines))}). "
+                    "Choose one with --recipe.",
                 )
             name = recipe or next(iter(lines), "")
             line, here = lines.get(name, RecipeRuns()), {run.run_id for run in self.trained()}
@@ -250,7 +250,7 @@ class ModelRegistry:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Change]]:
         """Yields the list of changes to append to, and writes it, while others are locked out."""
-        with locked(self.out):
+        with lock_folder(self.out):
             changes = self.changes()
             known = len(changes)
             yield changes

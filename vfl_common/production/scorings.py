@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import locked, private_file, unwritable
+from vfl_common.files import lock_folder, private_file, write_error
 from vfl_common.process.logs import utc
 from vfl_common.production.registry import user
 from vfl_common.text import to_json
@@ -56,7 +56,7 @@ def note(out: Path, **facts: Any) -> None:
     """
     path = out / FILE
     line = to_json(asdict(Scoring(utc(time.time()), user(), **facts))) + "\n"
-    with locked(out):
+    with lock_folder(out):
         try:
             with os.fdopen(
                 os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b"
@@ -69,7 +69,7 @@ def note(out: Path, **facts: Any) -> None:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise unwritable(path, error) from None
+            raise write_error(path, error) from None
 
 
 def read(out: Path) -> list[Scoring]:
@@ -86,7 +86,7 @@ def remove(out: Path, which: Callable[[Scoring], bool]) -> int:
     path = out / FILE
     if not path.exists():
         return 0
-    with locked(out):
+    with lock_folder(out):
         lines = _lines(path)
         staying = [
             line for line in lines if (scoring := _scoring(line)) is None or not which(scoring)

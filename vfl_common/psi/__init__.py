@@ -20,10 +20,10 @@ WORD_BYTES = 32
 # The number of rows whose tags go to the server in one batch.
 TAG_BATCH = 1 << 20
 # The most rows of a party without a lower limit: row numbers are 64-bit integers.
-MOST_ROWS = (1 << 63) - 1
+MAX_ROWS = (1 << 63) - 1
 
 
-def least_common(minimum: int | float, own: int) -> int:
+def min_common(minimum: int | float, own: int) -> int:
     """Returns how many rows must be common.
 
     Args:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import unwritable
+from vfl_common.files import write_error
 
 _SUM_BYTES = 4
 
@@ -34,7 +34,7 @@ class Spill:
     batch: int
     remedy: str
 
-    def stored(self) -> int:
+    def count_rows(self) -> int:
         """Returns the number of stored rows, including those of a half-written batch."""
         try:
             whole, rest = divmod(self.path.stat().st_size, self._stride)
@@ -44,12 +44,12 @@ class Spill:
 
     def cut(self, rows: int) -> None:
         """Removes all after the whole batches of the first ``rows`` rows. Raises InputError."""
-        stored = self.stored()
+        stored = self.count_rows()
         try:
             if stored != rows and self.path.exists():
                 os.truncate(self.path, min(stored, rows) // self.batch * self._stride)
         except OSError as error:
-            raise unwritable(self.path, error) from None
+            raise write_error(self.path, error) from None
 
     def write(self, number: int, rows: bytes | memoryview) -> None:
         """Writes a batch at its place; earlier batches must be there. Raises InputError."""
@@ -64,7 +64,7 @@ class Spill:
             finally:
                 os.close(file)
         except OSError as error:
-            raise unwritable(self.path, error) from None
+            raise write_error(self.path, error) from None
 
     def read(self, number: int, rows: int) -> bytes:
         """Returns the bytes of a batch of a file that holds ``rows`` rows. Raises InputError if the

@@ -27,7 +27,7 @@ def require_alike(name: str, join: control_pb2.Join, other: str, theirs: control
     _compare_recipes(name, join, other, theirs)
 
 
-def compared(join: control_pb2.Join) -> bytes:
+def digest_of_compared(join: control_pb2.Join) -> bytes:
     """Returns a digest of all fields that are compared: parties with the same digest fit each
     other, and the same others.
     """

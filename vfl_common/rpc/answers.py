@@ -20,7 +20,7 @@ from vfl_common.text import clean
 # The most names of missing parties that are read.
 _MAX_NAMES = 1_000
 # The most characters of a reason that the server gives.
-MOST_WORDS = 300
+MAX_REASON_CHARS = 300
 
 
 def checked_start(
@@ -61,7 +61,7 @@ def checked_start(
         tuple(start.left),
         returning=start.returning,
         protocol=protocol,
-        anew=clean(start.anew, MOST_WORDS),
+        anew=clean(start.anew, MAX_REASON_CHARS),
         shown=dict(start.shown),
     )
 

@@ -13,7 +13,7 @@ from vfl_common.errors import Code, InputError, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.keyring import Keyring
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
-from vfl_common.rpc.channel import Context, Places, caller, connect
+from vfl_common.rpc.channel import CallLimit, Context, caller_name, connect
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.messages import Joining, join_message
 
@@ -29,11 +29,11 @@ def answering(
 
     ``place``: raises PeerError if the caller may not ask. Nothing is read from such a caller.
     """
-    places = Places(MAX_QUESTIONS, "questions")
+    places = CallLimit(MAX_QUESTIONS, "questions")
 
     def answer(questions: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
-            name = caller(context, keyring)
+            name = caller_name(context, keyring)
             place(name)
             with places.taken(name):
                 judge(name, _question(next(questions, b""), name))

@@ -82,7 +82,7 @@ class Service(Protocol):
         ...
 
 
-class Places:
+class CallLimit:
     """Limits the concurrent calls of each caller of a method: a call takes a thread and the memory
     of its messages until it ends.
 
@@ -317,6 +317,6 @@ def _in_use(address: str, why: str) -> InputError:
     )
 
 
-def caller(context: Context, keyring: Keyring) -> str:
+def caller_name(context: Context, keyring: Keyring) -> str:
     """Returns the name in the caller's certificate. Raises PeerError as ``Keyring.admit`` does."""
     return keyring.admit(context.auth_context()["x509_pem_cert"][0])

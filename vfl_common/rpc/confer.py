@@ -12,21 +12,21 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import exchange_pb2
-from vfl_common.rpc.channel import Context, Places, caller
+from vfl_common.rpc.channel import CallLimit, Context, caller_name
 from vfl_common.rpc.failures import from_failure, to_failure
 
 # The most calls of one party at the same time.
 MAX_CONFERRING = 1
 # The most bytes of a message: two notes, a chain of certificates, and a proof.
-MOST_BYTES = 1 << 17
+MAX_HEADS_BYTES = 1 << 17
 # The most hashes of a proof: a tree has at most 64 levels.
 _MAX_PROOF = 2 * 64
 # The most heads that other parties hold, and proofs from them, of a message.
-MOST_ALSO = 16
+MAX_OTHER_HEADS = 16
 
 
 @dataclass(frozen=True)
-class ShownHead:
+class LogHeads:
     """The head of a party's evidence log, and what it knows of the receiver's log; see ``Heads`` in
     the schema.
     """
@@ -59,12 +59,12 @@ class ShownHead:
         ).SerializeToString()
 
     @classmethod
-    def decoded(cls, data: bytes, *, party: str, me: str) -> Self:
+    def decode(cls, data: bytes, *, party: str, me: str) -> Self:
         """Reads a message of ``party``. Raises the error that it holds, and PeerError if it cannot
         be read.
         """
         try:
-            if len(data) > MOST_BYTES:
+            if len(data) > MAX_HEADS_BYTES:
                 raise DecodeError
             heads = exchange_pb2.Heads.FromString(data)
         except DecodeError:
@@ -76,11 +76,11 @@ class ShownHead:
         if heads.HasField("failure"):
             raise from_failure(heads.failure, sender=party, me=me)
         longest = max(len(heads.proof), *(len(proof.hashes) for proof in heads.proofs), 0)
-        if longest > _MAX_PROOF or max(len(heads.also), len(heads.proofs)) > MOST_ALSO:
+        if longest > _MAX_PROOF or max(len(heads.also), len(heads.proofs)) > MAX_OTHER_HEADS:
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
-                f"{party} sent more than {MOST_ALSO} proofs, or one of more than {_MAX_PROOF} "
-                f"hashes (got {len(heads.proofs)}, {longest})",
+                f"{party} sent more than {MAX_OTHER_HEADS} proofs, or one of more than "
+                f"{_MAX_PROOF} hashes (got {len(heads.proofs)}, {longest})",
                 party=party,
             )
         return cls(
@@ -96,7 +96,7 @@ class ShownHead:
         )
 
 
-Conferring = Callable[[str, ShownHead], ShownHead]
+Conferring = Callable[[str, LogHeads], LogHeads]
 
 
 def conferring(
@@ -107,19 +107,17 @@ def conferring(
 
     ``place``: raises PeerError if the caller may not ask. Nothing is read from such a caller.
     """
-    places = Places(MAX_CONFERRING, "calls about records")
+    places = CallLimit(MAX_CONFERRING, "calls about records")
 
     def serve(messages: Iterator[bytes], context: Context) -> Iterator[bytes]:
         name = ""
         try:
-            name = caller(context, keyring)
+            name = caller_name(context, keyring)
             place(name)
             with places.taken(name):
                 data = next(messages, b"")
                 ledger.add(name, CONTROL, CONTROL, "received", 0, len(data))
-                answer = confer(
-                    name, ShownHead.decoded(data, party=name, me=keyring.name)
-                ).encoded()
+                answer = confer(name, LogHeads.decode(data, party=name, me=keyring.name)).encoded()
         except Exception as error:  # noqa: BLE001 - the peer gets only the public text
             answer = exchange_pb2.Heads(failure=to_failure(error)).SerializeToString()
         if name:

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 from vfl_common.errors import Code, PeerError, VflError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.keyring import Keyring
-from vfl_common.rpc.channel import Context, Handler, Places, caller, connect, split_address
+from vfl_common.rpc.channel import CallLimit, Context, Handler, caller_name, connect, split_address
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _SERVING, _NOT_SERVING = (
@@ -41,7 +41,7 @@ class Health:
         self, services: Mapping[str, Callable[[], bool]], keyring: Keyring, may_ask: Collection[str]
     ) -> None:
         self._services, self._keyring, self._may_ask = dict(services), keyring, frozenset(may_ask)
-        self._places = Places(MAX_CHECKS, "checks")
+        self._places = CallLimit(MAX_CHECKS, "checks")
 
     def handler(self) -> Handler:
         """Returns the service's handler for the gRPC server."""
@@ -57,7 +57,7 @@ class Health:
         self, requests: Iterator[health_pb2.HealthCheckRequest], context: Context
     ) -> Iterator[health_pb2.HealthCheckResponse]:
         try:
-            name = caller(context, self._keyring)
+            name = caller_name(context, self._keyring)
         except PeerError:
             name = ""
         if name not in self._may_ask:

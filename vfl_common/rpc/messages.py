@@ -95,7 +95,7 @@ EMPTY_MESSAGES = {
 
 
 # The most bytes of ``Joining.shown_json``.
-MOST_SHOWN = 1 << 16
+MAX_SHOWN_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ class Uplink:
         data = heartbeat.SerializeToString()
         while not self.closed.wait(self.heartbeat_s):
             self.meter.sample()
-            self.keyring.tell_again()
+            self.keyring.warn_of_expiry_daily()
             if self.channel is not None:
                 self.send(data)
 

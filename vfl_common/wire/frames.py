@@ -306,7 +306,7 @@ class Assembly:
         specs = expect.tensors
         # If the announcement differs, ``check`` finds the difference.
         if header.SerializeToString() != _expected_header(expect):
-            kind, specs = announced(header, party)
+            kind, specs = parse_header(header, party)
             expect.check(kind, specs, party=party, step=self.step)
         allocate = allocate or _allocate
         self._bundle = Bundle(
@@ -349,7 +349,7 @@ class Assembly:
         return self._bundle
 
 
-def announced(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[str, TensorSpec]]:
+def parse_header(header: tensor_pb2.BundleHeader, party: str) -> tuple[Kind, dict[str, TensorSpec]]:
     """Returns the kind and specs that a header announces. Raises PeerError (MALFORMED_MESSAGE)."""
     if len(header.tensors) > MAX_TENSORS:
         raise malformed(

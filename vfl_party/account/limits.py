@@ -21,13 +21,13 @@ from vfl_party.account.persons import Persons, tagged
 from vfl_party.account.planned import Planned, of_prediction, planned
 from vfl_party.account.store import Standing, standing
 from vfl_party.account.sums import OF_A_PERSON, OF_ALL, People, Sums, worst
-from vfl_party.assembly.party import Opened
+from vfl_party.assembly.party import OpenedParty
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.phases.context import Party
-from vfl_party.policy.meeting import Proposed
+from vfl_party.policy.meeting import ProposedRun
 from vfl_party.predict.prediction import exchanges_of
-from vfl_party.record.book import LINES, Book, folder_of, secret_of
-from vfl_party.record.history import Disclosure, Private, Reader
+from vfl_party.record.book import LINES, RecordBook, folder_of, secret_of
+from vfl_party.record.history import Disclosure, PrivateStep, RecordReader
 
 _WHAT = {
     "epsilon": "an ε of {} for one person is spent",
@@ -50,7 +50,9 @@ def limits_of(file: PartyFile) -> AccountLimits:
     return file.policy.account if isinstance(file.policy, PolicySettings) else AccountLimits()
 
 
-def guard_of(book: Book, limits: AccountLimits, *, resumes: bool = False) -> AccountGuard | None:
+def guard_of(
+    book: RecordBook, limits: AccountLimits, *, resumes: bool = False
+) -> AccountGuard | None:
     """Returns what holds a run of a party with this record to limits; None without any. Raises
     InputError if the account cannot be used.
 
@@ -69,7 +71,7 @@ def guards_without_run(file: PartyFile) -> list[AccountGuard]:
     if not limits.given:
         return []
     if not (folder / LINES).is_file():
-        return [AccountGuard(Standing(folder, Sums(Persons(folder)), Reader()), limits, b"")]
+        return [AccountGuard(Standing(folder, Sums(Persons(folder)), RecordReader()), limits, b"")]
     return [AccountGuard(standing(folder), limits, secret_of(folder))]
 
 
@@ -106,8 +108,8 @@ class Balance:
 
 
 class AccountGuard:
-    """Holds a run to the limits: as a ``vfl_party.policy.meeting.Guard`` before it starts, and as
-    what a ``Recorder`` asks of each bundle.
+    """Holds a run to the limits: as a ``vfl_party.policy.meeting.RunGuard`` before it starts,
+    and as what a ``Recorder`` asks of each bundle.
 
     It reads on in the record each time, so that what other programs of the party have sent
     meanwhile counts, too.
@@ -123,7 +125,7 @@ class AccountGuard:
         # A party may serve several runs.
         self._asking = threading.Lock()
 
-    def before(self, proposed: Proposed) -> None:
+    def before(self, proposed: ProposedRun) -> None:
         """Raises InputError (REFUSED) if the run would pass a limit, by its plan."""
         if self._resumes:
             return
@@ -152,14 +154,14 @@ class AccountGuard:
     def met(self, run_id: str, facts: Mapping[str, object]) -> None:
         """Does nothing: the account does not depend on the other parties."""
 
-    def __call__(self, line: Disclosure | Private) -> None:
+    def __call__(self, line: Disclosure | PrivateStep) -> None:
         """Raises InputError (REFUSED) if what is about to leave would pass a limit at one of the
         receivers.
         """
         with self._asking:
             self._require_within(line)
 
-    def wrote(self, line: Disclosure | Private, begin: int, end: int) -> None:
+    def wrote(self, line: Disclosure | PrivateStep, begin: int, end: int) -> None:
         """Counts what is written by now."""
         with self._asking:
             self._standing.take(line, begin, end)
@@ -190,7 +192,7 @@ class AccountGuard:
                 allowed &= np.cumsum(allowed) <= max_total - total
         return allowed
 
-    def _require_within(self, line: Disclosure | Private) -> None:
+    def _require_within(self, line: Disclosure | PrivateStep) -> None:
         self._standing.catch_up()
         sums = self._standing.sums
         receivers = list(dict.fromkeys(line.to))
@@ -241,7 +243,7 @@ class AccountGuard:
                 )
 
     def balances(
-        self, opened: Opened, party: Party, runs: int, predictions: int = 0
+        self, opened: OpenedParty, party: Party, runs: int, predictions: int = 0
     ) -> list[Balance]:
         """Returns what so many runs and predicted rows would leave of each limit; empty if no plan
         is known. Of a person, one prediction counts: who is predicted more often is not known.
@@ -358,8 +360,8 @@ def _times_before(tags: npt.NDArray[np.void]) -> npt.NDArray[np.int64]:
     return earlier
 
 
-def _run(line: Disclosure | Private) -> str:
-    return line.run if isinstance(line, Private) else line.way.run
+def _run(line: Disclosure | PrivateStep) -> str:
+    return line.run if isinstance(line, PrivateStep) else line.way.run
 
 
 def _number(value: float) -> str:

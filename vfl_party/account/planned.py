@@ -12,7 +12,7 @@ from vfl_party.base.mechanism import Mechanism
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Exchange, Occurrence, Sent
 from vfl_party.phases.context import Party
-from vfl_party.policy.planned import MOST_STEPS, occurrences, receivers, sent_by
+from vfl_party.policy.planned import MAX_STEPS, get_sent, occurrences, receivers
 
 # Splits that have no row in common.
 _APART = ("train", "validation", "test")
@@ -57,7 +57,7 @@ def planned(party: Party, rows: int, job: str) -> dict[str, Planned] | None:
         return of_prediction(party, sides, rows)
     people = _People(party, rows, plans)
     for number, occurrence in enumerate(occurrences(party, rows)):
-        if number == MOST_STEPS:
+        if number == MAX_STEPS:
             return None
         people.count(occurrence)
     people.finish()
@@ -88,7 +88,7 @@ def of_prediction(
     """Returns {peer: what a joint prediction would send it}: each row once in each exchange."""
     plans: dict[str, Planned] = defaultdict(Planned)
     for exchange, chains in exchanges:
-        sent, up = sent_by(party, exchange)
+        sent, up = get_sent(party, exchange)
         chain = chains.up if up else chains.down
         peers = (
             [party.recipe.active.name] if up else [party_.name for party_ in party.recipe.passives]
@@ -126,7 +126,7 @@ class _People:
         party, exchange = self._party, occurrence.exchange
         phase = occurrence.step.phase
         chains = self._chains(phase, exchange)
-        sent, up = sent_by(party, exchange)
+        sent, up = get_sent(party, exchange)
         chain = chains.up if up else chains.down
         known = dict(occurrence.sizes)
         of_a_row, rows = _RowCost(), known.get("rows", 0)

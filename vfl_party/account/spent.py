@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from vfl_common.config.account import AccountLimits
-from vfl_common.text import aligned
+from vfl_common.text import align_columns
 from vfl_party.account.sums import BARE, OF_A_PERSON, OF_ALL, Sums, worst
 
 # In the order of the table: the key of the limit, and the heading.
@@ -114,7 +114,7 @@ def table(spent_: Iterable[Spent], limits: AccountLimits) -> list[str]:
             rows.append((*of, name, _render(value), limit_text, left))
         if row.uncovered:
             rows.append((*of, f"numbers a person, {_UNCOVERED}", _render(row.uncovered), "", ""))
-    return aligned(rows, _NUMBERS)
+    return align_columns(rows, _NUMBERS)
 
 
 def _render(value: float) -> str:

@@ -22,7 +22,7 @@ from vfl_party.account.persons import Persons
 from vfl_party.account.sums import RunSum, Sums
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.record.book import LINES
-from vfl_party.record.history import Disclosure, Private, Reader, RecordHistory
+from vfl_party.record.history import Disclosure, PrivateStep, RecordHistory, RecordReader
 
 FILE = "account.sqlite"
 # For another program that reads a long record.
@@ -43,7 +43,7 @@ class Standing:
 
     folder: Path
     sums: Sums
-    reader: Reader
+    reader: RecordReader
     lines: int = 0
     at: int = 0
 
@@ -67,7 +67,7 @@ class Standing:
             self.lines, self.at = self.lines + 1, end
         return self.lines > lines
 
-    def take(self, line: Disclosure | Private, begin: int, end: int) -> None:
+    def take(self, line: Disclosure | PrivateStep, begin: int, end: int) -> None:
         """Adds a line that this process has written, so that it need not be read; if another line
         comes before it, both are read later.
         """
@@ -75,10 +75,10 @@ class Standing:
             self._add(line)
             self.lines, self.at = self.lines + 1, end
 
-    def _add(self, line: Disclosure | Private) -> None:
+    def _add(self, line: Disclosure | PrivateStep) -> None:
         """Adds what a line tells of. Raises InputError if its cost is not one of a mechanism."""
-        cost = line.cost if isinstance(line, Private) else line.way.cost
-        if cost or isinstance(line, Private):
+        cost = line.cost if isinstance(line, PrivateStep) else line.way.cost
+        if cost or isinstance(line, PrivateStep):
             try:
                 Mechanism.read(cost)
             except ValueError:
@@ -158,7 +158,7 @@ def _open_account(path: Path) -> Iterator[sqlite3.Connection]:
 def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
     position = file.execute("SELECT record, lines, bytes FROM position").fetchone()
     if position is None:
-        return Standing(folder, Sums(Persons(folder)), Reader())
+        return Standing(folder, Sums(Persons(folder)), RecordReader())
     of, lines, at = position[0], int(position[1]), int(position[2])
     if of != record or at > (folder / LINES).stat().st_size:
         raise InputError(
@@ -189,7 +189,7 @@ def _read(file: sqlite3.Connection, folder: Path, record: str) -> Standing:
             )
         },
     )
-    return Standing(folder, sums, Reader(known), lines, at)
+    return Standing(folder, sums, RecordReader(known), lines, at)
 
 
 def _write(

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from vfl_party.account.persons import Numbers, Persons
 from vfl_party.align.exchanges import MASKED, TAGS
 from vfl_party.base.mechanism import Mechanism
-from vfl_party.privacy.accountant import composed
-from vfl_party.record.history import Disclosure, Private
+from vfl_party.privacy.accountant import compose
+from vfl_party.record.history import Disclosure, PrivateStep
 
 # Keys of the limits that hold for one person.
 OF_A_PERSON = ("numbers_of_a_person", "bytes_of_a_person", "split_bits", "predictions_of_a_person")
@@ -119,7 +119,7 @@ class Sums:
             # Reads each mechanism.
             _ = [*self.costs(peer)]
 
-    def add(self, line: Disclosure | Private) -> None:
+    def add(self, line: Disclosure | PrivateStep) -> None:
         """Adds what a line tells of. Raises InputError if its people cannot be read."""
         for peer in dict.fromkeys(line.to):
             run = self._run(peer, line)
@@ -134,14 +134,14 @@ class Sums:
                 run.first, run.last = run.first or line.at, max(run.last, line.at)
                 if added.run["alignments"]:
                     run.aligned = line.way.generation
-        if isinstance(line, Private):
+        if isinstance(line, PrivateStep):
             key = line.run, line.phase, line.of
             self.taken[key] = max(self.taken.get(key, 0), line.steps)
 
-    def added(self, line: Disclosure | Private, peer: str) -> Added:
+    def added(self, line: Disclosure | PrivateStep, peer: str) -> Added:
         """Returns what a line adds for a peer."""
         table = self.persons.of(line.people) if line.people else np.empty(0, np.int64)
-        if isinstance(line, Private):
+        if isinstance(line, PrivateStep):
             before = self.taken.get((line.run, line.phase, line.of), 0)
             uses = max(0, line.steps - before)
             return Added({_COST + line.cost: (np.unique(table), uses)} if uses else {}, {})
@@ -256,12 +256,12 @@ class Sums:
         """Returns the data set of a person; -1 for nobody."""
         return int(self.persons.sets[person]) if person >= 0 else -1
 
-    def _run(self, peer: str, line: Disclosure | Private) -> RunSum:
-        name = line.run if isinstance(line, Private) else line.way.run
+    def _run(self, peer: str, line: Disclosure | PrivateStep) -> RunSum:
+        name = line.run if isinstance(line, PrivateStep) else line.way.run
         run = self.runs.get((peer, name))
         if run is None:
             number = self._numbers.setdefault(name, len(self._numbers))
-            job = "train" if isinstance(line, Private) else line.way.job
+            job = "train" if isinstance(line, PrivateStep) else line.way.job
             run = self.runs[peer, name] = RunSum(number, job)
         if run.person < 0:
             run.person = self._find_person(line)
@@ -270,7 +270,7 @@ class Sums:
                 self._of_merge = -1
         return run
 
-    def _find_person(self, line: Disclosure | Private) -> int:
+    def _find_person(self, line: Disclosure | PrivateStep) -> int:
         """Returns one of the people whose data a line is about, -1 if there is none."""
         tagged = line.tags if isinstance(line, Disclosure) else None
         if tagged is not None:
@@ -301,4 +301,4 @@ def worst(costs: list[tuple[Mechanism, Numbers]], delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _epsilon(mechanisms: tuple[Mechanism, ...], times: tuple[int, ...], delta: float) -> float:
-    return composed(zip(mechanisms, times, strict=True), delta)
+    return compose(zip(mechanisms, times, strict=True), delta)

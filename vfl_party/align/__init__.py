@@ -3,7 +3,7 @@ each party's own.
 """
 
 from vfl_common.config.recipe import Recipe
-from vfl_party.align.aligned import Aligned, Aligning, Alignment, Holding
+from vfl_party.align.aligned import AlignedRows, Alignment, AlignmentContext, Holding
 from vfl_party.align.digest import DigestAlignment
 from vfl_party.align.own_rows import OwnRows
 from vfl_party.align.partial import of_tables
@@ -11,7 +11,7 @@ from vfl_party.align.psi import PsiAlignment
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 
-__all__ = ["Aligned", "Aligning", "Alignment", "Holding", "alignment_of", "of_tables"]
+__all__ = ["AlignedRows", "Alignment", "AlignmentContext", "Holding", "alignment_of", "of_tables"]
 
 
 def alignment_of(

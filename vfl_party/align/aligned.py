@@ -11,7 +11,7 @@ import numpy as np
 
 from vfl_common.files import write_atomic
 from vfl_common.identity.credentials import Credentials
-from vfl_common.psi import MOST_ROWS
+from vfl_common.psi import MAX_ROWS
 from vfl_party.base.held import HeldRows
 from vfl_party.base.seeds import Rows
 from vfl_party.data import Table
@@ -26,7 +26,7 @@ KEPT = "division.txt"
 
 
 @dataclass(frozen=True)
-class Aligned:
+class AlignedRows:
     """The rows that all parties hold, or one party's own rows without an alignment.
 
     Args:
@@ -105,7 +105,7 @@ class Aligned:
         if self.division is not None:
             write_atomic(folder / KEPT, "".join(map(str, self.division)))
 
-    def with_kept(self, folder: Path) -> Aligned:
+    def with_kept(self, folder: Path) -> AlignedRows:
         """Returns the rows with the division saved in the run's folder; unchanged if it has none
         that fits.
         """
@@ -121,7 +121,7 @@ class Aligned:
 
 
 @dataclass(frozen=True)
-class Aligning:
+class AlignmentContext:
     """The context of an alignment in one generation of a run.
 
     Args:
@@ -149,7 +149,7 @@ class Aligning:
     credentials: Credentials | None = None
     begins: Callable[[], None] = lambda: None
     at_least: int = 1
-    peer_rows_at_most: int = MOST_ROWS
+    peer_rows_at_most: int = MAX_ROWS
     salt: bytes = b""
     show: Callable[..., None] = lambda _event, **_facts: None
     tick: Callable[[str, int, int, int, int], None] = (
@@ -171,7 +171,7 @@ class Alignment(Protocol):
         """Returns all exchanges of a generation in order, for parties of ``rows`` rows each."""
         ...
 
-    def expected(self, table: Table) -> Aligned:
+    def expected(self, table: Table) -> AlignedRows:
         """Returns the rows that this party expects before it asks the others: all its rows, if not
         ``certain``.
 
@@ -188,11 +188,11 @@ class Alignment(Protocol):
         """
         ...
 
-    def kept(self, at: Aligning) -> Aligned:
+    def kept(self, at: AlignmentContext) -> AlignedRows:
         """Returns the rows that this party and the others agreed on earlier in the run."""
         ...
 
-    def show(self, at: Aligning, aligned: Aligned) -> None:
+    def show(self, at: AlignmentContext, aligned: AlignedRows) -> None:
         """Shows the active party the rows ``aligned`` of this passive party, which returns to the
         run.
 
@@ -200,7 +200,7 @@ class Alignment(Protocol):
         """
         ...
 
-    def align(self, at: Aligning) -> Aligned:
+    def align(self, at: AlignmentContext) -> AlignedRows:
         """Decides the rows with the others; all parties call it at the beginning of a generation.
 
         Raises PeerError if the parties' rows do not fit together.

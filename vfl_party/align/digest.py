@@ -24,7 +24,7 @@ from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
 from vfl_common.link import OLDEST, StepPassed
-from vfl_party.align.aligned import Aligned, Aligning
+from vfl_party.align.aligned import AlignedRows, AlignmentContext
 from vfl_party.data import Table
 from vfl_party.data.rows import division_of, is_division
 from vfl_party.outbound.chains import make_chains
@@ -73,30 +73,30 @@ class DigestAlignment:
         """See ``Alignment.occurrences``."""
         return [Occurrence.of(self._exchange, StepKey(OPENING, 0, 0), rows=rows)]
 
-    def expected(self, table: Table) -> Aligned:
+    def expected(self, table: Table) -> AlignedRows:
         """See ``Alignment.expected``."""
-        return Aligned(table.ids, division_of(self._recipe, table) if self._divides else None)
+        return AlignedRows(table.ids, division_of(self._recipe, table) if self._divides else None)
 
     def found_before(self, _runs: Path, _name: str, _table: Table) -> int | None:
         """See ``Alignment.found_before``."""
         return None
 
-    def kept(self, at: Aligning) -> Aligned:
+    def kept(self, at: AlignmentContext) -> AlignedRows:
         """See ``Alignment.kept``."""
         return self.expected(at.table).with_kept(at.folder)
 
-    def show(self, at: Aligning, aligned: Aligned) -> None:
+    def show(self, at: AlignmentContext, aligned: AlignedRows) -> None:
         """See ``Alignment.show``."""
         if at.connections.protocol < SHOWN_AGAIN_SINCE:
             return
         show_again(self._asking(at, len(aligned.ids)), at, aligned.ids)
 
-    def _asking(self, at: Aligning, rows: int) -> Asking:
+    def _asking(self, at: AlignmentContext, rows: int) -> Asking:
         chains = make_chains(self._recipe, OPENING, self._exchange, "passive", self._policy)
         active = self._recipe.active.name
         return Asking(self._exchange, OPENING, chains, at.connections, active, CPU, {"rows": rows})
 
-    def align(self, at: Aligning) -> Aligned:
+    def align(self, at: AlignmentContext) -> AlignedRows:
         """Compares the rows: each passive party sends the number and the keyed digest of its ids to
         the active party.
 
@@ -108,7 +108,7 @@ class DigestAlignment:
         if name != active:
             reply = self._asking(at, len(ids)).swap(step, mine)
             if not self._gets_division:
-                return Aligned(ids)
+                return AlignedRows(ids)
             division = reply["split"].numpy().tobytes()
             if not is_division(division):
                 raise PeerError(
@@ -116,7 +116,7 @@ class DigestAlignment:
                     f"{active}: sent a division without training rows. Begin a new run.",
                     party=active,
                 )
-            return Aligned(ids, division)
+            return AlignedRows(ids, division)
         chains = make_chains(self._recipe, OPENING, self._exchange, "active", self._policy)
         answering = Answering(self._exchange, OPENING, chains, at.connections, CPU, {})
         received = answering.collect(step)
@@ -142,7 +142,7 @@ class DigestAlignment:
         return aligned
 
 
-def show_again(asking: Asking, at: Aligning, ids: Sequence[str]) -> None:
+def show_again(asking: Asking, at: AlignmentContext, ids: Sequence[str]) -> None:
     """Shows the active party again what this returning passive party showed before. Raises
     PeerError if the rows are others.
     """
@@ -157,7 +157,7 @@ def show_again(asking: Asking, at: Aligning, ids: Sequence[str]) -> None:
         )
 
 
-def describe_rows(at: Aligning, ids: Sequence[str]) -> dict[str, Tensor]:
+def describe_rows(at: AlignmentContext, ids: Sequence[str]) -> dict[str, Tensor]:
     """Returns the count, int64 [1], and the digest, uint8 [32], of a passive party's ids."""
     digest = rows_digest(at.run_id, ids, at.salt, protocol=at.connections.protocol)
     return {

@@ -71,19 +71,21 @@ def time_masking(rows: int, workers: int) -> tuple[float, float]:
         return took_s / count, cpu_s / count
 
 
-def measured() -> MaskingTime:
+def measure_masking() -> MaskingTime:
     """Measures CPU time in this process, within a second: the best of a few turns, so that other
     load does not matter.
     """
     ids = [f"customer-{row:09d}".encode() for row in range(batches.BATCH)]
-    points = lanes.own(ids, b"", _SECRET)
+    points = lanes.hash_and_mask(ids, b"", _SECRET)
 
     def others() -> None:
         curve.check(points, "another")
-        curve.masked(points, _SECRET)
+        curve.mask(points, _SECRET)
 
     feeding_s = min(time_masking(_BATCHES * batches.BATCH, 1)[1] for _ in range(_TURNS))
-    return MaskingTime(_best_s(lambda: lanes.own(ids, b"", _SECRET)), _best_s(others), feeding_s)
+    return MaskingTime(
+        _best_s(lambda: lanes.hash_and_mask(ids, b"", _SECRET)), _best_s(others), feeding_s
+    )
 
 
 def _best_s(act: Callable[[], object]) -> float:

@@ -247,7 +247,7 @@ class Meeting:
             return self._identity.public
         if credentials is None:
             return introduction[: sealed.PUBLIC_BYTES]
-        return sealed.verified(
+        return sealed.verify_introduction(
             introduction[:size],
             credentials,
             self._ring.names[number],

@@ -13,7 +13,7 @@ from vfl_common.bundle import Kind, StepKey
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
 from vfl_common.link import OLDEST
-from vfl_party.align.aligned import Aligned, Aligning, Holding
+from vfl_party.align.aligned import AlignedRows, AlignmentContext, Holding
 from vfl_party.align.digest import OPENING
 from vfl_party.data import Table
 from vfl_party.data.rows import CODES, decode_division, divide_rows, division_of
@@ -48,14 +48,14 @@ class OwnRows:
         """See ``Alignment.occurrences``."""
         return [Occurrence.of(HOLDINGS, StepKey(OPENING, 0, 0), parties=len(self._passives))]
 
-    def expected(self, table: Table) -> Aligned:
+    def expected(self, table: Table) -> AlignedRows:
         """See ``Alignment.expected``."""
         if table.labels is not None:
-            return Aligned(table.ids, bytes([CODES.index("train")]) * len(table))
+            return AlignedRows(table.ids, bytes([CODES.index("train")]) * len(table))
         if not self._divides:
             # All rows to predict come first in the list, as if they were for training.
             held = dict.fromkeys(SPLITS, 0) | {SPLITS[0]: len(table)}
-            return Aligned(table.ids, None, dict.fromkeys(self._passives, held))
+            return AlignedRows(table.ids, None, dict.fromkeys(self._passives, held))
         division = division_of(self._recipe, table)
         splits = (
             decode_division(division)
@@ -63,20 +63,20 @@ class OwnRows:
             else divide_rows(self._recipe, len(table))
         )
         held = {split: len(splits[split]) for split in SPLITS}
-        return Aligned(table.ids, division, dict.fromkeys(self._passives, held))
+        return AlignedRows(table.ids, division, dict.fromkeys(self._passives, held))
 
     def found_before(self, _runs: Path, _name: str, _table: Table) -> int | None:
         """See ``Alignment.found_before``."""
         return None
 
-    def kept(self, at: Aligning) -> Aligned:
+    def kept(self, at: AlignmentContext) -> AlignedRows:
         """See ``Alignment.kept``."""
         return self.expected(at.table)
 
-    def show(self, at: Aligning, aligned: Aligned) -> None:
+    def show(self, at: AlignmentContext, aligned: AlignedRows) -> None:
         """Does nothing: each party has rows of its own, and no phase goes on without a party."""
 
-    def align(self, at: Aligning) -> Aligned:
+    def align(self, at: AlignmentContext) -> AlignedRows:
         """Shares how many rows each passive party holds in each split.
 
         Raises PeerError: MALFORMED_MESSAGE if a number is impossible, REFUSED if a party has more
@@ -111,7 +111,7 @@ class OwnRows:
                     f"{active}: announced other rows for {name} than it holds. Begin a new run.",
                     party=active,
                 )
-            return Aligned(mine.ids, mine.division, holdings)
+            return AlignedRows(mine.ids, mine.division, holdings)
         answering = Answering(HOLDINGS, OPENING, chains, connections, CPU, {})
         received = answering.collect(step)
         holdings = {
@@ -121,10 +121,10 @@ class OwnRows:
             [[holdings[party][split] for split in SPLITS] for party in self._passives]
         )
         answering.reply_all(step, received, {"rows": table})
-        return Aligned(mine.ids, mine.division, holdings)
+        return AlignedRows(mine.ids, mine.division, holdings)
 
 
-def _read(at: Aligning, sender: str, party: str, counts: list[int]) -> Holding:
+def _read(at: AlignmentContext, sender: str, party: str, counts: list[int]) -> Holding:
     """Reads how many rows a party holds. Raises PeerError if a number is impossible, leaves none
     for training, or is more than this party allows.
     """

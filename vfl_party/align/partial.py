@@ -22,7 +22,7 @@ from vfl_common.bundle import Kind
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.files import write_atomic
-from vfl_party.align.aligned import Aligned, Aligning
+from vfl_party.align.aligned import AlignedRows, AlignmentContext
 from vfl_party.align.digest import (
     AGAIN,
     CPU,
@@ -68,7 +68,7 @@ class PartialRows:
         """See ``Alignment.occurrences``."""
         return [Occurrence.of(PLACED, SHOWN, rows=rows)]
 
-    def align(self, at: Aligning, common: CommonRows) -> Aligned:
+    def align(self, at: AlignmentContext, common: CommonRows) -> AlignedRows:
         """Compares the common rows pair by pair, and agrees on their order.
 
         Raises PeerError (ROWS_DIFFER) at the active party, naming a party that holds other ids; at
@@ -98,17 +98,17 @@ class PartialRows:
         )
         return self._place(at, rows, splits, places)
 
-    def _asking(self, at: Aligning, rows: int) -> Asking:
+    def _asking(self, at: AlignmentContext, rows: int) -> Asking:
         chains = make_chains(self._recipe, OPENING, PLACED, "passive", self._policy)
         active = self._recipe.active.name
         return Asking(PLACED, OPENING, chains, at.connections, active, CPU, {"rows": rows})
 
-    def show(self, at: Aligning, aligned: Aligned) -> None:
+    def show(self, at: AlignmentContext, aligned: AlignedRows) -> None:
         """See ``Alignment.show``."""
         ids = at.table.select(np.sort(aligned.rows)).ids
         show_again(self._asking(at, len(ids)), at, ids)
 
-    def restore(self, at: Aligning, common: CommonRows) -> Aligned:
+    def restore(self, at: AlignmentContext, common: CommonRows) -> AlignedRows:
         """Returns the rows that this party agreed on earlier in the run. Raises InputError."""
         if at.name == self._recipe.active.name:
             return self._order(at.table, common)
@@ -127,8 +127,8 @@ class PartialRows:
             ) from None
 
     def _place(
-        self, at: Aligning, rows: Rows, splits: npt.NDArray[np.int64], places: Rows
-    ) -> Aligned:
+        self, at: AlignmentContext, rows: Rows, splits: npt.NDArray[np.int64], places: Rows
+    ) -> AlignedRows:
         order, whole = np.argsort(places), np.repeat(np.arange(len(CODES), dtype=np.uint8), splits)
         held = np.zeros(len(whole), bool)
         held[places] = True
@@ -141,7 +141,7 @@ class PartialRows:
             )
         return build_aligned(at.table, rows[order], whole, {at.name: held}, mine, self._divides)
 
-    def _tell(self, at: Aligning, common: CommonRows) -> Aligned:
+    def _tell(self, at: AlignmentContext, common: CommonRows) -> AlignedRows:
         aligned = self._order(at.table, common)
         chains = make_chains(self._recipe, OPENING, PLACED, "active", self._policy)
         answering = Answering(PLACED, OPENING, chains, at.connections, CPU, {})
@@ -170,14 +170,14 @@ class PartialRows:
         )
         return aligned
 
-    def _order(self, table: Table, common: CommonRows) -> Aligned:
+    def _order(self, table: Table, common: CommonRows) -> AlignedRows:
         """Returns the active party's rows in the order of all."""
         return order_rows(self._recipe, table, common.rows, common.holders, divides=self._divides)
 
 
 def order_rows(
     recipe: Recipe, table: Table, rows_N: Mask, holders: Mapping[str, Mask], *, divides: bool
-) -> Aligned:
+) -> AlignedRows:
     """Draws the order of the rows at the active party, and divides them. Raises InputError.
 
     Args:
@@ -201,7 +201,7 @@ def order_rows(
     return build_aligned(table, order, codes, masks, codes, divides)
 
 
-def of_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, Aligned]:
+def of_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, AlignedRows]:
     """Returns what an alignment gives each party, if all tables are in this process. Raises
     InputError.
     """
@@ -217,7 +217,7 @@ def of_tables(recipe: Recipe, tables: Mapping[str, Table]) -> dict[str, Aligned]
         place = {id_: at for at, id_ in enumerate(tables[name].ids)}
         mine = np.flatnonzero(held)
         rows = np.array([place[first.ids[row]] for row in mine.tolist()], np.int64)
-        aligned[name] = Aligned(
+        aligned[name] = AlignedRows(
             tables[name].select(rows).ids, codes[mine].tobytes(), held=first.held, rows=rows
         )
     return aligned
@@ -230,7 +230,7 @@ def build_aligned(
     by: Mapping[str, Mask],
     mine: npt.NDArray[np.uint8],
     divides: bool,
-) -> Aligned:
+) -> AlignedRows:
     """Returns what an alignment gives a party.
 
     Args:
@@ -244,4 +244,4 @@ def build_aligned(
     splits = decode_division(whole.tobytes()) if divides else {}
     splits["all"] = np.arange(len(whole), dtype=np.int64)
     division = mine.tobytes() if divides else None
-    return Aligned(table.select(rows).ids, division, held=HeldRows(splits, by), rows=rows)
+    return AlignedRows(table.select(rows).ids, division, held=HeldRows(splits, by), rows=rows)

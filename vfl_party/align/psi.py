@@ -35,9 +35,9 @@ import numpy.typing as npt
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import RowsSettings
 from vfl_common.errors import AbortedError, Code, InputError, PeerError
-from vfl_common.psi import least_common, too_few
+from vfl_common.psi import min_common, too_few
 from vfl_party.align import batches
-from vfl_party.align.aligned import Aligned, Aligning
+from vfl_party.align.aligned import AlignedRows, AlignmentContext
 from vfl_party.align.digest import DigestAlignment
 from vfl_party.align.exchanges import occurrences
 from vfl_party.align.meeting import Meeting
@@ -71,11 +71,11 @@ class PsiAlignment:
         exchanged = occurrences(1 + len(self._recipe.passives), rows)
         return [*exchanged, *(self._partial or self._digest).occurrences(rows)]
 
-    def expected(self, table: Table) -> Aligned:
+    def expected(self, table: Table) -> AlignedRows:
         """See ``Alignment.expected``."""
         return self._digest.expected(table)
 
-    def kept(self, at: Aligning) -> Aligned:
+    def kept(self, at: AlignmentContext) -> AlignedRows:
         """See ``Alignment.kept``."""
         common = self._load_common(at)
         if common is None and self._recipe.passives:
@@ -92,13 +92,13 @@ class PsiAlignment:
         aligned = self._digest.expected(at.table.select(rows)).with_kept(at.folder)
         return replace(aligned, rows=rows)
 
-    def show(self, at: Aligning, aligned: Aligned) -> None:
+    def show(self, at: AlignmentContext, aligned: AlignedRows) -> None:
         """See ``Alignment.show``."""
         common = self._load_common(at)
         rows = self._partial if self._partial is not None and common is not None else self._digest
         rows.show(at if common is None else replace(at, salt=common.salt), aligned)
 
-    def _load_common(self, at: Aligning) -> CommonRows | None:
+    def _load_common(self, at: AlignmentContext) -> CommonRows | None:
         """Returns the common rows, if this party has saved them."""
         if not self._recipe.passives:
             return None
@@ -134,7 +134,7 @@ class PsiAlignment:
         _require_enough(rows, common.rows)
         return common
 
-    def align(self, at: Aligning) -> Aligned:
+    def align(self, at: AlignmentContext) -> AlignedRows:
         """Finds the common rows, unless the run already knows them, and compares them as
         ``DigestAlignment`` does.
 
@@ -187,7 +187,7 @@ class PsiAlignment:
         files.clear()
         return aligned
 
-    def _check_enough(self, common: npt.NDArray[np.bool_], at: Aligning) -> None:
+    def _check_enough(self, common: npt.NDArray[np.bool_], at: AlignmentContext) -> None:
         """Raises PeerError (ROWS_DIFFER) if there are fewer common rows than the recipe or this
         party requires.
         """
@@ -211,5 +211,5 @@ class PsiAlignment:
 def _require_enough(rows: RowsSettings, common: npt.NDArray[np.bool_]) -> None:
     """Raises PeerError if too few of this party's rows are common."""
     count = int(common.sum())
-    if count < least_common(rows.at_least, len(common)):
+    if count < min_common(rows.at_least, len(common)):
         raise too_few(rows.at_least, count, partial=rows.partial)

@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import unwritable, write_atomic
+from vfl_common.files import write_atomic, write_error
 
 _DAY_S = 86_400.0
 _MIN_PEER_ROWS, _MAX_PEER_ROWS, _TIMES = 100_000, 10_000_000, 10
@@ -41,7 +41,7 @@ def count(path: Path, source: str, max_times: int, now_s: float) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
             _count(path, source, max_times, now_s)
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise write_error(path, error) from None
 
 
 def _count(path: Path, source: str, max_times: int, now_s: float) -> None:

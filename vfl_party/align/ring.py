@@ -9,7 +9,7 @@ import torch
 from vfl_common.config.recipe import Recipe
 from vfl_common.psi import PHASE
 from vfl_party.align import batches
-from vfl_party.align.aligned import Aligning
+from vfl_party.align.aligned import AlignmentContext
 from vfl_party.align.exchanges import HELLO, LISTS, MASKED, SIZES, TAGS
 from vfl_party.outbound.chains import make_chains
 from vfl_party.outbound.declared import Exchange, Role
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 class PsiRing:
     """The ring of all parties, as seen by one of them: the active party is number 0."""
 
-    def __init__(self, recipe: Recipe, policy: Policy, at: Aligning) -> None:
+    def __init__(self, recipe: Recipe, policy: Policy, at: AlignmentContext) -> None:
         self.names = [recipe.active.name, *(party.name for party in recipe.passives)]
         self.server, self.at = recipe.server, at
         self.me, self.size = self.names.index(at.name), len(self.names)

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.files import private_file, unwritable
+from vfl_common.files import private_file, write_error
 from vfl_common.psi.spill import Spill
 from vfl_party.align.digest import digest_with_key
 from vfl_party.psi.curve import POINT_BYTES
@@ -213,7 +213,7 @@ class AlignmentFiles:
         try:
             self._path.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise unwritable(self._path, error) from None
+            raise write_error(self._path, error) from None
 
     # -- masked points, on the disk
     # ----------------------------------------------------------------------
@@ -224,7 +224,7 @@ class AlignmentFiles:
 
     def count_stored(self, round_: int) -> int:
         """Returns how many points of a round are saved."""
-        return self._points(round_).stored()
+        return self._points(round_).count_rows()
 
     def cut(self, round_: int, of: int) -> None:
         """Removes points beyond the whole batches of a round of ``of`` points.

@@ -26,7 +26,7 @@ from vfl_common.rpc.channel import means_all_addresses
 from vfl_common.rpc.messages import Joining
 from vfl_common.rpc.unable import tell_unable
 from vfl_party.assembly.models import encoder_settings
-from vfl_party.assembly.party import TRAINING, Load, Opened, Work, load, open_party
+from vfl_party.assembly.party import TRAINING, Load, OpenedParty, Work, load, open_party
 from vfl_party.base.devices import resolve_device
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies import load as load_policy
@@ -58,7 +58,7 @@ class OwnFiles:
         """What the recipe has its parties do."""
         return Course(self.recipe)
 
-    def open(self, load: Load = load, work: Work = TRAINING) -> Opened:
+    def open(self, load: Load = load, work: Work = TRAINING) -> OpenedParty:
         """Reads the data, with ``load``. Raises InputError."""
         return open_party(self.recipe, self.name, self.data, self.encoder, load, work)
 

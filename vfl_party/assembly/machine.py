@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vfl_common.config.party import PartyFile
 from vfl_common.errors import InputError
-from vfl_common.files import require_room
+from vfl_common.files import require_writable
 from vfl_common.rpc.channel import check_address
 
 
@@ -17,7 +17,7 @@ def room(file: PartyFile) -> str:
     them cannot be written.
     """
     folders = dict.fromkeys((Path(file.out), Path(file.record.folder or file.out)))
-    existing = [require_room(folder) for folder in folders]
+    existing = [require_writable(folder) for folder in folders]
     free = [
         f"{shutil.disk_usage(folder).free / 1e9:,.1f} GB free for {folder}" for folder in existing
     ]

@@ -9,7 +9,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Tree
 from vfl_party.base.seeds import derive_seed
-from vfl_party.models import build_joint, build_top, check_encoder, seeded
+from vfl_party.models import build_joint, build_top, check_encoder, seed_torch
 from vfl_party.models.top import stand_ins
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.phases.course import Course
@@ -60,7 +60,7 @@ def build_models(
     if name == recipe.active.name:
         models |= course.upper(seed)
         widths = [recipe.embedding_size(party.name) for party in recipe.modelled if party.features]
-        with seeded(derive_seed(seed, "init", name, "top")):
+        with seed_torch(derive_seed(seed, "init", name, "top")):
             # A network that is cut in two has one embedding of a row, and nothing to combine.
             models["top"] = (
                 build_top(recipe.model.top, recipe.model.embedding_size, recipe.task.outputs)

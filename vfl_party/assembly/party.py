@@ -25,26 +25,26 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import ChangedError, Code, InputError
 from vfl_common.stages import AggregationPlan, Job, Planned
 from vfl_common.summary import ExchangeSummary
-from vfl_party.align import Aligned, alignment_of
+from vfl_party.align import AlignedRows, alignment_of
 from vfl_party.assembly.models import build_models, load_models
 from vfl_party.base.devices import random_states, set_random_states
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.base.phase import Phase, Tree
 from vfl_party.base.seeds import derive_seed
 from vfl_party.data import Table, load_table, read_table
-from vfl_party.data.inputs.made import Noted
+from vfl_party.data.inputs.made import BatchLog
 from vfl_party.data.rows import Prepared, prepare
-from vfl_party.models import begin, check_combination, check_top
-from vfl_party.outbound.chains import PASSIVES, coding_of, summarised
+from vfl_party.models import check_combination, check_top, seed_generator
+from vfl_party.outbound.chains import PASSIVES, coding_of, summarize_exchanges
 from vfl_party.outbound.exchange import Connections
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
-from vfl_party.outbound.sent import SentBefore
+from vfl_party.outbound.sent import SentDigests
 from vfl_party.phases.advice import check_roles, check_spelling, label_taken
 from vfl_party.phases.context import Hooks, MakeEncoder, Party, PartyData
 from vfl_party.phases.course import Course
 from vfl_party.privacy.label_noise import mechanism, randomise
-from vfl_party.ranks import Part, SpreadEncoder, check_spread
+from vfl_party.ranks import SpreadEncoder, TablePart, check_spread
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class PutOnRanks(Protocol):
     """Puts an encoder on all processes of a party."""
 
     def __call__(
-        self, encoder: nn.Module, prepared: Prepared, parts: Sequence[Part], noted: Noted
+        self, encoder: nn.Module, prepared: Prepared, parts: Sequence[TablePart], noted: BatchLog
     ) -> SpreadEncoder:
         """Returns the encoder.
 
@@ -80,7 +80,7 @@ class Work(Protocol):
     @property
     def run_id(self) -> str: ...
 
-    def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
+    def prepare(self, opened: OpenedParty, aligned: AlignedRows) -> Prepared:
         """Returns the aligned rows, ready for encoders. Raises InputError."""
         ...
 
@@ -106,7 +106,7 @@ class Training:
     job: ClassVar[Job] = "train"
     run_id: ClassVar[str] = ""
 
-    def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
+    def prepare(self, opened: OpenedParty, aligned: AlignedRows) -> Prepared:
         """Returns the aligned rows with their splits. Raises InputError."""
         rest = (aligned.rest(opened.table), opened.unaligned)
         return prepare(
@@ -137,7 +137,7 @@ TRAINING = Training()
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedParty:
     """A party's data, read and checked, before any contact with the others.
 
     Args:
@@ -160,7 +160,7 @@ class Opened:
     work: Work
     unaligned: Table | None = None
     advice: str = ""
-    sent: SentBefore = field(default_factory=SentBefore, compare=False)
+    sent: SentDigests = field(default_factory=SentDigests, compare=False)
 
     @property
     def recipe(self) -> Recipe:
@@ -193,7 +193,7 @@ def open_party(
     encoder: EncoderSettings,
     load: Load = load,
     work: Work = TRAINING,
-) -> Opened:
+) -> OpenedParty:
     """Reads the data of a party. Rows to predict have no labels. Raises InputError."""
     course, labels = Course(recipe), work.job == "train"
     if labels:
@@ -220,10 +220,10 @@ def open_party(
     advice = label_taken(name, data) if labels and not active else ""
     if advice:
         log.warning("%s: %s", shown(data.source), advice, extra={"event": "advice"})
-    return Opened(course, name, data, encoder, table, work, unaligned, advice)
+    return OpenedParty(course, name, data, encoder, table, work, unaligned, advice)
 
 
-def expected_rows(opened: Opened) -> Aligned:
+def expect_rows(opened: OpenedParty) -> AlignedRows:
     """Returns the rows that a party expects to train on, before any contact with the others: at
     most all of its own.
     """
@@ -237,7 +237,7 @@ class Assembled:
     ``generators``: the states of torch's generators after models and phases were made.
     """
 
-    opened: Opened
+    opened: OpenedParty
     prepared: Prepared
     party: Party
     phases: Sequence[Phase]
@@ -307,7 +307,7 @@ class Assembled:
             for (phase, _), open_exchange in party.exchanges.items()
         ]
         summaries = [
-            summarised(
+            summarize_exchanges(
                 recipe, phase, exchange, chains, after_labels=party.course.after_labels(phase)
             )
             for phase, exchange, chains in (*first, *opened)
@@ -376,8 +376,8 @@ class Assembled:
 
 
 def assemble(
-    opened: Opened,
-    aligned: Aligned,
+    opened: OpenedParty,
+    aligned: AlignedRows,
     *,
     device: torch.device = CPU,
     policy: Policy | None = None,
@@ -409,7 +409,7 @@ def assemble(
     # The seed of dropout.
     seed = derive_seed(own, "torch", name)
     torch.manual_seed(seed % 2**63)
-    begin(torch.default_generator, seed)
+    seed_generator(torch.default_generator, seed)
     features = prepared.features
     make = (
         MakeEncoder(course.recipe, name, opened.encoder, features.spec, secret)
@@ -421,7 +421,7 @@ def assemble(
     models = {key: model.to(device) for key, model in models.items()}
     more: dict[str, Any] = {}
     if spread is not None and features is not None and "encoder" in models:
-        noted = Noted()
+        noted = BatchLog()
         features = replace(features, noted=noted)
         parts = parts_of(opened, aligned)
         more["encode"] = spread(models["encoder"], prepared, parts, noted)
@@ -455,7 +455,7 @@ def assemble(
 
 
 def _targets(
-    opened: Opened, prepared: Prepared, aligned: Aligned, root: int
+    opened: OpenedParty, prepared: Prepared, aligned: AlignedRows, root: int
 ) -> tuple[Tensor | None, Mechanism | None]:
     """Returns the targets that phases work with: in training, with the noise of
     ``task.label_epsilon``; and what that noise costs, None without it.
@@ -476,13 +476,13 @@ def _targets(
     return randomise(targets, ids, splits, noise=noise, classes=classes, root=root), noise
 
 
-def parts_of(opened: Opened, aligned: Aligned) -> list[Part]:
+def parts_of(opened: OpenedParty, aligned: AlignedRows) -> list[TablePart]:
     """Returns where the rows that ``Work.prepare`` makes ready are in the party's tables."""
-    parts = [Part(0, aligned.positions(opened.table))]
+    parts = [TablePart(0, aligned.positions(opened.table))]
     if opened.work.job == "train":
         rest = aligned.rest_positions(opened.table)
-        parts += [Part(0, rest)] if rest is not None else []
-        parts += [Part(1)] if opened.unaligned is not None else []
+        parts += [TablePart(0, rest)] if rest is not None else []
+        parts += [TablePart(1)] if opened.unaligned is not None else []
     return parts
 
 

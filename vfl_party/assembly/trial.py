@@ -17,9 +17,9 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.align import of_tables
 from vfl_party.assembly.models import encoder_settings
-from vfl_party.assembly.party import Assembled, Load, assemble, expected_rows, load, open_party
+from vfl_party.assembly.party import Assembled, Load, assemble, expect_rows, load, open_party
 from vfl_party.data import Table
-from vfl_party.outbound.policies import Policy, of_trial
+from vfl_party.outbound.policies import Policy, load_trial_policy
 
 
 def try_party(
@@ -35,7 +35,7 @@ def try_party(
     program does.
     """
     opened = open_party(recipe, name, data, encoder, load)
-    return assemble(opened, expected_rows(opened), policy=policy)
+    return assemble(opened, expect_rows(opened), policy=policy)
 
 
 def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, Assembled]:
@@ -49,24 +49,26 @@ def try_parties(recipe: Recipe, folder: Path, load: Load = load) -> dict[str, As
     if recipe.rows.partial:
         partly = of_tables(recipe, {name: party.table for name, party in opened.items()})
         return {
-            name: assemble(party, partly[name], policy=of_trial(recipe, name))
+            name: assemble(party, partly[name], policy=load_trial_policy(recipe, name))
             for name, party in opened.items()
         }
     # The active party's division, which the others receive.
-    shared = expected_rows(opened[recipe.active.name])
-    rows = {name: expected_rows(party) for name, party in opened.items()}
+    shared = expect_rows(opened[recipe.active.name])
+    rows = {name: expect_rows(party) for name, party in opened.items()}
     # Here, all parties' rows are known.
     if recipe.rows.align == "none":
         held = {place.name: rows[place.name].holdings[place.name] for place in recipe.passives}
         return {
-            name: assemble(party, replace(rows[name], holdings=held), policy=of_trial(recipe, name))
+            name: assemble(
+                party, replace(rows[name], holdings=held), policy=load_trial_policy(recipe, name)
+            )
             for name, party in opened.items()
         }
     return {
         name: assemble(
             party,
             shared if shared.ids == rows[name].ids else rows[name],
-            policy=of_trial(recipe, name),
+            policy=load_trial_policy(recipe, name),
         )
         for name, party in opened.items()
     }

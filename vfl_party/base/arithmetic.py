@@ -63,7 +63,7 @@ def arithmetic(device: torch.device) -> Arithmetic:
     return _arithmetic(device, torch.get_num_threads())
 
 
-def resumed(
+def compare_resumed(
     before: Arithmetic | None, now: Arithmetic, checkpoint: str
 ) -> tuple[Arithmetic, ArithmeticChange | None]:
     """Returns ``now`` with all changes of the run, and the change at this resume; None if nothing

@@ -39,7 +39,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from vfl_common.errors import Code, InputError, InternalError
-from vfl_common.files import fsync_folder, unwritable
+from vfl_common.files import fsync_folder, write_error
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class CheckpointStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise unwritable(folder, error, code=Code.CHECKPOINT_INVALID) from error
+            raise write_error(folder, error, code=Code.CHECKPOINT_INVALID) from error
 
     def save(self, label: str, tree: Any) -> None:
         """Removes all but the newest ``keep`` complete checkpoints, then writes ``tree`` as
@@ -214,7 +214,7 @@ class CheckpointStore:
             # The first error is the one to report.
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            raise unwritable(
+            raise write_error(
                 self._folder, error, "cannot write a checkpoint", Code.CHECKPOINT_INVALID
             ) from error
 
@@ -353,7 +353,7 @@ class CheckpointStore:
         try:
             yield
         except OSError as error:
-            raise unwritable(self._folder, error, what, Code.CHECKPOINT_INVALID) from error
+            raise write_error(self._folder, error, what, Code.CHECKPOINT_INVALID) from error
 
 
 def _parse_entries(paths: Iterable[Path]) -> list[_Entry]:

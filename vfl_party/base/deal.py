@@ -20,7 +20,7 @@ How = Literal["even", "classes", "dirichlet"]
 _TRIES = 100
 
 
-def deal(
+def deal_rows(
     labels_N: npt.ArrayLike,
     parts: int,
     how: How = "even",

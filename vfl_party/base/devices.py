@@ -26,7 +26,7 @@ def resolve_device(text: str) -> torch.device:
     if text == "cpu":
         return torch.device("cpu")
     n = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    _, size, local = launched()
+    _, size, local = read_launch()
     asked = re.fullmatch(r"cuda(?::(\d{1,4}))?", text)
     if asked and asked[1] and size > 1:
         raise InputError(
@@ -48,7 +48,7 @@ def resolve_device(text: str) -> torch.device:
     )
 
 
-def launched() -> tuple[int, int, int]:
+def read_launch() -> tuple[int, int, int]:
     """Returns (rank, world size, rank on this machine) under torchrun; (0, 1, 0) without it.
 
     Raises InputError if torchrun's variables have invalid values."""
@@ -109,7 +109,7 @@ def set_threads(n: int) -> None:
             torch.set_num_interop_threads(1)
 
 
-def threads() -> int:
+def count_threads() -> int:
     """Returns on how many cores this party may compute: what ``set_threads`` has set."""
     return torch.get_num_threads()
 

@@ -43,7 +43,7 @@ class HeldRows:
         """Divides ``rows`` by who holds them: returns the passive parties of each group, and the
         group's places in ``rows``. The groups come in the order of their parties in ``by``.
         """
-        return alike(list(self.by), [held[rows] for held in self.by.values()])
+        return group_rows(list(self.by), [held[rows] for held in self.by.values()])
 
     @cached_property
     def _number(self) -> dict[str, Rows]:
@@ -51,7 +51,7 @@ class HeldRows:
         return {name: np.cumsum(held) - held for name, held in self.by.items()}
 
 
-def alike(names: Sequence[str], held: Sequence[Mask]) -> list[tuple[tuple[str, ...], Rows]]:
+def group_rows(names: Sequence[str], held: Sequence[Mask]) -> list[tuple[tuple[str, ...], Rows]]:
     """Groups rows with the same holders; see ``HeldRows.alike``. ``held``: [N] for each name."""
     patterns, group_N = np.unique(np.stack(held, axis=1), axis=0, return_inverse=True)
     group_N = group_N.reshape(-1)

@@ -29,7 +29,7 @@ _OURS = ("torch", "vfl", "vfl_common", "vfl_party", "vfl_server")
 _loaded: dict[str, str] = {}
 
 # {group, without ``vfl.``: {name: the object that an entry point would name}}.
-Given = Mapping[str, Mapping[str, Any]]
+RunPlugins = Mapping[str, Mapping[str, Any]]
 # The groups of which a run may be given some.
 GROUPS = (
     "attacks",
@@ -50,7 +50,7 @@ GROUPS = (
 class _Scope:
     """The plug-ins of one run, and, as in ``_loaded``, the makers of those that it has loaded."""
 
-    plugins: Given = field(default_factory=dict)
+    plugins: RunPlugins = field(default_factory=dict)
     makers: dict[str, str] = field(default_factory=dict)
 
 
@@ -60,7 +60,7 @@ _SCOPE: ContextVar[_Scope] = ContextVar("plug-ins of a run", default=_Scope())  
 
 
 @contextlib.contextmanager
-def using(plugins: Given) -> Iterator[None]:
+def use_plugins(plugins: RunPlugins) -> Iterator[None]:
     """Lets the block find ``plugins`` by their names, besides our own and the installed ones."""
     token = _SCOPE.set(_Scope(plugins))
     try:
@@ -69,7 +69,7 @@ def using(plugins: Given) -> Iterator[None]:
         _SCOPE.reset(token)
 
 
-def given_now() -> Given:
+def get_run_plugins() -> RunPlugins:
     """Returns what the block of ``using`` around the caller was given; nothing outside of one."""
     return _SCOPE.get().plugins
 
@@ -173,7 +173,7 @@ class PlugIns:
         return list(entry_points(group=self.group))
 
     def _get_plugins(self) -> Mapping[str, Any]:
-        return given_now().get(self.group.removeprefix("vfl."), {})
+        return get_run_plugins().get(self.group.removeprefix("vfl."), {})
 
     def _of_run(self, name: str) -> Any:
         """Returns what the run was given under that name. Raises InputError if it is the name of
@@ -197,7 +197,7 @@ class PlugIns:
 
 
 @contextlib.contextmanager
-def blaming() -> Iterator[None]:
+def name_plugin_errors() -> Iterator[None]:
     """Names the plug-in whose code an error of the block comes from; an error of ours is raised as
     it is.
 

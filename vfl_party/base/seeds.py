@@ -98,11 +98,11 @@ def split_rows(
     the rows are in a random order; if only their numbers matter, they need not be.
     """
     order = permutation(derive_seed(root, "split"), n) if drawn else np.arange(n)
-    order, n_test = with_fold_first(order, round(n * test), folds, fold)
+    order, n_test = move_fold_first(order, round(n * test), folds, fold)
     return cut_order(order, n_test, round(n * validation), aligned, labelled)
 
 
-def with_fold_first(
+def move_fold_first(
     order: Rows, n_test: int, folds: int | None, fold: int | None
 ) -> tuple[Rows, int]:
     """Moves a fold to the front of an order of the rows, where test rows stand; returns the order
@@ -119,7 +119,7 @@ def with_fold_first(
     return np.concatenate([tests, *parts]), len(tests)
 
 
-def stratified_order(root: int, classes_N: npt.NDArray[np.int64]) -> Rows:
+def stratify_order(root: int, classes_N: npt.NDArray[np.int64]) -> Rows:
     """Returns an order of the rows in which each class is spread evenly, so that every part has its
     share of each.
 

@@ -189,7 +189,7 @@ class TakingTurns(Turns):
 
 
 @contextlib.contextmanager
-def alone(threads: int, devices: Sequence[torch.device]) -> Iterator[TakingTurns]:
+def isolate_torch(threads: int, devices: Sequence[torch.device]) -> Iterator[TakingTurns]:
     """Gives the block torch in the state of a new process, with ``threads``; gives it back as it
     was.
     """

@@ -32,6 +32,6 @@ def in_order(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
         yield from pool.map(work, items[start : start + step])
 
 
-def soon(work: Callable[[], R]) -> Future[R]:
+def submit(work: Callable[[], R]) -> Future[R]:
     """Has a thread do some work. Returns its result to come."""
     return _pool(os.getpid()).submit(work)

@@ -9,7 +9,7 @@ from vfl_party.data.load import (
     column_names,
     first_rows,
     load_table,
-    loading,
+    make_loader,
     read_rows,
     tabulate,
 )
@@ -25,7 +25,7 @@ __all__ = [
     "describe",
     "first_rows",
     "load_table",
-    "loading",
+    "make_loader",
     "read_rows",
     "read_table",
     "tabulate",

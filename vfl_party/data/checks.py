@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from vfl_common.config.data import IMAGES, TEXT_FILES, DataSettings, shown
 from vfl_common.errors import Code, InputError
-from vfl_common.text import shortened
+from vfl_common.text import shorten
 from vfl_party.data.row_arrays import parts, parts_of, release
 
 # The fix for ids of several rows.
@@ -153,7 +153,9 @@ class CellCounts:
         return columns
 
 
-def marked(values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.bool_]]) -> CellCounts:
+def count_cells(
+    values_NF: npt.NDArray[Any], test: Callable[[Any], npt.NDArray[np.bool_]]
+) -> CellCounts:
     """Counts the cells for which ``test`` is true, in blocks of rows; values_NF: [N, F]."""
     counts, first = (np.full(values_NF.shape[1], start, np.int64) for start in (0, -1))
     for part in parts(len(values_NF)):
@@ -174,7 +176,7 @@ def require_finite(source: str, values_NF: npt.NDArray[Any], names: Sequence[str
         values_NF: [N, F].
         names: of the columns.
     """
-    infinite = marked(values_NF, np.isinf)
+    infinite = count_cells(values_NF, np.isinf)
     for column in infinite.columns:
         where = rows(source, int(infinite.first[column]) + 1)
         raise unusable(
@@ -199,7 +201,7 @@ def require_complete(
         names: of the columns.
         as_trained: whether the rows are for a trained model, which has no values to fill in.
     """
-    missing = marked(values_NF, np.isnan)
+    missing = count_cells(values_NF, np.isnan)
     for column in missing.columns:
         count, first = int(missing.counts[column]), int(missing.first[column])
         others = len(missing.columns) - 1
@@ -232,7 +234,7 @@ def require_clean_images(source: str, images_NCHW: npt.NDArray[np.float32], miss
         )
 
 
-def unlabelled(labels_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def mask_unlabelled(labels_N: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Returns a mask of the missing labels, bool [N]."""
     return no_text(labels_N) if labels_N.dtype == object else np.isnan(labels_N)
 
@@ -243,21 +245,21 @@ def no_text(values: npt.NDArray[np.object_]) -> npt.NDArray[np.bool_]:
     return missing
 
 
-def like(name: str, names: Sequence[str]) -> str:
+def suggest_names(name: str, names: Sequence[str]) -> str:
     """Returns " (the nearest: …)" with those of ``names`` that resemble ``name`` whatever their
     case; '' if none does.
     """
     by_case = {known.casefold(): known for known in names}
     matches = difflib.get_close_matches(name.casefold(), by_case, n=3, cutoff=0.7)
-    return f" (the nearest: {listed([by_case[match] for match in matches])})" if matches else ""
+    return f" (the nearest: {list_names([by_case[match] for match in matches])})" if matches else ""
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
     """Returns the entries of ``names`` nearest to ``name``, or else the first ones, as text."""
-    return listed(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or list(names[:5]))
+    return list_names(difflib.get_close_matches(name, names, n=3, cutoff=0.5) or list(names[:5]))
 
 
-def listed(names: Sequence[str], max_names: int = 8) -> str:
+def list_names(names: Sequence[str], max_names: int = 8) -> str:
     """Returns at most ``max_names`` names as text, long ones cut."""
-    text = ", ".join(repr(shortened(name)) for name in names[:max_names])
+    text = ", ".join(repr(shorten(name)) for name in names[:max_names])
     return f"{text}, … ({len(names)} in all)" if len(names) > max_names else text

@@ -57,11 +57,11 @@ def choose(source: str, names: list[str], settings: DataSettings, with_label: bo
     """
     if not settings.id:
         raise checks.unusable(
-            source, f"needs data.id. Name its id column, one of {checks.listed(names)}."
+            source, f"needs data.id. Name its id column, one of {checks.list_names(names)}."
         )
     if with_label and settings.label is None:
         raise checks.unusable(
-            source, f"needs data.label. Name its label column, one of {checks.listed(names)}."
+            source, f"needs data.label. Name its label column, one of {checks.list_names(names)}."
         )
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
@@ -95,8 +95,8 @@ def choose_features(
     if settings.as_trained and lost is not None:
         raise checks.unusable(
             source,
-            f"has no column {lost!r}, but training had it{checks.like(lost, names)}. Add the "
-            "column.",
+            f"has no column {lost!r}, but training had it{checks.suggest_names(lost, names)}. Add "
+            "the column.",
         )
     for key in ("columns", "drop", "numeric", "categorical"):
         checks.require_names(source, key, getattr(settings, key) or (), names)
@@ -121,8 +121,8 @@ def index_notes(names: Sequence[str], settings: DataSettings) -> tuple[str, ...]
     if not left_out:
         return ()
     return (
-        f"{checks.listed(left_out)}: the index of a pandas table is not read. If it is a feature, "
-        "list it in data.numeric or data.categorical.",
+        f"{checks.list_names(left_out)}: the index of a pandas table is not read. If it is a "
+        "feature, list it in data.numeric or data.categorical.",
     )
 
 

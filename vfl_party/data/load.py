@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, reader_of, shown
 from vfl_common.config.sources import URL, divided, is_archive, is_duckdb
 from vfl_common.errors import VflError
-from vfl_common.passwords import hidden
+from vfl_common.passwords import hide_passwords_of
 from vfl_party.base.plugins import PlugIns, where_it_failed
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
@@ -30,7 +30,7 @@ from vfl_party.data.ids import (
     Ids,
     Positions,
     in_order,
-    normalised,
+    normalize_ids,
     release_texts,
     texts_of,
 )
@@ -74,7 +74,7 @@ def load_table(settings: DataSettings, *, with_label: bool) -> Table:
     return table
 
 
-def loading(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
+def make_loader(frames: Mapping[str, Any]) -> Callable[[DataSettings, bool], Table]:
     """Returns a loader of a party's table: from ``frames`` ({party: frame}) if that is its source,
     else as configured.
     """
@@ -106,7 +106,7 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
     n = len(rows)
     checks.require_rows(source, n)
     space = Space.of(settings)
-    ids = normalised(rows.ids, settings.id_rules or (), space)
+    ids = normalize_ids(rows.ids, settings.id_rules or (), space)
     refuse_rounded(source, rows.ids)
     own_ids = rows.own_ids() if settings.keeps_rows else ()
     # The ids of a large table take much memory.
@@ -116,7 +116,7 @@ def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: st
     has_id = ids.is_valid()
     if settings.unlabelled == "drop" and rows.labels is not None:
         # A row without a label must not make another row's id a duplicate.
-        ids = _mask_ids(ids, checks.unlabelled(rows.labels), space)
+        ids = _mask_ids(ids, checks.mask_unlabelled(rows.labels), space)
     sorted_rows = in_order(ids, settings.duplicates, space)
     order = sorted_rows.rows
     release_unused()
@@ -363,7 +363,7 @@ def _frame_of(source: str, name: str) -> Any:
     except VflError:
         raise
     except Exception as error:
-        why = hidden(where_it_failed(error), source)
+        why = hide_passwords_of(where_it_failed(error), source)
         raise checks.unreadable(
             source, f"the plug-in failed {why}. Correct data.source, or the plug-in."
         ) from error

@@ -21,15 +21,15 @@ from vfl_party.base.seeds import (
     Rows,
     cut_order,
     derive_seed,
+    move_fold_first,
     permutation,
     split_rows,
-    stratified_order,
-    with_fold_first,
+    stratify_order,
 )
 from vfl_party.data import Features, Labels, Preprocessor, Table
 from vfl_party.data.inputs.weights import check_classes, check_weights
 from vfl_party.data.row_arrays import parts, release
-from vfl_party.models import takes_codes
+from vfl_party.models import needs_codes
 
 # The largest number up to which float64 represents all whole numbers.
 _WHOLE = 2**53
@@ -206,10 +206,10 @@ def _order(recipe: Recipe, table: Table) -> tuple[Rows, int, int]:
         assert table.labels is not None  # noqa: S101 - the recipe refuses it without an alignment
         _check_folds(recipe, n)
         n_validation = round(n * rows.validation)
-        order = stratified_order(
+        order = stratify_order(
             recipe.seed, np.unique(table.labels, return_inverse=True)[1].reshape(-1)
         )
-        order, n_test = with_fold_first(order, round(n * rows.test), rows.folds, rows.fold)
+        order, n_test = move_fold_first(order, round(n * rows.test), rows.folds, rows.fold)
     return order, n_test, n_validation
 
 
@@ -328,7 +328,7 @@ def prepare(
         preprocessor = Preprocessor.fit(
             table,
             splits["local"],
-            one_hot=not takes_codes(encoder),
+            one_hot=not needs_codes(encoder),
             flatten=encoder.kind in ("mlp", "tabular", "raw"),
             settings=settings,
             tabular=tabular,
@@ -347,7 +347,7 @@ def prepare(
         features = preprocessor.transform(table)
         end = len(table)
         for more in unaligned:
-            features = features.followed_by(preprocessor.transform(more), table.space)
+            features = features.concat(preprocessor.transform(more), table.space)
             splits["local"] = np.concatenate(
                 [splits["local"], np.arange(end, end := end + len(more), dtype=np.int64)]
             )

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vfl_common.text import shortened
+from vfl_common.text import shorten
 from vfl_party.data import checks
-from vfl_party.data.checks import listed
+from vfl_party.data.checks import list_names
 from vfl_party.data.ids import IdCounts, Ids
 from vfl_party.data.pixels import Pixels, is_whole, to_unit
 from vfl_party.data.row_arrays import IN_MEMORY, Space, parts, parts_of, release, some_rows
@@ -177,15 +177,17 @@ def describe(table: Table) -> list[str]:
         lines.append(f"images: {channels} x {height} x {width} (channels x height x width)")
         lines += _missing(("pixels",), [_missing_pixels(table.images_NCHW)])
     if table.numeric_NF is not None:
-        lines.append(f"numeric columns: {len(table.numeric_names)} ({listed(table.numeric_names)})")
+        lines.append(
+            f"numeric columns: {len(table.numeric_names)} ({list_names(table.numeric_names)})"
+        )
         lines += _missing(
-            table.numeric_names, checks.marked(table.numeric_NF, np.isnan).counts.tolist()
+            table.numeric_names, checks.count_cells(table.numeric_NF, np.isnan).counts.tolist()
         )
     if table.categorical is not None:
         lines.append(f"categorical columns: {len(table.categorical_names)}")
-        seen = [counted(table.categorical, k) for k in range(len(table.categorical_names))]
+        seen = [count_words(table.categorical, k) for k in range(len(table.categorical_names))]
         for name, counts in zip(table.categorical_names, seen, strict=True):
-            lines.append(f"  {shortened(name)!r}: {np.count_nonzero(counts[:-1])} categories")
+            lines.append(f"  {shorten(name)!r}: {np.count_nonzero(counts[:-1])} categories")
         lines += _missing(table.categorical_names, [int(counts[-1]) for counts in seen])
     if len(lines) == 1:
         lines.append("features: none")
@@ -194,7 +196,7 @@ def describe(table: Table) -> list[str]:
     return lines
 
 
-def counted(
+def count_words(
     categories: Categories, k: int, rows: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.int64]:
     """Returns how many cells of column ``k`` hold each of its words, then how many are missing,
@@ -220,7 +222,7 @@ def _missing_pixels(images_NCHW: Pixels) -> int:
 
 def _missing(names: tuple[str, ...], counts: list[int]) -> list[str]:
     return [
-        f"  {shortened(name)!r}: {count} missing"
+        f"  {shorten(name)!r}: {count} missing"
         for name, count in zip(names, counts, strict=True)
         if count
     ]
@@ -237,7 +239,7 @@ def _label_summary(labels: npt.NDArray[Any]) -> list[str]:
             f" mean {labels.mean():g}, standard deviation {labels.std():g}"
         ]
     lines = [
-        f"{shortened(value) if isinstance(value, str) else f'{value:g}'}: {n}"
+        f"{shorten(value) if isinstance(value, str) else f'{value:g}'}: {n}"
         for value, n in zip(values, counts, strict=True)
     ]
     return [f"labels: {len(values)} different values", *(f"  {line}" for line in lines)]

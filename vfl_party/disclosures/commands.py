@@ -75,7 +75,7 @@ def show(
       vfl-party disclosures show bank.toml --run 20260301-120000-churn-1f3a --json --each
     """
     from vfl_party.disclosures.tables import json_lines, table
-    from vfl_party.record.history import RecordHistory, summed
+    from vfl_party.record.history import RecordHistory, sum_disclosures
     from vfl_party.record.verify import require
 
     if per_bundle and not as_json:
@@ -91,7 +91,7 @@ def show(
         for bundle in bundles:
             click.echo(to_json(bundle.fields, compact=True))
     else:
-        sums = {key: one for key, one in summed(bundles).items() if peer in (None, key[1])}
+        sums = {key: one for key, one in sum_disclosures(bundles).items() if peer in (None, key[1])}
         for line in json_lines(sums) if as_json else table(sums, of_person=bool(cells)):
             click.echo(line)
     require(_folder(files), files.keyring.current())
@@ -141,7 +141,7 @@ def verify(
     signed and that does not hold. Otherwise it says "not shown", and ends with exit code 2.
     """
     from vfl_party.disclosures.statement import open_statement
-    from vfl_party.record.evidence import evidence as shown
+    from vfl_party.record.evidence import verify_evidence as shown
     from vfl_party.record.verify import verify as look
 
     files = _files(party)
@@ -266,10 +266,12 @@ def _spellings(files: PartyFiles, cells: tuple[str, ...]) -> list[str]:
     from vfl_party.production.forget import person
 
     who = person(cells, files.data)
-    spellings = [who.matched(None), who.matched(files.recipe)]
+    spellings = [who.normalise_id(None), who.normalise_id(files.recipe)]
     for path in Path(files.file.out).glob(f"*/{files.name}/run.json"):
         try:
-            spellings.append(who.matched(RunFolder(path.parent, path.parent.parent.name).recipe()))
+            spellings.append(
+                who.normalise_id(RunFolder(path.parent, path.parent.parent.name).recipe())
+            )
         except VflError:
             continue
     return [*dict.fromkeys(spelling for spelling in spellings if spelling is not None)]

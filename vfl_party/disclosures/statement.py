@@ -12,8 +12,8 @@ from typing import Any
 from vfl_common.errors import Code, InputError
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.envelope import Envelope
-from vfl_party.record.heads import signed
-from vfl_party.record.history import RecordHistory, summed
+from vfl_party.record.heads import read_signed_heads
+from vfl_party.record.history import RecordHistory, sum_disclosures
 
 PAYLOAD = "application/vnd.in-toto+json"
 STATEMENT = "https://in-toto.io/Statement/v1"
@@ -35,7 +35,7 @@ def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict
     run_id = run.parent.name
     # What a served model discloses goes on after training, so it is not part of the statement.
     left = RecordHistory(folder).disclosures(run=run_id)
-    sums = summed(value for value in left if value.way.job != "serve")
+    sums = sum_disclosures(value for value in left if value.way.job != "serve")
     if not sums:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -48,7 +48,7 @@ def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict
             Code.FILE_INVALID,
             f"{run}: has no checkpoint. Give the folder of runs in which {name} was trained.",
         )
-    heads = signed(folder)
+    heads = read_signed_heads(folder)
     lines = [
         {
             "to": to,
@@ -79,7 +79,7 @@ def statement(folder: Path, run: Path, name: str, facts: dict[str, Any]) -> dict
 
 def seal(document: dict[str, Any], credentials: Credentials) -> dict[str, Any]:
     """Returns the envelope of a statement, signed with the party's key."""
-    return Envelope.sealed(PAYLOAD, document, credentials).value
+    return Envelope.seal(PAYLOAD, document, credentials).value
 
 
 def open_statement(path: Path, credentials: Credentials) -> tuple[dict[str, Any], str]:
@@ -104,5 +104,5 @@ def open_statement(path: Path, credentials: Credentials) -> tuple[dict[str, Any]
             f"{path}: is not a statement of what left a party. Give a file that `vfl-party "
             "disclosures export` wrote.",
         ) from None
-    envelope.require_kept(path, party, credentials)
+    envelope.verify_stored(path, party, credentials)
     return document, party

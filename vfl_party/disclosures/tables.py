@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from vfl_common.text import aligned, to_json
-from vfl_party.record.history import Sum
-from vfl_party.record.lines import Way
+from vfl_common.text import align_columns, to_json
+from vfl_party.record.history import DisclosureSum
+from vfl_party.record.lines import Route
 
 _NUMBERS = ("bundles", "people", "numbers", "of the person", "bytes")
 _HEAD = (
@@ -24,7 +24,7 @@ _HEAD = (
 )
 
 
-def json_lines(sums: Mapping[tuple[str, str, Way], Sum]) -> list[str]:
+def json_lines(sums: Mapping[tuple[str, str, Route], DisclosureSum]) -> list[str]:
     """Returns a JSON object for each receiver and exchange of a run."""
     return [
         to_json({"to": to, **way.fields, **total.fields}, compact=True)
@@ -32,7 +32,9 @@ def json_lines(sums: Mapping[tuple[str, str, Way], Sum]) -> list[str]:
     ]
 
 
-def table(sums: Mapping[tuple[str, str, Way], Sum], *, of_person: bool = False) -> list[str]:
+def table(
+    sums: Mapping[tuple[str, str, Route], DisclosureSum], *, of_person: bool = False
+) -> list[str]:
     """Returns a line for each receiver and exchange of a run, below a line of names; one sentence
     if there are none. Bytes are those of messages: a question of a served model has ids in it, and
     no tensor. ``of_person``: one was asked for, whose numbers have a column.
@@ -60,4 +62,4 @@ def table(sums: Mapping[tuple[str, str, Way], Sum], *, of_person: bool = False) 
         for (run, to, way), total in sums.items()
     ]
     columns = [place for place, name in enumerate(_HEAD) if of_person or name != "of the person"]
-    return aligned(([row[place] for place in columns] for row in (_HEAD, *rows)), _NUMBERS)
+    return align_columns(([row[place] for place in columns] for row in (_HEAD, *rows)), _NUMBERS)

@@ -25,15 +25,15 @@ from vfl_party.align import alignment_of
 from vfl_party.assembly.models import encoder_settings
 from vfl_party.assembly.party import Load, load
 from vfl_party.assembly.trial import try_parties, try_party
-from vfl_party.base.plugins import blaming
+from vfl_party.base.plugins import name_plugin_errors
 from vfl_party.data.rows import divide_rows
 from vfl_party.forecast.load import encoder_loads
 from vfl_party.forecast.result import CountedForecast, PhaseForecast, StepRun
 from vfl_party.forecast.runs import Runs
 from vfl_party.outbound.chain import Chains
-from vfl_party.outbound.chains import summarised
+from vfl_party.outbound.chains import summarize_exchanges
 from vfl_party.outbound.declared import NOTHING, Occurrence, Traffic
-from vfl_party.outbound.policies import Policy, of_trial
+from vfl_party.outbound.policies import Policy, load_trial_policy
 from vfl_party.outbound.policies import load as load_policy
 from vfl_party.outbound.policies.allow_all import AllowAll
 from vfl_party.phases.context import Party, PartyData
@@ -105,7 +105,7 @@ def outlook_of(recipe: Recipe, folder: Path, load: Load = load) -> Outlook:
         data,
         encoder_settings(recipe, name, None),
         folder=folder,
-        policy=of_trial(recipe, name),
+        policy=load_trial_policy(recipe, name),
         load=load,
     )
 
@@ -182,7 +182,7 @@ def forecast(
     return forecast_of(party, rows, ended)
 
 
-@blaming()
+@name_plugin_errors()
 def forecast_of(party: Party, rows: int, ended: Mapping[str, int] | None = None) -> CountedForecast:
     """Counts the whole run of ``party``'s recipe; ``party``: from ``lone_party``. Raises as
     ``forecast``.
@@ -310,7 +310,7 @@ class _Count:
             runs.begin(occurrence, peer)
             if id(exchange) not in chains:
                 chains[id(exchange)] = known = party.chains(phase, exchange)
-                self.exchanges += summarised(
+                self.exchanges += summarize_exchanges(
                     recipe,
                     phase,
                     exchange,

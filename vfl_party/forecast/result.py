@@ -110,7 +110,7 @@ class LinkError(_Model):
         return self.forecast / self.counted - 1 if self.counted else math.inf
 
 
-def against(forecast: CountedForecast, counted: Bytes) -> list[LinkError]:
+def compare_with_ledger(forecast: CountedForecast, counted: Bytes) -> list[LinkError]:
     """Compares a forecast with the run's ledger, link by link; leaves out the sessions with the
     server.
     """

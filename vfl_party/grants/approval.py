@@ -17,13 +17,13 @@ from vfl_common.errors import Code, InputError
 from vfl_common.run_folder import RunFolder
 from vfl_common.text import count
 from vfl_party.assembly.files import PartyFiles
-from vfl_party.assembly.party import Opened
+from vfl_party.assembly.party import OpenedParty
 from vfl_party.grants import peers
 from vfl_party.grants.fits import Asked, misfit, over
 from vfl_party.grants.grant import Grant
 from vfl_party.grants.store import GrantStore, KeptGrant, folder_of
 from vfl_party.grants.table import digests
-from vfl_party.policy.meeting import Proposed
+from vfl_party.policy.meeting import ProposedRun
 
 # Phases of a prediction.
 PREDICT, SERVE = "predict", "serve"
@@ -141,7 +141,7 @@ class Approval:
         self._store.close()
 
 
-def to_train(files: PartyFiles, opened: Opened, resume: RunFolder | None) -> Approval | None:
+def to_train(files: PartyFiles, opened: OpenedParty, resume: RunFolder | None) -> Approval | None:
     """Finds the grant for a training run; None if the party needs none.
 
     ``resume``: the unfinished run that is offered. Raises InputError (REFUSED) if no grant fits.
@@ -195,7 +195,7 @@ def trained_digest(folder: Path) -> str:
 
 class GrantGuard:
     """The grants of one program in a federation: what it shows, and what the others show it. See
-    ``vfl_party.policy.meeting.Guard``.
+    ``vfl_party.policy.meeting.RunGuard``.
 
     Args:
         files: the party's.
@@ -218,7 +218,7 @@ class GrantGuard:
         # The ids that are counted as predicted in the run.
         self._predicted: set[str] = set()
 
-    def before(self, proposed: Proposed) -> None:
+    def before(self, proposed: ProposedRun) -> None:
         """Finds the grant. Raises InputError (REFUSED) if the party needs one, and none fits."""
         self._approval = (
             to_train(self._files, proposed.opened, self._resume)

@@ -14,7 +14,7 @@ import click
 
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import EXIT_CODES
-from vfl_common.text import LINE, aligned, clean, to_json
+from vfl_common.text import LINE, align_columns, clean, to_json
 
 if TYPE_CHECKING:
     from vfl_common.config.recipe import Recipe
@@ -156,7 +156,7 @@ def grants(ctx: click.Context, party: Path, as_json: bool, path: Path | None) ->
         click.echo(f"{files.name} has signed no grants; vfl-party approve {party} signs one")
         return
     head = ("grant", "recipe", "signed", "until", "runs left", "predictions left", "state")
-    for line in aligned([(*head, "purpose"), *lines]):
+    for line in align_columns([(*head, "purpose"), *lines]):
         click.echo(line)
 
 
@@ -202,15 +202,15 @@ def _recipe(path: Path) -> Recipe:
 
 def _require_pins(party: Path, files: PartyFiles) -> None:
     """Raises InputError if a receiver has no pin: a grant is for keys."""
-    from vfl_common.text import listed
+    from vfl_common.text import list_names
     from vfl_party.grants.approval import receivers
 
     missing = [name for name in receivers(files) if name not in files.file.pins]
     if missing:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"{party}: pins: a grant is for keys, and the pin of {listed(missing)} is missing. Ask "
-            "for the line that `vfl certs show` prints there, and set it.",
+            f"{party}: pins: a grant is for keys, and the pin of {list_names(missing)} is missing. "
+            "Ask for the line that `vfl certs show` prints there, and set it.",
         )
 
 

@@ -108,7 +108,7 @@ def day_of(at_s: float) -> str:
 
 def signed(grant: Grant, credentials: Credentials) -> Envelope:
     """Signs a grant with the party's key. Raises InputError if the key cannot sign."""
-    return Envelope.sealed(PAYLOAD, grant.model_dump(mode="json"), credentials)
+    return Envelope.seal(PAYLOAD, grant.model_dump(mode="json"), credentials)
 
 
 def read(value: Any, where: str) -> tuple[Envelope, Grant]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vfl_common.bundle import Kind
-from vfl_common.text import listed
+from vfl_common.text import list_names
 
 NOTHING = (
     "nothing was measured of such an exchange; a rehearsal shows what it gives away: vfl leaks"
@@ -51,7 +51,7 @@ class Measured:
         others = [transform for transform in transforms if not transform.startswith(self.defences)]
         if not others:
             return self.line
-        return f"nothing was measured with {listed(others)}; without it, {self.line}"
+        return f"nothing was measured with {list_names(others)}; without it, {self.line}"
 
 
 _CREDIT = "on credit default without a defence"

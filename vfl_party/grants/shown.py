@@ -13,16 +13,16 @@ from pathlib import Path
 from vfl_common.errors import InputError
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import ARROW, ExchangeSummary
-from vfl_common.text import aligned, count
+from vfl_common.text import align_columns, count
 from vfl_party.account.limits import Balance, guards_without_run
 from vfl_party.assembly.files import PartyFiles
-from vfl_party.assembly.party import Assembled, Opened, assemble, expected_rows
+from vfl_party.assembly.party import Assembled, OpenedParty, assemble, expect_rows
 from vfl_party.forecast.count import forecast_of
 from vfl_party.forecast.result import CountedForecast
 from vfl_party.grants.grant import Grant
 from vfl_party.grants.measured import NOTHING, measured
 from vfl_party.outbound.chains import PASSIVES
-from vfl_party.policy.planned import planned
+from vfl_party.policy.planned import plan_sent
 from vfl_party.predict.prediction import PHASE as PREDICT
 from vfl_party.predict.prediction import predicted
 
@@ -101,15 +101,15 @@ class Outlook:
         return sum(exchange.payload_bytes or 0 for exchange in self.leaves)
 
 
-def look(files: PartyFiles, runs: int = 1, predictions: int = 0) -> tuple[Opened, Outlook]:
+def look(files: PartyFiles, runs: int = 1, predictions: int = 0) -> tuple[OpenedParty, Outlook]:
     """Makes the party as for a run, and counts what would leave. Raises InputError, also if the
     party's policy never lets out what the recipe asks for. ``runs``, ``predictions``: of
     the grant.
     """
     opened = files.open()
-    made = assemble(opened, expected_rows(opened), policy=files.policy(), trees=files.file.trees)
+    made = assemble(opened, expect_rows(opened), policy=files.policy(), trees=files.file.trees)
     counted, why = _count_bytes(files, made)
-    plan = planned(made.party, len(made.prepared.table)) if counted is not None else None
+    plan = plan_sent(made.party, len(made.prepared.table)) if counted is not None else None
     private = made.party.privacy
     leaves = tuple(_leaves(files, made, counted))
     of_prediction = tuple(
@@ -247,7 +247,7 @@ def describe(grant: Grant, files: PartyFiles, outlook: Outlook) -> Iterator[str]
 
 
 def _table(leaves: Sequence[Leaving]) -> list[str]:
-    return aligned([_HEAD, *(line for exchange in leaves for line in exchange.lines)], _RIGHT)
+    return align_columns([_HEAD, *(line for exchange in leaves for line in exchange.lines)], _RIGHT)
 
 
 def _describe_measurements(outlook: Outlook, grant: Grant) -> Iterator[str]:

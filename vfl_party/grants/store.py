@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import kept_secret, private_file, unwritable
+from vfl_common.files import load_or_create_secret, private_file, write_error
 from vfl_common.identity.credentials import Credentials
 from vfl_common.identity.envelope import Envelope
-from vfl_common.text import printable, to_json
+from vfl_common.text import make_printable, to_json
 from vfl_party.base.kept import KeptFile
 from vfl_party.grants import grant as grants
 from vfl_party.grants.grant import Grant
@@ -76,13 +76,13 @@ class GrantStore:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.chmod(0o700)
         except OSError as error:
-            raise unwritable(folder, error) from None
+            raise write_error(folder, error) from None
         self._file = KeptFile(folder / USES, *_TABLES)
 
     @property
     def secret(self) -> bytes:
         """The key of the digests of the table. Raises InputError."""
-        return kept_secret(self.folder / SECRET, secrets.token_bytes(32))
+        return load_or_create_secret(self.folder / SECRET, secrets.token_bytes(32))
 
     def close(self) -> None:
         """Closes the file of uses."""
@@ -115,7 +115,7 @@ class GrantStore:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{self.folder}: {len(matches)} grants have an id that begins with "
-                f"{printable(name)!r}, not exactly one. Choose one of: {ids}.",
+                f"{make_printable(name)!r}, not exactly one. Choose one of: {ids}.",
             )
         return matches[0]
 
@@ -230,7 +230,7 @@ def read_kept(value: Any, path: Path, credentials: Credentials) -> KeptGrant:
             Code.FILE_INVALID,
             f"{path}: is not a grant of a party. Give a file that `vfl-party approve` wrote.",
         ) from None
-    envelope.require_kept(path, grant.party, credentials)
+    envelope.verify_stored(path, grant.party, credentials)
     return KeptGrant(grant, envelope)
 
 

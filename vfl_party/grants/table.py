@@ -9,11 +9,11 @@ import hmac
 from collections.abc import Iterable
 from hashlib import sha256
 
-from vfl_party.assembly.party import Opened
+from vfl_party.assembly.party import OpenedParty
 from vfl_party.data import Table
 
 
-def digests(opened: Opened, secret: bytes) -> tuple[str, str]:
+def digests(opened: OpenedParty, secret: bytes) -> tuple[str, str]:
     """Returns the digests of the columns and of the ids of a party's rows, hexadecimal.
 
     The columns are their names and kinds, the shape of images, and whether there are labels. The

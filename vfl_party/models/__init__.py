@@ -4,16 +4,16 @@ Modules are built on the CPU inside ``seeded(...)``, so that their weights are e
 device, and moved later.
 """
 
-from vfl_party.models.combine import Combined, combine, combined_size
+from vfl_party.models.combine import CombinedEmbeddings, combine, combine_widths
 from vfl_party.models.encoders.build import (
+    build_checked_encoder,
     build_encoder,
-    checked_encoder,
-    takes_codes,
+    needs_codes,
     width_of,
 )
 from vfl_party.models.encoders.plugin import Encoder, check_encoder
 from vfl_party.models.encoders.spec import InputSpec
-from vfl_party.models.init import begin, generator, seeded
+from vfl_party.models.init import generator, seed_generator, seed_torch
 from vfl_party.models.parts import mark_top, top_state
 from vfl_party.models.precision import forward
 from vfl_party.models.projector import build_predictor, build_projector
@@ -25,13 +25,13 @@ from vfl_party.models.towers import TwoTowers
 
 __all__ = [
     "Combination",
-    "Combined",
+    "CombinedEmbeddings",
     "Encoder",
     "InputSpec",
     "StochasticEncoder",
     "Top",
     "TwoTowers",
-    "begin",
+    "build_checked_encoder",
     "build_encoder",
     "build_joint",
     "build_predictor",
@@ -40,15 +40,15 @@ __all__ = [
     "check_combination",
     "check_encoder",
     "check_top",
-    "checked_encoder",
     "combine",
-    "combined_size",
+    "combine_widths",
     "deterministic",
     "forward",
     "generator",
     "mark_top",
-    "seeded",
-    "takes_codes",
+    "needs_codes",
+    "seed_generator",
+    "seed_torch",
     "top_state",
     "width_of",
 ]

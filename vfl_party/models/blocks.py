@@ -49,7 +49,7 @@ def mobilenet_stages(*, small: bool) -> tuple[tuple[int, int, int, int], ...]:
 
 
 @dataclass(frozen=True)
-class Part:
+class NetworkPart:
     """A part of a network, in order. ``convolutions``: how many layers of the paper's count it
     is.
     """
@@ -62,7 +62,7 @@ class Part:
     make: Callable[[], nn.Module]
 
 
-def parts_of_cnn(settings: CnnSettings, image: tuple[int, int, int]) -> Iterator[Part]:
+def parts_of_cnn(settings: CnnSettings, image: tuple[int, int, int]) -> Iterator[NetworkPart]:
     """Yields the parts of a ``cnn``."""
     channels, height, width = image
     for out in settings.channels:
@@ -72,7 +72,9 @@ def parts_of_cnn(settings: CnnSettings, image: tuple[int, int, int]) -> Iterator
         height, width, channels = part.side(height), part.side(width), out
 
 
-def parts_of_network(settings: NetworkSettings, image: tuple[int, int, int]) -> Iterator[Part]:
+def parts_of_network(
+    settings: NetworkSettings, image: tuple[int, int, int]
+) -> Iterator[NetworkPart]:
     """Yields the parts of a network of torchvision: stem and blocks, or layers."""
     channels, small = image[0], settings.small_images
     match settings.kind:
@@ -82,7 +84,7 @@ def parts_of_network(settings: NetworkSettings, image: tuple[int, int, int]) -> 
             yield from _mobilenet(channels, small=small)
         case _:
             side = _same if small else _quarter
-            yield Part(1, 64, side, partial(_resnet_stem, channels, small=small))
+            yield NetworkPart(1, 64, side, partial(_resnet_stem, channels, small=small))
             deep, channels = settings.kind == "resnet50", 64
             for width, blocks, first in RESNETS[settings.kind]:
                 out = width * EXPANSION if deep else width
@@ -93,11 +95,11 @@ def parts_of_network(settings: NetworkSettings, image: tuple[int, int, int]) -> 
                         if deep
                         else partial(ResidualBlock, channels, width, stride)
                     )
-                    yield Part(3 if deep else 2, out, partial(strided, stride), make)
+                    yield NetworkPart(3 if deep else 2, out, partial(apply_stride, stride), make)
                     channels = out
 
 
-def _vgg(image: tuple[int, int, int]) -> Iterator[Part]:
+def _vgg(image: tuple[int, int, int]) -> Iterator[NetworkPart]:
     channels, height, width = image
     for out in VGG13:
         pools = min(height, width) >= 2
@@ -107,19 +109,22 @@ def _vgg(image: tuple[int, int, int]) -> Iterator[Part]:
             height, width, channels = part.side(height), part.side(width), out
 
 
-def _mobilenet(channels: int, *, small: bool) -> Iterator[Part]:
+def _mobilenet(channels: int, *, small: bool) -> Iterator[NetworkPart]:
     stride, out = 1 if small else 2, MOBILENET_STEM
-    yield Part(
-        1, out, partial(strided, stride), partial(_conv_norm_activation, channels, out, 3, stride)
+    yield NetworkPart(
+        1,
+        out,
+        partial(apply_stride, stride),
+        partial(_conv_norm_activation, channels, out, 3, stride),
     )
     channels = out
     for expansion, out, blocks, first in mobilenet_stages(small=small):
         for number in range(blocks):
             stride = 1 if number else first
             make = partial(InvertedResidual, channels, out, stride, expansion)
-            yield Part(2 if expansion == 1 else 3, out, partial(strided, stride), make)
+            yield NetworkPart(2 if expansion == 1 else 3, out, partial(apply_stride, stride), make)
             channels = out
-    yield Part(
+    yield NetworkPart(
         1, MOBILENET_LAST, _same, partial(_conv_norm_activation, channels, MOBILENET_LAST, 1, 1)
     )
 
@@ -227,14 +232,14 @@ def _conv_norm_activation(
     return nn.Sequential(conv, group_norm(out), activation())
 
 
-def _layer(channels: int, out: int, *, pools: bool) -> Part:
+def _layer(channels: int, out: int, *, pools: bool) -> NetworkPart:
     """Returns a 3x3 convolution with ReLU, and a 2x2 pooling after it."""
 
     def make() -> nn.Module:
         modules = _conv_norm_activation(channels, out, 3, 1, nn.ReLU)
         return modules.append(nn.MaxPool2d(2)) if pools else modules
 
-    return Part(1, out, _halve if pools else _same, make)
+    return NetworkPart(1, out, _halve if pools else _same, make)
 
 
 def _resnet_stem(channels: int, *, small: bool) -> nn.Module:
@@ -252,10 +257,10 @@ def _halve(side: int) -> int:
     return side // 2
 
 
-def strided(stride: int, side: int) -> int:
+def apply_stride(stride: int, side: int) -> int:
     """Returns an image's height or width after a padded convolution of this stride."""
     return -(-side // stride)
 
 
 def _quarter(side: int) -> int:
-    return strided(2, strided(2, side))
+    return apply_stride(2, apply_stride(2, side))

@@ -19,7 +19,7 @@ from vfl_common.config.task import (
     TaskSettings,
 )
 from vfl_common.errors import Code, InputError
-from vfl_party.models.top.trees import Doubles, Grown
+from vfl_party.models.top.trees import Doubles, TreeArrays
 
 # LightGBM's name of a loss, and scikit-learn's.
 _OBJECTIVES = {"mae": "regression_l1", "poisson": "poisson"}
@@ -84,7 +84,7 @@ def check_loss(task: TaskSettings, library: str, where: str) -> None:
 
 def grow(
     task: TaskSettings, top: GbdtTop, train: Matrix, validation: Matrix | None, seed: int
-) -> Grown:
+) -> TreeArrays:
     """Grows the trees of ``top`` on ``train``. ``validation``: the rows of early stopping.
 
     The same rows, seed and versions of the libraries give the same trees on one machine;
@@ -110,7 +110,7 @@ def grow(
 
 def _by_sklearn(
     task: TaskSettings, top: GbdtTop, train: Matrix, validation: Matrix | None, seed: int
-) -> Grown:
+) -> TreeArrays:
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
     from threadpoolctl import threadpool_limits
 
@@ -170,7 +170,7 @@ def _of_sklearn(nodes: npt.NDArray[Any]) -> _Tree:
 
 def _by_lightgbm(
     task: TaskSettings, top: GbdtTop, train: Matrix, validation: Matrix | None, seed: int
-) -> Grown:
+) -> TreeArrays:
     lgb = lightgbm("recipe: model.top")
     parameters = objective(task) | {
         "learning_rate": top.lr,
@@ -239,7 +239,7 @@ def _walk(root: dict[str, Any]) -> Iterator[dict[str, Any]]:
         waiting += [node[side] for side in ("right_child", "left_child") if side in node]
 
 
-def _concatenate(rounds: list[list[_Tree]], baseline: Doubles) -> Grown:
+def _concatenate(rounds: list[list[_Tree]], baseline: Doubles) -> TreeArrays:
     """Returns trees as one table of nodes."""
     trees = [tree for round_ in rounds for tree in round_]
     sizes = [len(tree["value"]) for tree in trees]
@@ -248,7 +248,7 @@ def _concatenate(rounds: list[list[_Tree]], baseline: Doubles) -> Grown:
         trees = [{name: np.zeros((0, 2) if name == "child" else 0) for name in _KEYS}]
     joined = {name: np.concatenate([tree[name] for tree in trees]) for name in _KEYS}
     joined["child"] = joined["child"].astype(np.int64) + np.repeat(first, sizes)[:, None]
-    return Grown(
+    return TreeArrays(
         feature=joined["feature"].astype(np.int64),
         threshold=joined["threshold"],
         missing_left=joined["missing_left"].astype(bool),

@@ -29,7 +29,7 @@ def combine(rule: Combine, embeddings: Sequence[Tensor]) -> Tensor:
     return total_BD if rule == "sum" else total_BD / len(embeddings)
 
 
-class Combined:
+class CombinedEmbeddings:
     """The combination of a batch's embeddings in training, and the gradients of those that other
     parties sent.
 
@@ -80,7 +80,7 @@ def _gradient(of: Tensor) -> Tensor:
     return torch.zeros_like(of) if of.grad is None else of.grad
 
 
-def combined_size(rule: Combine, widths: Sequence[int]) -> int:
+def combine_widths(rule: Combine, widths: Sequence[int]) -> int:
     """Returns the width of the combination of embeddings of these widths, which only ``concat``
     may have different; of a rule of ours.
     """

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from vfl_common.config.models import NETWORKS, CnnSettings, EncoderSettings, NetworkSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.models.blocks import Part, parts_of_cnn, parts_of_network, strided
+from vfl_party.models.blocks import NetworkPart, apply_stride, parts_of_cnn, parts_of_network
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Halves:
     cut: int
     bottleneck: Bottleneck | None = None
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[NetworkPart]:
         match self.settings:
             case CnnSettings():
                 return list(parts_of_cnn(self.settings, self.image))
@@ -78,7 +78,7 @@ class Halves:
             f"of {kinds}.",
         )
 
-    def _split(self) -> tuple[list[Part], list[Part]]:
+    def _split(self) -> tuple[list[NetworkPart], list[NetworkPart]]:
         """Returns the parts of bottom and tail. Raises InputError if the cut is not between two
         parts.
         """
@@ -117,7 +117,7 @@ class Halves:
             sides = [part.side(side) for side in sides]
         channels, neck = below[-1].channels, self.bottleneck
         if neck is not None:
-            channels, sides = neck.channels, [strided(neck.stride, side) for side in sides]
+            channels, sides = neck.channels, [apply_stride(neck.stride, side) for side in sides]
         return channels, sides[0], sides[1]
 
     @property

@@ -19,7 +19,7 @@ _WORDS, _FIRST = 624, 24
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
+def seed_torch(seed: int) -> Iterator[None]:
     """Starts torch's CPU generator from ``seed`` inside the block and restores it afterwards, not
     CUDA's.
 
@@ -27,18 +27,18 @@ def seeded(seed: int) -> Iterator[None]:
     """
     with torch.random.fork_rng(devices=[]):
         # torch.manual_seed would seed the CUDA generators too.
-        begin(torch.default_generator, seed)
+        seed_generator(torch.default_generator, seed)
         yield
 
 
 def generator(seed: int) -> torch.Generator:
     """Returns a generator on the CPU that starts from ``seed``."""
     random = torch.Generator()
-    begin(random, seed)
+    seed_generator(random, seed)
     return random
 
 
-def begin(of: torch.Generator, seed: int) -> None:
+def seed_generator(of: torch.Generator, seed: int) -> None:
     """Starts a generator of the CPU from a seed of ``derive_seed``.
 
     torch takes 32 bits of a seed, few enough to try them all. So a secret seed fills the

@@ -76,7 +76,7 @@ def _are_large(shape: Sequence[int]) -> bool:
     return len(shape) == 3 and math.prod(shape) > _SMALL_IMAGE
 
 
-def checked(compute: Compute, samples: Sequence[Inputs]) -> Blocks:
+def find_blocks(compute: Compute, samples: Sequence[Inputs]) -> Blocks:
     """Runs a model at every number of blocks, and returns the blocks in which a row keeps its bits:
     the usual ones, else blocks of one constant size. If it keeps them in neither, ``why`` says so.
 
@@ -114,7 +114,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
-def inexact(blocks: Mapping[str, Blocks]) -> str:
+def describe_inexact(blocks: Mapping[str, Blocks]) -> str:
     """Returns why rows of a party's models, {name: its blocks}, do not keep their bits; '' if all
     do.
     """

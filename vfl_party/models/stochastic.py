@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from vfl_common.files import kept_secret
+from vfl_common.files import load_or_create_secret
 from vfl_party.base.dtypes import real
 
 SECRET_BYTES = 32
@@ -84,7 +84,7 @@ class StochasticEncoder(nn.Module):
         A generation that restarts has the same weights again, and must not send them under other
         noise: the mean of many draws tells more than one.
         """
-        self.secret.copy_(_tensor(kept_secret(path, bytes(self.secret.cpu().numpy()))))
+        self.secret.copy_(_tensor(load_or_create_secret(path, bytes(self.secret.cpu().numpy()))))
 
     def _noise(self, both: Tensor) -> Tensor:
         """Draws ε, float32 [B, width]."""

@@ -19,8 +19,8 @@ from vfl_common.summary import ARROW
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.base.plugins import where_it_failed
 from vfl_party.outbound.declared import spec_of
-from vfl_party.outbound.filter import NOWHERE, Filter, Leaving, Passage, Tensors
-from vfl_party.outbound.sent import SentBefore
+from vfl_party.outbound.filter import NOWHERE, Filter, OutboundBundle, Passage, Tensors
+from vfl_party.outbound.sent import SentDigests
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Chain:
         self,
         filters: Sequence[Filter],
         codec: Filter | None = None,
-        sent: SentBefore | None = None,
+        sent: SentDigests | None = None,
         way: str = "",
     ) -> None:
         self.filters = (*filters, *([codec] if codec is not None else []))
@@ -87,7 +87,7 @@ class Chain:
         """Whether ``leaves`` does anything."""
         return bool(self._leaves)
 
-    def leaves(self, leaving: Leaving) -> None:
+    def leaves(self, leaving: OutboundBundle) -> None:
         """Has each filter check a bundle that is about to leave. Raises VflError if it may not."""
         for filter_ in self._leaves:
             with _name_filter(filter_, "cannot check what leaves"):

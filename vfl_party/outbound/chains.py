@@ -27,7 +27,7 @@ from vfl_party.outbound.codecs.bits import BitsSettings
 from vfl_party.outbound.declared import PREDICTION, PREDICTS, Exchange, Role, Sent, Use
 from vfl_party.outbound.filter import Filter
 from vfl_party.outbound.policies import Policy
-from vfl_party.outbound.sent import SentBefore
+from vfl_party.outbound.sent import SentDigests
 
 PASSIVES = "passive parties"
 Direction = Literal["up", "down"]
@@ -40,7 +40,7 @@ def make_chains(
     role: Role,
     policy: Policy,
     party: str = "",
-    sent: SentBefore | None = None,
+    sent: SentDigests | None = None,
 ) -> Chains:
     """Makes both directions of an exchange, as the party of ``role`` has them.
 
@@ -181,7 +181,7 @@ def _seed(recipe: Recipe, phase: str, exchange: Exchange, direction: Direction) 
     return derive_seed(recipe.seed, "wire", phase, exchange.name, direction)
 
 
-def summarised(
+def summarize_exchanges(
     recipe: Recipe, phase: str, exchange: Exchange, chains: Chains, *, after_labels: bool
 ) -> list[ExchangeSummary]:
     """Describes both directions of an exchange in words; a direction without tensors is left
@@ -220,7 +220,7 @@ def summarised(
     ]
 
 
-def check_asked(
+def check_transforms(
     recipe: Recipe,
     opened: Mapping[tuple[str, str], Exchange],
     prediction: Exchange | None = None,

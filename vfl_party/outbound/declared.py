@@ -85,10 +85,10 @@ class Use:
                 f"{where_it_failed(error)}. Correct the plug-in.",
             ) from error
         made.of_plugin = not transforms.REGISTRY.is_ours(self.kind)
-        return Leaving(made, self.leave) if self.leave else made
+        return PartialFilter(made, self.leave) if self.leave else made
 
 
-class Leaving(Filter):
+class PartialFilter(Filter):
     """Applies another filter, but leaves some tensors unchanged, by name."""
 
     def __init__(self, of: Filter, leave: frozenset[str]) -> None:

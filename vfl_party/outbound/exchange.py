@@ -22,7 +22,7 @@ from vfl_party.base.dtypes import TORCH, WIRE
 from vfl_party.base.step_timing import DECODE, ENCODE, WAIT, Clock, spends
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent
-from vfl_party.outbound.filter import Leaving, Passage, Tensors
+from vfl_party.outbound.filter import OutboundBundle, Passage, Tensors
 from vfl_party.record.lines import ALL, NOBODY
 from vfl_party.record.recorder import Recorder
 
@@ -126,7 +126,7 @@ class _Side:
         if tensors and chain.watches:
             people = len(about) if _is_listed(about) else _rows_in(sent, tensors) * (about is ALL)
             payload = sum(buffer.data.nbytes for buffer in bundle.tensors.values())
-            leaving = Leaving(step, bundle.kind.label, to, numbers, payload, about, people)
+            leaving = OutboundBundle(step, bundle.kind.label, to, numbers, payload, about, people)
             chain.leaves(leaving)
         if record is None:
             return

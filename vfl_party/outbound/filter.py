@@ -26,7 +26,7 @@ class Passage(NamedTuple):
 NOWHERE = Passage(StepKey("", 0, 0), "", "")
 
 
-class Leaving(NamedTuple):
+class OutboundBundle(NamedTuple):
     """A bundle that is about to leave.
 
     ``kind``: the ledger's word; ``to``: the receivers, each of which gets the whole; ``numbers``:
@@ -77,7 +77,7 @@ class Filter:
         """
         return tensors
 
-    def leaves(self, leaving: Leaving) -> None:
+    def leaves(self, leaving: OutboundBundle) -> None:
         """Called at the sender for each bundle that passed ``apply``, before it leaves, and before
         the record has it. Raises VflError if it may not leave.
         """

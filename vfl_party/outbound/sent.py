@@ -16,7 +16,7 @@ _SEVERAL = b""
 _MAX_MESSAGES = 200_000
 
 
-class SentBefore:
+class SentDigests:
     """Digests of what has left through noisy chains, in memory, for all generations of a process.
 
     A resumed run repeats the noise of its checkpoint, so that it ends bit for bit as it would have.

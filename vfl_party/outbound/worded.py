@@ -15,17 +15,17 @@ import torch
 from vfl_common.config.base import parse
 from vfl_common.config.policy import Demand, PolicySettings
 from vfl_common.errors import Code, InputError
-from vfl_common.text import listed
+from vfl_common.text import list_names
 from vfl_party.outbound import transforms
 from vfl_party.outbound.declared import PREDICTION, PREDICTS, Exchange, Sent, Use
-from vfl_party.outbound.filter import Filter, Leaving, Passage, Tensors
+from vfl_party.outbound.filter import Filter, OutboundBundle, Passage, Tensors
 from vfl_party.record.lines import ALL
 
 # Kinds of bundle whose numbers a codec may write in fewer bits.
 _CODED = ("embedding", "gradient")
 
 
-def refused(key: str, wanted: Any, violation: str, remedy: str = "") -> InputError:
+def policy_error(key: str, wanted: Any, violation: str, remedy: str = "") -> InputError:
     """Returns the error of a violated policy key, for the party itself: the key, its value, and
     the violation.
     """
@@ -40,13 +40,13 @@ def refused(key: str, wanted: Any, violation: str, remedy: str = "") -> InputErr
 def in_words(value: Any) -> str:
     """Writes the value of a key of ``[policy]`` for a person."""
     if isinstance(value, list | tuple):
-        return listed([str(item) for item in value]) or "none"
+        return list_names([str(item) for item in value]) or "none"
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-class Worded:
+class TablePolicy:
     """What the settings let out; see ``Policy``.
 
     ``beside``: another policy, which must agree. ``after``: the one that has watched what left
@@ -58,20 +58,20 @@ class Worded:
         self,
         settings: PolicySettings,
         beside: Callable[[str, Exchange, Sent], Filter] | None = None,
-        after: Worded | None = None,
+        after: TablePolicy | None = None,
     ) -> None:
         for demand in settings.demands:
             _check_known(demand)
         self._settings, self._beside = settings, beside
-        self._counts: Counts = Counts(after._counts if after is not None else None)
+        self._counts: SentCounts = SentCounts(after._counts if after is not None else None)
 
     def __call__(self, phase: str, exchange: Exchange, sent: Sent, /) -> Filter:
         where = f"exchange {exchange.name} of phase {phase}"
         settings, kind = self._settings, sent.kind.label
         if settings.kinds is not None and kind not in settings.kinds:
-            raise refused("kinds", settings.kinds, f"{where} sends {kind}")
+            raise policy_error("kinds", settings.kinds, f"{where} sends {kind}")
         if kind in settings.encrypted and set(sent.tensors) != {"ciphertexts"}:
-            raise refused(
+            raise policy_error(
                 "encrypted",
                 settings.encrypted,
                 f"{where} sends {kind} that is not encrypted",
@@ -85,9 +85,9 @@ class Worded:
                 _check_demand(demand, sent, where, of_phase)
         counts, batches = self._counts, sent.about_rows
         if self._beside is None:
-            return Held(settings, where, counts, batches)
+            return LimitFilter(settings, where, counts, batches)
         other = self._beside(phase, exchange, sent)
-        return HeldBeside(settings, where, counts, batches, other)
+        return CombinedLimitFilter(settings, where, counts, batches, other)
 
 
 def _check_known(demand: Demand) -> None:
@@ -99,7 +99,7 @@ def _check_known(demand: Demand) -> None:
             raise InputError(
                 Code.CONFIG_INVALID,
                 f"{where}: the transform {demand.transform} has no setting {name}. Choose one of "
-                f"{listed(known)}."
+                f"{list_names(known)}."
                 if known
                 else f"{where}: the transform {demand.transform} has no settings (got {name}). "
                 "Remove the bound.",
@@ -112,23 +112,25 @@ def _check_demand(demand: Demand, sent: Sent, where: str, of_phase: str) -> None
     """
     uses = [use for use in sent.through if use.kind == demand.transform]
     if not uses:
-        raise refused(
+        raise policy_error(
             "demands",
             demand.transform,
             f"{where} sends {demand.kind} without it",
             f"Add it to the transforms {of_phase}.",
         )
     if all(bare := [sorted(use.leave & sent.tensors.keys()) for use in uses]):
-        raise refused(
+        raise policy_error(
             "demands",
             demand.transform,
-            f"{where} sends a part of {demand.kind} without it: {listed(bare[0])}",
+            f"{where} sends a part of {demand.kind} without it: {list_names(bare[0])}",
         )
     # The strongest may be any of them.
     wrong = [_weaker(demand, use, where) for use in uses]
     if all(wrong):
         bound, violation = wrong[0] or ("", "")
-        raise refused(f"demands: {demand.transform}", bound, violation, "Ask for a stronger one.")
+        raise policy_error(
+            f"demands: {demand.transform}", bound, violation, "Ask for a stronger one."
+        )
 
 
 def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
@@ -153,12 +155,12 @@ def _weaker(demand: Demand, use: Use, where: str) -> tuple[str, str] | None:
     return None
 
 
-class Counts:
+class SentCounts:
     """What has left in a run: numbers about each row, by receiver, and bytes. ``before``: what
     left before the first phase, whose bytes count.
     """
 
-    def __init__(self, before: Counts | None = None) -> None:
+    def __init__(self, before: SentCounts | None = None) -> None:
         self.bytes, self._before = 0, before
         # {receiver: numbers about each row}, in the order of the rows' numbers.
         self._numbers: dict[str, npt.NDArray[np.int64]] = {}
@@ -171,7 +173,7 @@ class Counts:
         """Whether a filter keeps this state for all."""
         return self._keeper is filter_
 
-    def adds_to(self, filter_: Filter, sent_bytes: int) -> None:
+    def add_bytes(self, filter_: Filter, sent_bytes: int) -> None:
         """Adds bytes that are about to leave through a filter."""
         if self._keeper is None:
             self._keeper = filter_
@@ -205,19 +207,21 @@ class Counts:
         self._numbers = {name: counts.numpy().copy() for name, counts in state["numbers"].items()}
 
 
-class Held(Filter):
+class LimitFilter(Filter):
     """Refuses a bundle that exceeds a limit; changes nothing. ``batches``: it has numbers for each
     row of a batch. Bits of trees have not: of these, ``trees.least_rows`` counts the rows.
     """
 
-    def __init__(self, settings: PolicySettings, where: str, counts: Counts, batches: bool) -> None:
+    def __init__(
+        self, settings: PolicySettings, where: str, counts: SentCounts, batches: bool
+    ) -> None:
         self._settings, self._where, self._counts = settings, where, counts
         self._batches = batches
         self.text = f"policy: {settings.level}"
 
-    def leaves(self, leaving: Leaving) -> None:
+    def leaves(self, leaving: OutboundBundle) -> None:
         settings, counts = self._settings, self._counts
-        counts.adds_to(self, leaving.payload_bytes * len(leaving.to))
+        counts.add_bytes(self, leaving.payload_bytes * len(leaving.to))
         if settings.most_bytes is not None and counts.bytes > settings.most_bytes:
             raise self._refusal("most_bytes", f"a total of {counts.bytes:,} bytes")
         bits = 8 * leaving.payload_bytes / max(1, leaving.numbers)
@@ -245,7 +249,7 @@ class Held(Filter):
 
     def _refusal(self, key: str, violation: str) -> InputError:
         bound = getattr(self._settings, key)
-        return refused(key, bound, f"{violation} with {self._where}, which was not sent")
+        return policy_error(key, bound, f"{violation} with {self._where}, which was not sent")
 
     def state(self) -> dict[str, Any] | None:
         return {"policy": self._counts.state()} if self._counts.is_kept_by(self) else None
@@ -255,18 +259,23 @@ class Held(Filter):
             self._counts.load_state(state["policy"], self)
 
 
-class HeldBeside(Held):
+class CombinedLimitFilter(LimitFilter):
     """Has another policy's filter do its part, too."""
 
     def __init__(
-        self, settings: PolicySettings, where: str, counts: Counts, batches: bool, beside: Filter
+        self,
+        settings: PolicySettings,
+        where: str,
+        counts: SentCounts,
+        batches: bool,
+        beside: Filter,
     ) -> None:
         super().__init__(settings, where, counts, batches)
         self._beside, self.text = beside, f"{self.text}, {beside.text}"
         self.on_host, self.repeats, self.draws = beside.on_host, beside.repeats, beside.draws
         self.of_plugin, self.knows = beside.of_plugin, beside.knows
 
-    def leaves(self, leaving: Leaving) -> None:
+    def leaves(self, leaving: OutboundBundle) -> None:
         super().leaves(leaving)
         self._beside.leaves(leaving)
 

@@ -28,7 +28,7 @@ from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Features, Labels
 from vfl_party.data.inputs.weights import row_weights
-from vfl_party.models import InputSpec, checked_encoder, forward, seeded, width_of
+from vfl_party.models import InputSpec, build_checked_encoder, forward, seed_torch, width_of
 from vfl_party.models.precision import Precision
 from vfl_party.models.row_blocks import Blocks
 from vfl_party.outbound.chain import Chains
@@ -37,7 +37,7 @@ from vfl_party.outbound.declared import Exchange, Occurrence, Role
 from vfl_party.outbound.exchange import Answering, Asking, Connections
 from vfl_party.outbound.policies import Policy
 from vfl_party.outbound.policies.allow_all import AllowAll
-from vfl_party.outbound.sent import SentBefore
+from vfl_party.outbound.sent import SentDigests
 from vfl_party.privacy.accountant import Spending
 from vfl_party.privacy.plan import PrivacyPlan
 from vfl_party.record.recorder import Recorder
@@ -74,8 +74,10 @@ class MakeEncoder:
         ``width``: of its output. Raises InputError if it does not fit the party's rows.
         """
         root = self.recipe.seed if shared or self.secret is None else self.secret
-        with seeded(derive_seed(root, "init", *((label,) if shared else (self.party, label)))):
-            return checked_encoder(self.settings, self.spec, width or self.width, party=self.party)
+        with seed_torch(derive_seed(root, "init", *((label,) if shared else (self.party, label)))):
+            return build_checked_encoder(
+                self.settings, self.spec, width or self.width, party=self.party
+            )
 
 
 @runtime_checkable
@@ -235,7 +237,7 @@ class Party:
     models: dict[str, nn.Module]
     data: PartyData
     policy: Policy = field(default_factory=AllowAll)
-    sent: SentBefore = field(default_factory=SentBefore)
+    sent: SentDigests = field(default_factory=SentDigests)
     trees: TreeLimits | None = None
     secret: int | None = None
     make_encoder: MakeEncoder | None = None

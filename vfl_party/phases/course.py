@@ -17,12 +17,12 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PhaseSettings
 from vfl_common.config.spelling import Spelling
 from vfl_common.errors import Code, InputError
-from vfl_common.stages import MOST_ROUNDS
+from vfl_common.stages import MAX_ROUNDS
 from vfl_party.base.phase import Phase
-from vfl_party.base.plugins import Registry, blaming
+from vfl_party.base.plugins import Registry, name_plugin_errors
 from vfl_party.models.metrics import load_metric, loss_fn
 from vfl_party.outbound import codecs, transforms
-from vfl_party.outbound.chains import check_asked, check_wire
+from vfl_party.outbound.chains import check_transforms, check_wire
 from vfl_party.outbound.declared import PREDICTION, Exchange
 from vfl_party.phases.absence import LatePolicy
 from vfl_party.phases.check_task import check_chooses, check_follows, check_idle, check_task
@@ -125,7 +125,7 @@ class Course:
             named.method.follows(named.settings) is not None for named in earlier
         )
 
-    @blaming()
+    @name_plugin_errors()
     def encoder(self, make: MakeEncoder) -> nn.Module:
         """Makes the encoder that all phases share: by the first method that makes one, else a
         single encoder. The phases of the run that this one starts from come first.
@@ -156,7 +156,7 @@ class Course:
             )
         return part
 
-    @blaming()
+    @name_plugin_errors()
     def upper(self, seed: int) -> dict[str, nn.Module]:
         """Makes what the phases of the active party share of a network that is cut: by the first
         method that makes it.
@@ -168,7 +168,7 @@ class Course:
                 return phase.method.upper(phase.settings, self.recipe, seed)
         return {}
 
-    @blaming()
+    @name_plugin_errors()
     def solo(self, make: MakeEncoder) -> nn.Module | None:
         """Makes the model with which the active party scores rows by itself, by the first method
         that makes one; None if no phase trains one. Raises InputError.
@@ -181,7 +181,7 @@ class Course:
         """Whether a phase learns from the labels of rows that only the active party has."""
         return any(phase.says("solo") for phase in self.phases)
 
-    @blaming()
+    @name_plugin_errors()
     def own_models(self) -> dict[str, nn.Module]:
         """Makes the models of the recipe's method that are neither encoder nor top; mostly none."""
         found: dict[str, nn.Module] = {}
@@ -205,7 +205,7 @@ class Course:
     # ----------------------------------------------------------------------
 
     @cached_property
-    @blaming()
+    @name_plugin_errors()
     def sent_noise(self) -> float:
         """σ of the noise on a passive party's embeddings in evaluation and prediction: the phases'
         largest.
@@ -213,7 +213,7 @@ class Course:
         return max(0.0, *(phase.method.noise(phase.settings) for phase in self.phases))
 
     @cached_property
-    @blaming()
+    @name_plugin_errors()
     def protected(self) -> str:
         """How the phases' encoders protect the embeddings that they give, in words; '' if they do
         not.
@@ -226,19 +226,19 @@ class Course:
         return next((reason for reason in found if reason), "")
 
     @cached_property
-    @blaming()
+    @name_plugin_errors()
     def in_flight(self) -> int:
         """How many exchanges of one passive party may be under way, in any phase."""
         return max(phase.method.in_flight(phase.settings) for phase in self.phases)
 
     @cached_property
-    @blaming()
+    @name_plugin_errors()
     def scores_own_rows(self) -> bool:
         """Whether the phases leave a head that scores rows which different parties hold."""
         found = (phase.method.scores_own_rows(phase.settings) for phase in self.phases)
         return any(found)
 
-    @blaming()
+    @name_plugin_errors()
     def scores(self, party: Party, phase: str) -> Scorer | None:
         """Makes the party's side of the joint prediction, if the recipe's method has its own.
         Raises InputError.
@@ -249,7 +249,7 @@ class Course:
                 return found
         return None
 
-    @blaming()
+    @name_plugin_errors()
     def online(self, party: Party) -> Online | None:
         """Makes the party's side of the scoring by id, if the recipe's method has its own. Raises
         InputError.
@@ -269,7 +269,7 @@ class Course:
     # ----------------------------------------------------------------------
 
     @cached_property
-    @blaming()
+    @name_plugin_errors()
     def late_policy(self) -> LatePolicy:
         """What stands in for a party in the first phase that goes on without one; ``wait`` if all
         phases wait.
@@ -278,7 +278,7 @@ class Course:
         return next((policy for policy in policies if policy != "wait"), "wait")
 
     @cached_property
-    @blaming()
+    @name_plugin_errors()
     def learns(self) -> Learnt:
         """What the phases teach the model to do without a party; '' for nothing. Raises InputError
         if two of them teach it different things.
@@ -306,7 +306,7 @@ class Course:
         partly = self.recipe.rows.partial and self.late_policy == "wait"
         return "skip" if self.learns or partly else self.late_policy
 
-    @blaming()
+    @name_plugin_errors()
     def privacy(self, rows: int) -> PrivacyPlan | None:
         """Returns the budget of the phases with ``dp`` over ``rows`` training rows, equal at every
         party; None if no phase has ``dp``.
@@ -330,7 +330,7 @@ class Course:
         return frozenset(split for phase in self.phases for split in phase.evaluates)
 
     @cached_property
-    @blaming()
+    @name_plugin_errors()
     def follows_preset(self) -> bool:
         """Whether ``preset`` changes what a phase does, of this run or of the one that it starts
         from.
@@ -502,7 +502,7 @@ class Course:
             return None
         return scoring(self.sent_noise, name=PREDICTION, how=self.protected)
 
-    @blaming()
+    @name_plugin_errors()
     def build(self, party: Party) -> list[Phase]:
         """Makes this party's side of every phase. Raises InputError."""
         self.check(len(party.rows("train")))
@@ -517,13 +517,13 @@ class Course:
                 check_follows(self.phases, "weight", "data.weight")
         phases = [_side(phase, party) for phase in self.phases]
         opened = {key: exchange.exchange for key, exchange in party.exchanges.items()}
-        check_asked(self.recipe, opened, self._prediction)
+        check_transforms(self.recipe, opened, self._prediction)
         check_wire(self.recipe, opened)
         rounds = sum(phase.rounds for phase in phases)
-        if rounds > MOST_ROUNDS:
+        if rounds > MAX_ROUNDS:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"recipe: phases: must have at most {MOST_ROUNDS:,} rounds in all (got "
+                f"recipe: phases: must have at most {MAX_ROUNDS:,} rounds in all (got "
                 f"{rounds:,}). Train for fewer, or let a round be longer (validate_every).",
             )
         return phases

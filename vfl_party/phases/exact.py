@@ -16,7 +16,14 @@ from vfl_party.base.dtypes import real
 from vfl_party.models import combine, forward
 from vfl_party.models.halves import Tail
 from vfl_party.models.metrics import scores
-from vfl_party.models.row_blocks import Blocks, Compute, Inputs, checked, inexact, sample_rows
+from vfl_party.models.row_blocks import (
+    Blocks,
+    Compute,
+    Inputs,
+    describe_inexact,
+    find_blocks,
+    sample_rows,
+)
 from vfl_party.models.top.stand_ins import learnt_stand_ins
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import SOLO
@@ -41,14 +48,14 @@ def blocks_of(party: Party) -> dict[str, Blocks]:
     # A model of a user's own may draw.
     with torch.random.fork_rng(devices=[]):
         models = _models(party)
-        found = {name: checked(compute, samples) for name, compute, samples in models}
+        found = {name: find_blocks(compute, samples) for name, compute, samples in models}
     if not party.encodes_here and "encoder" in found:
         why = "several processes embed, and rows are not checked"
         found["encoder"] = Blocks(found["encoder"].rows, found["encoder"].most, why)
     sizes = {name: [each.rows, each.most] for name, each in found.items()}
     took_ms = round(1000 * (time.perf_counter() - began_s), 1)
     facts = {"event": "exact", "exact": True, "blocks": sizes, "took_ms": took_ms}
-    if why := inexact(found):
+    if why := describe_inexact(found):
         text = "a row's scores may depend in their last bits on the rows scored with it (%s)"
         log.warning(text, why, extra={**facts, "exact": False})
     else:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vfl_common.config.task import ThresholdRule
 from vfl_party.base.seeds import Rows
-from vfl_party.models.metrics import choose, evaluate
+from vfl_party.models.metrics import choose_threshold, evaluate
 from vfl_party.phases.check_task import check_chooses
 from vfl_party.phases.context import Party
 
@@ -36,7 +36,9 @@ def measured(
     held = {name: each for name, each in found.items() if len(each[0])}
     if isinstance(task.threshold, ThresholdRule) and CHOOSES in held:
         rows, outputs = held[CHOOSES]
-        party.scores.threshold = choose(task.threshold, outputs, party.take(targets, rows))
+        party.scores.threshold = choose_threshold(
+            task.threshold, outputs, party.take(targets, rows)
+        )
     threshold = decides(party)
     if threshold is None and held:
         # Parties without common rows reach this without having been checked.

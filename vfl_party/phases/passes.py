@@ -17,9 +17,9 @@ from torch import Tensor
 
 from vfl_common.config.models import Combine
 from vfl_party.base.devices import index_on
-from vfl_party.base.held import alike
+from vfl_party.base.held import group_rows
 from vfl_party.base.seeds import Rows
-from vfl_party.models.metrics.losses import Loss
+from vfl_party.models.metrics.losses import TaskLoss
 from vfl_party.phases.sets import PartySet, Sets
 
 
@@ -81,7 +81,7 @@ def passes(rule: Combine, sets: Sets, batch: HeldBatch) -> list[Pass]:
 
 
 def losses_of(
-    loss: Loss,
+    loss: TaskLoss,
     outputs: Sequence[Tensor],
     targets: Tensor,
     weights_B: Tensor | None,
@@ -113,7 +113,7 @@ def _groups(batch: HeldBatch) -> list[tuple[tuple[str, ...], Rows]]:
     for name in names:
         masks.append(np.zeros(batch.rows, bool))
         masks[-1][batch.held[name]] = True
-    return alike(names, masks)
+    return group_rows(names, masks)
 
 
 def _those(batch: HeldBatch, name: str, at: Rows) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from vfl_common.bundle import Kind, StepKey
 from vfl_common.errors import InternalError
 from vfl_common.link import Lenience, StepPassed
-from vfl_party.base.held import alike
+from vfl_party.base.held import group_rows
 from vfl_party.base.seeds import Rows
 from vfl_party.models import combine, forward
 from vfl_party.models.row_blocks import ROWS, in_blocks
@@ -104,7 +104,7 @@ class Chunk:
         for name in there:
             masks.append(np.zeros(self.rows, bool))
             masks[-1][self.held[name]] = True
-        for names, at in alike([*there], masks) if there else [((), np.arange(self.rows))]:
+        for names, at in group_rows([*there], masks) if there else [((), np.arange(self.rows))]:
             others = {
                 name: there[name][torch.from_numpy(np.searchsorted(self.held[name], at))]
                 if name in names

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from vfl_common.config.party import PartyFile, TreeLimits
 from vfl_common.config.policy import PolicySettings
 from vfl_common.config.recipe import Recipe
-from vfl_party.outbound.policies import named_in_trial
-from vfl_party.policy.meeting import Guard
+from vfl_party.outbound.policies import get_trial_policy_name
+from vfl_party.policy.meeting import RunGuard
 from vfl_party.policy.words import WordsGuard
 
 
@@ -17,20 +17,20 @@ def words_of(file: PartyFile, recipe: Recipe) -> WordsGuard:
     return WordsGuard(file.policy, file.name, recipe, file.pins)
 
 
-def guards_of(file: PartyFile, recipe: Recipe) -> Sequence[Guard]:
+def guards_of(file: PartyFile, recipe: Recipe) -> Sequence[RunGuard]:
     """Returns the guards of a party that its party file asks for."""
     return [words_of(file, recipe)]
 
 
-def guards_of_trial(recipe: Recipe, name: str) -> Sequence[Guard]:
+def guards_of_trial(recipe: Recipe, name: str) -> Sequence[RunGuard]:
     """Returns the guards of a party in a trial on one machine, where nobody has a key."""
-    return [WordsGuard(named_in_trial(recipe, name), name, recipe, None)]
+    return [WordsGuard(get_trial_policy_name(recipe, name), name, recipe, None)]
 
 
 def trees_of_trial(recipe: Recipe, name: str) -> TreeLimits | None:
     """Returns what the level of a party's policy asks of trees in a trial; None: nothing. There,
     keys may be short.
     """
-    policy = named_in_trial(recipe, name)
+    policy = get_trial_policy_name(recipe, name)
     limits = policy.elsewhere.get("trees") if isinstance(policy, PolicySettings) else None
     return TreeLimits.model_validate({"least_key_bits": 1024, **limits}) if limits else None

@@ -14,40 +14,40 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.rpc.messages import MOST_SHOWN
+from vfl_common.rpc.messages import MAX_SHOWN_BYTES
 from vfl_common.text import to_json
-from vfl_party.assembly.party import Opened
+from vfl_party.assembly.party import OpenedParty
 from vfl_party.phases.context import Party
-from vfl_party.policy.planned import Plan, planned
+from vfl_party.policy.planned import SendingPlan, plan_sent
 
 # The file, in the party's folder of a run, of what each party has shown.
 SHOWN = "shown.json"
 
 
 @dataclass(frozen=True)
-class Proposed:
+class ProposedRun:
     """A run that this party is asked to take part in, before it joins.
 
     ``party``: as it would be, with the ``rows`` that it expects. ``epochs``: {phase: its epochs}.
     ``plugins``: ``group:name`` of each that the recipe has this party use.
     """
 
-    opened: Opened
+    opened: OpenedParty
     party: Party
     rows: int
     epochs: Mapping[str, int]
     plugins: Sequence[str] = ()
 
     @cached_property
-    def plan(self) -> Plan | None:
+    def plan(self) -> SendingPlan | None:
         """What this party would send in training; None if that has too many steps to be counted
         before, and of a prediction, in which each row leaves once.
         """
         trains = self.opened.work.job == "train"
-        return planned(self.party, self.rows) if trains else None
+        return plan_sent(self.party, self.rows) if trains else None
 
 
-class Guard(Protocol):
+class RunGuard(Protocol):
     """Checks runs; a party has several. Only the party itself reads the text of its errors; the
     others read that it refuses.
     """
@@ -57,7 +57,7 @@ class Guard(Protocol):
         """The key of this guard in the table that parties show."""
         ...
 
-    def before(self, asked: Proposed) -> None:
+    def before(self, asked: ProposedRun) -> None:
         """Called before the party joins. Raises InputError (REFUSED) if the run may not be."""
         ...
 
@@ -74,21 +74,21 @@ class Guard(Protocol):
         ...
 
 
-def shown_by(guards: Sequence[Guard]) -> str:
+def render_guards(guards: Sequence[RunGuard]) -> str:
     """Returns what a party shows to all. Raises InputError if that is too much."""
     tables = {guard.key: table for guard in guards if (table := guard.shows()) is not None}
     text = json.dumps(tables, sort_keys=True, separators=(",", ":")) if tables else ""
-    if len(text.encode()) > MOST_SHOWN:
+    if len(text.encode()) > MAX_SHOWN_BYTES:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"policy: with the grant and the record's head, must take at most {MOST_SHOWN:,} bytes "
-            f"(got {len(text.encode()):,}). Shorten the lists in [policy].",
+            f"policy: with the grant and the record's head, must take at most {MAX_SHOWN_BYTES:,} "
+            f"bytes (got {len(text.encode()):,}). Shorten the lists in [policy].",
         )
     return text
 
 
-def meet(
-    guards: Sequence[Guard], run_id: str, texts: Mapping[str, str]
+def check_tables(
+    guards: Sequence[RunGuard], run_id: str, texts: Mapping[str, str]
 ) -> dict[str, dict[str, Any]]:
     """Has each guard check what the parties show, and returns it. ``texts``: {party: its text}, as
     it came.
@@ -104,7 +104,7 @@ def meet(
 def _table(name: str, text: str) -> dict[str, Any]:
     try:
         table = json.loads(text) if text else {}
-        if isinstance(table, dict) and len(text) <= MOST_SHOWN:
+        if isinstance(table, dict) and len(text) <= MAX_SHOWN_BYTES:
             # It is kept with the run: what is nested too deeply to be written is found here.
             to_json(table)
             return table

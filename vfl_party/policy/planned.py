@@ -15,11 +15,11 @@ from vfl_party.phases.context import Party
 # Splits that have no row in common.
 _APART = ("train", "validation", "test")
 # Steps of a run; counting more takes longer than people wait.
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 
 
 @dataclass
-class Plan:
+class SendingPlan:
     """What a party plans to send.
 
     ``payload_bytes``: to all. ``numbers``: {peer: the maximum about one person}. ``batches``:
@@ -31,7 +31,7 @@ class Plan:
     batches: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
-def planned(party: Party, rows: int) -> Plan | None:
+def plan_sent(party: Party, rows: int) -> SendingPlan | None:
     """Returns what the party sends, as far as its phases declare it; None if they declare too many
     steps to be counted, or if how many rows the others hold is not known yet.
 
@@ -44,14 +44,14 @@ def planned(party: Party, rows: int) -> Plan | None:
     """
     if party.awaits_sizes:
         return None
-    plan, chains = Plan(), cache(party.chains)
+    plan, chains = SendingPlan(), cache(party.chains)
     phases = {entry.name for entry in party.course.phases}
     # {(peer, phase, exchange, round): (numbers about a row, rows)}.
     rounds: dict[tuple[str, str, str, int], tuple[int, int]] = {}
     for number, occurrence in enumerate(occurrences(party, rows)):
-        if number == MOST_STEPS:
+        if number == MAX_STEPS:
             return None
-        sent, up = sent_by(party, occurrence.exchange)
+        sent, up = get_sent(party, occurrence.exchange)
         to = receivers(party, occurrence, up=up)
         if not to or not sent.tensors or occurrence.empty == ("up" if up else "down"):
             continue
@@ -73,7 +73,7 @@ def planned(party: Party, rows: int) -> Plan | None:
 
 
 def _add_people(
-    plan: Plan,
+    plan: SendingPlan,
     party: Party,
     rows: int,
     rounds: Mapping[tuple[str, str, str, int], tuple[int, int]],
@@ -102,7 +102,7 @@ def occurrences(party: Party, rows: int) -> Iterator[Occurrence]:
             yield from traffic.after(None) if traffic.after is not None else ()
 
 
-def sent_by(party: Party, exchange: Exchange) -> tuple[Sent, bool]:
+def get_sent(party: Party, exchange: Exchange) -> tuple[Sent, bool]:
     """Returns what this party sends in an exchange, and whether it is the one that asks."""
     up = party.role == "passive" or exchange.asks == "server"
     return (exchange.up if up else exchange.down), up

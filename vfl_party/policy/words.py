@@ -8,13 +8,13 @@ from typing import Any
 from vfl_common.config.policy import Pin, PolicySettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, PeerError
-from vfl_party.outbound.worded import in_words, refused
+from vfl_party.outbound.worded import in_words, policy_error
 from vfl_party.policy.code import digests
-from vfl_party.policy.meeting import Proposed
+from vfl_party.policy.meeting import ProposedRun
 from vfl_party.predict.prediction import exchanges_of
 
 
-def without_words(policy: str | PolicySettings) -> str:
+def describe_missing_policy(policy: str | PolicySettings) -> str:
     """Returns a note on a party file that describes no policy; '' if it describes one."""
     if isinstance(policy, PolicySettings):
         return ""
@@ -49,7 +49,7 @@ class WordsGuard:
     ) -> None:
         self._policy, self._name, self._recipe, self._pins = policy, name, recipe, pins
 
-    def before(self, asked: Proposed) -> None:
+    def before(self, asked: ProposedRun) -> None:
         """Raises InputError (REFUSED) that names the key, what it wants, and what is given."""
         if not isinstance(self._policy, PolicySettings):
             return
@@ -72,7 +72,7 @@ class WordsGuard:
         limit = self._policy.most_epochs
         for name, count in epochs.items():
             if count > limit:
-                raise refused("most_epochs", limit, f"phase {name} has {count:,} epochs")
+                raise policy_error("most_epochs", limit, f"phase {name} has {count:,} epochs")
 
     def serves(self) -> None:
         """Raises InputError (REFUSED) if a model of the recipe may not be used: because of the
@@ -86,13 +86,15 @@ class WordsGuard:
         for phase in self._recipe.phases:
             if policy.phases is not None and phase.kind not in policy.phases:
                 kind = f"phase {phase.name} of the recipe is of kind {phase.kind}"
-                raise refused("phases", policy.phases, kind)
+                raise policy_error("phases", policy.phases, kind)
 
     def _check_recipe(self, policy: PolicySettings) -> None:
         digest = self._recipe.digest()
         if policy.recipes is not None and digest not in policy.recipes:
             actual = f"the recipe {self._recipe.name} has the digest {digest}"
-            raise refused("recipes", policy.recipes, actual, "Read the recipe, and add its digest.")
+            raise policy_error(
+                "recipes", policy.recipes, actual, "Read the recipe, and add its digest."
+            )
 
     def _check_peers(self, policy: PolicySettings) -> None:
         if self._pins is None or not (policy.pinned or policy.peers is not None):
@@ -105,27 +107,27 @@ class WordsGuard:
             key = "peers" if policy.peers is not None else "pinned"
             if pin is None:
                 wanted = policy.peers if policy.peers is not None else True
-                raise refused(
+                raise policy_error(
                     key,
                     wanted,
                     f"pins has no entry for {peer}",
                     "Add the pin of its certificate, as `vfl certs show` prints it.",
                 )
             if policy.peers is not None and pin not in policy.peers:
-                raise refused("peers", policy.peers, f"the key of {peer} is {pin}")
+                raise policy_error("peers", policy.peers, f"the key of {peer} is {pin}")
 
     @staticmethod
     def _check_plugins(allowed: tuple[str, ...], used: Iterable[str]) -> None:
         for name, digest in digests(used):
             if name not in allowed and f"{name} = {digest}" not in allowed:
-                raise refused(
+                raise policy_error(
                     "plugins",
                     allowed,
                     f"the run uses the plug-in {name} = {digest}",
                     "Read that plug-in, and add it.",
                 )
 
-    def _check_plan(self, policy: PolicySettings, asked: Proposed) -> None:
+    def _check_plan(self, policy: PolicySettings, asked: ProposedRun) -> None:
         if not (policy.least_rows > 1 or policy.most_numbers or policy.most_bytes):
             return
         plan = asked.plan
@@ -134,7 +136,7 @@ class WordsGuard:
             return
         for (phase, exchange), rows in plan.batches.items():
             if rows < policy.least_rows:
-                raise refused(
+                raise policy_error(
                     "least_rows",
                     policy.least_rows,
                     f"a batch of exchange {exchange} in phase {phase} has {rows:,} rows",
@@ -142,7 +144,7 @@ class WordsGuard:
                 )
         for peer, numbers in plan.numbers.items():
             if policy.most_numbers is not None and numbers > policy.most_numbers:
-                raise refused(
+                raise policy_error(
                     "most_numbers",
                     policy.most_numbers,
                     f"{peer} would get {numbers:,} numbers about one person",
@@ -150,7 +152,7 @@ class WordsGuard:
                 )
         if policy.most_bytes is not None and plan.payload_bytes > policy.most_bytes:
             planned = f"this party would send {plan.payload_bytes:,} bytes"
-            raise refused("most_bytes", policy.most_bytes, planned)
+            raise policy_error("most_bytes", policy.most_bytes, planned)
 
     def shows(self) -> dict[str, Any]:
         """Returns the table of ``[policy]`` with its level's defaults, or the name of a policy."""
@@ -170,10 +172,10 @@ class WordsGuard:
             )
 
 
-def told(policy: str | PolicySettings) -> Iterator[str]:
+def describe_policy(policy: str | PolicySettings) -> Iterator[str]:
     """Yields what a policy says, a line for each key that asks for something."""
     if isinstance(policy, str):
-        yield without_words(policy)
+        yield describe_missing_policy(policy)
         return
     yield f"level = {policy.level}"
     fields = policy.model_dump(

@@ -17,7 +17,7 @@ from vfl_common.errors import Code, InputError, LostError, VflError
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryPipe
-from vfl_party.assembly.party import Load, Opened, assemble, expected_rows, open_party
+from vfl_party.assembly.party import Load, OpenedParty, assemble, expect_rows, open_party
 from vfl_party.assembly.party import load as load_rows
 from vfl_party.base.step_timing import Clock
 from vfl_party.data import Labels, Table
@@ -56,7 +56,7 @@ class Alone:
     """The active party's own model, and its rows as that model needs them."""
 
     trained: TrainedRun
-    opened: Opened
+    opened: OpenedParty
     says_parties: bool = False
     expects: str = ""
 
@@ -131,7 +131,7 @@ class Alone:
             says_parties=self.says_parties,
             expects=self.expects,
         )
-        party = assemble(replace(opened, work=work), expected_rows(opened), device=device)
+        party = assemble(replace(opened, work=work), expect_rows(opened), device=device)
         pipe = MemoryPipe(opened.name, ())
         party.connect(
             _NoConnections(ExchangeHub(pipe, timeout_s=recipe.run.step_timeout_s)), Hooks()

@@ -22,12 +22,12 @@ from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PartySettings
 from vfl_common.errors import Code, InputError
-from vfl_common.run_folder import RunFolder, planned
+from vfl_common.run_folder import RunFolder, read_plan
 from vfl_common.stages import Job, position_of
 from vfl_common.summary import ExchangeSummary
-from vfl_party.align import Aligned
+from vfl_party.align import AlignedRows
 from vfl_party.assembly.models import encoder_settings, load_models
-from vfl_party.assembly.party import Opened
+from vfl_party.assembly.party import OpenedParty
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.base.held import HeldRows
 from vfl_party.base.phase import Phase, RoundReport, Tree
@@ -37,7 +37,7 @@ from vfl_party.data.join import own_columns
 from vfl_party.data.rows import Prepared
 from vfl_party.models.row_blocks import Blocks
 from vfl_party.outbound.chain import Chains
-from vfl_party.outbound.chains import PASSIVES, summarised
+from vfl_party.outbound.chains import PASSIVES, summarize_exchanges
 from vfl_party.outbound.declared import Exchange
 from vfl_party.phases.advice import advise
 from vfl_party.phases.context import Party
@@ -130,7 +130,7 @@ def load_trained(run: Path, name: str) -> TrainedRun:
         raise InputError(
             Code.CHECKPOINT_INVALID, f"{path}: has no checkpoints. Restore them, or train again."
         )
-    if position_of(labels[-1]) < sum(phase.rounds for phase in planned(folder)):
+    if position_of(labels[-1]) < sum(phase.rounds for phase in read_plan(folder)):
         raise InputError(
             Code.CHECKPOINT_INVALID,
             f"{path}: the run's last checkpoint is damaged or missing ({labels[-1]} is the newest "
@@ -349,7 +349,7 @@ def predicted(party: Party) -> list[ExchangeSummary]:
     lines = [
         line
         for exchange, chains in exchanges_of(party)
-        for line in summarised(party.recipe, PHASE, exchange, chains, after_labels=True)
+        for line in summarize_exchanges(party.recipe, PHASE, exchange, chains, after_labels=True)
     ]
     mine = party.name if party.role == "active" else PASSIVES
     return [line for line in lines if line.sender == mine]
@@ -520,7 +520,7 @@ class Prediction:
             return Predicted.of(table, len(table), state=SENT)
         return replace(Predicted.of(table, self.scored[-1]), others=NOBODY)
 
-    def prepare(self, opened: Opened, aligned: Aligned) -> Prepared:
+    def prepare(self, opened: OpenedParty, aligned: AlignedRows) -> Prepared:
         """Returns the rows, with the statistics and classes of training. Raises InputError if
         columns differ.
         """

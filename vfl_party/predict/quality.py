@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from vfl_common.config.recipe import Recipe
 from vfl_common.production.registry import ModelRegistry
-from vfl_common.summary import Summary, holders_in, load_summary
+from vfl_common.summary import Summary, load_summary, parse_holders
 from vfl_party.models.metrics import first_metric, lower_is_better
 
 
@@ -90,7 +90,7 @@ def _read_by_holders(summary: Summary, metric: str) -> dict[frozenset[str], floa
     values: dict[frozenset[str], float] = {}
     for split in ("validation", "test"):
         for name, of in summary.metrics.items():
-            holders = holders_in(split, name)
+            holders = parse_holders(split, name)
             if holders and metric in of and of[metric] == of[metric]:
                 values[frozenset(holders)] = of[metric]
     return values

@@ -30,7 +30,7 @@ from vfl_party.data.ids import SEPARATOR, Ids
 from vfl_party.data.rows import Prepared
 from vfl_party.data.sources.images import FILE
 from vfl_party.data.table import LEFT_OUT, InputRows
-from vfl_party.models.metrics import decided, scores
+from vfl_party.models.metrics import decide, scores
 from vfl_party.models.row_blocks import in_blocks
 
 KEPT = "predictions.parquet"
@@ -240,7 +240,7 @@ def result_columns(
         return {"value": labels.unscale(scores_.double()).reshape(-1).numpy()}
     if recipe.task.kind == "binary":
         # As the accuracy counts.
-        chosen = labels.decode(decided(outputs_NO, threshold).to(torch.int64))
+        chosen = labels.decode(decide(outputs_NO, threshold).to(torch.int64))
         return {f"{_SCORE}{labels.classes[1]}": scores_.reshape(-1).numpy(), "class": list(chosen)}
     if recipe.task.kind == "multilabel":
         return {f"{_SCORE}{name}": scores_[:, at].numpy() for at, name in enumerate(labels.classes)}

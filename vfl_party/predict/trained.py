@@ -29,7 +29,7 @@ from vfl_common.stages import rounds_done
 from vfl_party.assembly.models import build_models, load_models
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.base.phase import Tree
-from vfl_party.data import Labels, Preprocessor, Table, loading
+from vfl_party.data import Labels, Preprocessor, Table, make_loader
 from vfl_party.data.pixels import in_numbers
 from vfl_party.data.row_arrays import IN_MEMORY
 from vfl_party.data.sources.arrays import channels_first, row_ids
@@ -123,7 +123,7 @@ class TrainedParty:
                 categorical=preprocessor.categorical_names,
                 missing="error" if preprocessor.fill is None else "zero",
             )
-            table = loading({name: frame})(settings, False)
+            table = make_loader({name: frame})(settings, False)
         return preprocessor, table
 
     @torch.no_grad()

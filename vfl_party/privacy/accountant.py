@@ -82,10 +82,10 @@ def epsilon(spendings: Sequence[Spending], delta: float) -> float:
 
     Raises InputError if δ is not between 0 and 1.
     """
-    return composed([(spending.mechanism, spending.steps) for spending in spendings], delta)
+    return compose([(spending.mechanism, spending.steps) for spending in spendings], delta)
 
 
-def composed(uses: Iterable[tuple[Mechanism, int]], delta: float) -> float:
+def compose(uses: Iterable[tuple[Mechanism, int]], delta: float) -> float:
     """Returns ε of mechanisms that are used one after the other, with the number of uses of each;
     infinite if one of them adds no noise, or next to none. A draw of randomised response counts
     once: its noise is kept.

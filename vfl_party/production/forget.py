@@ -24,9 +24,9 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.production import scorings
 from vfl_common.run_folder import RunFolder
-from vfl_party.align import Aligning, alignment_of
+from vfl_party.align import AlignmentContext, alignment_of
 from vfl_party.assembly.party import TRAINING, open_party
-from vfl_party.data.ids import SEPARATOR, Ids, normalised
+from vfl_party.data.ids import SEPARATOR, Ids, normalize_ids
 from vfl_party.data.load import read_rows
 from vfl_party.outbound.exchange import Connections
 from vfl_party.predict.prediction import encoder_of
@@ -120,9 +120,9 @@ class Person:
         settings = self.settings.ruled(() if recipe is None else tuple(recipe.rows.id_rules))
         return settings.id_rules or ()
 
-    def matched(self, recipe: Recipe | None) -> str | None:
+    def normalise_id(self, recipe: Recipe | None) -> str | None:
         """Returns the id as the parties spell it in a run; None if its rules reject it."""
-        spelling: str | None = normalised([[cell] for cell in self.own], self.rules(recipe))[
+        spelling: str | None = normalize_ids([[cell] for cell in self.own], self.rules(recipe))[
             0
         ].as_py()
         return spelling
@@ -136,9 +136,9 @@ class Person:
         here = np.ones(len(texts[0]), bool)
         for cell, column in zip(self.own, texts, strict=True):
             here &= _equal(column, cell)
-        matched = self.matched(recipe)
+        matched = self.normalise_id(recipe)
         if matched is not None:
-            here |= _equal(normalised(texts, self.rules(recipe)), matched)
+            here |= _equal(normalize_ids(texts, self.rules(recipe)), matched)
         return here
 
     def in_table(self, recipe: Recipe | None) -> bool:
@@ -257,7 +257,7 @@ def _part(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part:
 
 def _by_record(folder: RunFolder, recipe: Recipe, who: Person) -> Part:
     """Returns whether the record lists the person among the rows of a run."""
-    matched = who.matched(recipe)
+    matched = who.normalise_id(recipe)
     if who.record is None or matched is None:
         return "unknown"
     try:
@@ -272,12 +272,12 @@ def _by_table(folder: RunFolder, recipe: Recipe, name: str, who: Person) -> Part
     opened = open_party(recipe, name, who.settings, encoder_of(folder, recipe, name))
     # A stored alignment needs no peers.
     nobody = cast(Connections, None)
-    at = Aligning(name, folder.run_id, opened.table, folder.path, nobody)
+    at = AlignmentContext(name, folder.run_id, opened.table, folder.path, nobody)
     aligned = alignment_of(recipe).kept(at)
     prepared = TRAINING.prepare(opened, aligned)
     if prepared.fingerprint != folder.facts().get("data"):
         return "unknown"
-    matched = who.matched(recipe)
+    matched = who.normalise_id(recipe)
     if matched is None:
         return "none"
     rows = np.flatnonzero(Ids.of(prepared.table.ids).among([matched]))
@@ -308,7 +308,7 @@ def _drop_scores(path: Path, who: Person, recipe: Recipe, *, remove: bool) -> It
 
 def _elsewhere(folder: Path, who: Person, recipe: Recipe) -> Iterator[FileWithId]:
     """Yields other files that contain a cell of the id as quoted text, as in JSON."""
-    matched = who.matched(recipe)
+    matched = who.normalise_id(recipe)
     spelt = who.own if matched is None else tuple(matched.split(SEPARATOR))
     wanted = [[json.dumps(cell).encode() for cell in cells] for cells in {who.own, spelt}]
     for path in sorted(file for file in folder.rglob("*") if file.is_file()):

@@ -30,7 +30,7 @@ from vfl_party.data.inputs.profile import (
     load,
     stability_index,
 )
-from vfl_party.data.table import counted
+from vfl_party.data.table import count_words
 from vfl_party.predict.prediction import TrainedRun, prediction_data
 from vfl_party.predict.results import KEPT, STATE, unguarded
 
@@ -101,7 +101,7 @@ def input_drift(
         else:
             assert table.categorical is not None  # noqa: S101 - it has the columns of training
             k = words[column.name]
-            counts = counted(table.categorical, k).tolist()
+            counts = count_words(table.categorical, k).tolist()
             now = column.count_words(table.categorical.words[k], counts)
         shifts.append(_shift(column.name, column, now, len(profile)))
     return sorted(shifts, key=lambda shift: -shift.index)

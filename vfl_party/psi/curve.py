@@ -71,7 +71,7 @@ def _is_on_curve(u: int) -> bool:
     return bool(gmpy2.jacobi(x * (x * (x + _A) + 1), _FIELD) == 1)
 
 
-def masked(points: bytes, secret: bytes) -> bytes:
+def mask(points: bytes, secret: bytes) -> bytes:
     """Multiplies each point by the secret: X25519, which makes the scalar a multiple of 8 and so
     clears the cofactor.
 

@@ -20,7 +20,7 @@ import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
 
-from vfl_party.psi.curve import POINT_BYTES, hash_ids, masked
+from vfl_party.psi.curve import POINT_BYTES, hash_ids, mask
 
 LANES = 8
 _PACKAGE, _LIBRARY = "ipp-crypto", "libcrypto_mb.so"
@@ -28,12 +28,12 @@ _PACKAGE, _LIBRARY = "ipp-crypto", "libcrypto_mb.so"
 _RUNTIME, _NEEDED = "intel-cmplr-lib-rt", ("libintlc.so.5", "libimf.so", "libirng.so", "libsvml.so")
 
 
-def own(ids: Sequence[bytes], salt: bytes, secret: bytes) -> bytes:
+def hash_and_mask(ids: Sequence[bytes], salt: bytes, secret: bytes) -> bytes:
     """Hashes and masks ids of this party: ``masked(hashed(ids, salt), secret)``, sooner if the
     library works here.
     """
     points, eight = hash_ids(ids, salt), load_lanes()
-    return masked(points, secret) if eight is None else eight.multiply(points, secret)
+    return mask(points, secret) if eight is None else eight.multiply(points, secret)
 
 
 class Lanes:
@@ -86,7 +86,7 @@ class Lanes:
             bytes(range(POINT_BYTES)),
         )
         try:
-            same = self.multiply(points, secret) == masked(points, secret)
+            same = self.multiply(points, secret) == mask(points, secret)
         except ValueError as error:
             raise OSError(str(error)) from None
         if not same:

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from vfl_common.errors import Code, PeerError
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.signing import chain_pem, has_signed, shown, sign
+from vfl_common.identity.signing import chain_pem, is_signature_of, sign, verify_chain
 from vfl_party.psi import curve
 
 PUBLIC_BYTES = 32
@@ -115,7 +115,9 @@ class KeyPair:
         )
 
 
-def verified(introduction: bytes, credentials: Credentials, party: str, context: bytes) -> bytes:
+def verify_introduction(
+    introduction: bytes, credentials: Credentials, party: str, context: bytes
+) -> bytes:
     """Returns the public key of an introduction, which the holder of ``party``'s certificate has
     signed.
 
@@ -132,8 +134,8 @@ def verified(introduction: bytes, credentials: Credentials, party: str, context:
     public, rest = introduction[:PUBLIC_BYTES], introduction[PUBLIC_BYTES:]
     end = 2 + int.from_bytes(rest[:2], "little")
     signature = rest[2:end]
-    certificate = shown(rest[end:], credentials, party, "the introduction")
-    if not has_signed(certificate, _message(context, public), signature):
+    certificate = verify_chain(rest[end:], credentials, party, "the introduction")
+    if not is_signature_of(certificate, _message(context, public), signature):
         raise PeerError(
             Code.IDENTITY_MISMATCH,
             f"{party}: its introduction is not signed for this run with the key of its "

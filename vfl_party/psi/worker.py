@@ -20,13 +20,13 @@ OWN, OTHERS, DONE, REFUSED = b"own", b"others", b"done", b"refused"
 def _answer(request: list[bytes], secret: bytes, salt: bytes) -> list[bytes]:
     kind, *rest = request
     if kind == OWN:
-        return [DONE, lanes.own(rest, salt, secret)]
+        return [DONE, lanes.hash_and_mask(rest, salt, secret)]
     party, points = rest
     try:
         curve.check(points, party.decode())
     except PeerError as error:
         return [REFUSED, str(int(error.code)).encode(), str(error).encode(), error.party.encode()]
-    return [DONE, curve.masked(points, secret)]
+    return [DONE, curve.mask(points, secret)]
 
 
 def main() -> None:

@@ -8,18 +8,18 @@ back and then receive their share of the gradient; their gradients of the weight
 """
 
 from vfl_party.ranks.follower import follow
-from vfl_party.ranks.group import Ranks, started_by_torchrun
-from vfl_party.ranks.leader import Guarded, SpreadEncoder, check_spread
-from vfl_party.ranks.rows import OwnRows, Part, begin
+from vfl_party.ranks.group import Ranks, join_ranks
+from vfl_party.ranks.leader import RankGuardedPhase, SpreadEncoder, check_spread
+from vfl_party.ranks.rows import RankRows, TablePart, begin_ranks
 
 __all__ = [
-    "Guarded",
-    "OwnRows",
-    "Part",
+    "RankGuardedPhase",
+    "RankRows",
     "Ranks",
     "SpreadEncoder",
-    "begin",
+    "TablePart",
+    "begin_ranks",
     "check_spread",
     "follow",
-    "started_by_torchrun",
+    "join_ranks",
 ]

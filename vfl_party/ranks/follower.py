@@ -15,22 +15,22 @@ from vfl_party.base.seeds import derive_seed
 from vfl_party.models import InputSpec, TwoTowers
 from vfl_party.models.backward import backward
 from vfl_party.models.precision import Precision
-from vfl_party.ranks.group import Ranks, Word, together
-from vfl_party.ranks.rows import OwnRows
+from vfl_party.ranks.group import Ranks, Word, convert_rank_errors
+from vfl_party.ranks.rows import RankRows
 from vfl_party.ranks.spread import OnRanks, structure
 
 # Makes the party's encoder for an input spec; False: a plain one, as phases make in addition.
 Make = Callable[[InputSpec, bool], nn.Module]
 
 
-def follow(ranks: Ranks, rows: OwnRows, make: Make, precision: Precision) -> None:
+def follow(ranks: Ranks, rows: RankRows, make: Make, precision: Precision) -> None:
     """Computes until rank 0 says END. Raises RankLost if rank 0 ended without it.
 
     make: makes encoders on the CPU; their weights do not matter: each batch has rank 0's.
     """
     share: _Share | None = None
     while True:
-        with together():
+        with convert_rank_errors():
             word, facts, arrays = ranks.hear()
             match word:
                 case Word.END:
@@ -54,7 +54,7 @@ def follow(ranks: Ranks, rows: OwnRows, make: Make, precision: Precision) -> Non
 class _Share:
     """Computes this rank's rows of each batch."""
 
-    def __init__(self, ranks: Ranks, rows: OwnRows, make: Make, precision: Precision) -> None:
+    def __init__(self, ranks: Ranks, rows: RankRows, make: Make, precision: Precision) -> None:
         self._ranks, self._make, self._precision = ranks, make, precision
         self._spec = rows.features.spec
         self._encoders: list[OnRanks] = []

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from vfl_common.errors import VflError
 from vfl_common.process.signals import Stopped
-from vfl_party.base.devices import launched
+from vfl_party.base.devices import read_launch
 from vfl_party.ranks.rendezvous import require_static
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class RankLost(Stopped):
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def convert_rank_errors() -> Iterator[None]:
     """Turns torch's errors about broken connections into RankLost while the block lasts; leaves
     other errors alone.
     """
@@ -96,7 +96,7 @@ def shares(rows: int, ranks: int) -> list[int]:
     return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
 
 
-def packed(facts: dict[str, Any], arrays: Sequence[Whole]) -> Tensor:
+def pack(facts: dict[str, Any], arrays: Sequence[Whole]) -> Tensor:
     """Returns facts and arrays of whole numbers as bytes, uint8 [S]. Raises TypeError if an array
     holds other numbers, as rows do.
     """
@@ -108,7 +108,7 @@ def packed(facts: dict[str, Any], arrays: Sequence[Whole]) -> Tensor:
     return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
 
 
-def unpacked(body: Tensor) -> tuple[dict[str, Any], list[Whole]]:
+def unpack(body: Tensor) -> tuple[dict[str, Any], list[Whole]]:
     """Returns what ``packed`` was given."""
     data = body.numpy()
     # The arrays are of their own, and may be written to: torch warns of others.
@@ -141,16 +141,14 @@ class Ranks:
         self, word: Word, facts: dict[str, Any] | None = None, arrays: Sequence[Whole] = ()
     ) -> None:
         """Sends a word to all others, at rank 0, with facts as JSON and arrays of whole numbers."""
-        body = packed(facts or {}, arrays)
+        body = pack(facts or {}, arrays)
         self._broadcast(torch.tensor([word, len(body)]))
         self._broadcast(body)
 
     def hear(self) -> tuple[Word, dict[str, Any], list[Whole]]:
         """Waits for the next word, at the other ranks; returns it with its facts and arrays."""
         word, size = self._broadcast(torch.zeros(2, dtype=torch.int64), _AS_LONG_AS_IT_TAKES)
-        return Word(int(word)), *unpacked(
-            self._broadcast(torch.empty(int(size), dtype=torch.uint8))
-        )
+        return Word(int(word)), *unpack(self._broadcast(torch.empty(int(size), dtype=torch.uint8)))
 
     def _broadcast(self, message: Tensor, timeout: timedelta | None = None) -> Tensor:
         how = dist.BroadcastOptions()
@@ -188,14 +186,14 @@ class Ranks:
 
     def answers(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         """Shows all ranks the facts of each; all call it together. Returns them by rank."""
-        body = packed(facts, ())
+        body = pack(facts, ())
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor([len(body)]), group=self.words)
         longest = int(max(sizes))
         bodies = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
         own = torch.cat([body, torch.zeros(longest - len(body), dtype=torch.uint8)])
         dist.all_gather(bodies, own, group=self.words)
-        return [unpacked(part[: int(size)])[0] for part, size in zip(bodies, sizes, strict=True)]
+        return [unpack(part[: int(size)])[0] for part, size in zip(bodies, sizes, strict=True)]
 
     def send(self, parts: Sequence[Tensor], to: Sequence[int]) -> None:
         """Sends each of the ranks ``to`` one tensor; skips empty ones."""
@@ -235,7 +233,7 @@ class Ranks:
 
 
 @contextmanager
-def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Ranks | None]:
+def join_ranks(device: torch.device, timeout_s: float) -> Iterator[Ranks | None]:
     """Yields the processes that torchrun has started for this party; None if it has started only
     one, or none.
 
@@ -244,14 +242,14 @@ def started_by_torchrun(device: torch.device, timeout_s: float) -> Iterator[Rank
     of ours, rank 0 ends the others with a word. If rank 0 ends otherwise, its connections close,
     and that ends them. Raises InputError under a rendezvous that runs code of others.
     """
-    rank, size, _ = launched()
+    rank, size, _ = read_launch()
     if rank == 0:
         # torchrun ends the others.
         require_static()
     if size == 1:
         yield None
         return
-    with _endable(), together():
+    with _endable(), convert_rank_errors():
         dist.init_process_group("gloo", timeout=timedelta(seconds=_ALL_THERE_S))
         # A timeout below that of the other parties, after which they end the run.
         silent = timedelta(seconds=timeout_s / 2)
@@ -285,7 +283,7 @@ def _endable() -> Iterator[None]:
 
 
 def _end(ranks: Ranks) -> None:
-    with together():
+    with convert_rank_errors():
         if ranks.rank == 0:
             ranks.tell(Word.END)
         dist.destroy_process_group()

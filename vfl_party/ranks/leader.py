@@ -14,10 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from vfl_common.errors import Code, InputError
 from vfl_party.base.phase import Phase, RoundReport, Tree
-from vfl_party.data.inputs.made import Made, Noted, Views
+from vfl_party.data.inputs.made import BatchLog, BatchOrigin, Views
 from vfl_party.models import InputSpec, StochasticEncoder
 from vfl_party.models.precision import Precision
-from vfl_party.ranks.group import Ranks, Whole, Word, shares, together
+from vfl_party.ranks.group import Ranks, Whole, Word, convert_rank_errors, shares
 from vfl_party.ranks.spread import OnRanks, structure, trains
 
 
@@ -34,14 +34,19 @@ class SpreadEncoder:
     """
 
     def __init__(
-        self, ranks: Ranks, encoder: nn.Module, spec: InputSpec, precision: Precision, noted: Noted
+        self,
+        ranks: Ranks,
+        encoder: nn.Module,
+        spec: InputSpec,
+        precision: Precision,
+        noted: BatchLog,
     ) -> None:
         self._ranks, self._spec, self._precision, self._noted = ranks, spec, precision, noted
         # Holding the original keeps its number valid as long as it lives.
         self._shared: list[tuple[nn.Module, OnRanks]] = []
         self._views: list[Views] = []
         self._encoder = encoder
-        with together():
+        with convert_rank_errors():
             self._number(encoder)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
@@ -105,7 +110,7 @@ class SpreadEncoder:
             arrays += more
         return batch_facts, arrays
 
-    def _facts(self, made: Made) -> tuple[dict[str, Any], list[Whole]]:
+    def _facts(self, made: BatchOrigin) -> tuple[dict[str, Any], list[Whole]]:
         view = made.view
         if view is not None:
             drawn = view.drawn.numpy()
@@ -148,7 +153,7 @@ class _Gather(torch.autograd.Function):
         return own, None, None, None
 
 
-class Guarded(Phase):
+class RankGuardedPhase(Phase):
     """A phase in which a rank may be lost. That ends this process, but not the run: see
     ``RankLost``.
     """
@@ -160,7 +165,7 @@ class Guarded(Phase):
         self.lenient = phase.lenient
 
     def run_round(self, round_: int) -> RoundReport:
-        with together():
+        with convert_rank_errors():
             return self._phase.run_round(round_)
 
     def state(self) -> Tree:

@@ -45,7 +45,7 @@ def _buffer(bucket: dist.GradBucket, sums: list[Future[object]], _: object) -> t
     return gradients
 
 
-class Several(nn.Module):
+class SequentialEncoder(nn.Module):
     """An encoder that passes several batches one after the other, so that one backward pass takes
     them all: of the two views of a batch, say.
 

@@ -17,7 +17,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows
 from vfl_party.data import Features, Preprocessor, Table
 from vfl_party.data.rows import Prepared
-from vfl_party.ranks.group import Ranks, Whole, Word, shares, together
+from vfl_party.ranks.group import Ranks, Whole, Word, convert_rank_errors, shares
 from vfl_party.selfsup.augment import Augment, make_augment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 
@@ -25,7 +25,7 @@ Inputs = tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class TablePart:
     """Rows of one of the party's tables.
 
     ``table``: its number, 0 for the one that is aligned, 1 for the rows that only this party has.
@@ -36,7 +36,9 @@ class Part:
     rows: Rows | None = None
 
 
-def begin(ranks: Ranks, alike: dict[str, str], parts: Sequence[Part], prepared: Prepared) -> None:
+def begin_ranks(
+    ranks: Ranks, alike: dict[str, str], parts: Sequence[TablePart], prepared: Prepared
+) -> None:
     """Has the others make the encoder inputs of these rows, and compares: at rank 0.
 
     The statistics and vocabularies of the columns are rank 0's. ``alike``: {what it is: its value},
@@ -50,7 +52,7 @@ def begin(ranks: Ranks, alike: dict[str, str], parts: Sequence[Part], prepared: 
         "parts": [[part.table, part.rows is None] for part in parts],
         "preprocessor": prepared.preprocessor.state(),
     }
-    with together():
+    with convert_rank_errors():
         ranks.tell(Word.BEGIN, facts, arrays)
         with ranks.at_work():
             digest = prepared.inputs_digest
@@ -81,7 +83,7 @@ def _rows(positions: Whole) -> Rows:
     return positions.astype(np.int64, copy=False)
 
 
-class OwnRows:
+class RankRows:
     """The rows of a rank other than 0: those of its own copy of the table that rank 0 names.
 
     ``alike``: see ``begin``. ``tables``: reads the party's tables, when rank 0 begins. It may raise
@@ -136,7 +138,7 @@ class OwnRows:
             tables.append(table if whole else table.select(_rows(next(arrays))))
         features = preprocessor.transform(tables[0])
         for more in tables[1:]:
-            features = features.followed_by(preprocessor.transform(more), tables[0].space)
+            features = features.concat(preprocessor.transform(more), tables[0].space)
         return Prepared(tables[0], preprocessor, features, None, None, {})
 
     def views(self, facts: dict[str, Any], arrays: Sequence[Whole]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vfl_party.models import InputSpec, forward
 from vfl_party.models.precision import Precision
 from vfl_party.ranks.group import Ranks
-from vfl_party.ranks.reduce import Several, parallel
+from vfl_party.ranks.reduce import SequentialEncoder, parallel
 
 
 class OnRanks:
@@ -31,7 +31,7 @@ class OnRanks:
     ) -> None:
         self.encoder = synchronised(ranks, encoder)
         self._precision = precision
-        self._alone = Several(self.encoder, 2 if spec.cardinalities else 1)
+        self._alone = SequentialEncoder(self.encoder, 2 if spec.cardinalities else 1)
         self._parallel = parallel(self._alone, ranks.device, ranks.tensors) if trains else None
 
     def __call__(self, batches: Sequence[tuple[Tensor, ...]]) -> Tensor:

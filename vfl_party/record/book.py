@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import kept_secret, unwritable, write_atomic
+from vfl_common.files import load_or_create_secret, write_atomic, write_error
 from vfl_common.text import to_json
 from vfl_party.record import tree
-from vfl_party.record.note import Head
+from vfl_party.record.note import RecordHead
 
 LINES, HASHES, STATE, SECRET = "lines.jsonl", "hashes", "hashes.json", "people.secret"
 _SECRET_BYTES = 32
@@ -43,7 +43,7 @@ def folder_of(out: Path, name: str) -> Path:
     return out / f".record-{name}"
 
 
-class Book:
+class RecordBook:
     """The lines of one party's record, open to add some; any thread may call it.
 
     Args:
@@ -62,7 +62,7 @@ class Book:
             self._file = os.open(self.path, flags, 0o600)
             self._hashes = os.open(folder / HASHES, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise unwritable(self.path, error) from None
+            raise write_error(self.path, error) from None
         # Where this process knows the file to end, with a whole line.
         self._end, self._dirty, self._closed = -1, False, threading.Event()
         self._failed: OSError | None = None
@@ -70,7 +70,7 @@ class Book:
             self.is_new = os.fstat(self._file).st_size == 0
             if self.is_new:
                 # One program at a time makes the key: tags made with another key match nobody.
-                key = kept_secret(folder / SECRET, secrets.token_bytes(_SECRET_BYTES))
+                key = load_or_create_secret(folder / SECRET, secrets.token_bytes(_SECRET_BYTES))
                 first = {"record": secrets.token_hex(16), "party": name, "key": _fingerprint(key)}
                 self._write(f"{to_json({**first, 'at': now()}, compact=True)}\n".encode())
         self.origin = _origin(self.path, name)
@@ -103,17 +103,17 @@ class Book:
                 finally:
                     fcntl.flock(file, fcntl.LOCK_UN)
             except OSError as error:
-                raise unwritable(self.path, error, _WHAT) from None
+                raise write_error(self.path, error, _WHAT) from None
             return self._end - len(line), self._end
 
-    def head(self) -> Head:
+    def head(self) -> RecordHead:
         """Returns the head of all lines so far, which are on the disk then. Raises InputError."""
         with self._lock():
             self._require_whole(os.fstat(self._file).st_size)
             # Lines of other programs of the party are synchronised, too.
             os.fdatasync(self._file)
             size, at = self._grow_tree()
-            return Head(self.origin, size, tree.root(size, self._hash_at), at)
+            return RecordHead(self.origin, size, tree.root(size, self._hash_at), at)
 
     def consistency(self, old: int, new: int) -> list[bytes]:
         """Returns the proof that the tree of ``new`` lines goes on from that of ``old``; see
@@ -147,7 +147,7 @@ class Book:
             try:
                 yield
             except OSError as error:
-                raise unwritable(self.path, error, _WHAT) from None
+                raise write_error(self.path, error, _WHAT) from None
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
@@ -206,7 +206,7 @@ class Book:
         of their head.
         """
         lines, at, headed = self._read_state()
-        stored = [tree.kept(lines)]
+        stored = [tree.count_hashes(lines)]
         os.ftruncate(self._hashes, stored[0] * tree.HASH_BYTES)
         new: list[bytes] = []
 
@@ -214,7 +214,7 @@ class Book:
             return new[place - stored[0]] if place >= stored[0] else self._hash_at(place)
 
         for line in lines_from(self._file, at, self._end):
-            new += tree.added(tree.leaf_hash(line), lines, hash_at)
+            new += tree.hashes_of_leaf(tree.leaf_hash(line), lines, hash_at)
             lines, at = lines + 1, at + len(line) + 1
         data = memoryview(b"".join(new))
         offset = stored[0] * tree.HASH_BYTES
@@ -239,7 +239,7 @@ class Book:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return 0, 0, 0
         there = os.fstat(self._hashes).st_size // tree.HASH_BYTES
-        fits = 0 <= at <= self._end and tree.kept(lines) <= there
+        fits = 0 <= at <= self._end and tree.count_hashes(lines) <= there
         return (lines, at, headed) if fits else (0, 0, headed)
 
 

@@ -24,10 +24,10 @@ from vfl_common.errors import Code, InputError
 from vfl_common.files import write_atomic
 from vfl_common.identity import pem
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.signing import has_signed
+from vfl_common.identity.signing import is_signature_of
 from vfl_common.text import to_json
 from vfl_party.record import tree
-from vfl_party.record.note import Head, Held
+from vfl_party.record.note import RecordHead, StoredHead
 
 # The most files of each kind about one peer: a peer can show any number of heads.
 MAX_FILES = 16
@@ -43,7 +43,7 @@ class Proof:
     signature: bytes = b""
 
 
-def proof_text(old: int, new: Head, hashes: Sequence[bytes]) -> bytes:
+def proof_text(old: int, new: RecordHead, hashes: Sequence[bytes]) -> bytes:
     """Returns what the owner of a record signs with a proof from its first ``old`` lines to
     ``new``.
     """
@@ -51,13 +51,13 @@ def proof_text(old: int, new: Head, hashes: Sequence[bytes]) -> bytes:
     return "\n".join(["vfl-record/proof/v1", new.origin, f"{old} {new.size}", *lines, ""]).encode()
 
 
-def goes_on(old: Head, new: Head, proof: Proof) -> bool:
+def is_extension(old: RecordHead, new: RecordHead, proof: Proof) -> bool:
     """Whether a proof shows that the record of ``new`` begins with the lines of ``old``."""
     same = old.origin == new.origin
     return same and tree.is_consistent(old.size, new.size, old.root, new.root, proof.hashes)
 
 
-def contradiction(one: Held, other: Held, peer: str, proof: Proof) -> str:
+def contradiction(one: StoredHead, other: StoredHead, peer: str, proof: Proof) -> str:
     """Returns how two heads of a peer's record contradict each other, or '' if it has not signed a
     contradiction. The certificates of both have been checked.
     """
@@ -82,10 +82,10 @@ def contradiction(one: Held, other: Held, peer: str, proof: Proof) -> str:
             f"a head of {new.size:,} lines on {_when(new.at)}, and one of only {old.size:,} lines "
             f"on {_when(old.at)}"
         )
-    if goes_on(old, new, proof) or not proof.signature:
+    if is_extension(old, new, proof) or not proof.signature:
         return ""
     message = proof_text(old.size, new, proof.hashes)
-    if certificate is None or not has_signed(certificate, message, proof.signature):
+    if certificate is None or not is_signature_of(certificate, message, proof.signature):
         return ""
     return (
         f"a head of {old.size:,} lines on {_when(old.at)}, one of {new.size:,} lines on "
@@ -93,7 +93,9 @@ def contradiction(one: Held, other: Held, peer: str, proof: Proof) -> str:
     )
 
 
-def keep(folder: Path, peer: str, held: Held, newer: Held, proof: Proof) -> tuple[Path, str]:
+def keep(
+    folder: Path, peer: str, held: StoredHead, newer: StoredHead, proof: Proof
+) -> tuple[Path, str]:
     """Writes two heads of a peer that do not go on from one another. Returns the file and the
     contradiction; '' if there is none. After ``MAX_FILES`` files of a kind no more are written.
     """
@@ -114,14 +116,14 @@ def keep(folder: Path, peer: str, held: Held, newer: Held, proof: Proof) -> tupl
     return path, why
 
 
-def evidence(path: Path, peer: str, credentials: Credentials) -> str:
+def verify_evidence(path: Path, peer: str, credentials: Credentials) -> str:
     """Returns the contradiction that a file of evidence proves, in one sentence. Raises InputError
     if it proves none.
     """
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        held = Held.read(json.dumps(fields["held"]))
-        newer = Held.read(json.dumps({"at": 0, **fields["shown"]}))
+        held = StoredHead.read(json.dumps(fields["held"]))
+        newer = StoredHead.read(json.dumps({"at": 0, **fields["shown"]}))
         hashes = tuple(bytes.fromhex(digest) for digest in fields["proof"])
         proof = Proof(hashes, bytes.fromhex(fields.get("proof_signature", "")))
     except OSError as error:
@@ -148,7 +150,7 @@ def evidence(path: Path, peer: str, credentials: Credentials) -> str:
     raise _unproven(path, peer, _why_unproven(held, newer, peer, proof))
 
 
-def _why_unproven(held: Held, newer: Held, peer: str, proof: Proof) -> str:
+def _why_unproven(held: StoredHead, newer: StoredHead, peer: str, proof: Proof) -> str:
     """Returns why two heads that the peer has signed prove nothing."""
     old, new = held.note.head, newer.note.head
     if old.origin != new.origin:
@@ -156,7 +158,7 @@ def _why_unproven(held: Held, newer: Held, peer: str, proof: Proof) -> str:
             f"it has signed heads of two records, {old.origin} and {new.origin}, as after a lost "
             "folder"
         )
-    if goes_on(old, new, proof):
+    if is_extension(old, new, proof):
         return "its heads are consistent"
     for head in (held, newer):
         certificate = _first_certificate(head.certificates.get(peer, ""))
@@ -175,15 +177,15 @@ def _unproven(path: Path, peer: str, why: str) -> InputError:
     )
 
 
-def cosigned_by(held: Held, peer: str, credentials: Credentials) -> bool:
+def is_cosigned_by(held: StoredHead, peer: str, credentials: Credentials) -> bool:
     """Whether a peer has cosigned a head with a certificate of the CA."""
     certificate = _certificate(held.certificates.get(peer, ""), credentials)
-    if certificate is None or not credentials.members.stand_for(certificate, peer):
+    if certificate is None or not credentials.members.stands_for(certificate, peer):
         return False
     return held.note.is_cosigned_by(peer, certificate)
 
 
-def signers(held: Held, credentials: Credentials) -> tuple[list[str], list[str]]:
+def signers(held: StoredHead, credentials: Credentials) -> tuple[list[str], list[str]]:
     """Returns the signers of a head, and what is wrong with signatures. Certificates may be out of
     date by now.
     """
@@ -193,7 +195,7 @@ def signers(held: Held, credentials: Credentials) -> tuple[list[str], list[str]]
         certificate = _certificate(held.certificates.get(name, ""), credentials)
         if certificate is None:
             problems.append(f"the certificate of {name} is missing or not from this CA")
-        elif not credentials.members.stand_for(certificate, name):
+        elif not credentials.members.stands_for(certificate, name):
             problems.append(f"the certificate of {name} is not that of {name}")
         elif held.note.is_signed_by(name, certificate):
             good.append(name)
@@ -207,7 +209,7 @@ def _certificate(chain: str, credentials: Credentials) -> x509.Certificate | Non
     try:
         certificate, *others = x509.load_pem_x509_certificates(chain.encode())
         certificate.public_key()
-        trusted = pem.chain_of(certificate, others[: pem.MOST_INTERMEDIATES], authorities)
+        trusted = pem.chain_of(certificate, others[: pem.MAX_INTERMEDIATES], authorities)
     except (ValueError, UnsupportedAlgorithm, x509.InvalidVersion):
         return None
     return certificate if trusted else None

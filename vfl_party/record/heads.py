@@ -27,16 +27,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_common.files import PLAIN_NAME, unwritable
+from vfl_common.files import PLAIN_NAME, write_error
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.pem import MOST_INTERMEDIATES, pin_of
-from vfl_common.identity.signing import chain_pem, shown, sign
-from vfl_common.rpc.confer import MOST_ALSO, ShownHead
-from vfl_common.text import printable
+from vfl_common.identity.pem import MAX_INTERMEDIATES, pin_of
+from vfl_common.identity.signing import chain_pem, sign, verify_chain
+from vfl_common.rpc.confer import MAX_OTHER_HEADS, LogHeads
+from vfl_common.text import make_printable
 from vfl_party.record import tree
-from vfl_party.record.book import Book, now
-from vfl_party.record.evidence import Proof, goes_on, keep, proof_text
-from vfl_party.record.note import Head, Held, SignedNote
+from vfl_party.record.book import RecordBook, now
+from vfl_party.record.evidence import Proof, is_extension, keep, proof_text
+from vfl_party.record.note import RecordHead, SignedNote, StoredHead
 
 PEERS, OWN = "peers", "heads.jsonl"
 # The tries to show a head that is not older than one that another program of the party shows.
@@ -59,7 +59,7 @@ class _Shown:
         return self.note.signed(credentials, older=older)
 
 
-class Heads:
+class HeadExchange:
     """What a party shows and holds; any thread may call it.
 
     Args:
@@ -67,16 +67,16 @@ class Heads:
         credentials: gives those that are in use.
     """
 
-    def __init__(self, book: Book, credentials: Callable[[], Credentials]) -> None:
+    def __init__(self, book: RecordBook, credentials: Callable[[], Credentials]) -> None:
         self.book, self._credentials = book, credentials
         self._lock = threading.Lock()
         # {peer: (what it has shown, this party's note, the peer's head that was held)}, between its
         # two calls.
-        self._between: dict[str, tuple[_Shown, SignedNote, Held | None]] = {}
+        self._between: dict[str, tuple[_Shown, SignedNote, StoredHead | None]] = {}
         # {peer: the pin of its key}, of those that have shown their record in this process.
         self.met: dict[str, str] = {}
         # {passive party: the active party's head that it holds}; see ``relay``.
-        self.relayed: dict[str, Held] = {}
+        self.relayed: dict[str, StoredHead] = {}
         # The size of the record when the active party last cosigned its head.
         self._cosigned_size = -1
         self._calls: Counter[str] = Counter()
@@ -84,7 +84,7 @@ class Heads:
     # -- a passive party
     # ----------------------------------------------------------------------
 
-    def confer(self, peer: str, ask: Callable[[ShownHead], ShownHead]) -> None:
+    def confer(self, peer: str, ask: Callable[[LogHeads], LogHeads]) -> None:
         """Shows the active party the head of this party's record, and takes its head. Raises
         PeerError if its record does not go on from the head that is held.
 
@@ -105,9 +105,7 @@ class Heads:
                 self._require_going_on(peer, other, seen, Proof(*(more or ())), holder)
             proof = self._proof(first, own.head)
             cosigned = str(seen.cosigned(peer, self._credentials()))
-            shows = ShownHead(
-                proof=proof.hashes, cosigned=cosigned, proof_signature=proof.signature
-            )
+            shows = LogHeads(proof=proof.hashes, cosigned=cosigned, proof_signature=proof.signature)
             last = ask(shows)
             # Otherwise the same has happened between the two calls.
             if last.cosigned and self.held(peer) == held:
@@ -121,7 +119,7 @@ class Heads:
             party=peer,
         )
 
-    def _of_others(self, peer: str, held: Held | None) -> list[tuple[str, Held]]:
+    def _of_others(self, peer: str, held: StoredHead | None) -> list[tuple[str, StoredHead]]:
         """Returns (holder, the active party's head that it holds) of other passive parties: as many
         as one call asks about, by chance. Those are left out whose record a person has replaced.
         """
@@ -132,7 +130,7 @@ class Heads:
             for holder, other in self.relayed.items()
             if _state(other) not in known and other.note.head.origin not in aside
         ]
-        return secrets.SystemRandom().sample(new, min(len(new), MOST_ALSO))
+        return secrets.SystemRandom().sample(new, min(len(new), MAX_OTHER_HEADS))
 
     @property
     def has_news(self) -> bool:
@@ -144,12 +142,12 @@ class Heads:
         have signed.
         """
         certificates = {self.book.name: chain_pem(self._credentials()).decode()}
-        _append(self.book.folder / OWN, Held(self._sign_head(), certificates, now()).line)
+        _append(self.book.folder / OWN, StoredHead(self._sign_head(), certificates, now()).line)
 
     # -- the active party
     # ----------------------------------------------------------------------
 
-    def answer(self, peer: str, call: ShownHead) -> ShownHead:
+    def answer(self, peer: str, call: LogHeads) -> LogHeads:
         """Answers a call of ``confer``. Raises PeerError if the peer's record does not go on from
         the head that is held.
         """
@@ -183,15 +181,15 @@ class Heads:
             if self.held(peer) != held:
                 # Other programs of both have met meanwhile: the proof is of an older head. An
                 # answer without a signature asks the peer to begin again.
-                return ShownHead()
+                return LogHeads()
             self._require_going_on(peer, held, seen, _proof_in(call))
             self._keep_own(peer, own, call.cosigned, seen)
-            return ShownHead(cosigned=str(self._keep(peer, seen)))
+            return LogHeads(cosigned=str(self._keep(peer, seen)))
 
     # -- both roles
     # ----------------------------------------------------------------------
 
-    def held(self, peer: str) -> Held | None:
+    def held(self, peer: str) -> StoredHead | None:
         """Returns the last head of a peer's record that it has shown; None if it never has. Raises
         InputError if the file cannot be read.
         """
@@ -213,27 +211,29 @@ class Heads:
     def _sign_head(self) -> SignedNote:
         return SignedNote(self.book.head()).signed(self._credentials())
 
-    def _shows(self, own: SignedNote, held: Held | None) -> ShownHead:
-        head = held.note.head if held is not None else Head("", 0, tree.EMPTY)
-        return ShownHead(str(own), chain_pem(self._credentials()), head.origin, head.size)
+    def _shows(self, own: SignedNote, held: StoredHead | None) -> LogHeads:
+        head = held.note.head if held is not None else RecordHead("", 0, tree.EMPTY)
+        return LogHeads(str(own), chain_pem(self._credentials()), head.origin, head.size)
 
-    def _proof(self, call: ShownHead, own: Head) -> Proof:
+    def _proof(self, call: LogHeads, own: RecordHead) -> Proof:
         """Returns the proof that a peer asks for, signed. There is none of another record, or of
         more lines than there are; the peer reports that.
         """
         return self._proof_from(call.held_size, own) if call.held_origin == own.origin else Proof()
 
-    def _proof_from(self, size: int, own: Head) -> Proof:
+    def _proof_from(self, size: int, own: RecordHead) -> Proof:
         if not 0 < size <= own.size:
             return Proof()
         hashes = tuple(self.book.consistency(size, own.size))
         return Proof(hashes, sign(self._credentials(), proof_text(size, own, hashes)))
 
-    def _read(self, peer: str, call: ShownHead) -> _Shown:
+    def _read(self, peer: str, call: LogHeads) -> _Shown:
         """Returns what a peer shows, with its own signature alone. Raises PeerError if it has not
         signed it.
         """
-        certificate = shown(call.certificates, self._credentials(), peer, "the head of the record")
+        certificate = verify_chain(
+            call.certificates, self._credentials(), peer, "the head of the record"
+        )
         try:
             note = SignedNote.read(call.note)
         except ValueError:
@@ -249,27 +249,27 @@ class Heads:
                 f"{peer}: showed a head of another party's record (got {note.head.origin})",
                 party=peer,
             )
-        note = note.signed_by(peer, certificate)
+        note = note.select_signatures(peer, certificate)
         if not note.signatures:
             raise PeerError(
                 Code.IDENTITY_MISMATCH,
                 f"{peer}: the head of its record is not signed with the key of its certificate",
                 party=peer,
             )
-        chain = x509.load_pem_x509_certificates(call.certificates)[: 1 + MOST_INTERMEDIATES]
+        chain = x509.load_pem_x509_certificates(call.certificates)[: 1 + MAX_INTERMEDIATES]
         return _Shown(note, certificate, "".join(_pem(cert) for cert in chain))
 
     def _require_going_on(
-        self, peer: str, held: Held | None, seen: _Shown, proof: Proof, of: str = ""
+        self, peer: str, held: StoredHead | None, seen: _Shown, proof: Proof, of: str = ""
     ) -> None:
         """Raises PeerError if a peer's record does not go on from a head that it has signed.
 
         ``of``: the party that has passed the head on; '': this party holds it.
         """
-        if held is None or goes_on(held.note.head, seen.note.head, proof):
+        if held is None or is_extension(held.note.head, seen.note.head, proof):
             return
         old, new = held.note.head, seen.note.head
-        newer = Held(seen.note, {peer: seen.chain}, now())
+        newer = StoredHead(seen.note, {peer: seen.chain}, now())
         path, why = keep(self.book.folder / PEERS, peer, held, newer, proof)
         lines, holder = f"{old.size:,}", of or self.book.name
         if why:
@@ -317,9 +317,9 @@ class Heads:
         """
         try:
             # Nothing else that it has put there.
-            note = SignedNote.read(cosigned).signed_by(peer, seen.certificate)
+            note = SignedNote.read(cosigned).select_signatures(peer, seen.certificate)
         except ValueError:
-            note = SignedNote(Head("", 0, b""))
+            note = SignedNote(RecordHead("", 0, b""))
         if note.head != own.head or not note.signatures:
             raise PeerError(
                 Code.MALFORMED_MESSAGE,
@@ -330,7 +330,7 @@ class Heads:
             self.book.name: chain_pem(self._credentials()).decode(),
             peer: seen.chain,
         }
-        own_head = Held(own.with_those_of(note), certificates, now())
+        own_head = StoredHead(own.with_those_of(note), certificates, now())
         _append(self.book.folder / OWN, own_head.line)
 
     def _keep(self, peer: str, seen: _Shown) -> SignedNote:
@@ -344,12 +344,12 @@ class Heads:
         )
         head, pin = note.head, pin_of(seen.certificate)
         self.book.add(head=peer, key=pin, origin=head.origin, size=head.size, root=head.root.hex())
-        _append(self._path(peer), Held(note, certificates, now()).line)
+        _append(self._path(peer), StoredHead(note, certificates, now()).line)
         self.met[peer] = pin
         return note
 
 
-def signed(folder: Path) -> list[Held]:
+def read_signed_heads(folder: Path) -> list[StoredHead]:
     """Returns the heads of a party's own record that it and its peers have signed, the oldest
     first, without lines that a killed process has not finished; none if there is no file. Raises
     InputError if it cannot be read.
@@ -364,10 +364,10 @@ def signed(folder: Path) -> list[Held]:
         ) from None
 
 
-def _newest_first(path: Path) -> Iterator[Held]:
+def _newest_first(path: Path) -> Iterator[StoredHead]:
     for line in reversed(path.read_text(encoding="utf-8").split("\n")):
         with contextlib.suppress(ValueError):
-            yield Held.read(line)
+            yield StoredHead.read(line)
 
 
 def accept(folder: Path, peer: str) -> Path:
@@ -377,7 +377,7 @@ def accept(folder: Path, peer: str) -> Path:
     if not PLAIN_NAME.fullmatch(peer):
         raise InputError(
             Code.CONFIG_INVALID,
-            f"PEER: not a valid party name (got {printable(peer)}). Pass the name of a party.",
+            f"PEER: not a valid party name (got {make_printable(peer)}). Pass the name of a party.",
         )
     path = folder / PEERS / f"{peer}.jsonl"
     # What was set aside before stays.
@@ -400,12 +400,12 @@ def _set_aside(folder: Path, peer: str) -> set[str]:
     return {held.note.head.origin for held in newest if held is not None}
 
 
-def _state(held: Held) -> tuple[str, int, bytes]:
+def _state(held: StoredHead) -> tuple[str, int, bytes]:
     head = held.note.head
     return head.origin, head.size, head.root
 
 
-def _proof_in(call: ShownHead) -> Proof:
+def _proof_in(call: LogHeads) -> Proof:
     return Proof(call.proof, call.proof_signature)
 
 
@@ -428,4 +428,4 @@ def _append(path: Path, line: str) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        raise unwritable(path, error) from None
+        raise write_error(path, error) from None

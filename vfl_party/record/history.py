@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
-from vfl_common.text import listed
+from vfl_common.text import list_names
 from vfl_party.record import people
 from vfl_party.record.book import LINES, lines_from, secret_of
-from vfl_party.record.lines import ALL, TAG, TOGETHER, Rows, Way, unpacked, unpacked_tags
+from vfl_party.record.lines import ALL, TAG, TOGETHER, Route, Rows, unpack_rows, unpack_tags
 
 # The most names that a message lists; of runs, the newest.
 _MAX_NAMES = 10
@@ -42,7 +42,7 @@ class Disclosure:
 
     line: int
     at: float
-    way: Way
+    way: Route
     to: tuple[str, ...]
     round: int
     batch: int
@@ -68,7 +68,7 @@ class Disclosure:
         if self.about == ALL:
             return np.arange(self.table_rows)
         try:
-            numbers = unpacked(self.about)
+            numbers = unpack_rows(self.about)
             if not len(numbers) or numbers[-1] < self.table_rows:
                 return numbers
         except ValueError:
@@ -81,7 +81,7 @@ class Disclosure:
         numbers of rows. Raises InputError if the line was changed.
         """
         try:
-            return unpacked_tags(self.about)
+            return unpack_tags(self.about)
         except ValueError:
             raise self._wrong from None
 
@@ -128,7 +128,7 @@ class Disclosure:
 
 
 @dataclass(frozen=True)
-class Private:
+class PrivateStep:
     """A step of training with differential privacy that was about to be taken.
 
     ``cost``: of one step, for each person; ``steps``: so far, with this one, under the keys that
@@ -147,21 +147,21 @@ class Private:
     table_rows: int = 0
 
 
-class Reader:
+class RecordReader:
     """Reads one line after the other. ``known``: what later lines refer to, {(kind, name): the
     line}; a reader with the same goes on where another has ended.
     """
 
     def __init__(self, known: Mapping[tuple[str, str], dict[str, Any]] | None = None) -> None:
         self.known: dict[tuple[str, str], dict[str, Any]] = {}
-        self._ways: dict[str, Way] = {}
+        self._ways: dict[str, Route] = {}
         # {(run, generation): (digest of the rows' ids, number of rows)}.
         self._whose: dict[tuple[str, int], tuple[str, int]] = {}
         self._keys: dict[str, str] = {}
         for line in (known or {}).values():
             self._refer(line)
 
-    def read(self, number: int, text: bytes) -> Disclosure | Private | None:
+    def read(self, number: int, text: bytes) -> Disclosure | PrivateStep | None:
         """Returns what a line tells of; None if it only says what later ones refer to. Raises
         ValueError, KeyError, TypeError, AttributeError or RecursionError if it is none of a record.
         """
@@ -176,15 +176,15 @@ class Reader:
             whose = self._whose.get(run, ("", 0))
             to = tuple(map(_word, line["to"]))
             phase, cost, of = (_word(line[name]) for name in ("private", "cost", "of"))
-            return Private(*run, phase, cost, _number(line["steps"]), of, to, *whose)
+            return PrivateStep(*run, phase, cost, _number(line["steps"]), of, to, *whose)
         self._refer(line)
         return None
 
     def _refer(self, line: dict[str, Any]) -> None:
         if "way" in line:
-            names = line.keys() & Way.__dataclass_fields__
+            names = line.keys() & Route.__dataclass_fields__
             words: dict[str, Any] = {name: _word(line[name]) for name in names - {"generation"}}
-            self._ways[line["way"]] = Way(generation=_number(line["generation"]), **words)
+            self._ways[line["way"]] = Route(generation=_number(line["generation"]), **words)
             self.known["way", line["way"]] = line
         elif "people" in line:
             of = _word(line["run"]), _number(line["generation"])
@@ -253,7 +253,7 @@ class RecordHistory:
                 raise InputError(
                     Code.CONFIG_INVALID,
                     f"{self._folder}: the record has no {name} {asked[name]}. Choose one of: "
-                    f"{listed(sorted(values)[-_MAX_NAMES:]) or 'none'}.",
+                    f"{list_names(sorted(values)[-_MAX_NAMES:]) or 'none'}.",
                 )
 
     def about(self, spellings: Collection[str], of: Iterable[Disclosure]) -> Iterator[Disclosure]:
@@ -292,7 +292,7 @@ class RecordHistory:
 
         ``spellings``: the person's id, as the runs have spelt it. Raises InputError.
         """
-        reader, secret = Reader(), secret_of(self._folder)
+        reader, secret = RecordReader(), secret_of(self._folder)
         for _ in self.lines(reader):
             pass
         tags = [people.tag(secret, spelling) for spelling in spellings]
@@ -309,14 +309,14 @@ class RecordHistory:
         return (entry for entry, _ in self.lines() if isinstance(entry, Disclosure))
 
     def lines(
-        self, reader: Reader | None = None, number: int = 0, at: int = 0
-    ) -> Iterator[tuple[Disclosure | Private | None, int]]:
+        self, reader: RecordReader | None = None, number: int = 0, at: int = 0
+    ) -> Iterator[tuple[Disclosure | PrivateStep | None, int]]:
         """Yields what each whole line tells of, and where the line ends in the file.
 
         ``reader``: has read the first ``number`` lines, which end at ``at``. Raises InputError that
         names the line if one cannot be read.
         """
-        reader = reader or Reader()
+        reader = reader or RecordReader()
         # This runs before each request to a served model, so it takes few calls.
         file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -355,7 +355,7 @@ def _number(value: Any, max_value: int = _MAX_NUMBER) -> int:
 def _disclosure(
     number: int,
     line: dict[str, Any],
-    way: Way,
+    way: Route,
     whose: Mapping[tuple[str, int], tuple[str, int]],
     keys: Mapping[str, str],
 ) -> Disclosure:
@@ -384,7 +384,7 @@ def _disclosure(
 
 
 @dataclass
-class Sum:
+class DisclosureSum:
     """What one peer got in one exchange of a run: ``people`` are counted once, each.
 
     ``of_person``: the numbers about the person of a query; None without one.
@@ -433,13 +433,13 @@ class Sum:
         return {"people": self.people, **{name: getattr(self, name) for name in names}, **asked}
 
 
-def summed(of: Iterable[Disclosure]) -> dict[tuple[str, str, Way], Sum]:
+def sum_disclosures(of: Iterable[Disclosure]) -> dict[tuple[str, str, Route], DisclosureSum]:
     """Returns {(run, receiver, what left): the sum}, in the order in which they began. Generations
     of a run are summed.
     """
-    sums: dict[tuple[str, str, Way], Sum] = {}
+    sums: dict[tuple[str, str, Route], DisclosureSum] = {}
     for disclosure in of:
-        way = Way(**{**disclosure.way.fields, "generation": 0})
+        way = Route(**{**disclosure.way.fields, "generation": 0})
         for receiver in disclosure.to:
-            sums.setdefault((way.run, receiver, way), Sum()).add(disclosure)
+            sums.setdefault((way.run, receiver, way), DisclosureSum()).add(disclosure)
     return sums

@@ -42,7 +42,7 @@ _TAGGED = f"{TAG_BYTES}:"
 
 
 @dataclass(frozen=True)
-class Way:
+class Route:
     """One direction of an exchange, as a line declares it.
 
     ``what``: the tensors, in words; ``chain``: the transforms, the policy and the codec, in words;
@@ -73,7 +73,7 @@ class Way:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def packed(rows: Sequence[int] | npt.NDArray[Any] | str | None, bound: int = 0) -> str | None:
+def pack_rows(rows: Sequence[int] | npt.NDArray[Any] | str | None, bound: int = 0) -> str | None:
     """Writes numbers of rows, in any order; None and words such as ``ALL`` as they are. It is done
     at every step, so it takes few calls.
 
@@ -88,7 +88,7 @@ def packed(rows: Sequence[int] | npt.NDArray[Any] | str | None, bound: int = 0) 
     return f"{width}:{binascii.b2a_base64(data.data, newline=False).decode()}"
 
 
-def unpacked(text: str) -> Rows:
+def unpack_rows(text: str) -> Rows:
     """Reads what ``packed`` wrote of numbers: in ascending order. Raises ValueError."""
     if not text:
         return np.empty(0, np.int64)
@@ -99,7 +99,7 @@ def unpacked(text: str) -> Rows:
     return np.sort(rows.astype(np.int64))
 
 
-def packed_tags(tags: bytes, times: Sequence[int] | npt.NDArray[Any] | None = None) -> str:
+def pack_tags(tags: bytes, times: Sequence[int] | npt.NDArray[Any] | None = None) -> str:
     """Writes people by their tags, one after the other. ``times``: how often each is disclosed;
     None: once.
     """
@@ -112,7 +112,7 @@ def packed_tags(tags: bytes, times: Sequence[int] | npt.NDArray[Any] | None = No
     return f"{text}:{counts.decode()}"
 
 
-def unpacked_tags(text: str | None) -> tuple[npt.NDArray[np.void], Rows] | None:
+def unpack_tags(text: str | None) -> tuple[npt.NDArray[np.void], Rows] | None:
     """Reads what ``packed_tags`` wrote: the tags, and how often each is disclosed; None if rows are
     given by number. Raises ValueError.
     """
@@ -128,7 +128,7 @@ def unpacked_tags(text: str | None) -> tuple[npt.NDArray[np.void], Rows] | None:
     return tags, times
 
 
-class Form:
+class BundleForm:
     """What bundles have in common whose tensors have the same names, dtypes and shapes: mostly all
     of one way. It is worked out once: at every step, each call finds cold caches.
 
@@ -198,8 +198,8 @@ class Form:
 
 
 def digest_of(bundle: Bundle, step: StepKey, secret: bytes, *, whole: bool = False) -> str:
-    """Returns the digest of a bundle; see ``Form.digest``."""
-    return Form(bundle, secret).digest(step, bundle, whole=whole)
+    """Returns the digest of a bundle; see ``BundleForm.digest``."""
+    return BundleForm(bundle, secret).digest(step, bundle, whole=whole)
 
 
 @lru_cache(maxsize=1024)

@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from vfl_common.identity.credentials import Credentials
-from vfl_common.identity.signing import has_signed, sign
+from vfl_common.identity.signing import is_signature_of, sign
 from vfl_common.text import to_json
 from vfl_party.record.tree import HASH_BYTES
 
@@ -46,7 +46,7 @@ _ORIGIN = re.compile(r"[!-~]{1,200}")
 
 
 @dataclass(frozen=True)
-class Head:
+class RecordHead:
     """The state of a record: its name, how many lines it has, the root of their tree, 32 bytes, and
     when that was, in seconds since 1970.
     """
@@ -87,7 +87,7 @@ class Head:
 class SignedNote:
     """A head with signatures: {(signer's name, identifier of its key): signature}."""
 
-    head: Head
+    head: RecordHead
     signatures: tuple[tuple[str, bytes, bytes], ...] = ()
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class SignedNote:
         lines = rest.splitlines(keepends=True)
         if not blank or len(lines) > MAX_SIGNATURES:
             raise ValueError(text)
-        return cls(Head.read(f"{body}\n"), tuple(_signature(line) for line in lines))
+        return cls(RecordHead.read(f"{body}\n"), tuple(_signature(line) for line in lines))
 
     def signed(self, credentials: Credentials, *, older: bool = False) -> SignedNote:
         """Adds the cosignature of the party of ``credentials``, and its signature as the owner to a
@@ -128,7 +128,7 @@ class SignedNote:
         new = [signature for signature in other.signatures if signature not in self.signatures]
         return SignedNote(self.head, (*self.signatures, *new))
 
-    def signed_by(self, name: str, certificate: x509.Certificate) -> SignedNote:
+    def select_signatures(self, name: str, certificate: x509.Certificate) -> SignedNote:
         """Returns the note with the signatures of the key of a certificate in this name: one over
         the head and one cosignature at most; with none, if it has signed neither.
         """
@@ -137,7 +137,7 @@ class SignedNote:
             message = self._message_of(name, certificate, key, signature)
             if signer != name or key in good or message is None:
                 continue
-            if has_signed(certificate, message[0], message[1]):
+            if is_signature_of(certificate, message[0], message[1]):
                 good[key] = signer, key, signature
         return SignedNote(self.head, tuple(good.values()))
 
@@ -154,16 +154,18 @@ class SignedNote:
 
     def is_signed_by(self, name: str, certificate: x509.Certificate) -> bool:
         """Whether the key of a certificate has signed or cosigned the head in this name."""
-        return bool(self.signed_by(name, certificate).signatures)
+        return bool(self.select_signatures(name, certificate).signatures)
 
     def is_cosigned_by(self, name: str, certificate: x509.Certificate) -> bool:
         """Whether the key of a certificate has cosigned the head in this name."""
         wanted = cosigner_id(name, certificate)
-        return any(key == wanted for _, key, _ in self.signed_by(name, certificate).signatures)
+        return any(
+            key == wanted for _, key, _ in self.select_signatures(name, certificate).signatures
+        )
 
 
 @dataclass(frozen=True)
-class Held:
+class StoredHead:
     """A head of a record as it is kept: the note with its signatures, {signer: its certificates},
     and when.
     """
@@ -179,7 +181,7 @@ class Held:
         return to_json(fields)
 
     @classmethod
-    def read(cls, text: str) -> Held:
+    def read(cls, text: str) -> StoredHead:
         """Reads ``line``. Raises ValueError if it is none."""
         try:
             fields = json.loads(text)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import fsync_folder, locked, private_file, unwritable
+from vfl_common.files import fsync_folder, lock_folder, private_file, write_error
 
 FOLDER = "people"
 TAG_BYTES = 16
@@ -36,7 +36,7 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
     try:
         place.mkdir(exist_ok=True, mode=0o700)
         # One program at a time, so that what is there was left by one that was killed.
-        with locked(place):
+        with lock_folder(place):
             for left in place.glob(f"*{_UNNAMED}*"):
                 left.unlink()
             unnamed = place / _UNNAMED
@@ -51,7 +51,7 @@ def keep(folder: Path, secret: bytes, ids: Iterable[str]) -> tuple[str, int]:
             unnamed.replace(place / digest.hexdigest())
             fsync_folder(place)
     except OSError as error:
-        raise unwritable(place, error) from None
+        raise write_error(place, error) from None
     return digest.hexdigest(), count
 
 

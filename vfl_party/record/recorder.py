@@ -15,28 +15,28 @@ import numpy.typing as npt
 
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, PeerError
-from vfl_common.files import locked
-from vfl_common.rpc.serving.answered import Outgoing
+from vfl_common.files import lock_folder
+from vfl_common.rpc.serving.answered import OutgoingMessage
 from vfl_common.stages import Job
 from vfl_common.wire.frames import BundleSizes
 from vfl_party.record import people
-from vfl_party.record.book import Book
-from vfl_party.record.heads import Heads
-from vfl_party.record.history import Disclosure, Private
-from vfl_party.record.lines import Form, Way, packed, packed_tags
+from vfl_party.record.book import RecordBook
+from vfl_party.record.heads import HeadExchange
+from vfl_party.record.history import Disclosure, PrivateStep
+from vfl_party.record.lines import BundleForm, Route, pack_rows, pack_tags
 
 # The fields of a way, in this order; the last ones may be left out.
 _WORDS = ("exchange", "direction", "what", "chain", "how", "cost")
 
 
-class Allows(Protocol):
+class LeaveCheck(Protocol):
     """Decides what may leave, and hears of what was written."""
 
-    def __call__(self, entry: Disclosure | Private, /) -> None:
+    def __call__(self, entry: Disclosure | PrivateStep, /) -> None:
         """Raises InputError if something may not leave."""
         ...
 
-    def wrote(self, entry: Disclosure | Private, begin: int, end: int, /) -> None:
+    def wrote(self, entry: Disclosure | PrivateStep, begin: int, end: int, /) -> None:
         """Called when the line of something is written, from ``begin`` to ``end`` in the file."""
         ...
 
@@ -46,8 +46,8 @@ class _Declared:
     """A way that is declared in the record: its key there, and the form of its last bundle."""
 
     key: str
-    way: Way
-    form: Form
+    way: Route
+    form: BundleForm
 
 
 class _Content(NamedTuple):
@@ -77,8 +77,8 @@ class Recorder:
 
     def __init__(
         self,
-        book: Book,
-        heads: Heads,
+        book: RecordBook,
+        heads: HeadExchange,
         *,
         run_id: str,
         generation: int,
@@ -87,7 +87,7 @@ class Recorder:
         keys: Mapping[str, str],
         asks_for: Iterable[str] = (),
         whole: bool = False,
-        allows: Allows | None = None,
+        allows: LeaveCheck | None = None,
     ) -> None:
         self.book, self.heads = book, heads
         self._run: dict[str, Any] = {"run": run_id, "generation": generation, "job": job}
@@ -133,16 +133,16 @@ class Recorder:
                 f"{peer}: did not show the head of its record, and gets nothing before it does",
                 party=peer,
             )
-        about = packed(rows, self._rows)
+        about = pack_rows(rows, self._rows)
         with self._alone():
             self._write(way, step, bundle, to, _Content(bundle.kind.label, numbers, about))
 
-    def tells(self, way: Sequence[str], outgoing: Outgoing) -> None:
+    def tells(self, way: Sequence[str], outgoing: OutgoingMessage) -> None:
         """Writes what a serving program is about to send about ids. It takes any id, known before
         or not, and writes its tag. Raises InputError as ``leaves``.
         """
         secret = self.book.secret
-        about = packed_tags(
+        about = pack_tags(
             b"".join([people.tag(secret, person) for person in outgoing.ids]), outgoing.times
         )
         data = memoryview(outgoing.content)
@@ -157,7 +157,7 @@ class Recorder:
         """Locks the record from the question whether something may leave until its line is written:
         otherwise two bundles may leave that are not allowed together.
         """
-        return locked(self.book.folder) if self._allows is not None else nullcontext()
+        return lock_folder(self.book.folder) if self._allows is not None else nullcontext()
 
     def _write(
         self,
@@ -171,11 +171,11 @@ class Recorder:
         # All tensors of a bundle cost something, and there may be fewer than before.
         declared = self._ways.get((step.phase, kind, *way))
         if declared is None:
-            declared = self._declare(step.phase, kind, way, Form(bundle, self.book.secret))
+            declared = self._declare(step.phase, kind, way, BundleForm(bundle, self.book.secret))
         # Another thread may put another form there meanwhile.
         form, receivers = declared.form, '","'.join(to)
         if not form.is_of(bundle):
-            form = declared.form = Form(bundle, self.book.secret)
+            form = declared.form = BundleForm(bundle, self.book.secret)
         size = size or form.sizes(step, bundle)
         # Integers, because formatting a float takes longer.
         at_s, at_ms = divmod(time.time_ns() // 1_000_000, 1000)
@@ -227,7 +227,7 @@ class Recorder:
         with self._alone():
             if self._allows is not None:
                 self._allows(
-                    Private(
+                    PrivateStep(
                         run=self._run["run"],
                         generation=self._run["generation"],
                         phase=phase,
@@ -241,9 +241,9 @@ class Recorder:
                 )
             self.book.add(private=phase, cost=cost, steps=steps, of=of, to=[*to], **self._run)
 
-    def _declare(self, phase: str, kind: str, way: Sequence[str], form: Form) -> _Declared:
+    def _declare(self, phase: str, kind: str, way: Sequence[str], form: BundleForm) -> _Declared:
         words: dict[str, Any] = dict(zip(_WORDS, way, strict=False))
-        declared = Way(phase=phase, kind=kind, **words, **self._run)
+        declared = Route(phase=phase, kind=kind, **words, **self._run)
         entry = self._ways[phase, kind, *way] = _Declared(declared.key, declared, form)
         self.book.add(way=entry.key, **declared.fields)
         return entry
@@ -257,7 +257,7 @@ class ServingRecord:
     def __init__(self, recorder: Recorder, way: Sequence[str]) -> None:
         self._recorder, self._way, self._writing = recorder, way, threading.Lock()
 
-    def __call__(self, outgoing: Outgoing) -> None:
+    def __call__(self, outgoing: OutgoingMessage) -> None:
         """Writes that an answer is about to be sent. Raises InputError if it may not leave."""
         with self._writing:
             self._recorder.tells(self._way, outgoing)

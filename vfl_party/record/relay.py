@@ -17,16 +17,16 @@ from typing import Any
 
 from vfl_common.identity.credentials import Credentials
 from vfl_common.text import to_json
-from vfl_party.record.evidence import cosigned_by
-from vfl_party.record.heads import Heads
-from vfl_party.record.note import Held, SignedNote
+from vfl_party.record.evidence import is_cosigned_by
+from vfl_party.record.heads import HeadExchange
+from vfl_party.record.note import SignedNote, StoredHead
 
 log = logging.getLogger(__name__)
 
 
 class HeadRelay:
     """Shows the head of the active party's record that this party holds, and takes those of the
-    others; see ``vfl_party.policy.meeting.Guard``.
+    others; see ``vfl_party.policy.meeting.RunGuard``.
 
     Args:
         heads: this party's.
@@ -37,7 +37,7 @@ class HeadRelay:
     key = "head"
 
     def __init__(
-        self, heads: Heads, me: str, active: str, credentials: Callable[[], Credentials]
+        self, heads: HeadExchange, me: str, active: str, credentials: Callable[[], Credentials]
     ) -> None:
         self._heads, self._me, self._active = heads, me, active
         self._credentials = credentials
@@ -64,7 +64,7 @@ class HeadRelay:
             if peer in (self._me, self._active) or value is None:
                 continue
             try:
-                held = self._bare(Held.read(to_json(value)))
+                held = self._bare(StoredHead.read(to_json(value)))
                 if self._counts(held):
                     relayed[peer] = held
                     continue
@@ -79,12 +79,12 @@ class HeadRelay:
             )
         self._heads.relayed = relayed
 
-    def _counts(self, held: Held) -> bool:
+    def _counts(self, held: StoredHead) -> bool:
         owned = held.note.head.owner == self._active
-        return owned and cosigned_by(held, self._active, self._credentials())
+        return owned and is_cosigned_by(held, self._active, self._credentials())
 
-    def _bare(self, held: Held) -> Held:
+    def _bare(self, held: StoredHead) -> StoredHead:
         """Returns a head without the signatures of others."""
         own = tuple(signature for signature in held.note.signatures if signature[0] == self._active)
         chain = {self._active: held.certificates.get(self._active, "")}
-        return Held(SignedNote(held.note.head, own), chain)
+        return StoredHead(SignedNote(held.note.head, own), chain)

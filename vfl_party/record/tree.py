@@ -15,7 +15,7 @@ HASH_BYTES = 32
 EMPTY = sha256().digest()
 
 # Returns the hash of a complete subtree by its place among those that are kept.
-Kept = Callable[[int], bytes]
+HashReader = Callable[[int], bytes]
 
 
 def leaf_hash(line: bytes) -> bytes:
@@ -41,7 +41,7 @@ def place(level: int, number: int) -> int:
     return position
 
 
-def kept(size: int) -> int:
+def count_hashes(size: int) -> int:
     """Returns how many hashes are kept of a tree of ``size`` leaves."""
     return 0 if size == 0 else place(0, size - 1) + 1 + _count_completed(size - 1)
 
@@ -51,7 +51,7 @@ def _count_completed(leaf: int) -> int:
     return (~leaf & (leaf + 1)).bit_length() - 1
 
 
-def added(leaf: bytes, number: int, hash_at: Kept) -> list[bytes]:
+def hashes_of_leaf(leaf: bytes, number: int, hash_at: HashReader) -> list[bytes]:
     """Returns the hashes to keep when a leaf is added to a tree of ``number`` leaves."""
     hashes = [leaf]
     for level in range(_count_completed(number)):
@@ -60,12 +60,12 @@ def added(leaf: bytes, number: int, hash_at: Kept) -> list[bytes]:
     return hashes
 
 
-def root(size: int, hash_at: Kept) -> bytes:
+def root(size: int, hash_at: HashReader) -> bytes:
     """Returns the head of the first ``size`` leaves: MTH(D[size]) of the RFC."""
     return _subtree(0, size, hash_at) if size else EMPTY
 
 
-def consistency(old: int, new: int, hash_at: Kept) -> list[bytes]:
+def consistency(old: int, new: int, hash_at: HashReader) -> list[bytes]:
     """Returns the proof that the tree of ``new`` leaves begins with that of the first ``old``:
     PROOF(old, D[new]) of section 2.1.4.1. 0 < old <= new.
     """
@@ -104,7 +104,7 @@ def is_consistent(
     return sn == 0 and fr == old_root and sr == new_root
 
 
-def inclusion(number: int, size: int, hash_at: Kept) -> list[bytes]:
+def inclusion(number: int, size: int, hash_at: HashReader) -> list[bytes]:
     """Returns the proof that a leaf is in the tree of ``size`` leaves: PATH(number, D[size]) of
     section 2.1.3.1.
     """
@@ -146,7 +146,7 @@ def _half(leaves: int) -> int:
     return 1 << (leaves - 1).bit_length() - 1
 
 
-def _subtree(low: int, high: int, hash_at: Kept) -> bytes:
+def _subtree(low: int, high: int, hash_at: HashReader) -> bytes:
     """Returns the head of the leaves from ``low`` to ``high``, where the RFC divides a tree."""
     leaves = high - low
     if leaves & (leaves - 1) == 0:
@@ -156,7 +156,7 @@ def _subtree(low: int, high: int, hash_at: Kept) -> bytes:
     return node_hash(_subtree(low, middle, hash_at), _subtree(middle, high, hash_at))
 
 
-def _proof(old: int, low: int, high: int, whole: bool, hash_at: Kept) -> list[bytes]:
+def _proof(old: int, low: int, high: int, whole: bool, hash_at: HashReader) -> list[bytes]:
     """SUBPROOF(old, D[low:high], whole) of the RFC."""
     leaves = high - low
     if old == leaves:

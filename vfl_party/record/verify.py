@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vfl_common.errors import Code, InputError
-from vfl_common.files import unwritable
+from vfl_common.files import write_error
 from vfl_common.identity.credentials import Credentials
 from vfl_party.record import tree
 from vfl_party.record.book import LINES
 from vfl_party.record.evidence import signers as signers_of
-from vfl_party.record.heads import OWN, signed
-from vfl_party.record.note import Head, Held
+from vfl_party.record.heads import OWN, read_signed_heads
+from vfl_party.record.note import RecordHead, StoredHead
 
 # How a line begins that notes the head of a peer's record.
 _HEAD = b'{"head":'
 
 
 @dataclass(frozen=True)
-class Verified:
+class VerificationResult:
     """The result of a verification. ``wrong``: the problems, in sentences; empty: none.
 
     ``lines``: of the record; ``covered``: those that the newest signed head counts; ``heads``: how
@@ -39,7 +39,7 @@ class Verified:
     records: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> Verified:
+def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> VerificationResult:
     """Recomputes the tree of a record, and compares it with each head that was signed. Raises
     InputError if there is no record, or if its heads cannot be read.
 
@@ -49,7 +49,7 @@ def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> 
     wrong: list[str] = []
     # Heads are read before lines, because running programs add lines first, and then heads of
     # these.
-    heads = signed(folder)
+    heads = read_signed_heads(folder)
     try:
         grown = _build_tree(folder / LINES)
     except OSError as error:
@@ -72,11 +72,11 @@ def verify(folder: Path, credentials: Credentials, owner: str | None = None) -> 
             others = ", ".join(by) or "nobody"
             wrong.append(f"head {number}, signed by {others}: {problem}")
     # A head is kept before the line that notes it.
-    counts = Counter(name for stored in signed(folder) for name in _names(stored))
+    counts = Counter(name for stored in read_signed_heads(folder) for name in _names(stored))
     wrong += _missing(grown.heads, counts)
     covered = max((stored.note.head.size for stored in heads), default=0)
     several = {peer: [*names] for peer, names in grown.origins.items() if len(names) > 1}
-    return Verified(grown.lines, covered, len(heads), signers, tuple(wrong), several)
+    return VerificationResult(grown.lines, covered, len(heads), signers, tuple(wrong), several)
 
 
 def copy(folder: Path, out: Path) -> None:
@@ -90,7 +90,7 @@ def copy(folder: Path, out: Path) -> None:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, out / name)
     except OSError as error:
-        raise unwritable(out, error) from None
+        raise write_error(out, error) from None
     if not (out / LINES).is_file():
         raise InputError(
             Code.FILE_INVALID,
@@ -140,7 +140,9 @@ def _build_tree(path: Path) -> _RecordTree:
                 peer, origin = _peer_and_origin(line)
                 grown.heads[peer] += 1
                 grown.origins.setdefault(peer, {})[origin] = None
-            for digest in tree.added(tree.leaf_hash(line[:-1]), grown.lines, grown.hash_at):
+            for digest in tree.hashes_of_leaf(
+                tree.leaf_hash(line[:-1]), grown.lines, grown.hash_at
+            ):
                 grown.hashes += digest
             grown.lines += 1
     return grown
@@ -169,7 +171,7 @@ def _missing(notes: Mapping[str, int], signed: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _names(held: Held) -> set[str]:
+def _names(held: StoredHead) -> set[str]:
     return {signer for signer, _, _ in held.note.signatures}
 
 
@@ -180,7 +182,7 @@ def _origin(first: bytes, name: str) -> str:
         return ""
 
 
-def _problem(head: Head, origin: str, grown: _RecordTree) -> str:
+def _problem(head: RecordHead, origin: str, grown: _RecordTree) -> str:
     """Returns '' if a head is that of the first lines of the record; else what is wrong."""
     if head.origin != origin:
         return f"it is of another record, {head.origin}"

@@ -13,33 +13,40 @@ from pathlib import Path
 
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError, LostError
-from vfl_common.files import await_room, kept_secret, write_atomic
+from vfl_common.files import await_room, load_or_create_secret, write_atomic
 from vfl_common.ledger import Ledger
 from vfl_common.process import garbage
 from vfl_common.process.logs import Console, version
-from vfl_common.process.program import resumable
-from vfl_common.process.tracing import traced
+from vfl_common.process.program import explain_resuming
+from vfl_common.process.tracing import trace_run
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.service import ExchangeService
 from vfl_common.rpc.session import Session
 from vfl_common.run_folder import RunFolder, find_unfinished
 from vfl_common.stages import Job
 from vfl_party.account.limits import guard_of, limits_of
-from vfl_party.align import Aligned, Aligning, quota
+from vfl_party.align import AlignedRows, AlignmentContext, quota
 from vfl_party.assembly.files import PartyFiles
-from vfl_party.assembly.party import Assembled, Opened, PutOnRanks, assemble, open_party, parts_of
+from vfl_party.assembly.party import (
+    Assembled,
+    OpenedParty,
+    PutOnRanks,
+    assemble,
+    open_party,
+    parts_of,
+)
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.base.seeds import secret_seed
 from vfl_party.grants.approval import GrantGuard
 from vfl_party.policy.guards import guards_of
-from vfl_party.policy.words import without_words
+from vfl_party.policy.words import describe_missing_policy
 from vfl_party.predict.alone import Alone, is_away, write_waiting
 from vfl_party.predict.prediction import Prediction, TrainedRun, unseen
 from vfl_party.predict.results import ALONE, WAITING, Output, Predicted, id_names
 from vfl_party.privacy.label_noise import LABEL_SECRET
-from vfl_party.ranks import Guarded, Ranks, begin
-from vfl_party.record.book import Book, folder_of
-from vfl_party.record.heads import Heads
+from vfl_party.ranks import RankGuardedPhase, Ranks, begin_ranks
+from vfl_party.record.book import RecordBook, folder_of
+from vfl_party.record.heads import HeadExchange
 from vfl_party.record.relay import HeadRelay
 from vfl_party.runtime import versions
 from vfl_party.runtime.folders import Folders, store_of
@@ -84,10 +91,10 @@ class PartyApp:
         with self.files.telling():
             opened, folders = self._to_train(fresh=fresh)
             grants = GrantGuard(self.files, resume=folders.resume)
-        with resumable(fresh=fresh):
+        with explain_resuming(fresh=fresh):
             return self._run(opened, folders, grants)
 
-    def _to_train(self, *, fresh: bool) -> tuple[Opened, Folders]:
+    def _to_train(self, *, fresh: bool) -> tuple[OpenedParty, Folders]:
         """Reads the data, and finds the unfinished run. Raises VflError."""
         files = self.files
         # Refuses a bad address before the data are read.
@@ -185,7 +192,7 @@ class PartyApp:
         common = outcome.common_rows if outcome.rows else len(opened.table)
         return work.counted(opened.table, common), folder
 
-    def _to_predict(self, work: Prediction, data: DataSettings) -> Opened:
+    def _to_predict(self, work: Prediction, data: DataSettings) -> OpenedParty:
         """Reads the rows to predict. Raises VflError if they are not fit for it."""
         files, trained = self.files, work.trained
         opened = open_party(files.recipe, files.name, data, files.encoder, work=work)
@@ -204,7 +211,7 @@ class PartyApp:
 
     def _run(
         self,
-        opened: Opened,
+        opened: OpenedParty,
         folders: Folders,
         grants: GrantGuard,
         deadline_s: float = math.inf,
@@ -220,7 +227,7 @@ class PartyApp:
 
     def _before_joining(
         self,
-        opened: Opened,
+        opened: OpenedParty,
         folders: Folders,
         grants: GrantGuard,
         deadline_s: float,
@@ -232,13 +239,13 @@ class PartyApp:
         set_threads(files.file.threads)
         plain_arithmetic()
         keep_freed_memory()
-        garbage.seldom()
+        garbage.reduce_gc()
         opened.tell(self.console.show)
         # The policy's view of what finds the rows in common.
         policy = files.policy()
 
         def make(
-            aligned: Aligned, secret: int | None, spread: PutOnRanks | None = None
+            aligned: AlignedRows, secret: int | None, spread: PutOnRanks | None = None
         ) -> Assembled:
             return assemble(
                 opened,
@@ -255,9 +262,11 @@ class PartyApp:
         label_secret = None
         if files.is_active and recipe.task.label_epsilon is not None:
             # The record's folder outlives runs, so that a label keeps its noise.
-            label_secret = secret_seed(kept_secret(book.folder / LABEL_SECRET, new_secret()))
+            label_secret = secret_seed(
+                load_or_create_secret(book.folder / LABEL_SECRET, new_secret())
+            )
         account = guard_of(book, limits_of(files.file), resumes=folders.resume is not None)
-        heads = Heads(book, files.keyring.current)
+        heads = HeadExchange(book, files.keyring.current)
         relay = HeadRelay(heads, files.name, recipe.active.name, files.keyring.current)
         guards = [*guards_of(files.file, recipe), grants, relay]
         trains, plugins = opened.work.job == "train", versions.shared(opened)
@@ -296,7 +305,7 @@ class PartyApp:
             deadline_s=deadline_s,
         )
         progress = Progress(self.console, session, ledger, files.is_active)
-        stack.enter_context(traced("vfl-party", files.name))
+        stack.enter_context(trace_run("vfl-party", files.name))
         service, address = stack.enter_context(transports.listening())
         stack.enter_context(self._exposed(session, progress, service))
         return PartyRun(
@@ -312,15 +321,15 @@ class PartyApp:
     def _tell_policy(self) -> None:
         """Says what it means if the party file says nothing of a policy."""
         if "policy" not in self.files.file.model_fields_set:
-            said = without_words(self.files.file.policy)
+            said = describe_missing_policy(self.files.file.policy)
             log.warning("%s", said, extra={"event": "policy"})
             self.console.show("policy", said=said)
 
-    def _book(self) -> Book:
+    def _book(self) -> RecordBook:
         """Opens the record, and says if it is a new one although this party has run before."""
         file, name = self.files.file, self.files.name
         beside = Path(file.record.folder or file.out)
-        book = Book(folder_of(beside, name), name)
+        book = RecordBook(folder_of(beside, name), name)
         if book.is_new and any(beside.glob(f"*/{name}/run.json")):
             said = (
                 f"{book.folder}: a new record begins, though {beside} has earlier runs of "
@@ -331,7 +340,7 @@ class PartyApp:
             self.console.show("advice", said=said)
         return book
 
-    def _aligning(self, job: Job, at: Aligning) -> Aligning:
+    def _aligning(self, job: Job, at: AlignmentContext) -> AlignmentContext:
         """Adds what this party computes with, who it is, and what it asks of the others."""
         file, predicts = self.files.file, job == "predict"
         tied = self.files.recipe.rows.align == "psi" and not (predicts and self.files.is_active)
@@ -351,20 +360,22 @@ class PartyApp:
         )
 
     def _spread(
-        self, make: Callable[..., Assembled], ranks: Ranks, aligned: Aligned, secret: int | None
+        self, make: Callable[..., Assembled], ranks: Ranks, aligned: AlignedRows, secret: int | None
     ) -> Assembled:
         """Returns the party with its encoder on all ranks; a lost rank ends the process, and not
         the run.
         """
         spread = spreading(ranks, self.files)
         found = make(aligned, secret, spread=spread)
-        found.phases = [Guarded(phase) for phase in found.phases]
+        found.phases = [RankGuardedPhase(phase) for phase in found.phases]
         return found
 
-    def _compare(self, aligned: Aligned, tried: Assembled) -> None:
+    def _compare(self, aligned: AlignedRows, tried: Assembled) -> None:
         """Has the other processes read the table. Raises InputError if one has another."""
         if self.ranks is not None:
-            begin(self.ranks, alike(self.files), parts_of(tried.opened, aligned), tried.prepared)
+            begin_ranks(
+                self.ranks, alike(self.files), parts_of(tried.opened, aligned), tried.prepared
+            )
 
     def _metrics_address(self) -> str:
         """Returns host:port for Prometheus, '' for none. Raises InputError if this machine cannot
@@ -387,7 +398,7 @@ class PartyApp:
         if not address:
             yield
             return
-        from vfl_common.prometheus import exposed
+        from vfl_common.prometheus import serve_metrics
         from vfl_party.runtime.prometheus import PartyMetrics
 
         files, failed = self.files, False
@@ -412,7 +423,7 @@ class PartyApp:
             peers=[party.name for party in files.recipe.passives] if service is not None else [],
             waits_for=lambda: service.awaited if service is not None else [],
         )
-        with exposed(address, metrics.families, state, linger_s=self.linger_s) as port:
+        with serve_metrics(address, metrics.families, state, linger_s=self.linger_s) as port:
             self.console.emit("metrics", name=files.name, address=port.address)
             try:
                 yield

@@ -15,16 +15,16 @@ import torch
 
 from vfl_common.config.party import Init
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.files import kept_secret
-from vfl_common.process.logs import aligned as sentence
+from vfl_common.files import load_or_create_secret
+from vfl_common.process.logs import alignment_text as sentence
 from vfl_common.rpc.messages import Joining, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import AggregationPlan, Planned
-from vfl_party.align import Aligned, Aligning, Alignment, alignment_of
-from vfl_party.assembly.party import Assembled, Opened, check_ranks
+from vfl_party.align import AlignedRows, Alignment, AlignmentContext, alignment_of
+from vfl_party.assembly.party import Assembled, OpenedParty, check_ranks
 from vfl_party.base.devices import device_name
 from vfl_party.base.phase import Phase, Predictions, Tree
-from vfl_party.base.plugins import blaming
+from vfl_party.base.plugins import name_plugin_errors
 from vfl_party.base.seeds import secret_seed
 from vfl_party.base.step_timing import Clock
 from vfl_party.data.inputs import profile
@@ -34,7 +34,7 @@ from vfl_party.outbound.policies import Policy
 from vfl_party.phases.advice import advise, few_common
 from vfl_party.phases.context import Hooks
 from vfl_party.phases.measure import decides
-from vfl_party.policy.meeting import Guard, meet, shown_by
+from vfl_party.policy.meeting import RunGuard, check_tables, render_guards
 from vfl_party.predict.results import id_names, keep, kept_table
 from vfl_party.runtime.joining import check_before, check_epochs, joining_of
 
@@ -46,7 +46,7 @@ INIT_SECRET = "init-secret"  # noqa: S105 - a file: what a party's own seeds fol
 _BYTES = 32
 
 # From the rows, and the root of the party's secret seeds.
-Assemble = Callable[[Aligned, int | None], Assembled]
+Assemble = Callable[[AlignedRows, int | None], Assembled]
 _SAID = {
     "secret": "initial weights and what else this party draws are secret",
     "recipe": "initial weights and what else this party draws follow from the recipe's seed, which "
@@ -121,7 +121,7 @@ class Generation:
 
     def __init__(
         self,
-        opened: Opened,
+        opened: OpenedParty,
         alignment: Alignment,
         assemble: Assemble,
         folder: RunFolder,
@@ -130,9 +130,9 @@ class Generation:
         init: Init,
         fresh: bytes,
         hooks: Hooks,
-        complete: Callable[[Aligning], Aligning],
+        complete: Callable[[AlignmentContext], AlignmentContext],
         when_aligned: Callable[[Sequence[str]], None] = lambda _ids: None,
-        ready: tuple[Aligned, Assembled] | None = None,
+        ready: tuple[AlignedRows, Assembled] | None = None,
     ) -> None:
         self._opened, self._alignment, self._assemble, self._ready = (
             opened,
@@ -148,7 +148,7 @@ class Generation:
         )
         self._init, self._fresh = init, fresh
         self._when_aligned = when_aligned
-        self._aligned: Aligned | None = None
+        self._aligned: AlignedRows | None = None
         self._assembled: Assembled | None = None
 
     @property
@@ -194,11 +194,11 @@ class Generation:
             encoder.keep_secret(self._folder.path / KEPT_SECRET)
         if self._folder.checkpoints is not None:
             for phase in self._assembled.phases:
-                with blaming():
+                with name_plugin_errors():
                     phase.keep(self._folder.path)
         self._assembled.connect(transport, self._hooks)
 
-    def _people(self, aligned: Aligned) -> Iterator[str]:
+    def _people(self, aligned: AlignedRows) -> Iterator[str]:
         """Yields the ids of the rows that phases work with, in the order of their numbers."""
         yield from aligned.ids
         if self._opened.work.job == "train":
@@ -210,9 +210,9 @@ class Generation:
         self._transport.confer(once=True)
 
     @property
-    def _aligning(self) -> Aligning:
+    def _aligning(self) -> AlignmentContext:
         """What an alignment works with in this generation."""
-        return Aligning(
+        return AlignmentContext(
             self._opened.name,
             self._folder.run_id,
             self._opened.table,
@@ -373,7 +373,7 @@ def own_secret(folder: RunFolder, init: Init, fresh: bytes) -> int | None:
             f"{path}: is missing, and the run's checkpoints rest on it. Restore it, or begin a new "
             "run with --fresh at the server and every party.",
         )
-    secret = secret_seed(kept_secret(path, fresh)) if now == "secret" else None
+    secret = secret_seed(load_or_create_secret(path, fresh)) if now == "secret" else None
     if noted is None:
         folder.note(init=now)
         log.info("%s", _SAID[now], extra={"event": "init", "init": now})
@@ -407,7 +407,7 @@ class Preparation:
 
     def __init__(
         self,
-        opened: Opened,
+        opened: OpenedParty,
         assemble: Assemble,
         plugins: Mapping[str, str],
         device: torch.device,
@@ -415,12 +415,12 @@ class Preparation:
         policy: Policy | None = None,
         ranks: int = 1,
         spread: Assemble | None = None,
-        compare: Callable[[Aligned, Assembled], None] = lambda _aligned, _assembled: None,
+        compare: Callable[[AlignedRows, Assembled], None] = lambda _aligned, _assembled: None,
         resume: RunFolder | None = None,
         secret: bytes | None = None,
-        complete: Callable[[Aligning], Aligning] = lambda at: at,
+        complete: Callable[[AlignmentContext], AlignmentContext] = lambda at: at,
         when_aligned: Callable[[Sequence[str]], None] = lambda _ids: None,
-        guards: Sequence[Guard] = (),
+        guards: Sequence[RunGuard] = (),
     ) -> None:
         self.device, self._when_aligned, self._guards = device, when_aligned, guards
         self._opened, self._assemble, self._complete = opened, spread or assemble, complete
@@ -442,7 +442,7 @@ class Preparation:
         _ = tried.exchanges
         self.plan: Sequence[Planned] = tried.plan
         check_before(guards, tried)
-        self._ready: tuple[Aligned, Assembled] | None = (aligned, tried)
+        self._ready: tuple[AlignedRows, Assembled] | None = (aligned, tried)
         # If not, its memory is better used for the alignment.
         self._usable = spread is None and self._alignment.certain
 
@@ -462,16 +462,16 @@ class Preparation:
             device_name=device_name(self.device),
             run_id=opened.work.run_id,
             exchange_address=address,
-            shown_json=shown_by(self._guards),
+            shown_json=render_guards(self._guards),
         )
 
     def meet(self, start: Start) -> dict[str, dict[str, Any]]:
         """Checks what all parties show each other, before anything leaves, and returns it. Raises
         InputError (REFUSED), PeerError.
         """
-        return meet(self._guards, start.run_id, start.shown)
+        return check_tables(self._guards, start.run_id, start.shown)
 
-    def _assemble_checked(self, aligned: Aligned, secret: int | None) -> Assembled:
+    def _assemble_checked(self, aligned: AlignedRows, secret: int | None) -> Assembled:
         """Assembles the party from the aligned rows. Raises InputError (REFUSED) if these rows make
         more epochs than the policy allows.
         """

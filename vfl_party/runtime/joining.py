@@ -15,7 +15,7 @@ from vfl_party.align import alignment_of
 from vfl_party.assembly.models import load_encoder
 from vfl_party.assembly.party import TRAINING, Assembled, Training
 from vfl_party.phases.course import Course
-from vfl_party.policy.meeting import Guard, Proposed
+from vfl_party.policy.meeting import ProposedRun, RunGuard
 from vfl_party.policy.words import WordsGuard
 from vfl_party.predict.prediction import load_start
 from vfl_party.runtime import versions
@@ -52,7 +52,7 @@ def joining_of(course: Course, role: str, plugins: Mapping[str, str]) -> Joining
     )
 
 
-def check_before(guards: Sequence[Guard], tried: Assembled) -> Proposed:
+def check_before(guards: Sequence[RunGuard], tried: Assembled) -> ProposedRun:
     """Has each guard check a run before the party joins, and returns the run; ``tried``: the party
     as it would be.
 
@@ -61,13 +61,13 @@ def check_before(guards: Sequence[Guard], tried: Assembled) -> Proposed:
     opened = tried.opened
     needed = versions.shared(opened) | versions.modelling(opened) | versions.reading(opened)
     rows, epochs = len(tried.prepared.table), _epochs_of(tried)
-    asked = Proposed(opened, tried.party, rows, epochs, [*needed])
+    asked = ProposedRun(opened, tried.party, rows, epochs, [*needed])
     for each in guards:
         each.before(asked)
     return asked
 
 
-def check_epochs(guards: Sequence[Guard], aligned: Assembled) -> None:
+def check_epochs(guards: Sequence[RunGuard], aligned: Assembled) -> None:
     """Has the policy check the epochs again: with ``steps``, they follow from the number of aligned
     rows. ``aligned``: the party that would train. Raises InputError (REFUSED).
     """

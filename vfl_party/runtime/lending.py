@@ -10,23 +10,23 @@ from torch import nn
 
 from vfl_common.process.logs import version
 from vfl_party.assembly.files import OwnFiles, read_own
-from vfl_party.assembly.party import Opened, PutOnRanks, open_party
+from vfl_party.assembly.party import OpenedParty, PutOnRanks, open_party
 from vfl_party.base.devices import keep_freed_memory, plain_arithmetic, set_threads
 from vfl_party.data import Table
-from vfl_party.data.inputs.made import Noted
+from vfl_party.data.inputs.made import BatchLog
 from vfl_party.data.rows import Prepared
 from vfl_party.models import InputSpec
 from vfl_party.phases.context import MakeEncoder
 from vfl_party.predict.prediction import Prediction, load_joint, prediction_data
 from vfl_party.predict.results import id_names
 from vfl_party.ranks import (
-    OwnRows,
-    Part,
+    RankRows,
     Ranks,
     SpreadEncoder,
-    begin,
+    TablePart,
+    begin_ranks,
     follow,
-    started_by_torchrun,
+    join_ranks,
 )
 
 
@@ -45,9 +45,9 @@ def spreading(ranks: Ranks, files: OwnFiles) -> PutOnRanks:
     precision = files.recipe.model.precision
 
     def spread(
-        encoder: nn.Module, prepared: Prepared, parts: Sequence[Part], noted: Noted
+        encoder: nn.Module, prepared: Prepared, parts: Sequence[TablePart], noted: BatchLog
     ) -> SpreadEncoder:
-        begin(ranks, alike(files), parts, prepared)
+        begin_ranks(ranks, alike(files), parts, prepared)
         assert prepared.features is not None  # noqa: S101 - it has an encoder
         return SpreadEncoder(ranks, encoder, prepared.features.spec, precision, noted)
 
@@ -77,13 +77,13 @@ def lend_to_predict(
     rows = prediction_data(files.file.data, data, trained.state, query)
     work = Prediction(trained, files.settings, id_names(rows), ())
 
-    def opened() -> Opened:
+    def opened() -> OpenedParty:
         return open_party(files.recipe, files.name, rows, files.encoder, work=work)
 
     _lend(files, opened)
 
 
-def _lend(files: OwnFiles, opened: Callable[[], Opened]) -> None:
+def _lend(files: OwnFiles, opened: Callable[[], OpenedParty]) -> None:
     """``opened``: reads the party's data, as the first process does."""
     set_threads(files.file.threads)
     plain_arithmetic()
@@ -97,7 +97,7 @@ def _lend(files: OwnFiles, opened: Callable[[], Opened]) -> None:
         make = MakeEncoder(files.recipe, files.name, files.encoder, spec)
         return files.course.encoder(make) if own else make("encoder")
 
-    with started_by_torchrun(files.device, files.recipe.run.step_timeout_s) as ranks:
+    with join_ranks(files.device, files.recipe.run.step_timeout_s) as ranks:
         assert ranks is not None  # noqa: S101 - it is not the first
-        rows = OwnRows(ranks, alike(files), tables)
+        rows = RankRows(ranks, alike(files), tables)
         follow(ranks, rows, make_encoder, files.recipe.model.precision)

@@ -29,17 +29,17 @@ from vfl_party.account.limits import guards_without_run
 from vfl_party.align import alignment_of
 from vfl_party.assembly.files import PartyFiles, read_files
 from vfl_party.assembly.machine import room, serve_ports
-from vfl_party.assembly.party import Assembled, Opened, assemble
+from vfl_party.assembly.party import Assembled, OpenedParty, assemble
 from vfl_party.base.devices import resolve_device
 from vfl_party.data import Table, describe, read_rows, tabulate
-from vfl_party.data.ids import Ids, about_zeros, choices, normalised
-from vfl_party.data.notes.smells import smells
-from vfl_party.data.notes.target_leakage import target_leakage
+from vfl_party.data.ids import Ids, about_zeros, choices, normalize_ids
+from vfl_party.data.notes.smells import find_smells
+from vfl_party.data.notes.target_leakage import find_target_leakage
 from vfl_party.grants.approval import needs_grants, to_train
 from vfl_party.phases.advice import few_rows
 from vfl_party.phases.course import Course
 from vfl_party.policy.guards import guards_of
-from vfl_party.policy.words import told
+from vfl_party.policy.words import describe_policy
 from vfl_party.predict.prediction import predicted
 from vfl_party.predict.results import computed_cells, label_name
 from vfl_party.runtime import versions
@@ -127,7 +127,7 @@ def check(path: Path, device: str | None, *, offline: bool) -> Iterator[Finding]
         yield Finding(about, False, str(error))
         return
     yield Finding("role", True, files.settings.role)
-    for line in told(file.policy):
+    for line in describe_policy(file.policy):
         yield Finding("policy", True, line, note="policy" not in file.model_fields_set)
     plugins: dict[str, str] = {}
     yield from _work(files, plugins)
@@ -185,13 +185,13 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
         if data.id and not rows.numbered and not ids:
             ids.extend(choices(rows.ids, data.id_rules or (), data.duplicates))
             zeros = about_zeros(
-                Ids(normalised(rows.ids, data.id_rules or ()).drop_null()), data.id_rules or ()
+                Ids(normalize_ids(rows.ids, data.id_rules or ()).drop_null()), data.id_rules or ()
             )
             notes.extend(Finding("ids", True, text, note=True) for text in [zeros] if text)
         notes.extend(Finding("guessed", True, text, note=True) for text in rows.notes)
-        found = list(smells(rows, data))
+        found = list(find_smells(rows, data))
         if with_label and files.recipe.task.kind in CLASSES:
-            found += target_leakage(rows, label_name(data))
+            found += find_target_leakage(rows, label_name(data))
         notes.extend(Finding("data", True, smell.text, note=True) for smell in found)
         computed = sum(
             map(computed_cells, (*rows.ids, *([rows.labels] if rows.labels is not None else [])))
@@ -241,7 +241,7 @@ def _work(files: PartyFiles, plugins: dict[str, str]) -> Iterator[Finding]:
         yield Finding("ids" if refused else about, False, str(error))
 
 
-def _plugins(opened: Opened, shared: Mapping[str, str]) -> Iterator[Finding]:
+def _plugins(opened: OpenedParty, shared: Mapping[str, str]) -> Iterator[Finding]:
     """Yields names and versions of the plug-ins that the party needs."""
     for name, version in shared.items():
         yield Finding(
@@ -252,7 +252,7 @@ def _plugins(opened: Opened, shared: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding("plug-in", True, f"{name}: {version} (this party's own)")
 
 
-def _assembled(files: PartyFiles, opened: Opened) -> Iterator[Finding]:
+def _assembled(files: PartyFiles, opened: OpenedParty) -> Iterator[Finding]:
     """Yields what the rows, models and phases are, and what leaves the party. Raises InputError."""
     opened = replace(opened, work=training(files.recipe, files.name, Path(files.file.out)))
     alignment = alignment_of(files.recipe)

@@ -11,7 +11,15 @@ from datetime import datetime
 from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
 
 from vfl_common.ledger import Ledger
-from vfl_common.prometheus import Labels, awaited, certificates, counter, gauge, state, traffic
+from vfl_common.prometheus import (
+    Labels,
+    awaited_gauge,
+    certificate_gauge,
+    counter,
+    gauge,
+    state,
+    traffic_counters,
+)
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.messages import STATES
 from vfl_party.base.step_timing import BOUNDS_S, Steps
@@ -73,9 +81,9 @@ class PartyMetrics:
                 "Parties that came too late and were left out.",
                 {(): len(standing.without)},
             )
-            yield awaited(self.peers, self.waits_for())
-        yield certificates(self.ends())
-        yield from traffic(self.ledger, self.meter.counts())
+            yield awaited_gauge(self.peers, self.waits_for())
+        yield certificate_gauge(self.ends())
+        yield from traffic_counters(self.ledger, self.meter.counts())
 
     def _steps(self) -> Iterator[Metric]:
         phases = self.standing.steps

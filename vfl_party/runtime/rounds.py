@@ -14,7 +14,7 @@ from collections.abc import Callable
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import label_of
 from vfl_party.base.phase import Phase, RoundReport
-from vfl_party.base.plugins import blaming
+from vfl_party.base.plugins import name_plugin_errors
 from vfl_party.runtime.generation import Generation
 from vfl_party.runtime.outcome import Outcome
 
@@ -110,7 +110,7 @@ class PhaseRounds:
             return
         phase, outcome = self._phase, self._outcome
         outcome.label = label_of(self._begin + position, phase.name, rounds)
-        with blaming():
+        with name_plugin_errors():
             state = {"job": self._generation.state(), "phase": {} if final else phase.state()}
         # Before the checkpoint's thread competes for the interpreter.
         self._before()

@@ -36,15 +36,15 @@ from vfl_common.errors import (
 )
 from vfl_common.files import write_atomic
 from vfl_common.ledger import load_entries
-from vfl_common.process.logs import changed_arithmetic
+from vfl_common.process.logs import arithmetic_text
 from vfl_common.rpc.messages import Done, Joining, Membership, Start
 from vfl_common.run_folder import RunFolder
 from vfl_common.stages import Planned, alone_after, position_of, reachable
 from vfl_common.text import to_json
-from vfl_party.base.arithmetic import arithmetic, resumed
+from vfl_party.base.arithmetic import arithmetic, compare_resumed
 from vfl_party.base.devices import peak_memory
 from vfl_party.base.phase import Phase, RoundReport, Tree
-from vfl_party.base.plugins import blaming
+from vfl_party.base.plugins import name_plugin_errors
 from vfl_party.base.step_timing import Clock
 from vfl_party.grants.approval import GrantGuard
 from vfl_party.phases.context import Hooks
@@ -422,7 +422,7 @@ class PartyRun:
             # A position names the next round to run.
             if first < end:
                 if own > begin:
-                    with blaming():
+                    with name_plugin_errors():
                         phase.load_state(tree["phase"])
                 # Others may have to repeat what this party did alone.
                 if first >= begin and tree:
@@ -443,10 +443,10 @@ class PartyRun:
         ``label``, and notes it in the outcome. The run goes on: to rounding it is the same.
         """
         now = arithmetic(self._prepared.device)
-        outcome.arithmetic, change = resumed(outcome.arithmetic, now, label)
+        outcome.arithmetic, change = compare_resumed(outcome.arithmetic, now, label)
         if change is not None:
             facts = {"checkpoint": label, "differs": change.differs}
-            text = changed_arithmetic(label, change.differs)
+            text = arithmetic_text(label, change.differs)
             log.warning("%s", text, extra={"event": "arithmetic", **facts})
             self._progress.console.show("arithmetic", **facts)
 
@@ -470,7 +470,7 @@ class PartyRun:
             for round_ in range(first - begin, phase.rounds):
                 self._progress.begin_round(phase.name, round_, phase.rounds)
                 rounds.begins(round_)
-                with blaming():
+                with name_plugin_errors():
                     report = phase.run_round(round_)
                 self._session.check()
                 rounds.count(report)
@@ -480,7 +480,7 @@ class PartyRun:
                 done = report.done or round_ + 1 == phase.rounds
                 self._progress.observe(phase.name, round_ + 1, phase.rounds, outcome.steps, report)
                 if done:
-                    with blaming():
+                    with name_plugin_errors():
                         phase.finish()
                 if label := rounds.ends(report, done=done):
                     self._vouch(folder, label)

@@ -27,7 +27,7 @@ from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.process.logs import Console
 from vfl_common.rpc.ask import MAX_QUESTIONS
 from vfl_common.rpc.channel import dial, listening
-from vfl_common.rpc.confer import MAX_CONFERRING, ShownHead
+from vfl_common.rpc.confer import MAX_CONFERRING, LogHeads
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.link import ExchangeLink
@@ -38,8 +38,8 @@ from vfl_common.rpc.messages import Joining, Start
 from vfl_common.stages import Job
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.base.step_timing import Clock
-from vfl_party.record.heads import Heads
-from vfl_party.record.recorder import Allows, Recorder
+from vfl_party.record.heads import HeadExchange
+from vfl_party.record.recorder import LeaveCheck, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class GrpcTransport:
         if link is None or record is None or (once and not record.heads.has_news):
             return
 
-        def ask(shows: ShownHead) -> ShownHead:
+        def ask(shows: LogHeads) -> LogHeads:
             answer = link.confer(shows.encoded(), once=once)
             if answer is None and not once:
                 raise PeerError(
@@ -86,7 +86,7 @@ class GrpcTransport:
                 )
             if answer is None:
                 raise LostError(Code.PARTY_LOST, f"{link.peer} does not answer", party=link.peer)
-            return ShownHead.decoded(answer, party=link.peer, me=self.me)
+            return LogHeads.decode(answer, party=link.peer, me=self.me)
 
         try:
             record.heads.confer(link.peer, ask)
@@ -151,9 +151,9 @@ class Transports:
     ledger: Ledger
     meter: TcpMeter
     joining: Joining | None = None
-    heads: Heads | None = None
+    heads: HeadExchange | None = None
     job: Job = "train"
-    allows: Allows | None = None
+    allows: LeaveCheck | None = None
 
     def close(self) -> None:
         """Signs the head of the record, and closes it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vfl_common.config.data import reader_of
 from vfl_common.errors import Code, InputError
-from vfl_party.assembly.party import Opened
+from vfl_party.assembly.party import OpenedParty
 from vfl_party.data import load as data
 from vfl_party.models import metrics
 from vfl_party.models.encoders import plugin
@@ -19,7 +19,7 @@ from vfl_party.outbound import codecs, transforms
 from vfl_party.phases.course import REGISTRY
 
 
-def shared(opened: Opened) -> dict[str, str]:
+def shared(opened: OpenedParty) -> dict[str, str]:
     """Returns those that the recipe names for all: the server compares them between the parties
     that have them.
 
@@ -40,12 +40,12 @@ def shared(opened: Opened) -> dict[str, str]:
     return versions | (_of_encoder(opened) if opened.encoder == recipe.model.encoder else {})
 
 
-def modelling(opened: Opened) -> dict[str, str]:
+def modelling(opened: OpenedParty) -> dict[str, str]:
     """Returns those that decide what the party's models are and compute."""
     return _of_methods(opened) | _of_encoder(opened) | _of_top(opened)
 
 
-def reading(opened: Opened) -> dict[str, str]:
+def reading(opened: OpenedParty) -> dict[str, str]:
     """Returns the one that reads the party's data, if one does."""
     name = reader_of(opened.settings.source)
     return data.PLUGINS.version(name) if name is not None else {}
@@ -64,19 +64,19 @@ def require_same(path: Path, then: Mapping[str, str], now: Mapping[str, str]) ->
             )
 
 
-def _of_methods(opened: Opened) -> dict[str, str]:
+def _of_methods(opened: OpenedParty) -> dict[str, str]:
     course, versions = opened.course, dict[str, str]()
     for phase in (*course.before, *course.phases):
         versions |= REGISTRY.version(phase.kind)
     return versions
 
 
-def _of_encoder(opened: Opened) -> dict[str, str]:
+def _of_encoder(opened: OpenedParty) -> dict[str, str]:
     place = opened.recipe.party(opened.name)
     return plugin.PLUGINS.version(opened.encoder.kind) if place is None or place.features else {}
 
 
-def _of_top(opened: Opened) -> dict[str, str]:
+def _of_top(opened: OpenedParty) -> dict[str, str]:
     recipe = opened.recipe
     if opened.name != recipe.active.name:
         return {}

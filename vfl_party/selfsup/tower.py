@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed
-from vfl_party.models import build_predictor, build_projector, seeded
+from vfl_party.models import build_predictor, build_projector, seed_torch
 from vfl_party.models.optim import build_optimizer, build_schedule, clip, keep_rate
 from vfl_party.phases.context import Party
 from vfl_party.selfsup.losses import KeyQueue, byol, ema_update, moco, nt_xent, simsiam
@@ -49,7 +49,7 @@ def build_tower(
     """
     width = encoder_width(encoder, party)
     names = (phase, label) if shared else (phase, party.name, label)
-    with seeded(derive_seed(party.recipe.seed if shared else party.own_seed, "init", *names)):
+    with seed_torch(derive_seed(party.recipe.seed if shared else party.own_seed, "init", *names)):
         projector, width = build_projector(width, plan.widths), plan.width(width)
         predictor = build_predictor(width, plan.hidden) if plan.predicts else nn.Identity()
     return Tower(encoder, projector.to(party.device), predictor.to(party.device), width)

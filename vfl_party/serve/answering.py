@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.errors import Code, PeerError
-from vfl_common.rpc.serving.answered import Answered, Step, untold
+from vfl_common.rpc.serving.answered import ServingAnswer, Step, withholding
 from vfl_party.base.kept import KeptFile
 from vfl_party.outbound.chain import Chains
 from vfl_party.outbound.declared import Exchange
@@ -173,7 +173,9 @@ class Answers:
             self._chains = held.party.chains(PHASE, embeddings(held.party))
         return self._chains
 
-    def __call__(self, ids: Sequence[str], until_s: float, step: Step | None = None) -> Answered:
+    def __call__(
+        self, ids: Sequence[str], until_s: float, step: Step | None = None
+    ) -> ServingAnswer:
         """Returns the embeddings of the ids for which this party answers.
 
         Raises VflError if the store cannot be asked, TimeoutError if it has nothing at ``until_s``
@@ -188,11 +190,11 @@ class Answers:
                 party=peer,
             )
         result = held.look_up(self._asked(ids), until_s)
-        with self._leaving, untold:
+        with self._leaving, withholding:
             return self._answer(held, result, ids)
 
     @torch.no_grad()
-    def _answer(self, held: Held, result: LookupResult, ids: Sequence[str]) -> Answered:
+    def _answer(self, held: Held, result: LookupResult, ids: Sequence[str]) -> ServingAnswer:
         chains = self._current(held)
         answered_N = answered_rows(result, ids, self._limit)
         asked = result.rows[answered_N]
@@ -205,7 +207,7 @@ class Answers:
                 clean_ND = held.embed(result, asked, drawn=False) if held.draws else z_ND
                 leaves_ND = self._sent.same(embedded, clean_ND.numpy(), leaves_ND)
         sent = np.ascontiguousarray(leaves_ND, dtype="<f4").tobytes()
-        return Answered(state_bytes(answered_N), sent, result.version, ids=embedded)
+        return ServingAnswer(state_bytes(answered_N), sent, result.version, ids=embedded)
 
 
 def answered_rows(

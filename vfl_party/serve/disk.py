@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vfl_common.errors import Code, VflError
-from vfl_common.files import require_room
-from vfl_common.rpc.serving.answered import Outgoing, Writes
+from vfl_common.files import require_writable
+from vfl_common.rpc.serving.answered import OutgoingMessage, RecordMessage
 
 log = logging.getLogger(__name__)
 
@@ -27,10 +27,10 @@ class Disk:
         self._folder, self._say = folder, say
         self._lock, self._failed = threading.Lock(), False
 
-    def watched(self, write: Writes) -> Writes:
+    def watched(self, write: RecordMessage) -> RecordMessage:
         """Returns ``write``, with its failures noted."""
 
-        def write_watched(outgoing: Outgoing) -> None:
+        def write_watched(outgoing: OutgoingMessage) -> None:
             try:
                 write(outgoing)
             except VflError as error:
@@ -49,7 +49,7 @@ class Disk:
         """
         if self._failed:
             with contextlib.suppress(VflError):
-                require_room(self._folder)
+                require_writable(self._folder)
                 self._note(None)
         return not self._failed
 

@@ -14,16 +14,16 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.identity.members import members_of
 from vfl_common.ledger import Ledger
 from vfl_common.process.logs import Console
-from vfl_common.rpc.serving.answered import Writes
-from vfl_common.text import listed
+from vfl_common.rpc.serving.answered import RecordMessage
+from vfl_common.text import list_names
 from vfl_party.account.limits import guard_of, limits_of
 from vfl_party.assembly.files import PartyFiles, read_files
 from vfl_party.grants.approval import SERVE, Approval, to_predict, trained_digest
 from vfl_party.policy.guards import words_of
 from vfl_party.predict.alone import load_solo
 from vfl_party.predict.prediction import TrainedRun, load_joint
-from vfl_party.record.book import Book, folder_of
-from vfl_party.record.heads import Heads
+from vfl_party.record.book import RecordBook, folder_of
+from vfl_party.record.heads import HeadExchange
 from vfl_party.record.recorder import Recorder, ServingRecord
 from vfl_party.serve.counts import Counts
 from vfl_party.serve.disk import Disk
@@ -171,7 +171,7 @@ class Opener:
         self.tallies: dict[str, Tally] = {}
         # A student asks nobody, and nothing leaves.
         folder = folder_of(Path(file.record.folder or file.out), file.name)
-        self._book = Book(folder, file.name) if not solo else None
+        self._book = RecordBook(folder, file.name) if not solo else None
         self.disk = Disk(folder, lambda text: console.show("advice", said=text))
         # All runs share one account.
         self._account = guard_of(self._book, limits_of(file)) if self._book is not None else None
@@ -182,7 +182,7 @@ class Opener:
         """Returns the limit of a passive party's answers by its account; None without limits."""
         return PredictionsLeft(self._account, self.active, run) if self._account else None
 
-    def writes(self, opened: Opened, way: Sequence[str]) -> Writes | None:
+    def writes(self, opened: Opened, way: Sequence[str]) -> RecordMessage | None:
         """Returns what writes into the party's record what leaves while a run is served, held to
         the account's limits; None if nothing leaves. Raises InputError if it cannot be written.
 
@@ -193,7 +193,7 @@ class Opener:
         file = self._file
         recorder = Recorder(
             self._book,
-            Heads(self._book, self.keyring.current),
+            HeadExchange(self._book, self.keyring.current),
             run_id=opened.run_id,
             generation=0,
             job="serve",
@@ -209,7 +209,7 @@ class Opener:
         if self._book is None:
             return
         try:
-            Heads(self._book, self.keyring.current).seal()
+            HeadExchange(self._book, self.keyring.current).seal()
         except VflError as error:
             # Why the program ends says more.
             log.warning("%s", error, extra={"event": "record"})
@@ -233,8 +233,8 @@ class Opener:
         if more := {party.name for party in recipe.passives}.difference(self.passives):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{trained.path}: {listed(sorted(more))} took no part in the served runs. Restart "
-                "this program to serve it.",
+                f"{trained.path}: {list_names(sorted(more))} took no part in the served runs. "
+                "Restart this program to serve it.",
             )
         files = read_files(self._path, device=self._device, recipe=recipe, keyring=self.keyring)
         words_of(files.file, recipe).serves()

@@ -11,8 +11,8 @@ from pathlib import Path
 from vfl_common.config.policy import PolicySettings
 from vfl_common.errors import Code, InputError
 from vfl_common.process.logs import Console
-from vfl_common.rpc.serving.answered import Keeping
-from vfl_common.rpc.serving.attendance import Attendance
+from vfl_common.rpc.serving.answered import CachePolicy
+from vfl_common.rpc.serving.attendance import ServingClient
 from vfl_party.record.book import folder_of
 from vfl_party.serve.answering import CombinedLimits, DailyLimit, Limit, SentBefore
 from vfl_party.serve.asked import AskedADay, AskedIds, aligned_ids, asked_a_day, tables
@@ -28,7 +28,7 @@ _END_S = 0.5
 class PassiveRun:
     """A run that a passive party serves: a stream, with a separate thread."""
 
-    def __init__(self, opened: Opened, answers: Answerer, attendance: Attendance) -> None:
+    def __init__(self, opened: Opened, answers: Answerer, attendance: ServingClient) -> None:
         self._opened, self._answers, self._attendance = opened, answers, attendance
         self._thread: threading.Thread | None = None
 
@@ -127,10 +127,10 @@ class Passive:
                 text = f"run {run_id} waits until {peer} serves it"
                 self._console.emit("advice", said=text)
 
-        def keeping() -> Keeping:
-            return Keeping(opened.settings.cache_s, opened.store.held.features_version)
+        def keeping() -> CachePolicy:
+            return CachePolicy(opened.settings.cache_s, opened.store.held.features_version)
 
-        attendance = Attendance(
+        attendance = ServingClient(
             self.address,
             peer,
             self._opener.keyring,

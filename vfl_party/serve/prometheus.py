@@ -9,7 +9,7 @@ from datetime import datetime
 from prometheus_client.core import HistogramMetricFamily, InfoMetricFamily, Metric
 
 from vfl_common.ledger import Ledger
-from vfl_common.prometheus import Labels, certificates, counter, gauge, traffic
+from vfl_common.prometheus import Labels, certificate_gauge, counter, gauge, traffic_counters
 from vfl_party.serve.counts import ENDS, Counts
 from vfl_party.serve.models.compare import Disagreement
 from vfl_party.serve.opening import Tally
@@ -42,7 +42,7 @@ class ServeMetrics:
         yield info
         text = "1 while the record can be written; else no request is answered."
         yield gauge("vfl_serve_ready", text, {(): float(self.ready())})
-        yield certificates(self.ends())
+        yield certificate_gauge(self.ends())
         yield from _standing(self.tallies.values())
         yield from _count_metrics(self.tallies, self.port)
 
@@ -105,7 +105,7 @@ def _count_metrics(tallies: Mapping[str, Tally], port: Counts) -> Iterator[Metri
         (tally.model, tally.run_id): tally.shadow for tally in counted if tally.shadow is not None
     }
     yield from _shadows(shadows)
-    yield from traffic(total, ())
+    yield from traffic_counters(total, ())
 
 
 def _buckets(within: Mapping[float, int]) -> list[tuple[str, float]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from vfl_common.config.party import PartyFile, ServeSettings
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.process.handover import hand_over, notify, on_hangup, predecessor
+from vfl_common.process.handover import get_predecessor, hand_over, notify, on_hangup
 from vfl_common.process.logs import Console, log_to, version
 from vfl_common.production.registry import ModelRegistry
 from vfl_common.rpc.channel import listening
@@ -163,7 +163,7 @@ class ServingParty:
         """Waits until the process before this one has ended, if there is one, and serves metrics.
         Returns its sockets, and {run id: who attended it}. Raises InputError.
         """
-        before = predecessor()
+        before = get_predecessor()
         there: dict[str, list[str]] = before.wait()["present"] if before is not None else {}
         stack.enter_context(self._expose(opener, runs))
         return dict(before.sockets) if before is not None else {}, there
@@ -357,7 +357,7 @@ class ServingParty:
         if not self.metrics:
             yield
             return
-        from vfl_common.prometheus import exposed, listen_address
+        from vfl_common.prometheus import listen_address, serve_metrics
         from vfl_party.serve.prometheus import ServeMetrics
 
         address = listen_address(self.metrics)
@@ -374,7 +374,7 @@ class ServingParty:
             opener.disk.ready,
             opener.keyring.ends,
         )
-        with exposed(address, metrics.families, metrics.state) as port:
+        with serve_metrics(address, metrics.families, metrics.state) as port:
             self.console.emit("metrics", address=port.address)
             yield
 

@@ -23,7 +23,7 @@ from vfl_common.rpc.serving.answered import (
     LATE,
     NOT_ANSWERED,
     UNKNOWN,
-    Answered,
+    ServingAnswer,
 )
 from vfl_common.rpc.serving.stream import Absent
 from vfl_party.base.seeds import Rows
@@ -57,7 +57,7 @@ log = logging.getLogger(__name__)
 class PendingQuestion(Protocol):
     """A question that was asked; see ``vfl_common.rpc.serving.service.Pending``."""
 
-    def wait(self) -> Mapping[str, Answered | Absent]: ...
+    def wait(self) -> Mapping[str, ServingAnswer | Absent]: ...
 
 
 class AskQuestion(Protocol):
@@ -205,7 +205,7 @@ class OnlineScorer:
         return known, result.states(), z_ND, lambda at: held.solo(result, result.rows[at])
 
     def _collect(
-        self, held: Held, n: int, answers: Mapping[str, Answered | Absent]
+        self, held: Held, n: int, answers: Mapping[str, ServingAnswer | Absent]
     ) -> tuple[
         dict[str, npt.NDArray[np.bool_]], dict[str, npt.NDArray[Any] | Why], dict[str, Tensor]
     ]:
@@ -218,7 +218,7 @@ class OnlineScorer:
         for name, width in held.widths.items():
             answer, z[name] = answers[name], torch.zeros(n, width)
             there[name] = np.zeros(n, bool)
-            if not isinstance(answer, Answered):
+            if not isinstance(answer, ServingAnswer):
                 why[name] = answer
                 continue
             state = np.frombuffer(answer.state, np.uint8)

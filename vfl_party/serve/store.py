@@ -22,24 +22,24 @@ from torch import Tensor
 
 from vfl_common.config.data import DataSettings, is_path, shown
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.text import listed, shortened
+from vfl_common.text import list_names, shorten
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import (
     Assembled,
     Load,
-    Opened,
+    OpenedParty,
     assemble,
-    expected_rows,
+    expect_rows,
     load,
     open_party,
 )
 from vfl_party.base.phase import Phase
 from vfl_party.base.seeds import Rows
-from vfl_party.data.ids import SEPARATOR, normalised
+from vfl_party.data.ids import SEPARATOR, normalize_ids
 from vfl_party.data.rows import Prepared
 from vfl_party.methods.probe.cut import latent_of
 from vfl_party.models import forward
-from vfl_party.models.row_blocks import in_blocks, inexact
+from vfl_party.models.row_blocks import describe_inexact, in_blocks
 from vfl_party.models.stochastic import StochasticEncoder, deterministic
 from vfl_party.phases.context import Party
 from vfl_party.phases.course import Course
@@ -104,7 +104,7 @@ class Held:
         """Why a row's scores may depend in their last bits on the rows that are asked for with it,
         of this party's models; '' if they do not.
         """
-        return inexact(self.party.scores.blocks)
+        return describe_inexact(self.party.scores.blocks)
 
     @property
     def widths(self) -> Mapping[str, int]:
@@ -140,7 +140,7 @@ class Held:
                 [parts[at] if parts is not None else None for parts in whole]
                 for at in range(len(self.columns))
             ]
-        spelt: list[str | None] = normalised(cells, self.rules).to_pylist()
+        spelt: list[str | None] = normalize_ids(cells, self.rules).to_pylist()
         # Unicode's normal form may be 18 times as long.
         return [text if text is not None and len(text) <= LONGEST_ID else None for text in spelt]
 
@@ -244,7 +244,7 @@ class Held:
         wanted = (*known.numeric_names, *known.categorical_names) if known is not None else ()
         more = [name for name in columns if name not in wanted]
         if more:
-            names = listed([shortened(name) for name in more])
+            names = list_names([shorten(name) for name in more])
             raise InputError(
                 Code.DATA_INVALID,
                 f"columns: the model was not trained with {names}. Leave out columns that are not "
@@ -412,7 +412,7 @@ class Store:
         opened = open_party(
             trained.recipe, files.name, settings, trained.encoder, load=load, work=work
         )
-        made = assemble(opened, expected_rows(opened), device=files.device, policy=files.policy())
+        made = assemble(opened, expect_rows(opened), device=files.device, policy=files.policy())
         fingerprint = _fingerprint(made)
         if fingerprint != self._fingerprint:
             for text in unseen(trained, opened.table):
@@ -438,7 +438,7 @@ def _fingerprint(made: Assembled) -> str:
 
 
 def _make_held(
-    opened: Opened,
+    opened: OpenedParty,
     made: Assembled,
     columns: Sequence[str],
     preparing: TrainedParty | None,

@@ -12,7 +12,7 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.agreement import at, range_of, require_alike, spelling_of
-from vfl_common.rpc.messages import MOST_SHOWN
+from vfl_common.rpc.messages import MAX_SHOWN_BYTES
 from vfl_common.summary import PartySummary
 from vfl_common.text import clean
 
@@ -115,11 +115,11 @@ def require_shown(name: str, join: control_pb2.Join, shown: Mapping[str, str]) -
     """
     size = len(join.shown_json.encode())
     whole = size + sum(len(text.encode()) for other, text in shown.items() if other != name)
-    if size > MOST_SHOWN or whole > MAX_ALL_SHOWN:
+    if size > MAX_SHOWN_BYTES or whole > MAX_ALL_SHOWN:
         raise PeerError(
             Code.MALFORMED_MESSAGE,
             f"{name} shows the others {size:,} bytes of its policy and its grant; a party may "
-            f"show {MOST_SHOWN:,}, and all together {MAX_ALL_SHOWN:,}",
+            f"show {MAX_SHOWN_BYTES:,}, and all together {MAX_ALL_SHOWN:,}",
             party=name,
         )
 

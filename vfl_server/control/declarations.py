@@ -9,7 +9,7 @@ from vfl_common.errors import Code, PeerError
 from vfl_common.packing.coding import BITS, NAMES, Coding
 from vfl_common.pb.vfl.v1 import control_pb2, tensor_pb2
 from vfl_common.stages import AggregationPlan, Draw
-from vfl_common.wire.frames import announced
+from vfl_common.wire.frames import parse_header
 
 # All weights that a party declares.
 MAX_BYTES = 2 << 30
@@ -40,7 +40,9 @@ def declared(
                 "are possible"
             )
             raise _refuse(Code.MALFORMED_MESSAGE, party, text)
-        kind, tensors = announced(tensor_pb2.BundleHeader(kind=_KIND, tensors=entry.tensors), party)
+        kind, tensors = parse_header(
+            tensor_pb2.BundleHeader(kind=_KIND, tensors=entry.tensors), party
+        )
         for name, tensor in tensors.items():
             if tensor.dtype is not DType.FLOAT32:
                 text = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.guard.rate import Rate, and_more
+from vfl_common.rpc.guard.rate import Rate, append_held_count
 from vfl_common.text import clean
 
 # In a party's progress.
@@ -55,7 +55,7 @@ class Display:
         note = told[party].note
         held = self._notes.passes(party, now_s) if note else None
         if held is not None:
-            self._emit("note", party=party, note=and_more(clean(note), held))
+            self._emit("note", party=party, note=append_held_count(clean(note), held))
 
     def tick(self, told: Told, now_s: float) -> None:
         """Reports the run's progress if there is any to report, and the last report is not too

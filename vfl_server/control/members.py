@@ -10,7 +10,7 @@ from typing import Any
 
 from vfl_common.errors import VflError
 from vfl_common.pb.vfl.v1 import control_pb2
-from vfl_common.rpc.agreement import compared
+from vfl_common.rpc.agreement import digest_of_compared
 from vfl_common.rpc.failures import to_failure
 from vfl_common.stages import AggregationPlan
 
@@ -39,9 +39,9 @@ class Member:
 
     @property
     def compared(self) -> bytes:
-        """See ``vfl_common.rpc.agreement.compared``."""
+        """See ``vfl_common.rpc.agreement.digest_of_compared``."""
         if self._compared is None or self._compared[0] is not self.join:
-            self._compared = self.join, compared(self.join)
+            self._compared = self.join, digest_of_compared(self.join)
         return self._compared[1]
 
     def tell(self, message: control_pb2.ServerMessage) -> None:

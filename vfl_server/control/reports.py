@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from vfl_common.errors import Code, PeerError
 from vfl_common.ledger import Entry, InterfaceCount, TcpCount
 from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
-from vfl_common.stages import MOST_ROUNDS
+from vfl_common.stages import MAX_ROUNDS
 from vfl_common.summary import (
     Absence,
     Arithmetic,
@@ -69,7 +69,7 @@ def done_by(
 ) -> dict[str, int | float | list[PhaseTimes] | Arithmetic | None]:
     """Returns the facts of a report that go into the party's entry of the summary."""
     peak = report.peak_memory_bytes if report.HasField("peak_memory_bytes") else None
-    skipped = {"skipped_rounds": min(report.skipped_rounds, MOST_ROUNDS), "returns": report.returns}
+    skipped = {"skipped_rounds": min(report.skipped_rounds, MAX_ROUNDS), "returns": report.returns}
     rows = {"rows": report.rows, "common_rows": report.common_rows}
     times = {"times": times_of(report) or []}
     done = {"steps": report.steps, "wall_s": round(report.wall_s, 3), "peak_memory_bytes": peak}

@@ -15,7 +15,7 @@ from vfl_common.identity.keyring import Keyring
 from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.rpc.ask import answering
-from vfl_common.rpc.channel import Context, Handler, Places, caller, stream_handler
+from vfl_common.rpc.channel import CallLimit, Context, Handler, caller_name, stream_handler
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.guard.refusals import Refusals
@@ -52,7 +52,7 @@ class ControlService:
             meter,
         )
         # Sessions that are open or wait to open.
-        self._places = Places(MAX_SESSIONS, "sessions")
+        self._places = CallLimit(MAX_SESSIONS, "sessions")
         self.refusals = Refusals(show)
 
     def handler(self) -> Handler:
@@ -63,7 +63,7 @@ class ControlService:
     def _session(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         name = ""
         try:
-            name = caller(context, self._keyring)
+            name = caller_name(context, self._keyring)
             with self._places.taken(name):
                 member = self._coordinator.open(name)
                 yield from self._until_it_ends(member, requests, context)
@@ -81,7 +81,7 @@ class ControlService:
         if not context.add_callback(lambda: self._coordinator.closed(member)):
             self._coordinator.closed(member)
             return
-        reading = [member, requests, lambda: caller(context, self._keyring)]
+        reading = [member, requests, lambda: caller_name(context, self._keyring)]
         threading.Thread(
             target=self._read, args=reading, name=f"from-{member.name}", daemon=True
         ).start()

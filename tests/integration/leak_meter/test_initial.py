@@ -26,14 +26,14 @@ from vfl.leak_meter.report.compare import in_short
 from vfl.leak_meter.report.result import Rehearsed
 from vfl_common.config.models import OptimizerSettings
 from vfl_party.assembly.party import Assembled
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 
 ROWS, COLUMNS, WIDTH = 60, 5, 8
 COURSE = ReplayCourse(OptimizerSettings(lr=0.01), 1)
 
 
 def an_encoder(seed: int, *, batch_norm: bool = False) -> nn.Module:
-    with seeded(seed):
+    with seed_torch(seed):
         norm = [nn.BatchNorm1d(16)] if batch_norm else []
         return nn.Sequential(
             nn.Linear(COLUMNS, 16), *norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, WIDTH)

@@ -40,7 +40,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.process.program import exit_status
 from vfl_party.methods.mocosfl.likeness import likeness, ssim, window
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 from vfl_party.models.decoder import Decoder
 from vfl_party.models.halves import Bottleneck, Halves
 
@@ -70,7 +70,7 @@ def test_latents_of_every_cut_become_images(
     network: EncoderSettings, cut: int, image: tuple[int, int, int]
 ) -> None:
     halves = Halves(network, image, cut)
-    with seeded(1), torch.no_grad():
+    with seed_torch(1), torch.no_grad():
         x = torch.rand(2, *image)
         z = halves.bottom()(x)
         decoder = Decoder(halves.latent, image)
@@ -86,13 +86,13 @@ def test_latents_of_every_cut_become_images(
     [((4, 2, 2), (1, 7, 5)), ((6,), (3, 8, 4)), ((2, 9, 9), (1, 8, 8)), ((5, 3, 3), (1, 3, 3))],
 )
 def test_sizes_that_are_no_doublings(latent: tuple[int, ...], image: tuple[int, int, int]) -> None:
-    with seeded(1):
+    with seed_torch(1):
         assert Decoder(latent, image)(torch.rand(2, *latent)).shape == (2, *image)
 
 
 def test_the_bottleneck_is_undone_too() -> None:
     halves = Halves(CNN, (1, 8, 8), 1, Bottleneck(4, 2))
-    with seeded(1):
+    with seed_torch(1):
         assert Decoder(halves.latent, (1, 8, 8))(halves.bottom()(torch.rand(2, 1, 8, 8))).shape == (
             2,
             1,

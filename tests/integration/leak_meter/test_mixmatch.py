@@ -17,7 +17,7 @@ from vfl.leak_meter.attacks.gradients.completion import MIXMATCH, recover_labels
 from vfl.leak_meter.learn import mixmatch
 from vfl.leak_meter.scene.scores import auc
 from vfl_party.base.seeds import derive_seed
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_training_is_that_of_the_formulas(codes: bool, monkeypatch: pytest.Monke
     # A copy was trained.
     assert encoder.factor.item() == 1.0
 
-    with seeded(derive_seed(5, "init", "mixmatch")):
+    with seed_torch(derive_seed(5, "init", "mixmatch")):
         head = nn.Linear(4, 3)
     factor = nn.Parameter(torch.tensor(1.0))
     mean, std = x[:20].mean(0), x[:20].std(0)

@@ -18,7 +18,7 @@ from tests.harness.errors import assert_names, raises
 from vfl_common.errors import Code, InputError, UnwritableError
 from vfl_common.files import append, await_room, write_atomic
 from vfl_common.ledger import Ledger, load_entries
-from vfl_common.process.logs import log_to, own_log
+from vfl_common.process.logs import log_to, open_separate_log
 from vfl_party.base.checkpoint import CheckpointStore
 
 # Bytes of one file.
@@ -75,7 +75,7 @@ def test_the_sentence_names_the_file_and_what_to_do(
 
 def test_a_log_says_how_many_lines_it_misses(tmp_path: Path) -> None:
     path = tmp_path / "access.jsonl"
-    log = own_log(path, party="bank")
+    log = open_separate_log(path, party="bank")
     try:
         log.info("before")
         size = path.stat().st_size

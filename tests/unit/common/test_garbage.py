@@ -31,7 +31,7 @@ def test_it_searches_less_often_unless_it_does_so_already_or_never(before: int, 
     gc.set_threshold(before, 7, 9)
     thing: list[object] = []
     assert searched(thing)
-    garbage.seldom()
+    garbage.reduce_gc()
     assert gc.get_threshold() == (after, 7, 9)
     assert not searched(thing)
 
@@ -44,7 +44,7 @@ def test_a_block_in_a_process_of_others_is_searched_less_often(before: int, with
 
     gc.set_threshold(before, 7, 9)
     thing: list[object] = []
-    with pytest.raises(ImportError), garbage.less_often():
+    with pytest.raises(ImportError), garbage.gc_reduced():
         fail()
     assert gc.get_threshold() == (before, 7, 9)
     assert searched(thing)
@@ -57,6 +57,6 @@ def test_a_block_that_imports_is_not_searched(on: bool) -> None:
         raise ImportError
 
     (gc.enable if on else gc.disable)()
-    with pytest.raises(ImportError), garbage.unsearched():
+    with pytest.raises(ImportError), garbage.gc_paused():
         fail()
     assert gc.isenabled() is on

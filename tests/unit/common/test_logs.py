@@ -21,7 +21,14 @@ from vfl_common.errors import Code, VflError
 from vfl_common.ledger import Ledger
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.process import logs
-from vfl_common.process.logs import Console, EarlyLog, keep_early, log_to, log_to_stdout, utc
+from vfl_common.process.logs import (
+    Console,
+    EarlyLog,
+    buffer_early_lines,
+    log_to,
+    log_to_stdout,
+    utc,
+)
 from vfl_common.process.program import exit_status
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_server.control.members import Member
@@ -133,7 +140,7 @@ def test_what_happens_to_a_run_is_a_sentence(log: Path, capsys: pytest.CaptureFi
 
 def test_the_first_lines_wait_for_the_file(tmp_path: Path) -> None:
     root, level = logging.getLogger(), logging.getLogger().level
-    keep_early()
+    buffer_early_lines()
     for number in range(1100):
         logging.getLogger("x").info("%d", number)
     handler = log_to(tmp_path / "log.jsonl", run="r1", party="bank")
@@ -234,7 +241,7 @@ def test_a_file_of_events_does_not_grow_with_the_rounds(
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A log whose files hold 1,000 bytes: about eight lines."""
-    monkeypatch.setattr(logs, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(logs, "MAX_FILE_BYTES", 1_000)
     root, level = logging.getLogger(), logging.getLogger().level
     yield tmp_path / "log.jsonl"
     root.setLevel(level)

@@ -29,7 +29,7 @@ def trained(
     found = Recipe.model_validate(recipe(parties) | {"name": name})
     folder = create(out, run_id, party, found)
     folder.note(**({"job": "train", "trained": True} | facts))
-    folder.finishing()()
+    folder.prepare_finished_note()()
     folder.unlock()
 
 

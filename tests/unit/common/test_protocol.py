@@ -29,9 +29,9 @@ from vfl_common.wire.frames import (
     FRAME_BYTES,
     MAX_PHASE,
     Assembly,
-    announced,
     encode,
     parse_frame,
+    parse_header,
     sizes,
     step_of,
 )
@@ -442,7 +442,7 @@ def test_any_announcement_is_read_or_refused(
         assert error.code in REASONS
         assert len(error.public) < 500
     if error is None or error.code is not Code.MALFORMED_MESSAGE:
-        _, specs = announced(header, "north")
+        _, specs = parse_header(header, "north")
         assert list(specs) == [tensor.name for tensor in tensors]
 
 

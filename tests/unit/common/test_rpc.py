@@ -32,7 +32,7 @@ from vfl_common.errors import (
     PeerError,
     VflError,
 )
-from vfl_common.files import unwritable
+from vfl_common.files import write_error
 from vfl_common.ledger import TcpCount
 from vfl_common.pb.vfl.v1 import failure_pb2
 from vfl_common.rpc.channel import check_address
@@ -158,7 +158,9 @@ def test_a_type_that_is_shared_shows_its_text_and_not_what_is_added_privately(
 
 
 def test_a_full_disk_is_told_without_its_path() -> None:
-    told = unwritable(Path("/home/hospital/runs"), OSError(errno.ENOSPC, "No space left on device"))
+    told = write_error(
+        Path("/home/hospital/runs"), OSError(errno.ENOSPC, "No space left on device")
+    )
     assert "/home/hospital/runs" in str(told)
     assert_names(to_failure(told).message, "written")
 
@@ -168,7 +170,7 @@ def test_what_no_message_can_hold_is_left_out() -> None:
         to_failure(PeerError(Code.RECIPE_DIFFERS, "differs at \ud800\x1b.x")).message
         == "differs at   .x"
     )
-    told = unwritable(Path("/home/hospital/runs"), OSError(errno.EACCES, "Permission denied"))
+    told = write_error(Path("/home/hospital/runs"), OSError(errno.EACCES, "Permission denied"))
     assert to_failure(told).message == CATALOGUE[told.code].public
 
 

@@ -21,7 +21,7 @@ from tests.harness.releases import newer
 from vfl_common.config.base import parse
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_common.run_folder import RunFolder, create, find_unfinished, planned, set_all_aside
+from vfl_common.run_folder import RunFolder, create, find_unfinished, read_plan, set_all_aside
 from vfl_common.stages import Planned
 from vfl_server.app import note_start, ran_s
 
@@ -102,7 +102,7 @@ def test_a_damaged_plan_is_one_sentence(tmp_path: Path) -> None:
     run = begun(tmp_path)
     plan = [Planned("train", 2, None), Planned("head", 2, 1, (0,))]
     run.note(plan=[asdict(each) for each in plan])
-    assert planned(run) == plan
+    assert read_plan(run) == plan
     for broken in (
         [3],
         3,
@@ -112,7 +112,7 @@ def test_a_damaged_plan_is_one_sentence(tmp_path: Path) -> None:
     ):
         run.note(plan=broken)
         with raises(InputError, Code.FILE_INVALID, names=("--fresh", "run.json")):
-            planned(run)
+            read_plan(run)
 
 
 @pytest.mark.parametrize("left", ["recipe.json", "ledger.json"])
@@ -145,7 +145,11 @@ def test_a_run_that_was_set_aside_is_not_resumed(tmp_path: Path) -> None:
     assert set_all_aside(tmp_path, "p1", RECIPE, "told so", but="two") == ["one"]
     found = find_unfinished(tmp_path, "p1", RECIPE)
     assert found is not None
-    assert (found.run_id, found.why_aside, runs[0].why_aside) == ("two", "", "told so")
+    assert (found.run_id, found.set_aside_reason, runs[0].set_aside_reason) == (
+        "two",
+        "",
+        "told so",
+    )
     with raises(InputError, Code.FILE_INVALID, names="p1"):
         create(tmp_path, "one", "p1", RECIPE)
 

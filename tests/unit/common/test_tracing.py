@@ -20,7 +20,7 @@ from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError, VflError
 from vfl_common.process.logs import Console
 from vfl_common.process.signals import Stopped
-from vfl_common.process.tracing import ASKS, exporting, trace_id, traced
+from vfl_common.process.tracing import ASKS, export_run, trace_id, trace_run
 
 log = logging.getLogger("vfl_party.test")
 DEPTHS = ("run", "phase", "round")
@@ -33,7 +33,7 @@ def spans(program: str = "vfl-party") -> Iterator[list[ReadableSpan]]:
     root, level = logging.getLogger(), logging.getLogger().level
     root.setLevel(logging.INFO)
     try:
-        with exporting(exporter, program, "bank"):
+        with export_run(exporter, program, "bank"):
             yield found
     finally:
         root.setLevel(level)
@@ -189,7 +189,7 @@ class Stuck(InMemorySpanExporter):
 
 def test_a_collector_that_does_not_answer_holds_no_program_up() -> None:
     answer, began_s = threading.Event(), time.monotonic()
-    with contextlib.suppress(Stopped), exporting(Stuck(answer), "vfl-party", "bank"):
+    with contextlib.suppress(Stopped), export_run(Stuck(answer), "vfl-party", "bank"):
         raise Stopped
     answer.set()
     assert time.monotonic() - began_s < 4.0
@@ -199,18 +199,18 @@ def test_without_a_wish_nothing_is_made(monkeypatch: pytest.MonkeyPatch) -> None
     before = list(logging.getLogger().handlers)
     for wish in ("", "none"):
         monkeypatch.setenv(ASKS, wish)
-        with traced("vfl-party", "bank"):
+        with trace_run("vfl-party", "bank"):
             assert logging.getLogger().handlers == before
     monkeypatch.delenv(ASKS)
-    with traced("vfl-party", "bank"):
+    with trace_run("vfl-party", "bank"):
         assert logging.getLogger().handlers == before
 
 
 def test_a_wish_that_cannot_be_met_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ASKS, "zipkin")
-    with raises(InputError, Code.CONFIG_INVALID, names="zipkin"), traced("vfl-party", "bank"):
+    with raises(InputError, Code.CONFIG_INVALID, names="zipkin"), trace_run("vfl-party", "bank"):
         pass
     monkeypatch.setenv(ASKS, "otlp")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with raises(InputError, Code.CONFIG_INVALID, names=".[otel]"), traced("vfl-party", "bank"):
+    with raises(InputError, Code.CONFIG_INVALID, names=".[otel]"), trace_run("vfl-party", "bank"):
         pass

@@ -25,7 +25,7 @@ from vfl_common.config.models import EncoderSettings, GbdtTop
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_party.data import Preprocessor
-from vfl_party.models import StochasticEncoder, seeded
+from vfl_party.models import StochasticEncoder, seed_torch
 from vfl_party.models.boosting import Matrix, grow
 from vfl_party.models.encoders.build import build_encoder
 from vfl_party.models.top.build import build_joint
@@ -76,7 +76,7 @@ def trained(
     recipe = Recipe.model_validate(cases.recipe(2, model={"embedding_size": D} | (model or {})))
     read: TypeAdapter[EncoderSettings] = TypeAdapter(EncoderSettings)
     own = read.validate_python({"kind": kind} | settings)
-    with seeded(3):
+    with seed_torch(3):
         encoder = build_encoder(own, made.spec, D)
         top = build_joint(recipe.model, [D, D], 10)
         for name, buffer in encoder.named_buffers():
@@ -201,7 +201,7 @@ def test_the_top_model_takes_an_embedding_of_each_party(rule: str, tmp_path: Pat
 
 def test_an_encoder_that_draws_gives_its_mean(tmp_path: Path) -> None:
     party = trained("mlp", learnt(4))
-    with seeded(5):
+    with seed_torch(5):
         encoder = StochasticEncoder(nn.Linear(4, 2 * D), D, 1.0).eval()
     assert party.preprocessor is not None
     export(

@@ -22,7 +22,7 @@ from vfl_common.config.party import PartyFile
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PhaseSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.assembly.party import Assembled, assemble, expected_rows, open_party
+from vfl_party.assembly.party import Assembled, assemble, expect_rows, open_party
 from vfl_party.outbound.declared import Exchange, Sent, f32
 from vfl_party.outbound.policies import Policy
 from vfl_party.phases.course import NamedPhase
@@ -268,7 +268,7 @@ def assembled(kind: str, policy: Policy, **settings: Any) -> Assembled:
     recipe = Recipe.model_validate(cases.recipe(2) | {"phases": [{"kind": kind, **phase}]})
     data = DataSettings.model_validate(cases.digits(2)["p1"])
     opened = open_party(recipe, "p1", data, recipe.model.encoder)
-    return assemble(opened, expected_rows(opened), policy=policy)
+    return assemble(opened, expect_rows(opened), policy=policy)
 
 
 def test_the_codec_that_is_shown_gives_back_what_it_was_given() -> None:

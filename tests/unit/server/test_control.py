@@ -40,8 +40,8 @@ from vfl_common.pb.vfl.v1 import control_pb2, failure_pb2
 from vfl_common.process.logs import JsonLines
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.failures import to_failure
-from vfl_common.rpc.guard.rate import Rate, and_more
-from vfl_common.rpc.messages import MOST_SHOWN
+from vfl_common.rpc.guard.rate import Rate, append_held_count
+from vfl_common.rpc.messages import MAX_SHOWN_BYTES
 from vfl_common.stages import AggregationPlan, Job
 from vfl_common.summary import PartySummary
 from vfl_party.phases.course import Course
@@ -367,9 +367,9 @@ def test_what_parties_show_is_passed_on_to_all_when_a_generation_begins() -> Non
 
 def test_a_party_that_shows_too_much_is_refused() -> None:
     run = Run()
-    run.join("p1", shown_json="x" * MOST_SHOWN)
+    run.join("p1", shown_json="x" * MAX_SHOWN_BYTES)
     with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p2", "65")):
-        run.join("p2", shown_json="x" * (MOST_SHOWN + 1))
+        run.join("p2", shown_json="x" * (MAX_SHOWN_BYTES + 1))
 
 
 def test_a_stranger_is_refused() -> None:
@@ -1735,7 +1735,7 @@ def test_a_rate_lets_some_through_at_once_then_one_at_a_time() -> None:
     assert rate.passes("b", 10.0) == 0
     assert [rate.passes("a", now_s) for now_s in (10.9, 11.0, 11.1, 12.0)] == [None, 3, None, 1]
     assert [rate.passes("a", 99.0) for _ in range(4)] == [0, 0, 0, None]
-    assert (and_more("x", 0), and_more("x", 37)) == ("x", "x (and 37 more)")
+    assert (append_held_count("x", 0), append_held_count("x", 37)) == ("x", "x (and 37 more)")
 
 
 class Context:

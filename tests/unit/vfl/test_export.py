@@ -20,7 +20,7 @@ from tests.harness.errors import assert_names, raises
 from tests.unit.common.test_production import trained
 from vfl.cli import cli
 from vfl.export import commands as export
-from vfl.report.rounds import History, RoundLine, Source, find_sources
+from vfl.report.rounds import History, PartyFolder, RoundLine, find_sources
 from vfl_common import files
 from vfl_common.errors import Code, InputError
 
@@ -84,7 +84,7 @@ def places(rounds: Sequence[RoundLine]) -> list[tuple[int, str, int]]:
 
 def test_a_round_that_was_run_again_counts_once(tmp_path: Path) -> None:
     folder = write(tmp_path / RUN / "bank", LINES)
-    history = History(Source(folder))
+    history = History(PartyFolder(folder))
     history.update()
     assert places(history.rounds) == [(1, "splitnn", 1), (1, "splitnn", 2), (1, "evaluate", 1)]
     write(folder, [line(2, "splitnn", 2, 10, train={"loss": 0.4})])
@@ -97,7 +97,7 @@ def test_a_round_that_was_run_again_counts_once(tmp_path: Path) -> None:
 
 def test_half_a_line_is_waited_for_and_a_cut_one_passed_over(tmp_path: Path) -> None:
     folder = write(tmp_path / RUN / "bank", LINES[:1])
-    history, path = History(Source(folder)), folder / "metrics.jsonl"
+    history, path = History(PartyFolder(folder)), folder / "metrics.jsonl"
     whole = json.dumps(LINES[1]) + "\n"
     with path.open("a") as file:
         file.write(whole[:40])
@@ -113,11 +113,11 @@ def test_a_full_file_is_renamed_and_read_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two who read all the time miss nothing; who comes late reads what is kept."""
-    monkeypatch.setattr(files, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 1_000)
     path, eager, slow = (
         tmp_path / "metrics.jsonl",
-        History(Source(tmp_path)),
-        History(Source(tmp_path)),
+        History(PartyFolder(tmp_path)),
+        History(PartyFolder(tmp_path)),
     )
     for number in range(1, 51):
         files.append(path, json.dumps(line(1, "splitnn", number, number)) + "\n")
@@ -134,7 +134,7 @@ def test_a_full_file_is_renamed_and_read_on(
     parts = sorted(tmp_path.iterdir())
     assert parts == sorted(files.part_names(path))
     assert all(part.stat().st_size <= 1_000 for part in parts)
-    late = History(Source(tmp_path))
+    late = History(PartyFolder(tmp_path))
     late.update()
     kept = [each.round for each in late.rounds]
     assert len(kept) > 15
@@ -146,7 +146,7 @@ def test_a_file_that_is_renamed_this_moment_is_read_under_its_new_name(tmp_path:
     folder = write(tmp_path / RUN / "bank", LINES)
     (folder / "metrics.jsonl").rename(folder / "metrics.jsonl.1")
     assert [source.party for source in find_sources(tmp_path / RUN)] == ["bank"]
-    history = History(Source(folder))
+    history = History(PartyFolder(folder))
     history.update()
     assert len(history.rounds) == len(LINES)
 
@@ -154,7 +154,7 @@ def test_a_file_that_is_renamed_this_moment_is_read_under_its_new_name(tmp_path:
 def test_a_file_that_cannot_be_renamed_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(files, "MAX_FILE_BYTES", 1_000)
     # The last, a folder, cannot be removed.
     for name in files.part_names(tmp_path / "metrics.jsonl")[-2:]:
         name.mkdir()
@@ -181,7 +181,7 @@ def test_damaged_files_of_a_run_are_passed_over(run: Path, damage: bytes) -> Non
     path.write_bytes(damage + b"\n" + path.read_bytes())
     for name in ("run.json", "recipe.json"):
         (run / "bank" / name).write_bytes(damage)
-    history = History(Source(run / "bank"))
+    history = History(PartyFolder(run / "bank"))
     history.update()
     assert places(history.rounds) == [(1, "splitnn", 1), (1, "splitnn", 2), (1, "evaluate", 1)]
     assert not history.source.finished
@@ -294,7 +294,7 @@ def test_while_a_run_goes_back_its_event_file_is_written_again(tmp_path: Path) -
     from vfl.export.to_tensorboard import TensorBoard
 
     folder = write(tmp_path / RUN / "bank", LINES)
-    history = History(Source(folder))
+    history = History(PartyFolder(folder))
     sink = TensorBoard(history.source, tmp_path / "logs")
     again = line(2, "splitnn", 2, 10, train={"loss": 0.4})
     for new in ([], [], [again]):

@@ -38,7 +38,7 @@ from vfl_common.summary import ByteCount, Bytes, LinkBytes
 from vfl_party.assembly.trial import try_parties
 from vfl_party.data.rows import divide_rows
 from vfl_party.forecast.count import forecast, forecast_of, lone_party, outlook_of, read_rounds
-from vfl_party.forecast.result import CountedForecast, StepRun, against
+from vfl_party.forecast.result import CountedForecast, StepRun, compare_with_ledger
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.phases.context import Party, PartyData
@@ -516,12 +516,21 @@ def counted(*links: LinkBytes) -> Bytes:
 
 def test_what_was_not_forecast_is_an_error_too() -> None:
     found = of({"kind": "evaluate"})
-    assert all(each.ratio == 0 for each in against(found, counted(*found.links)))
+    assert all(each.ratio == 0 for each in compare_with_ledger(found, counted(*found.links)))
     more = found.links[0].model_copy(update={"message_bytes": 2 * found.links[0].message_bytes})
-    assert min(each.ratio for each in against(found, counted(more, *found.links[1:]))) < -0.2
-    missing = against(found, counted(*(link for link in found.links if link.phase != "evaluate")))
+    assert (
+        min(each.ratio for each in compare_with_ledger(found, counted(more, *found.links[1:])))
+        < -0.2
+    )
+    missing = compare_with_ledger(
+        found, counted(*(link for link in found.links if link.phase != "evaluate"))
+    )
     assert {each.phase: each.ratio for each in missing} == {"open": 0.0, "evaluate": float("inf")}
     session = found.links[0].model_copy(update={"phase": CONTROL, "receiver": "server"})
-    assert all(each.ratio == 0 for each in against(found, counted(session, *found.links)))
+    assert all(
+        each.ratio == 0 for each in compare_with_ledger(found, counted(session, *found.links))
+    )
     unforeseen = found.links[0].model_copy(update={"phase": "more"})
-    assert -1.0 in [each.ratio for each in against(found, counted(unforeseen, *found.links))]
+    assert -1.0 in [
+        each.ratio for each in compare_with_ledger(found, counted(unforeseen, *found.links))
+    ]

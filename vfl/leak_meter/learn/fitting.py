@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from vfl_common.config.models import OptimizerSettings
 from vfl_party.base.seeds import batches, derive_seed
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 from vfl_party.models.backward import backward
 from vfl_party.models.optim import build_optimizer
 
@@ -88,7 +88,7 @@ def classify(
     """
     encoder = copy.deepcopy(encoder).eval()
     mean_D, std_D = _spread(embed(encoder, known))
-    with seeded(derive_seed(seed, "init", "head")):
+    with seed_torch(derive_seed(seed, "init", "head")):
         head = nn.Linear(len(mean_D), classes)
     model = _Headed(encoder, head.to(mean_D.device), mean_D, std_D)
     model.learn(known, lambda logits: functional.cross_entropy(logits, classes_K), tuned=tuned)
@@ -115,7 +115,7 @@ def estimate(
         ((z_KD - mean_D) / std_D).cpu().numpy(), y_K1[:, 0].cpu().numpy()
     )
     # The random weights are replaced.
-    with seeded(0), torch.no_grad():
+    with seed_torch(0), torch.no_grad():
         head = nn.Linear(len(mean_D), 1)
         head.weight.copy_(torch.from_numpy(ridge.coef_)[None])
         head.bias.fill_(float(ridge.intercept_))
@@ -161,7 +161,7 @@ def self_supervised(encoder: nn.Module, inputs: Inputs, seed: int) -> nn.Module:
     """
     rows = np.arange(min(len(inputs[0]), _SSL_ROWS), dtype=np.int64)
     some = tuple(input_[: len(rows)] for input_ in inputs)
-    with seeded(derive_seed(seed, "init", "predictor")), torch.no_grad():
+    with seed_torch(derive_seed(seed, "init", "predictor")), torch.no_grad():
         width = encoder(*(input_[:2] for input_ in some)).flatten(1).shape[1]
         predictor = nn.Sequential(
             nn.Linear(width, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
@@ -253,7 +253,7 @@ def _fit_decoder(
     # An input that is constant in the known rows has no information.
     scale_D = torch.where(std_D > _MIN_SPREAD, 1 / std_D, 0.0)
     x, held = (known_KD - mean_D) * scale_D, count_held(len(known_KD))
-    with seeded(derive_seed(seed, "init", shape.name)):
+    with seed_torch(derive_seed(seed, "init", shape.name)):
         decoder = nn.Sequential(
             nn.Linear(x.shape[1], shape.width), nn.ReLU(), nn.Linear(shape.width, y_KF.shape[1])
         )

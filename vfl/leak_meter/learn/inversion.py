@@ -23,7 +23,7 @@ from vfl.leak_meter.learn.fitting import AdamDescent
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import batches, derive_seed
 from vfl_party.methods.mocosfl.likeness import Likeness, likeness
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 from vfl_party.models.decoder import Decoder
 
 CPU = torch.device("cpu")
@@ -163,7 +163,7 @@ def train_decoder(
             Code.DATA_INVALID,
             f"auxiliary images: must be at least 2 (got {len(pairs)}). Give more images.",
         )
-    with seeded(derive_seed(settings.seed, "init", "decoder")):
+    with seed_torch(derive_seed(settings.seed, "init", "decoder")):
         decoder = Decoder(pairs.latent, pairs.image)
     decoder.to(device).train()
     descent = AdamDescent(decoder.parameters(), settings.lr)

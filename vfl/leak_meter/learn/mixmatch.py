@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from vfl.leak_meter.learn.fitting import AdamDescent, Inputs, embed
 from vfl_party.base.seeds import derive_seed
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 
 _STEPS, _BATCH, _LR, _DECAY = 1024, 16, 2e-3, 0.99
 _ALPHA, _TEMPERATURE, _WEIGHT = 0.75, 0.8, 50.0
@@ -55,7 +55,7 @@ def semi_supervised(
     are mixed instead.
     """
     encoder = copy.deepcopy(encoder).eval()
-    with seeded(derive_seed(seed, "init", "mixmatch")), torch.no_grad():
+    with seed_torch(derive_seed(seed, "init", "mixmatch")), torch.no_grad():
         model = Completed(encoder, encoder(*known).flatten(1), classes).to(classes_K.device)
     judge = copy.deepcopy(model)
     random = np.random.default_rng(derive_seed(seed, "mixmatch"))

@@ -24,7 +24,7 @@ from vfl.leak_meter.learn.fitting import Inputs, embed, view
 from vfl.leak_meter.scene.scene import Figure, Owner, Scene, UnfitError
 from vfl.leak_meter.scene.scores import Numbers, auc, fold_auc, middle_and_high
 from vfl_party.base.seeds import Rows, derive_seed
-from vfl_party.models import TwoTowers, build_predictor, build_projector, seeded
+from vfl_party.models import TwoTowers, build_predictor, build_projector, seed_torch
 
 Weights = Mapping[str, Tensor]
 Flags = npt.NDArray[np.bool_]
@@ -140,7 +140,7 @@ def tower_of(encoder: nn.Module) -> nn.Module:
 def draw_untrained(encoder: nn.Module, seed: int) -> nn.Module:
     """Returns a copy of an encoder with new random weights."""
     fresh = copy.deepcopy(encoder)
-    with seeded(derive_seed(seed, "init", "untrained encoder")):
+    with seed_torch(derive_seed(seed, "init", "untrained encoder")):
         for module in fresh.modules():
             if callable(draw := getattr(module, "reset_parameters", None)):
                 draw()
@@ -149,7 +149,7 @@ def draw_untrained(encoder: nn.Module, seed: int) -> nn.Module:
 
 def draw_untrained_top(encoder: nn.Module, weights: Weights, seed: int) -> Weights:
     """Returns weights of the same names and shapes that no training has changed."""
-    with seeded(derive_seed(seed, "init", "untrained top")):
+    with seed_torch(derive_seed(seed, "init", "untrained top")):
         projector, predictor = _heads(weights)
     fresh = draw_untrained(encoder, seed)
     state = {f"encoder.{name}": tensor for name, tensor in fresh.state_dict().items()}

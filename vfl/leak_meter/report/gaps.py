@@ -8,7 +8,7 @@ from typing import Any
 
 from vfl.leak_meter.scene.recording import ROW_TENSORS
 from vfl_common.config.recipe import Recipe
-from vfl_common.text import listed
+from vfl_common.text import list_names
 from vfl_party.outbound.declared import Role, Sent
 from vfl_party.phases.context import Party
 
@@ -63,7 +63,7 @@ def _describe(kind: str, settings: Mapping[str, Any]) -> str:
 
 def _gap(what: str, transform: str, without: Sequence[str], having: Sequence[str]) -> str:
     return (
-        f"{transform} protects {what} of {listed(having)} only: {listed(without)} "
+        f"{transform} protects {what} of {list_names(having)} only: {list_names(without)} "
         f"{'leaves' if len(without) == 1 else 'leave'} without it. Name each exchange in the "
         "transforms of its phase."
     )

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from vfl.leak_meter.report.result import AttackLine, Rehearsed, assets
-from vfl.report.picture import Picture
+from vfl.report.picture import NotebookFigure
 from vfl.report.table import size
-from vfl_common.text import listed
+from vfl_common.text import list_names
 
 # Areas of points, in points squared.
 _MIN_AREA, _MAX_AREA = 14.0, 110.0
@@ -40,7 +40,7 @@ def draw(results: Sequence[Rehearsed]) -> Figure:
     keys, rest = every[:_PANELS], every[_PANELS:]
     across = min(_ACROSS, max(1, len(keys)))
     down = max(1, -(-len(keys) // across))
-    figure = Picture(figsize=(3.0 * across + 1.8, 2.6 * down + 0.7), layout="constrained")
+    figure = NotebookFigure(figsize=(3.0 * across + 1.8, 2.6 * down + 0.7), layout="constrained")
     grid = figure.subplots(down, across, squeeze=False, sharex=True).flatten()
     for axes in grid[len(keys) :]:
         axes.set_visible(False)
@@ -77,7 +77,7 @@ def _bars(of: Rehearsed, every: Sequence[tuple[str, ...]]) -> Figure:
     for lines in panels.values():
         lines.sort(key=lambda line: keys.index(line.asset))
     heights = [0.36 * len(lines) + 0.6 for lines in panels.values()]
-    figure = Picture(figsize=(8.6, sum(heights) + 1.1), layout="constrained")
+    figure = NotebookFigure(figsize=(8.6, sum(heights) + 1.1), layout="constrained")
     grid = figure.subplots(
         len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": heights}
     ).flatten()
@@ -120,7 +120,7 @@ def _what(lines: Sequence[AttackLine]) -> tuple[str, str]:
     from where.
     """
     attack, attacker, of, knows, _ = lines[0].asset
-    places = listed(list(dict.fromkeys(line.place for line in lines)))
+    places = list_names(list(dict.fromkeys(line.place for line in lines)))
     return f"{attack} by {attacker}: {of}", f"known: {knows}" if knows else f"from {places}"
 
 
@@ -166,7 +166,7 @@ def _panels(results: Sequence[Rehearsed]) -> list[tuple[str, ...]]:
 
 def _describe_left_out(rest: Sequence[tuple[str, ...]], across: int) -> str:
     few = (
-        f"; {listed([f'{attack} by {attacker}: {of}' for attack, attacker, of, *_ in rest])}"
+        f"; {list_names([f'{attack} by {attacker}: {of}' for attack, attacker, of, *_ in rest])}"
         if rest
         else ""
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from vfl_common.text import listed
+from vfl_common.text import list_names
 
 if TYPE_CHECKING:
     from vfl.leak_meter.rehearsal import Played
@@ -292,8 +292,8 @@ def _refusals(refused: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]
         attackers.setdefault((why, tuple(attacks)), []).append(attacker)
     for (why, attacks), names in attackers.items():
         yield (
-            f"{listed(attacks)} by {listed(names)} {'was' if len(attacks) == 1 else 'were'} "
-            f"not played: {why}"
+            f"{list_names(attacks)} by {list_names(names)} "
+            f"{'was' if len(attacks) == 1 else 'were'} not played: {why}"
         )
 
 

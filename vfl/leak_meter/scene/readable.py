@@ -15,10 +15,10 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_party.base.phase import Phase
-from vfl_party.base.plugins import blaming
+from vfl_party.base.plugins import name_plugin_errors
 from vfl_party.base.seeds import Rows
 from vfl_party.methods.head.settings import UPLOAD
-from vfl_party.methods.head.upload import uploaded
+from vfl_party.methods.head.upload import get_upload_splits
 from vfl_party.methods.splitnn.batches import Batches
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import chunks
@@ -87,12 +87,12 @@ class _OfItself(_Unknown):
         super().__init__(party, phase)
         self.overheard = frozenset(getattr(phase, "overheard", ()))
 
-    @blaming()
+    @name_plugin_errors()
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
         tell = getattr(self._phase, "rows_at", None)
         return tell(exchange, step) if tell is not None else None
 
-    @blaming()
+    @name_plugin_errors()
     def behind(self, exchange: str) -> Tensor | None:
         tell = getattr(self._phase, "behind", None)
         return tell(exchange) if tell is not None else None
@@ -111,7 +111,7 @@ class _Head(_Unknown):
     def rows_at(self, exchange: str, step: StepKey) -> Rows | None:
         if exchange != "upload" or step.round != UPLOAD:
             return None
-        splits = uploaded(self._party.recipe)
+        splits = get_upload_splits(self._party.recipe)
         return np.concatenate([self._party.rows(split) for split in splits])
 
 

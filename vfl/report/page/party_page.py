@@ -15,14 +15,14 @@ from vfl.report.page.render import ReportPage
 from vfl.report.page.tables import NAMES, PageTable, Section, Tile, arithmetic, name_of, value
 from vfl.report.page.worth import importance
 from vfl.report.reading import OWN, Rounds, history
-from vfl.report.rounds import Source
+from vfl.report.rounds import PartyFolder
 from vfl.report.table import size
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
 from vfl_common.ledger import CONTROL, Entry, read_entries
 from vfl_common.run_folder import RunFolder
 from vfl_common.summary import Arithmetic
-from vfl_common.text import listed
+from vfl_common.text import list_names
 
 # The file with the metrics from the active party, which ``vfl_party.methods.evaluate`` writes.
 TOLD = "told.json"
@@ -33,7 +33,7 @@ def party_page(folder: Path) -> ReportPage:
 
     Raises InputError if its ledger is damaged.
     """
-    source = Source(folder)
+    source = PartyFolder(folder)
     entries = read_entries(folder / "ledger.json")
     metrics = _read_metrics(folder)
     columns = columns_of(folder)
@@ -76,7 +76,7 @@ def _read_metrics(folder: Path) -> dict[str, dict[str, float]]:
 
 
 def _lead(
-    source: Source,
+    source: PartyFolder,
     recipe: Recipe | None,
     metrics: Mapping[str, Mapping[str, float]],
     columns: list[str],
@@ -84,7 +84,7 @@ def _lead(
     active = recipe.active.name if recipe is not None else "the active party"
     own = f"{len(columns)} columns" if columns else "its columns"
     others = [p.name for p in recipe.passives if p.name != source.party] if recipe else []
-    with_others = f", together with {listed(others)}" if others else ""
+    with_others = f", together with {list_names(others)}" if others else ""
     sentences = [
         f"{source.party} took part with {own}{with_others}. {active} has the labels and the "
         "scores.",
@@ -186,13 +186,13 @@ def _messages(entries: list[Entry]) -> Section:
     return part
 
 
-def _about(source: Source, recipe: Recipe | None) -> Section:
+def _about(source: PartyFolder, recipe: Recipe | None) -> Section:
     part = Section("again", "This run")
     facts: dict[str, Any] = source.read("run.json")
     rows = [["run", source.run_id], ["party", source.party]]
     if recipe is not None:
         rows += [["recipe", recipe.name], ["method", recipe.method], ["seed", f"{recipe.seed}"]]
-        rows += [["parties", listed([party.name for party in recipe.parties])]]
+        rows += [["parties", list_names([party.name for party in recipe.parties])]]
     rows += [["digest of the recipe", str(facts.get("recipe_digest", "unknown"))]]
     rows += [["finished", "yes" if source.finished else "no"]]
     part.tables.append(PageTable("Facts of this run", ["what", "is"], rows, frozenset({0, 1})))

@@ -24,7 +24,7 @@ from vfl.report.quality.measures import FIRST, Estimate, estimate_metrics
 from vfl.report.runs import began_of
 from vfl.report.table import is_one, size, splits
 from vfl_common.config.task import ThresholdRule
-from vfl_common.text import listed, percent
+from vfl_common.text import list_names, percent
 from vfl_party.models.metrics import threshold_of
 
 # Baselines that have a tile at the top.
@@ -86,7 +86,7 @@ def _lead(
         mine = facts.columns(facts.active)
         has = f"the labels and {len(mine)} columns" if mine else "the labels"
         rows = "those of these rows that they have" if facts.partial else "the same rows"
-        sentences.append(f"{facts.active} has {has}; {listed(who)} added columns for {rows}.")
+        sentences.append(f"{facts.active} has {has}; {list_names(who)} added columns for {rows}.")
     else:
         sentences.append(f"{facts.active} trained alone.")
     predictions = facts.predictions.get(facts.judged)
@@ -194,7 +194,7 @@ def _warnings(facts: Facts) -> list[str]:
     summary = facts.run.summary
     warnings = list(protection_notes(summary))
     if summary.without:
-        warnings.append(f"Trained without {listed(summary.without)}, which joined too late.")
+        warnings.append(f"Trained without {list_names(summary.without)}, which joined too late.")
     if not summary.bytes.agrees:
         warnings.append("The two ends of a link counted different numbers of bytes.")
     return warnings
@@ -454,7 +454,7 @@ def _again(facts: Facts) -> Section:
         ["seed", f"{summary.seed}"],
         ["method", summary.method],
         *([["preset", summary.preset]] if summary.preset else []),
-        ["version of vfl", listed(versions) or "unknown"],
+        ["version of vfl", list_names(versions) or "unknown"],
         ["interruptions", f"{summary.interruptions}"],
     ]
     part.tables.append(PageTable("Facts of this run", ["what", "is"], rows, frozenset({0, 1})))

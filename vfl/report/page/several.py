@@ -17,7 +17,7 @@ from vfl.report.page.tables import PageTable, Section, Tile, between, mean_and_s
 from vfl.report.quality.curves import roc, thin_out
 from vfl.report.quality.measures import FIRST, LOWER, Estimate, differences, estimate_metrics
 from vfl.report.table import size
-from vfl_common.text import listed
+from vfl_common.text import list_names
 
 # Maximum number of lines and of curves in a picture.
 _MAX_LINES, _MAX_CURVES = 24, 7
@@ -76,7 +76,7 @@ def several_page(all_facts: Sequence[Facts]) -> ReportPage:
         groups.setdefault(run.group, []).append(run)
     page = ReportPage(
         f"{len(runs)} runs compared",
-        f"{listed([run.run_id for run in runs])}.",
+        f"{list_names([run.run_id for run in runs])}.",
         lead=_lead(groups, metric),
         tiles=[
             Tile(name, mean_and_sd([run.estimates[metric].value for run in own]), _seeds(own))
@@ -109,7 +109,7 @@ def _lead(groups: dict[str, list[ComparedRun]], metric: str) -> list[str]:
 
 def _seeds(own: Sequence[ComparedRun]) -> str:
     seeds = sorted({run.facts.run.summary.seed for run in own})
-    return f"seed{'s' if len(seeds) > 1 else ''} {listed([str(seed) for seed in seeds])}"
+    return f"seed{'s' if len(seeds) > 1 else ''} {list_names([str(seed) for seed in seeds])}"
 
 
 def _groups(groups: dict[str, list[ComparedRun]]) -> Section:

@@ -11,7 +11,7 @@ from vfl.report.quality.kept import SplitPredictions
 from vfl.report.quality.measures import DELONG, Estimate
 from vfl.report.table import in_order, size
 from vfl_common.summary import Arithmetic, ExchangeSummary, Summary
-from vfl_common.text import listed
+from vfl_common.text import list_names
 
 # {metric: (name, meaning)}
 NAMES = {
@@ -304,8 +304,8 @@ def arithmetic(of: Mapping[str, Arithmetic | None]) -> list[PageTable]:
             computed.instructions,
             f"{computed.threads}",
             computed.device,
-            listed([f"{library} {number}" for library, number in computed.libraries.items()]),
-            listed([f"{setting}={to}" for setting, to in computed.settings.items()]) or "–",
+            list_names([f"{library} {number}" for library, number in computed.libraries.items()]),
+            list_names([f"{setting}={to}" for setting, to in computed.settings.items()]) or "–",
         ]
         for name, computed in of.items()
         if computed is not None

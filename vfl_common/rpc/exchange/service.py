@@ -26,8 +26,8 @@ from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2, exchange_pb2
 from vfl_common.rpc.agreement import require_alike
 from vfl_common.rpc.ask import answering
-from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
-from vfl_common.rpc.confer import Conferring, ShownHead, conferring
+from vfl_common.rpc.channel import Context, Handler, caller_name, stream_handler
+from vfl_common.rpc.confer import Conferring, LogHeads, conferring
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.pipe import BundlePipe, Delivery, PartyStream
@@ -188,7 +188,7 @@ class ExchangeService:
             )
         return stream_handler(SERVICE, **methods)
 
-    def _confer(self, party: str, head: ShownHead) -> ShownHead:
+    def _confer(self, party: str, head: LogHeads) -> LogHeads:
         """Answers the head of a party's record. A record that was rewritten ends the generation."""
         assert self._confers is not None  # noqa: S101 - the method is registered only with it
         try:
@@ -276,7 +276,7 @@ class ExchangeService:
         Raises PeerError if its certificate is revoked, if it does not take part in this exchange,
         or if it has too many streams, each of which takes a thread.
         """
-        party = caller(context, self._keyring)
+        party = caller_name(context, self._keyring)
         self._require_place(party)
         with self._changed:
             if self._held[party] >= MAX_STREAMS:

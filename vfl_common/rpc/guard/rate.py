@@ -35,6 +35,6 @@ class Rate:
             return self._held.pop(sender, 0)
 
 
-def and_more(text: str, held: int) -> str:
+def append_held_count(text: str, held: int) -> str:
     """Appends the count of messages held back: ``collapsing (and 37 more)``."""
     return f"{text} (and {held} more)" if held else text

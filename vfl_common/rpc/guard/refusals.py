@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from vfl_common.errors import Code, VflError
-from vfl_common.rpc.guard.rate import Rate, and_more
+from vfl_common.rpc.guard.rate import Rate, append_held_count
 from vfl_common.text import LINE, clean
 
 # The time between two lines about one caller, after the first ``_AT_ONCE``.
@@ -38,12 +38,15 @@ class Refusals:
         held = self._rate.passes(party, time.monotonic())
         if held is None:
             return
-        text = and_more(f"refused {party or 'a caller without a name'}: {error}", held)
+        text = append_held_count(f"refused {party or 'a caller without a name'}: {error}", held)
         log.warning(
             text, extra={"event": "refused", "party": party, "code": code.name, "more": held}
         )
         self._show(
-            "refused", party=party, code=code.name, why=clean(and_more(str(error), held), LINE)
+            "refused",
+            party=party,
+            code=code.name,
+            why=clean(append_held_count(str(error), held), LINE),
         )
 
     def counts(self) -> Counter[str]:

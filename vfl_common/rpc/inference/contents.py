@@ -24,7 +24,7 @@ _FIELDS = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class InferenceRequest:
     """A request for inference.
 
     Args:
@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answer:
+class InferenceAnswer:
     """An answer, by the model's name and version."""
 
     model: str
@@ -53,7 +53,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Described:
+class ModelDescription:
     """The description of a model for its clients: tensors without data; -1 in a shape means any
     size.
     """
@@ -65,7 +65,7 @@ class Described:
     outputs: Sequence[Tensor]
 
 
-def read_request(message: pb.ModelInferRequest) -> Asked:
+def read_request(message: pb.ModelInferRequest) -> InferenceRequest:
     """Reads a request. Raises TensorError."""
     if len(message.inputs) > _MAX_INPUTS or len(message.outputs) > _MAX_OUTPUTS:
         raise TensorError(f"inputs, outputs: give at most {_MAX_INPUTS:,} and {_MAX_OUTPUTS:,}")
@@ -84,7 +84,7 @@ def read_request(message: pb.ModelInferRequest) -> Asked:
         )
         for at, tensor in enumerate(message.inputs)
     ]
-    return Asked(
+    return InferenceRequest(
         message.model_name,
         message.model_version,
         message.id,
@@ -114,7 +114,7 @@ def _parameters(messages: Mapping[str, pb.InferParameter]) -> dict[str, Any]:
     return {name: getattr(messages[name], kind) for name, kind in kinds.items() if kind is not None}
 
 
-def write_answer(asked: Asked, answer: Answer) -> pb.ModelInferResponse:
+def write_answer(asked: InferenceRequest, answer: InferenceAnswer) -> pb.ModelInferResponse:
     """Returns the message of an answer, with bytes or with fields of the datatypes."""
     message = pb.ModelInferResponse(
         model_name=answer.model, model_version=answer.version, id=asked.id
@@ -131,7 +131,7 @@ def write_answer(asked: Asked, answer: Answer) -> pb.ModelInferResponse:
     return message
 
 
-def write_description(described: Described) -> pb.ModelMetadataResponse:
+def write_description(described: ModelDescription) -> pb.ModelMetadataResponse:
     """Returns the message that describes a model."""
     message = pb.ModelMetadataResponse(
         name=described.model, versions=described.versions, platform=described.platform

@@ -16,9 +16,9 @@ from google.protobuf.message import DecodeError, Message
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
 from vfl_common.rpc.channel import Handler
 from vfl_common.rpc.inference.contents import (
-    Answer,
-    Asked,
-    Described,
+    InferenceAnswer,
+    InferenceRequest,
+    ModelDescription,
     read_request,
     write_answer,
     write_description,
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Refused(Exception):  # noqa: N818 - an answer to a caller, not a fault
+class InferenceRefusal(Exception):  # noqa: N818 - an answer to a caller, not a fault
     """Why a caller gets no answer. ``code``: the name of a status code of gRPC."""
 
     code: str
@@ -60,11 +60,11 @@ class Model(Protocol):
         """Returns name, version and extensions of this server."""
         ...
 
-    def describe(self, name: str, version: str, authorization: str) -> Described:
+    def describe(self, name: str, version: str, authorization: str) -> ModelDescription:
         """Returns the description of a model for clients."""
         ...
 
-    async def infer(self, asked: Asked, authorization: str) -> Answer:
+    async def infer(self, asked: InferenceRequest, authorization: str) -> InferenceAnswer:
         """Scores rows."""
         ...
 
@@ -109,7 +109,7 @@ class InferenceService:
             ended = self._model.begun(name, metadata)
             try:
                 answered = await self._answer(name, kind, answer, requests, metadata)
-            except Refused as why:
+            except InferenceRefusal as why:
                 ended(why.code)
                 # Cut, because the text may quote a long request, and a status must be short.
                 await context.abort(grpc.StatusCode[why.code], clean(why.why))
@@ -138,28 +138,30 @@ class InferenceService:
             message = kind.FromString(await self._read(requests))
             return (await answer(message, authorization)).SerializeToString()
         except DecodeError:
-            raise Refused(
+            raise InferenceRefusal(
                 "INVALID_ARGUMENT", "the message is not a request of this method"
             ) from None
         except TensorError as error:
-            raise Refused("INVALID_ARGUMENT", str(error)) from None
-        except (Refused, grpc.RpcError):
+            raise InferenceRefusal("INVALID_ARGUMENT", str(error)) from None
+        except (InferenceRefusal, grpc.RpcError):
             raise
         except Exception:
             log.exception("internal error", extra={"event": "failed"})
-            raise Refused("INTERNAL", "internal error; see the log") from None
+            raise InferenceRefusal("INTERNAL", "internal error; see the log") from None
 
     async def _read(self, requests: AsyncIterator[bytes]) -> bytes:
         """Reads the request's message. Raises Refused."""
         if self._arriving >= _MAX_ARRIVING:
-            raise Refused("UNAVAILABLE", "too many requests; try again later")
+            raise InferenceRefusal("UNAVAILABLE", "too many requests; try again later")
         self._arriving += 1
         try:
             return await asyncio.wait_for(anext(aiter(requests)), _REQUEST_S)
         except TimeoutError:
-            raise Refused("DEADLINE_EXCEEDED", "the request did not arrive in time") from None
+            raise InferenceRefusal(
+                "DEADLINE_EXCEEDED", "the request did not arrive in time"
+            ) from None
         except StopAsyncIteration:
-            raise Refused("INVALID_ARGUMENT", "the call has no request") from None
+            raise InferenceRefusal("INVALID_ARGUMENT", "the call has no request") from None
         finally:
             self._arriving -= 1
 

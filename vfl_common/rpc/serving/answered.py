@@ -41,7 +41,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Answered:
+class ServingAnswer:
     """A passive party's answer to a question about ids.
 
     Args:
@@ -62,7 +62,7 @@ class Answered:
 
 
 @dataclass(frozen=True)
-class Outgoing:
+class OutgoingMessage:
     """A question or an answer before it is sent, for the party's own record.
 
     Args:
@@ -92,7 +92,7 @@ class Outgoing:
     asked: int = 0
 
 
-class UntoldError(Exception):
+class WithheldError(Exception):
     """An answer about ids may not leave, or could not be computed. The party then answers as if it
     knew none of the ids, because a failure reveals that it knows one of them.
     """
@@ -106,24 +106,24 @@ class _Untold:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, Exception):
-            raise UntoldError(str(error)) from error
+            raise WithheldError(str(error)) from error
 
 
 # One object of a class for all blocks, because it is entered for each question, and this is fast.
-untold = _Untold()
+withholding = _Untold()
 
 
 # Records a message before it is sent. If it raises VflError, the message is not sent.
-Writes = Callable[[Outgoing], None]
+RecordMessage = Callable[[OutgoingMessage], None]
 
 
 @dataclass(frozen=True)
-class Keeping:
+class CachePolicy:
     """How the active party may keep a passive party's embeddings.
 
     Args:
         seconds: how long it may use one again; 0: not at all.
-        features: the version of the party's features, as in ``Answered``; embeddings of other
+        features: the version of the party's features, as in ``ServingAnswer``; embeddings of other
             versions are not used again.
     """
 
@@ -131,17 +131,17 @@ class Keeping:
     features: str = ""
 
 
-def read_keeping(present: serving_pb2.Present) -> Keeping:
+def read_keeping(present: serving_pb2.Present) -> CachePolicy:
     """Returns how a party allows its embeddings to be kept."""
     keeping = present.keeping
     # NaN or a number out of range allows nothing.
     seconds = keeping.seconds if 0.0 < keeping.seconds < _LONGEST_S else 0.0
-    return Keeping(seconds, clean(keeping.features, _LONGEST_VERSION))
+    return CachePolicy(seconds, clean(keeping.features, _LONGEST_VERSION))
 
 
 def read_answer(
     answer: serving_pb2.Answer, ids: Sequence[str], width: int, party: str, step: Step | None = None
-) -> Answered:
+) -> ServingAnswer:
     """Reads the answer of ``party`` to a question about ``ids``. Raises PeerError if it is invalid.
 
     ``width``: that of the party's embeddings. ``step``: the question instead of embeddings.
@@ -169,4 +169,4 @@ def read_answer(
             party=party,
         )
     features = clean(answer.features, _LONGEST_VERSION)
-    return Answered(state.translate(_READ), embeddings, features, answered)
+    return ServingAnswer(state.translate(_READ), embeddings, features, answered)

@@ -23,13 +23,13 @@ from vfl_common.rpc.channel import connect
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.serving.answered import (
     FLOAT_BYTES,
-    Answered,
-    Keeping,
-    Outgoing,
+    CachePolicy,
+    OutgoingMessage,
+    RecordMessage,
+    ServingAnswer,
     Step,
-    UntoldError,
-    Writes,
-    untold,
+    WithheldError,
+    withholding,
 )
 from vfl_common.rpc.serving.service import SERVICE
 from vfl_common.rpc.serving.stream import ANSWER, PHASE, QUESTION
@@ -54,7 +54,7 @@ class _Asked:
     until_s: float
 
 
-class Attendance:
+class ServingClient:
     """Answers the active party's questions, as long as ``run`` runs.
 
     Args:
@@ -83,11 +83,11 @@ class Attendance:
         run_id: str,
         digest: str,
         most_ids: int,
-        answer: Callable[[Sequence[str], float, Step | None], Answered],
+        answer: Callable[[Sequence[str], float, Step | None], ServingAnswer],
         attends: Callable[[bool], None],
         refused: Callable[[str], None] | None = None,
-        writes: Writes | None = None,
-        keeping: Callable[[], Keeping] = Keeping,
+        writes: RecordMessage | None = None,
+        keeping: Callable[[], CachePolicy] = CachePolicy,
         at_once: int = 1,
     ) -> None:
         self._address, self._peer, self._keyring, self._ledger = address, peer, keyring, ledger
@@ -250,7 +250,7 @@ class Attendance:
             except TimeoutError:
                 continue
             except Exception as failed:  # noqa: BLE001 - it is logged, and the peer reads of it
-                cause = failed.__cause__ if isinstance(failed, UntoldError) else None
+                cause = failed.__cause__ if isinstance(failed, WithheldError) else None
                 error = cause if isinstance(cause, Exception) else failed
                 is_defect = not isinstance(error, VflError)
                 self._once.warning(
@@ -271,7 +271,7 @@ class Attendance:
         count = len(ids) - ids.count("")
         try:
             result = self._record(question, step, count, self._answer(ids, asked.until_s, step))
-        except UntoldError as error:
+        except WithheldError as error:
             if not ids:
                 # The first answer of this scoring has been sent, so this one must fail.
                 raise
@@ -283,7 +283,7 @@ class Attendance:
         return self._record(question, step, count, self._answer(no_ids, asked.until_s, step))
 
     def _record(
-        self, question: serving_pb2.Question, step: Step | None, asked: int, content: Answered
+        self, question: serving_pb2.Question, step: Step | None, asked: int, content: ServingAnswer
     ) -> tuple[bytes, int]:
         """Records an answer; returns it as it is sent, and how many of its bytes are numbers.
         Raises UntoldError if it may not leave. ``asked``: the number of ids in the question.
@@ -299,7 +299,7 @@ class Attendance:
         numbers = content.embeddings or content.answered
         if self._writes is not None:
             first = step.first if step is not None else question.number
-            outgoing = Outgoing(
+            outgoing = OutgoingMessage(
                 to=self._peer,
                 phase=PHASE,
                 kind=ANSWER,
@@ -313,7 +313,7 @@ class Attendance:
                 message_bytes=len(data),
                 asked=asked,
             )
-            with untold:
+            with withholding:
                 self._writes(outgoing)
         return data, len(numbers)
 

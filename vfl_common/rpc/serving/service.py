@@ -18,13 +18,13 @@ from vfl_common.ledger import CONTROL, Ledger
 from vfl_common.link import OLDEST, PROTOCOL
 from vfl_common.pb.vfl.v1 import serving_pb2
 from vfl_common.process.logs import LogOnce
-from vfl_common.rpc.channel import Context, Handler, caller, stream_handler
+from vfl_common.rpc.channel import Context, Handler, caller_name, stream_handler
 from vfl_common.rpc.failures import from_failure, to_failure
 from vfl_common.rpc.serving.answered import (
-    Answered,
-    Keeping,
+    CachePolicy,
+    RecordMessage,
+    ServingAnswer,
     Step,
-    Writes,
     read_answer,
     read_keeping,
 )
@@ -71,7 +71,7 @@ class ServingService:
         run_id: str,
         digest: str,
         attends: Callable[[str, bool], None],
-        writes: Writes | None = None,
+        writes: RecordMessage | None = None,
     ) -> None:
         self._widths, self._keyring, self._ledger = dict(widths), keyring, ledger
         self._run_id, self._digest, self._attends = run_id, digest, attends
@@ -104,7 +104,7 @@ class ServingService:
     # -- the asking thread
     # ----------------------------------------------------------------------
 
-    def keeping(self) -> dict[str, Keeping]:
+    def keeping(self) -> dict[str, CachePolicy]:
         """Returns {party that attends: how its embeddings may be kept}."""
         with self._changed:
             return {name: stream.keeping for name, stream in self._streams.items()}
@@ -149,7 +149,7 @@ class ServingService:
                     # A probe must ask for at least one id.
                     some = some or ids
                 elif not some:
-                    question.results[name] = Answered(b"")
+                    question.results[name] = ServingAnswer(b"")
                     continue
                 step = steps[name] if steps is not None else None
                 is_whole = some is ids and step is None
@@ -162,7 +162,9 @@ class ServingService:
                 stream.outbox.put(data)
         return Pending(self, number, question, now_s + timeout_s)
 
-    def wait(self, number: int, question: Question, until_s: float) -> dict[str, Answered | Absent]:
+    def wait(
+        self, number: int, question: Question, until_s: float
+    ) -> dict[str, ServingAnswer | Absent]:
         """Returns {party: its answer, or why it has none}, not later than ``until_s``
         (monotonic).
         """
@@ -196,7 +198,7 @@ class ServingService:
         """Serves one stream of a passive party, whose messages are ``requests``."""
         stream: Stream | None = None
         try:
-            party = caller(context, self._keyring)
+            party = caller_name(context, self._keyring)
             self._take_place(party)
             try:
                 stream = self._check(party, requests)
@@ -377,7 +379,7 @@ class ServingService:
                 )
         if question is None:
             return
-        result: Answered | Absent = "failed"
+        result: ServingAnswer | Absent = "failed"
         try:
             if answer.HasField("failure"):
                 error = from_failure(answer.failure, sender=party, me=self._keyring.name)
@@ -414,7 +416,7 @@ class Pending:
         self._service, self.number = service, number
         self._question, self._until_s = question, until_s
 
-    def wait(self) -> dict[str, Answered | Absent]:
+    def wait(self) -> dict[str, ServingAnswer | Absent]:
         """Returns {party: its answer, or why it has none}, when all have answered or the time is
         over.
         """

@@ -13,10 +13,10 @@ from google.protobuf.message import DecodeError
 from vfl_common.errors import Code, PeerError
 from vfl_common.identity.keyring import Keyring
 from vfl_common.pb.vfl.v1 import serving_pb2
-from vfl_common.rpc.channel import Context, Handler, Places, caller, stream_handler
+from vfl_common.rpc.channel import CallLimit, Context, Handler, caller_name, stream_handler
 from vfl_common.rpc.failures import to_failure
 from vfl_common.rpc.serving.service import MAX_STREAMS, SERVICE, ServingService
-from vfl_common.text import listed
+from vfl_common.text import list_names
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class SeveralRuns:
         self._services: dict[str, ServingService] = {}
         # Parties whose refusal was logged.
         self._refused = set[str]()
-        self._places = Places(MAX_STREAMS * max_runs, "streams")
+        self._places = CallLimit(MAX_STREAMS * max_runs, "streams")
 
     def handler(self) -> Handler:
         """Returns the service's handler for the gRPC server."""
@@ -57,7 +57,7 @@ class SeveralRuns:
 
     def _attend(self, requests: Iterator[bytes], context: Context) -> Iterator[bytes]:
         try:
-            party = caller(context, self._keyring)
+            party = caller_name(context, self._keyring)
             service = next(iter(self._services.values()))
             if party not in self._parties:
                 # Any service refuses a stranger with the reason.
@@ -83,8 +83,8 @@ class SeveralRuns:
         """
         error = PeerError(
             Code.RECIPE_DIFFERS,
-            f"{party} serves another run than {listed([*self._services])}. Give both parties the "
-            "same runs with --run.",
+            f"{party} serves another run than {list_names([*self._services])}. Give both parties "
+            "the same runs with --run.",
             party=party,
         )
         if party not in self._refused:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vfl_common.pb.vfl.v1 import serving_pb2
-from vfl_common.rpc.serving.answered import Answered, Keeping, Outgoing, Step
+from vfl_common.rpc.serving.answered import CachePolicy, OutgoingMessage, ServingAnswer, Step
 from vfl_common.rpc.serving.patience import AnswerPatience
 
 PHASE, QUESTION, ANSWER = "serve", "question", "answer"
@@ -31,7 +31,7 @@ class Question:
     asked_s: float
     steps: Mapping[str, Step] | None = None
     waiting: set[str] = field(default_factory=set)
-    results: dict[str, Answered | Absent] = field(default_factory=dict)
+    results: dict[str, ServingAnswer | Absent] = field(default_factory=dict)
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Stream:
     """
 
     party: str
-    keeping: Keeping
+    keeping: CachePolicy
     program: str = ""
     outbox: queue.SimpleQueue[bytes | None] = field(default_factory=queue.SimpleQueue)
     open: dict[int, Question] = field(default_factory=dict)
@@ -65,11 +65,11 @@ def question_bytes(number: int, ids: Sequence[str], left_ms: int, step: Step | N
 
 def describe_question(
     party: str, number: int, ids: Sequence[str], step: Step | None, message_bytes: int
-) -> Outgoing:
+) -> OutgoingMessage:
     """Returns the description of a question for the party's own record."""
     first = number if step is None else step.first or number
     asked = step.asked if step is not None else b""
-    return Outgoing(
+    return OutgoingMessage(
         to=party,
         phase=PHASE,
         kind=QUESTION,

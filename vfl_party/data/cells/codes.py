@@ -25,18 +25,18 @@ def note_codes(numbers: Mapping[str, pa.Array]) -> Iterator[str]:
     )
     if zeros:
         yield (
-            f"numbers of {checks.listed(zeros)} begin with 0, as postcodes and codes do. If they "
-            "are codes, list the column in data.categorical."
+            f"numbers of {checks.list_names(zeros)} begin with 0, as postcodes and codes do. If "
+            "they are codes, list the column in data.categorical."
         )
     if exponents:
         yield (
-            f"numbers of {checks.listed(exponents)} are written like 12E3, as some codes are. If "
-            "they are codes, list the column in data.categorical."
+            f"numbers of {checks.list_names(exponents)} are written like 12E3, as some codes are. "
+            "If they are codes, list the column in data.categorical."
         )
     if days:
         yield (
-            f"numbers of {checks.listed(days)} look like days such as 20240131. To read them as "
-            'days, set data.dates = "%Y%m%d".'
+            f"numbers of {checks.list_names(days)} look like days such as 20240131. To read them "
+            'as days, set data.dates = "%Y%m%d".'
         )
 
 

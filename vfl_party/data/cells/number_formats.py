@@ -199,7 +199,7 @@ def find(
             )
     _require_forms(source, readings, settings)
     notes += [
-        f"{sign} is dropped from the numbers of {checks.listed(names)}"
+        f"{sign} is dropped from the numbers of {checks.list_names(names)}"
         for sign, names in signs.items()
     ]
     numbers = [name for name, reading in readings.items() if isinstance(reading, Numbers)]
@@ -333,7 +333,7 @@ def _style(
     names = [name for name in odd if name in read[chosen]]
     if not names:
         return chosen, []
-    examples = checks.listed(sorted(names), max_names=3)
+    examples = checks.list_names(sorted(names), max_names=3)
     notes = [
         f"numbers are read with {chosen.description}, as in {examples}. To change this, set "
         "data.decimal and data.thousands."
@@ -345,7 +345,7 @@ def _style(
     ]
     if others:
         notes.append(
-            f"{checks.listed(others)} are different numbers with {fits[0].description}. Check "
+            f"{checks.list_names(others)} are different numbers with {fits[0].description}. Check "
             "them, and set data.decimal and data.thousands."
         )
     return chosen, notes

@@ -10,7 +10,7 @@ from typing import Any
 from vfl_common.config.data import Duplicates
 from vfl_common.text import percent
 from vfl_party.data.ids.order import IdCounts, in_order
-from vfl_party.data.ids.spelling import FIRST_ZEROS, SEPARATOR, normalised
+from vfl_party.data.ids.spelling import FIRST_ZEROS, SEPARATOR, normalize_ids
 from vfl_party.data.ids.texts import Ids
 
 ASK = "Ask the other parties: shapes and shares should be about the same at every party."
@@ -32,7 +32,7 @@ def choices(parts: Sequence[Any], rules: Sequence[str], duplicates: Duplicates) 
     """
     lines, looks = [f"{len(parts[0]):,} rows in the source"], []
     for used in range(len(rules) + 1):
-        ids = normalised(parts, rules[:used])
+        ids = normalize_ids(parts, rules[:used])
         first, drop = (
             IdCounts.of(ids, len(in_order(ids, policy).rows)) for policy in ("first", "drop")
         )

@@ -44,7 +44,7 @@ _RULES: dict[str, Callable[[str], str]] = {
 }
 
 
-def normalised(
+def normalize_ids(
     columns: Sequence[Any], rules: Sequence[str], space: Space = IN_MEMORY
 ) -> pa.LargeStringArray:
     """Returns the id of each row, null if missing.

@@ -17,8 +17,8 @@ import torch
 
 from vfl_party.base.devices import index_on
 from vfl_party.base.dtypes import real
-from vfl_party.base.workers import soon
-from vfl_party.data.inputs.made import Made, Noted
+from vfl_party.base.workers import submit
+from vfl_party.data.inputs.made import BatchLog, BatchOrigin
 from vfl_party.data.inputs.scaled import ScaledPixels
 from vfl_party.data.row_arrays import MappedArray, Space, parts, release, rows_at_once
 from vfl_party.models import InputSpec
@@ -54,7 +54,7 @@ class Ahead:
 
     def begin(self, rows: Codes, read: Callable[[Codes], Inputs]) -> None:
         """Starts to read a batch in a thread."""
-        self._coming.append((rows, soon(partial(read, rows))))
+        self._coming.append((rows, submit(partial(read, rows))))
 
     def take(self, rows: Codes) -> Inputs | None:
         """Returns a batch that was read ahead; None if these rows were not."""
@@ -84,7 +84,7 @@ class Features:
     cardinalities: tuple[int, ...] = ()
     arrays: tuple[npt.NDArray[Any], ...] = ()
     columns: Mapping[str, Place] = field(default_factory=lambda: NO_PLACES)
-    noted: Noted | None = field(default=None, repr=False)
+    noted: BatchLog | None = field(default=None, repr=False)
     _ahead: Ahead = field(default_factory=Ahead, init=False, repr=False)
 
     @classmethod
@@ -143,7 +143,7 @@ class Features:
         x, *categories = self._inputs(rows)
         batch = (x.to(real()), *categories)
         if self.noted is not None:
-            self.noted.note(batch, Made(np.asarray(rows)))
+            self.noted.note(batch, BatchOrigin(np.asarray(rows)))
         return batch
 
     def _inputs(self, rows: torch.Tensor | npt.NDArray[np.int64]) -> Inputs:
@@ -187,7 +187,7 @@ class Features:
             return self.numbers.reads
         return any(isinstance(array, MappedArray) for array in self.arrays)
 
-    def followed_by(self, other: Features, space: Space) -> Features:
+    def concat(self, other: Features, space: Space) -> Features:
         """Returns these rows, then the rows of ``other``, which must have the same preprocessing.
         Raises InputError.
         """
@@ -240,5 +240,5 @@ class Features:
         for mine, their, at in zip(mixed, theirs, place, strict=False):
             mine[:, at] = their[:, at]
         if self.noted is not None:
-            self.noted.note(mixed, Made(rows, others, column))
+            self.noted.note(mixed, BatchOrigin(rows, others, column))
         return tuple(mixed)

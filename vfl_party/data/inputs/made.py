@@ -47,7 +47,7 @@ class DrawnView:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class BatchOrigin:
     """How a batch was made.
 
     Args:
@@ -63,18 +63,18 @@ class Made:
     view: DrawnView | None = None
 
 
-class Noted:
+class BatchLog:
     """Remembers how batches were made, as long as their inputs live unchanged."""
 
     def __init__(self) -> None:
         # {first input: (how the batch was made, the other inputs, versions of all inputs)}.
         self._made = WeakTensorKeyDictionary()
 
-    def note(self, inputs: Sequence[Tensor], made: Made) -> None:
+    def note(self, inputs: Sequence[Tensor], made: BatchOrigin) -> None:
         """Remembers ``made`` for an encoder's arguments."""
         self._made[inputs[0]] = made, tuple(inputs[1:]), _writes(inputs)
 
-    def of(self, inputs: Sequence[Tensor]) -> Made | None:
+    def of(self, inputs: Sequence[Tensor]) -> BatchOrigin | None:
         """Returns how the inputs were made; None if a phase made or changed any of them."""
         entry = self._made.get(inputs[0])  # type: ignore[no-untyped-call]
         if entry is None:

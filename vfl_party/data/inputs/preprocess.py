@@ -23,7 +23,7 @@ from vfl_party.data.inputs.features import (
     Floats,
     Place,
 )
-from vfl_party.data.inputs.ranges import Span, outside, spans_of
+from vfl_party.data.inputs.ranges import Span, count_outside, spans_of
 from vfl_party.data.inputs.scaled import ScaledPixels
 from vfl_party.data.inputs.statistics import (
     FilledValues,
@@ -35,7 +35,7 @@ from vfl_party.data.inputs.statistics import (
 from vfl_party.data.join import part_of
 from vfl_party.data.pixels import Pixels, is_whole, to_unit
 from vfl_party.data.row_arrays import parts_of, release
-from vfl_party.data.table import Categories, Table, counted
+from vfl_party.data.table import Categories, Table, count_words
 from vfl_party.models import InputSpec
 
 # Maximum number of one-hot columns; more are probably a mistake.
@@ -142,7 +142,7 @@ class Preprocessor:
         vocabularies = []
         for k, name in enumerate(table.categorical_names):
             assert table.categorical is not None  # noqa: S101 - it has a name for each column
-            times = counted(table.categorical, k, train_rows)[:-1]
+            times = count_words(table.categorical, k, train_rows)[:-1]
             seen = [
                 word
                 for word, count in zip(table.categorical.words[k], times.tolist(), strict=True)
@@ -309,7 +309,7 @@ class Preprocessor:
             assert table.categorical is not None  # noqa: S101 - it has a name for each column
             seen = set(known)
             is_new = np.array([word not in seen for word in table.categorical.words[k]], bool)
-            unseen[name] = int(counted(table.categorical, k)[:-1][is_new].sum())
+            unseen[name] = int(count_words(table.categorical, k)[:-1][is_new].sum())
         return {name: count for name, count in unseen.items() if count}
 
     def outside(self, table: Table) -> dict[str, int]:
@@ -319,7 +319,7 @@ class Preprocessor:
         values = self._align(table).numeric_NF
         if values is None or not self.spans:
             return {}
-        counts = outside(values, self.spans).tolist()
+        counts = count_outside(values, self.spans).tolist()
         return {
             name: count for name, count in zip(self.numeric_names, counts, strict=True) if count
         }
@@ -355,7 +355,7 @@ class Preprocessor:
                         table.source,
                         f"column {name!r} held {kind} in training but does not now. Correct it.",
                     )
-                near = checks.like(name, [*table.numeric_names, *table.categorical_names])
+                near = checks.suggest_names(name, [*table.numeric_names, *table.categorical_names])
                 raise checks.unusable(
                     table.source,
                     f"has no column {name!r}, but training had it{near}. Add the column.",

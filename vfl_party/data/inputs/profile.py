@@ -20,7 +20,7 @@ import numpy.typing as npt
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
 from vfl_party.data.row_arrays import release
-from vfl_party.data.table import Table, counted
+from vfl_party.data.table import Table, count_words
 
 FILE = "profile.json"
 Counts = npt.NDArray[np.int64]
@@ -88,7 +88,7 @@ def profile_of(table: Table, rows: npt.NDArray[np.int64]) -> list[ColumnProfile]
                 profile.append(ColumnProfile(name, True, counts, edges))
     if table.categorical is not None:
         for k, name in enumerate(table.categorical_names):
-            words, times = table.categorical.words[k], counted(table.categorical, k, rows)
+            words, times = table.categorical.words[k], count_words(table.categorical, k, rows)
             order = np.argsort(-times[:-1], kind="stable")[:_MAX_WORDS]
             frequent = tuple(words[at] for at in order.tolist() if times[at])
             column = ColumnProfile(name, False, (), words=frequent)

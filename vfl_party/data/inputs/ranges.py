@@ -60,7 +60,7 @@ def spans_of(values_NF: Floats, rows: npt.NDArray[np.int64]) -> tuple[Span, ...]
     return tuple(result)
 
 
-def outside(values_NF: Floats, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
+def count_outside(values_NF: Floats, spans: Sequence[Span]) -> npt.NDArray[np.int64]:
     """Returns how many numbers of each column are outside its span, int64 [F]; values_NF: float32
     [N, F].
     """

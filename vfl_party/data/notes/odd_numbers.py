@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from vfl_party.data.checks import marked
+from vfl_party.data.checks import count_cells
 from vfl_party.data.columns import Columns
 
 _STAND_INS = (-9, -99, -999, -9999, -99999, 999, 9999, 99999, 999999)
@@ -22,7 +22,7 @@ _MIN_CELLS = 2
 def find_odd_numbers(columns: Columns) -> Iterator[tuple[str, str]]:
     """Yields (column, note) for each problem."""
     names, values_NF = columns.numeric_names, columns.numeric_NF
-    empty = marked(values_NF, np.isnan).counts == len(values_NF)
+    empty = count_cells(values_NF, np.isnan).counts == len(values_NF)
     for column, name in enumerate(names):
         if empty[column]:
             yield name, f"column {name!r} is empty in all rows. List it in data.drop."

@@ -17,11 +17,11 @@ from vfl_party.data import checks
 from vfl_party.data.cells import number_formats
 from vfl_party.data.cells.dates import Dates, look_like_dates
 from vfl_party.data.columns import Columns, Rows
-from vfl_party.data.ids import IdCounts, in_order, normalised
+from vfl_party.data.ids import IdCounts, in_order, normalize_ids
 from vfl_party.data.notes.odd_ids import find_odd_ids
 from vfl_party.data.notes.odd_numbers import find_odd_numbers
 from vfl_party.data.row_arrays import parts
-from vfl_party.data.table import counted
+from vfl_party.data.table import count_words
 
 # Number of rows below which nothing is noted.
 MIN_ROWS = 20
@@ -48,7 +48,7 @@ class Smell:
     mostly: Literal["", "numbers", "dates"] = ""
 
 
-def smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
+def find_smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
     """Yields a note for each problem, in the order of the columns."""
     if settings.id and not rows.numbered:
         yield from map(Smell, _ids(rows, settings))
@@ -66,7 +66,7 @@ def smells(rows: Rows, settings: DataSettings) -> Iterator[Smell]:
 
 def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Iterator[Smell]:
     cells, words = columns.categorical, columns.categorical.words[k]
-    counts = counted(cells, k)[:-1]
+    counts = count_words(cells, k)[:-1]
     total, texts = int(counts.sum()), pa.array(words, pa.string())
     units = {unit[1] if (unit := _UNIT.fullmatch(word)) else "" for word in words}
     if len(units) == 1 and "" not in units and len(words) > 1:
@@ -171,7 +171,7 @@ def _first_row(codes_N: npt.NDArray[np.int32], code: int) -> int:
 
 def _ids(rows: Rows, settings: DataSettings) -> Iterator[str]:
     rules = settings.id_rules or ()
-    spelt = [normalised(rows.ids, used) for used in (rules, (*rules, "trim", "casefold"))]
+    spelt = [normalize_ids(rows.ids, used) for used in (rules, (*rules, "trim", "casefold"))]
     counts = [IdCounts.of(ids, len(in_order(ids, "first").rows)).kept for ids in spelt]
     if counts[1] < counts[0]:
         count = counts[0] - counts[1]

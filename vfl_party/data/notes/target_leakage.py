@@ -27,7 +27,7 @@ _SAMPLED = 1_000
 Codes = npt.NDArray[np.int32]
 
 
-def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
+def find_target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
     """Yields a note, without any cell, for each column that determines the class of every row.
 
     Such a column has far fewer values than rows, each of them in rows of one class only. Or it is a
@@ -36,7 +36,7 @@ def target_leakage(rows: Rows, label: str) -> Iterator[Smell]:
     """
     if rows.labels is None or not isinstance(rows.features, Columns):
         return
-    labelled_N = ~checks.unlabelled(rows.labels)
+    labelled_N = ~checks.mask_unlabelled(rows.labels)
     encoded = pc.dictionary_encode(pa.array(rows.labels[labelled_N]))
     classes_N: Codes = encoded.indices.to_numpy(zero_copy_only=False)
     counts = np.bincount(classes_N)

@@ -245,7 +245,7 @@ def _choose_names(names: list[str], settings: DataSettings, with_label: bool) ->
     source = settings.source
     if with_label and settings.label is None:
         raise checks.unusable(
-            source, f"needs data.label. Name its label array, one of {checks.listed(names)}."
+            source, f"needs data.label. Name its label array, one of {checks.list_names(names)}."
         )
     checks.require_names(source, "id", settings.id, names, noun="array")
     if with_label:
@@ -264,7 +264,7 @@ def _choose_names(names: list[str], settings: DataSettings, with_label: bool) ->
     if settings.columns is None and len(features) > 1:
         raise checks.unusable(
             source,
-            f"has several arrays, {checks.listed(features)}. Name those of the features in "
+            f"has several arrays, {checks.list_names(features)}. Name those of the features in "
             "data.columns.",
         )
     return [*(name for name in needed if name is not None), *features]

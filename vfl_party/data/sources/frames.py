@@ -30,7 +30,8 @@ def frame_rows(frame: Any, settings: DataSettings, with_label: bool) -> Rows:
         if with_label and settings.label is None:
             raise checks.unusable(
                 source,
-                f"needs data.label. Name its label array, one of {checks.listed(list(arrays))}.",
+                "needs data.label. Name its label array, one of "
+                f"{checks.list_names(list(arrays))}.",
             )
         if with_label:
             checks.require_roles(source, settings, list(arrays))

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from torch import Tensor
 
-from vfl_common.summary import held_by
+from vfl_common.summary import name_holders
 from vfl_party.base.seeds import Rows
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import Chunk
@@ -31,7 +31,7 @@ def by_holders(
         return {}
     own = () if party.features is None else (party.name,)
     return {
-        held_by(split, (*own, *names)): (rows[at], party.take(outputs, at))
+        name_holders(split, (*own, *names)): (rows[at], party.take(outputs, at))
         for names, at in held.alike(rows)
     }
 

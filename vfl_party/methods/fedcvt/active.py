@@ -15,7 +15,7 @@ from vfl_party.methods.fedcvt.losses import Representations
 from vfl_party.methods.fedcvt.objective import TERMS, Objective
 from vfl_party.methods.fedcvt.settings import FedCVTSettings
 from vfl_party.methods.fedcvt.training import FedCVTTraining
-from vfl_party.models import forward, seeded
+from vfl_party.models import forward, seed_torch
 from vfl_party.phases.context import Party
 from vfl_party.phases.diverged import check_sums
 from vfl_party.phases.measure import measured
@@ -115,7 +115,7 @@ class ActiveFedCVT(Phase):
 
 def _head(party: Party, phase: str, view: str) -> nn.Module:
     """Makes the linear classifier of one party's view, with its initial weights."""
-    with seeded(derive_seed(party.own_seed, "init", party.name, phase, view)):
+    with seed_torch(derive_seed(party.own_seed, "init", party.name, phase, view)):
         head = nn.Linear(party.embedding_size, party.recipe.task.outputs)
     return head.to(party.device)
 

@@ -14,7 +14,7 @@ from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.methods.fedonce.rows import rows_to_learn
 from vfl_party.methods.fedonce.settings import FedOnceSettings
 from vfl_party.methods.fedonce.training import LocalTraining
-from vfl_party.models import build_top, seeded
+from vfl_party.models import build_top, seed_torch
 from vfl_party.phases.context import Party
 
 
@@ -27,7 +27,7 @@ class Reconstruction:
         self._encoder = party.models["encoder"]
         self._cardinalities = party.need_features().spec.cardinalities
         width = self._target_values(party.need_features().inputs(self._rows[:1])).shape[1]
-        with seeded(derive_seed(party.own_seed, "init", phase, party.name, "decoder")):
+        with seed_torch(derive_seed(party.own_seed, "init", phase, party.name, "decoder")):
             decoder = build_top(TopSettings(hidden=settings.decoder), party.embedding_size, width)
         self._decoder = decoder.to(party.device)
         both = nn.ModuleDict({"encoder": self._encoder, "decoder": self._decoder})

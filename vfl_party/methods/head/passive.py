@@ -7,7 +7,7 @@ import numpy as np
 from vfl_common.bundle import StepKey
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
-from vfl_party.methods.head.upload import upload, uploaded
+from vfl_party.methods.head.upload import get_upload_splits, upload
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import embed
 from vfl_party.phases.sets import check as check_sets
@@ -32,7 +32,7 @@ class PassiveHead(Phase):
         if round_ != UPLOAD:
             return RoundReport(0)
         party = self._party
-        rows = np.concatenate([party.rows(split) for split in uploaded(party.recipe)])
+        rows = np.concatenate([party.rows(split) for split in get_upload_splits(party.recipe)])
         reply = self._upload.swap(StepKey(self.name, round_, 0), {"z": embed(party, rows)}, rows)
         used = all(bool(flag) for flag in reply.values())
         note = "" if used else "our upload came after deadline_s: the model is trained without it"

@@ -15,10 +15,10 @@ from vfl_common.errors import Code, InputError, InternalError
 from vfl_party.base.phase import Phase, RoundReport, Tree
 from vfl_party.base.seeds import Rows, derive_seed
 from vfl_party.methods.head.settings import TRAIN, UPLOAD, HeadSettings
-from vfl_party.methods.head.upload import Uploads, uploaded
+from vfl_party.methods.head.upload import Uploads, get_upload_splits
 from vfl_party.models.boosting import Matrix, check_loss, grow, lightgbm
 from vfl_party.models.metrics import loss_fn
-from vfl_party.models.top.trees import BoostedTrees, Grown
+from vfl_party.models.top.trees import BoostedTrees, TreeArrays
 from vfl_party.phases.context import Party
 from vfl_party.phases.scoring import chunks, embed, outputs_of
 from vfl_party.phases.sets import check as check_sets
@@ -66,7 +66,7 @@ class TreesHead(Phase):
         party, top = self._party, self._party.models["top"]
         if not isinstance(top, BoostedTrees):
             raise InternalError(f"phase {self.name}: the top model has no trees")
-        matrices = {split: self._matrix(split) for split in uploaded(party.recipe)}
+        matrices = {split: self._matrix(split) for split in get_upload_splits(party.recipe)}
         seed = derive_seed(party.recipe.seed, self.name)
         train, validation = matrices["train"], matrices.get("validation")
         grown = grow(party.recipe.task, self._top, train, validation, seed)
@@ -83,7 +83,7 @@ class TreesHead(Phase):
         )
         return RoundReport(0)
 
-    def _shares(self, grown: Grown) -> dict[str, float]:
+    def _shares(self, grown: TreeArrays) -> dict[str, float]:
         """Returns the share of each party's columns in the gain of all splits, then the largest
         shares of this party's own columns.
         """
@@ -128,7 +128,7 @@ class TreesHead(Phase):
     def _get_received(self, name: str, split: str) -> Tensor:
         """Returns a party's representations of the rows of a split, [N, D]."""
         party, held, start = self._party, self._party.data.held, 0
-        for uploaded_split in uploaded(party.recipe):
+        for uploaded_split in get_upload_splits(party.recipe):
             rows = party.rows(uploaded_split)
             at = np.arange(len(rows)) if held is None else held.of(name, rows)
             if uploaded_split == split:

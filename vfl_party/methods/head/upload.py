@@ -37,7 +37,7 @@ def upload(settings: HeadSettings, how: str) -> Exchange:
     return Exchange("upload", up, down, when="once")
 
 
-def uploaded(recipe: Recipe) -> tuple[str, ...]:
+def get_upload_splits(recipe: Recipe) -> tuple[str, ...]:
     """Returns the splits whose representations are uploaded, in order: the training rows, and the
     validation rows if they decide when trees stop early.
     """
@@ -49,7 +49,7 @@ def uploaded(recipe: Recipe) -> tuple[str, ...]:
 def traffic(party: Party, name: str, settings: HeadSettings) -> Traffic:
     """See ``Method.traffic``."""
     once, step = upload(settings, party.course.protected), StepKey(name, UPLOAD, 0)
-    rows = np.concatenate([party.joint_rows(split) for split in uploaded(party.recipe)])
+    rows = np.concatenate([party.joint_rows(split) for split in get_upload_splits(party.recipe)])
     return Traffic(party.joint_occurrences(once, step, rows), bound=party.bound)
 
 
@@ -98,7 +98,7 @@ class Uploads:
     def collect(self) -> RoundReport:
         """Collects one upload from each passive party: FedOnce's Alg. 1, line 19."""
         party, deadline_s = self._party, self._deadline_s
-        rows = np.concatenate([party.rows(split) for split in uploaded(party.recipe)])
+        rows = np.concatenate([party.rows(split) for split in get_upload_splits(party.recipe)])
         received = self._side.collect(
             StepKey(self._phase, UPLOAD, 0),
             rows=len(rows),

@@ -15,7 +15,7 @@ from vfl_common.config.base import Section
 from vfl_common.config.models import OptimizerSettings, Rate
 from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.mocosfl.likeness import ssim
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 from vfl_party.models.decoder import Decoder
 from vfl_party.models.optim import build_optimizer
 
@@ -52,7 +52,7 @@ class Resistance:
         by_ssim: bool,
     ) -> None:
         self._settings, self._by_ssim = settings, by_ssim
-        with seeded(derive_seed(seed, "init", "resist")):
+        with seed_torch(derive_seed(seed, "init", "resist")):
             self._decoder = Decoder(latent, image)
         self._decoder.to(device)
         self._optimizer = build_optimizer(

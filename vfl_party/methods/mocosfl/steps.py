@@ -17,7 +17,7 @@ from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.mocosfl.check import check_phase, first_phase
 from vfl_party.methods.mocosfl.settings import MocoSFLSettings
 from vfl_party.models.halves import Halves, Tail
-from vfl_party.models.init import seeded
+from vfl_party.models.init import seed_torch
 from vfl_party.phases.context import Party
 
 # An epoch that goes this many times over a party's rows causes a warning.
@@ -54,13 +54,13 @@ def hands_out(recipe: Recipe) -> bool:
 
 def build_bottom(recipe: Recipe, settings: MocoSFLSettings) -> nn.Sequential:
     """Builds the bottom model with the same initial weights at all parties."""
-    with seeded(derive_seed(recipe.seed, "init", "bottom")):
+    with seed_torch(derive_seed(recipe.seed, "init", "bottom")):
         return halves_of(recipe, settings).bottom()
 
 
 def build_tail(recipe: Recipe, settings: MocoSFLSettings, seed: int) -> Tail:
     """Builds the tail with its initial weights. ``seed``: the active party's own."""
-    with seeded(derive_seed(seed, "init", "tail")):
+    with seed_torch(derive_seed(seed, "init", "tail")):
         return halves_of(recipe, settings).tail(settings.width)
 
 

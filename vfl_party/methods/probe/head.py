@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vfl_common.errors import Code, InputError
-from vfl_party.base.seeds import Rows, batches, derive_seed, stratified_order
+from vfl_party.base.seeds import Rows, batches, derive_seed, stratify_order
 from vfl_party.methods.probe.settings import ProbeSettings
-from vfl_party.models import forward, seeded
+from vfl_party.models import forward, seed_torch
 from vfl_party.models.encoders.mlp import layers
 from vfl_party.models.metrics import loss_fn
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
@@ -40,7 +40,7 @@ def select_labelled(
     chosen, share = known, settings.labelled
     if share < 1.0:
         targets = party.need_labels()[1][torch.from_numpy(known.rows)].cpu()
-        order = stratified_order(party.recipe.seed, targets.long().reshape(-1).numpy())
+        order = stratify_order(party.recipe.seed, targets.long().reshape(-1).numpy())
         some = np.sort(order[: round(share * len(known.rows))])
         chosen = KnownRows(
             known.rows[some], known.features[torch.from_numpy(some).to(party.device)]
@@ -62,7 +62,7 @@ class ProbeHead:
         self._party, self._phase, self._settings = party, phase, settings
         self._own: nn.Module | None = None
         if settings.hidden:
-            with seeded(derive_seed(party.own_seed, "init", party.name, phase)):
+            with seed_torch(derive_seed(party.own_seed, "init", party.name, phase)):
                 made = layers(
                     party.embedding_size,
                     settings.hidden,

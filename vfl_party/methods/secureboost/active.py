@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_party.base.devices import threads
+from vfl_party.base.devices import count_threads
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.phase import Tree as State
 from vfl_party.base.seeds import Rows, derive_seed
@@ -92,7 +92,7 @@ class ActiveSecureBoost(Phase):
         self._walk = Walk(party, name, settings, "after the last tree")
         self._passives = [passive.name for passive in party.recipe.passives]
         self._keys: Keys | None = None
-        self._shards = Shards(threads())
+        self._shards = Shards(count_threads())
         self._offers: dict[str, Offer] = {}
         self._scores_NK: Doubles | None = None
         self._best, self._least, self._batch = 0, np.inf, 0

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import Rows, derive_seed, permutation
-from vfl_party.methods.secureboost.settings import MOST_CODES
+from vfl_party.methods.secureboost.settings import MAX_CODES
 from vfl_party.phases.context import Party
 
 # The code of a cell that does not occur in training: it goes where most rows go.
@@ -77,10 +77,10 @@ def learn(party: Party, bins: int, rows: Rows) -> list[Column]:
         )
     for k in range(codes_NK.shape[1]):
         categories = tuple(np.unique(codes_NK[rows, k]).tolist())
-        if len(categories) > MOST_CODES:
+        if len(categories) > MAX_CODES:
             raise InputError(
                 Code.DATA_INVALID,
-                f"{party.name}: column {names[width + k]!r} must have at most {MOST_CODES} "
+                f"{party.name}: column {names[width + k]!r} must have at most {MAX_CODES} "
                 f"categories for trees (got {len(categories)}). Group some of them, or drop the "
                 "column.",
             )

@@ -5,7 +5,7 @@ ciphertexts.
 from __future__ import annotations
 
 from vfl_common.bundle import Kind
-from vfl_party.methods.secureboost.settings import MOST_CODES, SecureBoostSettings
+from vfl_party.methods.secureboost.settings import MAX_CODES, SecureBoostSettings
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent, i64, u8
 
 # Bits of the active party's verdict on a round.
@@ -13,7 +13,7 @@ BEST, STOP = 1, 2
 # The most entries of a party in a tree.
 MAX_ENTRIES = 1 << 17
 # Columns of numbers, their splits, columns of categories by their number of entries.
-FACTS = 2 + MOST_CODES + 1
+FACTS = 2 + MAX_CODES + 1
 
 KEY = Exchange(
     "key",

@@ -11,7 +11,7 @@ import numpy as np
 from vfl_party.homomorphic import Integers
 from vfl_party.methods.secureboost.columns import Column
 from vfl_party.methods.secureboost.exchanges import FACTS, MAX_ENTRIES
-from vfl_party.methods.secureboost.settings import MOST_CODES, SecureBoostSettings
+from vfl_party.methods.secureboost.settings import MAX_CODES, SecureBoostSettings
 from vfl_party.methods.secureboost.tree.entries import Layout
 
 
@@ -34,7 +34,7 @@ class Offer:
         return cls(
             len(columns) - len(sets),
             splits,
-            tuple(np.bincount(sets, minlength=MOST_CODES + 1).tolist()),
+            tuple(np.bincount(sets, minlength=MAX_CODES + 1).tolist()),
         )
 
     def facts(self) -> list[int]:
@@ -64,9 +64,9 @@ class Offer:
         All columns offer all they have, unless ``column_sample`` draws some.
         """
         sets = sizes[1:]
-        if min(sizes) < 0 or max(sets, default=0) > MOST_CODES or sum(sizes.tolist()) > MAX_ENTRIES:
+        if min(sizes) < 0 or max(sets, default=0) > MAX_CODES or sum(sizes.tolist()) > MAX_ENTRIES:
             return False
-        counts = np.bincount(sets, minlength=MOST_CODES + 1)
+        counts = np.bincount(sets, minlength=MAX_CODES + 1)
         if settings.column_sample == 1.0:
             return bool(sizes[0] == self.splits and (counts == self.sets).all())
         drawn = max(1, round(settings.column_sample * (self.numbers + self.columns)))

@@ -12,7 +12,7 @@ import torch
 
 from vfl_common.bundle import StepKey
 from vfl_common.errors import Code, PeerError
-from vfl_party.base.devices import threads
+from vfl_party.base.devices import count_threads
 from vfl_party.base.phase import Phase, RoundReport
 from vfl_party.base.phase import Tree as State
 from vfl_party.base.seeds import Rows
@@ -95,7 +95,7 @@ class PassiveSecureBoost(Phase):
         # The number of disclosed sides of each row.
         self._bits_N = np.zeros(len(self._routed), np.int64)
         self._adder: Adder | None = None
-        self._shards = Shards(threads())
+        self._shards = Shards(count_threads())
         # The entries of the tree that is growing.
         self.offered: ShuffledEntries | None = None
         self._best = 0

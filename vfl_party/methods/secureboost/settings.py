@@ -10,7 +10,7 @@ from vfl_common.config.base import Section
 from vfl_party.homomorphic import SCHEMES, Encryption
 
 # The most bins or categories of a column, including the missing one: HEU uses seven bits.
-MOST_CODES = 120
+MAX_CODES = 120
 # A node's number in its level, and one more, fit into a byte.
 MAX_DEPTH = 7
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -44,7 +44,7 @@ class SecureBoostSettings(Section):
     """The most leaves of a tree; the splits with the most gain of a level come first. Default: as
     many as ``depth`` gives.
     """
-    bins: Annotated[int, Field(ge=2, le=MOST_CODES - 1)] = 32
+    bins: Annotated[int, Field(ge=2, le=MAX_CODES - 1)] = 32
     """Bins of a column of numbers, at quantiles of the party's own training rows."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 0.1
     """The learning rate."""

@@ -19,7 +19,7 @@ from vfl_party.methods.splitnn.settings import SplitNNSettings
 from vfl_party.methods.splitnn.stopping import StoppingJudge
 from vfl_party.methods.splitnn.training import OwnTraining
 from vfl_party.methods.splitnn.without_passives import AbsentParties
-from vfl_party.models import Combined
+from vfl_party.models import CombinedEmbeddings
 from vfl_party.models.backward import backward
 from vfl_party.models.metrics import loss_fn
 from vfl_party.outbound.filter import Tensors
@@ -152,7 +152,7 @@ class ActiveSplitNN(Phase):
             batch = HeldBatch(len(rows), own, z_BD, at, place, party.widths)
             sets = parts = passes(rule, self._sets, batch)
             embeddings = [part.embeddings for part in parts]
-        combined = Combined(rule, [*own, *others.values()], z_BD, embeddings)
+        combined = CombinedEmbeddings(rule, [*own, *others.values()], z_BD, embeddings)
         outputs = [party.outputs(embeddings_) for embeddings_ in combined.values]
         weights = self._weights_of(rows)
 

@@ -10,7 +10,7 @@ from vfl_common.config.models import PluginCombination
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.student.settings import StudentSettings
-from vfl_party.models import build_top, check_encoder, combined_size, seeded
+from vfl_party.models import build_top, check_encoder, combine_widths, seed_torch
 from vfl_party.models.precision import Precision, forward
 from vfl_party.phases.context import MakeEncoder
 
@@ -48,7 +48,7 @@ def build_student(settings: StudentSettings, make: MakeEncoder) -> Student:
     width = settings.embedding_size or make.width
     encoder = make("solo", width=width)
     root = recipe.seed if make.secret is None else make.secret
-    with seeded(derive_seed(root, "init", make.party, "solo top")):
+    with seed_torch(derive_seed(root, "init", make.party, "solo top")):
         top = build_top(settings.top, width, recipe.task.outputs)
         if not settings.match:
             return Student(encoder, top, None)
@@ -63,4 +63,4 @@ def build_student(settings: StudentSettings, make: MakeEncoder) -> Student:
         widths = [
             recipe.embedding_size(member.name) for member in recipe.parties if member.features
         ]
-        return Student(encoder, top, nn.Linear(width, combined_size(rule, widths)))
+        return Student(encoder, top, nn.Linear(width, combine_widths(rule, widths)))

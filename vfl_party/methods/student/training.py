@@ -16,7 +16,7 @@ from vfl_party.base.seeds import Rows, batches, derive_seed
 from vfl_party.methods.student.loss import distance
 from vfl_party.methods.student.model import Student
 from vfl_party.methods.student.settings import StudentSettings
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 from vfl_party.models.metrics import loss_fn
 from vfl_party.models.optim import build_optimizer, build_schedule, clip
 from vfl_party.phases.context import Party
@@ -98,7 +98,7 @@ class Learner:
         self.model.train()
         for _ in range(min(self._settings.validate_every, self._epochs - self.done)):
             # Dropout depends only on the epoch, not on other random draws.
-            with seeded(derive_seed(self._party.own_seed, self._phase, "dropout", self.done)):
+            with seed_torch(derive_seed(self._party.own_seed, self._phase, "dropout", self.done)):
                 for batch in self._batches():
                     total += self._step(batch)
                     steps += 1

@@ -78,7 +78,7 @@ def width_of(recipe: Recipe, party: str, settings: EncoderSettings, spec: InputS
     return recipe.embedding_size(party)
 
 
-def takes_codes(settings: EncoderSettings) -> bool:
+def needs_codes(settings: EncoderSettings) -> bool:
     """Returns whether an encoder takes categorical columns as codes, not as a column of 0 and 1 for
     each category.
 
@@ -92,7 +92,7 @@ def takes_codes(settings: EncoderSettings) -> bool:
     return isinstance(settings, TabularSettings)
 
 
-def checked_encoder(
+def build_checked_encoder(
     settings: EncoderSettings, spec: InputSpec, embedding_size: int, *, party: str
 ) -> nn.Module:
     """Builds an encoder and passes two rows of zeros through it in evaluation mode.

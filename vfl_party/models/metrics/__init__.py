@@ -1,6 +1,6 @@
 """The loss, the decisions and the metrics of a task."""
 
-from vfl_party.models.metrics.losses import Loss, loss_fn, scores
+from vfl_party.models.metrics.losses import TaskLoss, loss_fn, scores
 from vfl_party.models.metrics.measures import (
     PLUGINS,
     Metric,
@@ -11,15 +11,15 @@ from vfl_party.models.metrics.measures import (
     lower_is_better,
 )
 from vfl_party.models.metrics.plugin_loss import LossOfRows
-from vfl_party.models.metrics.threshold import choose, decided, threshold_of
+from vfl_party.models.metrics.threshold import choose_threshold, decide, threshold_of
 
 __all__ = [
     "PLUGINS",
-    "Loss",
     "LossOfRows",
     "Metric",
-    "choose",
-    "decided",
+    "TaskLoss",
+    "choose_threshold",
+    "decide",
     "evaluate",
     "first_metric",
     "functional",

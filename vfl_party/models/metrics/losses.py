@@ -22,7 +22,7 @@ from vfl_party.models.metrics.plugin_loss import rows_loss
 _MAX_PAIRS = 1 << 21
 
 
-class Loss(Protocol):
+class TaskLoss(Protocol):
     """A task's loss."""
 
     def __call__(
@@ -40,7 +40,7 @@ class _Reducible(Protocol):
     def __call__(self, outputs_NO: Tensor, targets: Tensor, /, *, reduction: str) -> Tensor: ...
 
 
-def loss_fn(task: TaskSettings) -> Loss:
+def loss_fn(task: TaskSettings) -> TaskLoss:
     """Returns the task's loss, ``task.loss`` with ``task.label_smoothing``.
 
     ``binary``: logits [N, 1], targets float [N, 1] of 0 and 1. ``multiclass``: logits [N, classes],

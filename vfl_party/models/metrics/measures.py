@@ -20,7 +20,7 @@ from vfl_common.config.task import LOWER_IS_BETTER, METRICS, TaskSettings, top_o
 from vfl_common.errors import Code, InputError, VflError
 from vfl_party.base.plugins import PlugIns, where_it_failed
 from vfl_party.models.metrics.losses import loss_fn, scores
-from vfl_party.models.metrics.threshold import decided
+from vfl_party.models.metrics.threshold import decide
 
 _WHERE = "recipe: task.metrics"
 # Rows that are compared with all others at once.
@@ -179,7 +179,7 @@ def _others(
 def _binary(
     task: TaskSettings, logits_N: Tensor, targets_N: Tensor, threshold: float | None
 ) -> dict[str, float]:
-    m, guess_N = functional().classification, decided(logits_N, threshold).long()
+    m, guess_N = functional().classification, decide(logits_N, threshold).long()
     both = bool(targets_N.min() != targets_N.max())
     metrics = {
         "accuracy": m.binary_accuracy(guess_N, targets_N, validate_args=False).item(),

@@ -17,7 +17,7 @@ USUAL = 0.5
 _MIN, _MAX = math.ulp(0.0), 1.0 - 2.0**-53
 
 
-def decided(outputs_N1: Tensor, threshold: float | None) -> Tensor:
+def decide(outputs_N1: Tensor, threshold: float | None) -> Tensor:
     """Returns whether each row is decided positive, bool of the same shape; ``outputs_N1``: logits.
 
     ``threshold``: a probability; None: 0.5.
@@ -28,7 +28,7 @@ def decided(outputs_N1: Tensor, threshold: float | None) -> Tensor:
     return outputs_N1.double() > math.log(threshold) - math.log1p(-threshold)
 
 
-def choose(rule: ThresholdRule, outputs_N1: Tensor, targets_N1: Tensor) -> float:
+def choose_threshold(rule: ThresholdRule, outputs_N1: Tensor, targets_N1: Tensor) -> float:
     """Chooses a threshold by the scores of rows and their labels.
 
     It is half-way between two neighbouring scores. Of several that are as good, the highest. Logits
@@ -66,4 +66,6 @@ def threshold_of(
     """Chooses a threshold by the probabilities of rows and their labels, as ``choose`` does by
     logits.
     """
-    return choose(rule, torch.from_numpy(scores_N.copy()).logit(), torch.from_numpy(truth_N.copy()))
+    return choose_threshold(
+        rule, torch.from_numpy(scores_N.copy()).logit(), torch.from_numpy(truth_N.copy())
+    )

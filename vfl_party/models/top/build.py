@@ -19,7 +19,7 @@ from vfl_common.config.models import (
 from vfl_common.errors import Code, InputError
 from vfl_party.base.dtypes import real
 from vfl_party.base.plugins import where_it_failed
-from vfl_party.models.combine import combined_size
+from vfl_party.models.combine import combine_widths
 from vfl_party.models.encoders.custom import build_module
 from vfl_party.models.encoders.mlp import layers
 from vfl_party.models.top.attention import AttentionPooling
@@ -40,7 +40,7 @@ def build_joint(model: ModelSettings, widths: Sequence[int], outputs: int) -> nn
         first, width = build_combination(model.combine, widths[0], len(widths))
     else:
         first = AttentionPooling(widths[0]) if model.combine == "attention" else None
-        width = combined_size(model.combine, widths)
+        width = combine_widths(model.combine, widths)
     top = build_top(model.top, width, outputs)
     return top if first is None else nn.Sequential(first, top)
 

@@ -15,7 +15,7 @@ Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Grown:
+class TreeArrays:
     """Boosted trees as arrays over their M nodes. A leaf has itself for children.
 
     Args:
@@ -43,11 +43,11 @@ class Grown:
         return np.bincount(self.feature, self.gain, minlength=columns).astype(np.float64)
 
 
-def _nothing(outputs: int) -> Grown:
+def _nothing(outputs: int) -> TreeArrays:
     numbers, places = np.zeros(0), np.zeros(0, np.int64)
     none, pairs = np.zeros(0, bool), np.zeros((0, 2), np.int64)
     roots = np.zeros((0, outputs), np.int64)
-    return Grown(places, numbers, none, pairs, numbers, numbers, roots, np.zeros(outputs))
+    return TreeArrays(places, numbers, none, pairs, numbers, numbers, roots, np.zeros(outputs))
 
 
 class BoostedTrees(nn.Module):
@@ -70,15 +70,15 @@ class BoostedTrees(nn.Module):
     def __init__(self, outputs: int) -> None:
         super().__init__()
         self._depth = 0
-        for column in fields(Grown):
+        for column in fields(TreeArrays):
             self.register_buffer(column.name, torch.empty(0))
         self.take(_nothing(outputs))
 
     @torch.no_grad()
-    def take(self, grown: Grown) -> None:
+    def take(self, grown: TreeArrays) -> None:
         """Replaces the trees."""
         device = self.feature.device
-        for column in fields(Grown):
+        for column in fields(TreeArrays):
             setattr(self, column.name, torch.from_numpy(getattr(grown, column.name)).to(device))
         self._depth = self._deepest()
 
@@ -94,7 +94,7 @@ class BoostedTrees(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *more: Any) -> None:
         """Takes trees of any number of nodes."""
-        for column in fields(Grown):
+        for column in fields(TreeArrays):
             value = state_dict.get(f"{prefix}{column.name}")
             if isinstance(value, Tensor):
                 own = getattr(self, column.name)

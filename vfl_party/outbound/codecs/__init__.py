@@ -13,7 +13,14 @@ from torch import Tensor
 from vfl_common.bundle import BundleSpec, DType
 from vfl_common.config.base import Section, parse
 from vfl_common.errors import Code, InputError, VflError
-from vfl_common.packing.bundles import decoded, encoded, name_of, parts_of, seed_of, wire_spec
+from vfl_common.packing.bundles import (
+    decode_tensor,
+    encode_tensor,
+    name_of,
+    parts_of,
+    seed_of,
+    wire_spec,
+)
 from vfl_common.packing.coders import Bits, Coder, rows_of
 from vfl_party.base.plugins import Registry, where_it_failed
 from vfl_party.outbound.declared import spec_of
@@ -93,7 +100,7 @@ def has_settings(name: str, where: str) -> bool:
     return settings_of(name, where) is not None
 
 
-class Packed(Filter):
+class PackedCodec(Filter):
     """Float32 tensors as a coder writes them, in several tensors each; other dtypes unchanged.
 
     What is drawn follows from ``seed``, sender, step and tensor: a step that is repeated gives the
@@ -130,7 +137,7 @@ class Packed(Filter):
                 restored[name] = tensors[name]
                 continue
             arrays = {suffix: _array(tensors[name_of(name, suffix)]) for suffix in parts}
-            values = decoded(
+            values = decode_tensor(
                 self.coder, name, arrays, tensor_spec.shape, party=at.sender, step=at.step
             )
             device = next(iter(tensors.values())).device
@@ -144,7 +151,7 @@ class Packed(Filter):
         return wire_spec(self.coder, spec)
 
     def _encode(self, name: str, values: Any, seed: int) -> dict[str, Any]:
-        return encoded(self.coder, name, values, seed)
+        return encode_tensor(self.coder, name, values, seed)
 
 
 def _tensor(values: Any, dtype: DType) -> Tensor:
@@ -158,7 +165,7 @@ def _array(sent: Tensor) -> Any:
     return (sent.view(torch.uint16) if sent.dtype is torch.bfloat16 else sent).cpu().numpy()
 
 
-class WithFeedback(Packed):
+class FeedbackCodec(PackedCodec):
     """Adds to a tensor what the last time left out of it, so that rounding does not add up over the
     rounds.
 

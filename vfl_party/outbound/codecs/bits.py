@@ -7,7 +7,7 @@ from typing import Literal
 from vfl_common.config.base import Section
 from vfl_common.errors import Code, InputError
 from vfl_common.packing.coders import Bits
-from vfl_party.outbound.codecs import Codec, Packed, Place, WithFeedback
+from vfl_party.outbound.codecs import Codec, FeedbackCodec, PackedCodec, Place
 from vfl_party.outbound.filter import Filter
 
 
@@ -29,7 +29,7 @@ class BitsSettings(Section):
 def _make(settings: BitsSettings, place: Place) -> Filter:
     coder = Bits(settings.bits, settings.rounding == "stochastic", settings.scales == "bfloat16")
     if not settings.error_feedback:
-        return Packed(coder, place.seed)
+        return PackedCodec(coder, place.seed)
     if not place.averaged:
         raise InputError(
             Code.CONFIG_INVALID,
@@ -42,7 +42,7 @@ def _make(settings: BitsSettings, place: Place) -> Filter:
             "error_feedback applies only to what the parties send; the server keeps no state of "
             'an average. Set direction = "up" in the table.',
         )
-    return WithFeedback(coder, place.seed)
+    return FeedbackCodec(coder, place.seed)
 
 
 CODEC = Codec(BitsSettings, _make)

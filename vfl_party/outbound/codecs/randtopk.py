@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from vfl_common.packing.coders import TopK
-from vfl_party.outbound.codecs import Codec, Packed, Place
+from vfl_party.outbound.codecs import Codec, PackedCodec, Place
 from vfl_party.outbound.codecs.topk import TopKSettings
 from vfl_party.outbound.filter import Filter
 
@@ -27,7 +27,7 @@ class RandTopKSettings(TopKSettings):
 
 def _make(settings: RandTopKSettings, place: Place) -> Filter:
     alpha = settings.alpha if place.answered else 0.0
-    return Packed(TopK(settings.keep, alpha, settings.values == "float16"), place.seed)
+    return PackedCodec(TopK(settings.keep, alpha, settings.values == "float16"), place.seed)
 
 
 CODEC = Codec(RandTopKSettings, _make)

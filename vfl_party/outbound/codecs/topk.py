@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from vfl_common.config.base import Section
 from vfl_common.packing.coders import TopK
-from vfl_party.outbound.codecs import Codec, Packed, Place
+from vfl_party.outbound.codecs import Codec, PackedCodec, Place
 from vfl_party.outbound.filter import Filter
 
 
@@ -33,7 +33,7 @@ class TopKSettings(Section):
 
 
 def _make(settings: TopKSettings, place: Place) -> Filter:
-    return Packed(TopK(settings.keep, half=settings.values == "float16"), place.seed)
+    return PackedCodec(TopK(settings.keep, half=settings.values == "float16"), place.seed)
 
 
 CODEC = Codec(TopKSettings, _make)

@@ -12,7 +12,7 @@ from vfl_common.config.recipe import Recipe
 from vfl_party.base.plugins import Registry
 from vfl_party.outbound.declared import Exchange, Sent
 from vfl_party.outbound.filter import Filter
-from vfl_party.outbound.worded import Worded
+from vfl_party.outbound.worded import TablePolicy
 
 REGISTRY = Registry("vfl.policies", "policy", __name__, "POLICY")
 
@@ -40,19 +40,19 @@ def load(policy: str | PolicySettings, where: str, after: Policy | None = None) 
     """
     if isinstance(policy, PolicySettings):
         beside = load(policy.plugin, f"{where}.plugin") if policy.plugin is not None else None
-        return Worded(policy, beside, after if isinstance(after, Worded) else None)
+        return TablePolicy(policy, beside, after if isinstance(after, TablePolicy) else None)
     made: Policy = REGISTRY.make(policy, where, Callable)  # type: ignore[arg-type]
     return made
 
 
-def named_in_trial(recipe: Recipe, name: str) -> str | PolicySettings:
+def get_trial_policy_name(recipe: Recipe, name: str) -> str | PolicySettings:
     """Returns what ``simulate.policies`` says of a party in a trial on one machine."""
     named = recipe.simulate.policies if recipe.simulate is not None else {}
     return named.get(name, "allow_all")
 
 
-def of_trial(recipe: Recipe, name: str, after: Policy | None = None) -> Policy:
+def load_trial_policy(recipe: Recipe, name: str, after: Policy | None = None) -> Policy:
     """Makes the policy of a party in a trial on one machine, as ``simulate.policies`` says; see
     ``load``. Raises InputError if there is none of that name.
     """
-    return load(named_in_trial(recipe, name), f"recipe: simulate.policies: {name}", after)
+    return load(get_trial_policy_name(recipe, name), f"recipe: simulate.policies: {name}", after)

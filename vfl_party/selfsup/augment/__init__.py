@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vfl_party.data.inputs.features import Features
-from vfl_party.data.inputs.made import DrawnView, Made, Noted, Views
+from vfl_party.data.inputs.made import BatchLog, BatchOrigin, DrawnView, Views
 from vfl_party.selfsup.augment.images import ImageAugment
 from vfl_party.selfsup.augment.settings import AugmentSettings
 from vfl_party.selfsup.augment.tables import TableAugment
@@ -42,7 +42,7 @@ class Augment(Protocol):
 class _Noting:
     """Makes views like ``augment``, and records how, for the party's other processes."""
 
-    def __init__(self, augment: Augment, noted: Noted, views: Views) -> None:
+    def __init__(self, augment: Augment, noted: BatchLog, views: Views) -> None:
         self._augment, self._noted, self._views = augment, noted, views
 
     def two_views(self, inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Inputs]:
@@ -63,7 +63,7 @@ class _Noting:
             # One of two views may be the unchanged rows.
             if made is not None and view[0] is not inputs[0]:
                 of = DrawnView(self._views, drawn, which, len(views))
-                self._noted.note(view, Made(made.rows, view=of))
+                self._noted.note(view, BatchOrigin(made.rows, view=of))
 
 
 def make_augment(

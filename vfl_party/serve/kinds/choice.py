@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from vfl_common.rpc.serving.answered import Answered, Step
+from vfl_common.rpc.serving.answered import ServingAnswer, Step
 from vfl_common.rpc.serving.service import ServingService
 from vfl_party.outbound.exchange import way_of
 from vfl_party.predict.quality import Quality
@@ -38,7 +38,7 @@ class Answerer(Protocol):
 
     def __call__(
         self, ids: Sequence[str], until_s: float, step: Step | None = None
-    ) -> Answered: ...
+    ) -> ServingAnswer: ...
 
     def close(self) -> None: ...
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from vfl_common.errors import Code, InternalError, PeerError
-from vfl_common.rpc.serving.answered import EMBEDDED, Answered, Step, untold
+from vfl_common.rpc.serving.answered import EMBEDDED, ServingAnswer, Step, withholding
 from vfl_common.rpc.serving.stream import Absent
 from vfl_party.outbound.chain import Chain, Chains
 from vfl_party.outbound.declared import Sent
@@ -47,7 +47,7 @@ class PendingStep(Protocol):
 
     number: int
 
-    def wait(self) -> Mapping[str, Answered | Absent]: ...
+    def wait(self) -> Mapping[str, ServingAnswer | Absent]: ...
 
 
 class AskStep(Protocol):
@@ -188,10 +188,10 @@ class _Asking:
         for name, received in pending.wait().items():
             answer = received
             # An id cannot become unknown, or known, in the middle of a scoring.
-            if isinstance(received, Answered):
+            if isinstance(received, ServingAnswer):
                 same = self._states.setdefault(name, received.state) == received.state
                 answer = received if same else "failed"
-            if not isinstance(answer, Answered):
+            if not isinstance(answer, ServingAnswer):
                 if self._first:
                     self._later[name] = answer
                 else:
@@ -231,7 +231,9 @@ class StepAnswers:
         self._begun: OrderedDict[int, _Begun] = OrderedDict()
         self._answering = threading.Lock()
 
-    def __call__(self, ids: Sequence[str], until_s: float, step: Step | None = None) -> Answered:
+    def __call__(
+        self, ids: Sequence[str], until_s: float, step: Step | None = None
+    ) -> ServingAnswer:
         """Returns what the method answers about ids, those of the first step. Raises as
         ``Answers``.
         """
@@ -241,7 +243,7 @@ class StepAnswers:
         result = held.look_up(self._asked(ids), until_s) if step.begins else None
         with self._answering:
             if result is not None:
-                with untold:
+                with withholding:
                     self._begin(held, result, ids, step)
             return self._answer(step)
 
@@ -249,7 +251,7 @@ class StepAnswers:
         """Forgets the scorings that were begun."""
         self._begun.clear()
 
-    def _answer(self, step: Step) -> Answered:
+    def _answer(self, step: Step) -> ServingAnswer:
         begun = self._begun.get(step.first)
         if begun is None:
             raise self._refusal("asked about a scoring that has not begun here, or is over")
@@ -262,7 +264,7 @@ class StepAnswers:
         # The first answer tells of each that it is known.
         known = np.frombuffer(begun.state, np.uint8) == EMBEDDED
         answered_N = np.flatnonzero(known if step.begins else answered.times)
-        return Answered(
+        return ServingAnswer(
             begun.state,
             features=begun.version,
             answered=leaves,

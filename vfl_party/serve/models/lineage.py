@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from vfl_common.text import listed
+from vfl_common.text import list_names
 
 # About a second of looks at the registry.
 STEPS_BEHIND = 5
@@ -123,7 +123,9 @@ class Lineage(Generic[R]):
 
     def _wait(self, run_id: str, missing: Sequence[str]) -> None:
         serve = "serves" if len(missing) == 1 else "serve"
-        text = f"run {run_id} waits until {listed(missing)} {serve} it; {self.now.run_id} answers"
+        text = (
+            f"run {run_id} waits until {list_names(missing)} {serve} it; {self.now.run_id} answers"
+        )
         if text != self._advice:
             self._advice = text
             self._say("advice", said=text)

@@ -9,9 +9,9 @@ from typing import Any
 
 from vfl_common.config.party import ServeSettings
 from vfl_common.process.logs import version
-from vfl_common.rpc.inference.contents import Answer, Asked, Described
+from vfl_common.rpc.inference.contents import InferenceAnswer, InferenceRequest, ModelDescription
 from vfl_common.rpc.inference.port import listening
-from vfl_common.rpc.inference.service import Refused
+from vfl_common.rpc.inference.service import InferenceRefusal
 from vfl_party.serve.http.catalog import Catalog
 from vfl_party.serve.telling.request import RequestTrace, begin
 from vfl_party.serve.telling.teller import Teller
@@ -71,14 +71,14 @@ class InferenceModel:
         """Returns the server's name, version and extensions."""
         return "vfl", version(), EXTENSIONS
 
-    def describe(self, name: str, version: str, authorization: str) -> Described:
+    def describe(self, name: str, version: str, authorization: str) -> ModelDescription:
         """Returns the inputs and outputs of a model. Raises Refused."""
         with _refusing():
             served, _ = self._models.open(authorization, name, version or None)
         inputs, outputs = described(served.columns, served.parties)
-        return Described(served.name, self._models.versions(served), "vfl", inputs, outputs)
+        return ModelDescription(served.name, self._models.versions(served), "vfl", inputs, outputs)
 
-    async def infer(self, asked: Asked, authorization: str) -> Answer:
+    async def infer(self, asked: InferenceRequest, authorization: str) -> InferenceAnswer:
         """Scores the ids of a request. Raises Refused."""
         with _refusing():
             served, token = self._models.open(authorization, asked.model, asked.version or None)
@@ -86,7 +86,7 @@ class InferenceModel:
             columns = columns_of(asked.inputs, len(ids))
             scores = await served.score(ids, token, min_quality_of(asked.parameters), columns)
             outputs = chosen(outputs_of(scores, served.parties), asked.outputs)
-        return Answer(served.name, served.run_id, outputs)
+        return InferenceAnswer(served.name, served.run_id, outputs)
 
 
 @contextmanager
@@ -115,4 +115,4 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except Denied as why:
-        raise Refused(_CODES.get(why.status, "INTERNAL"), why.why) from None
+        raise InferenceRefusal(_CODES.get(why.status, "INTERNAL"), why.why) from None

@@ -14,8 +14,8 @@ import pyarrow as pa
 from vfl_common.config.data import DataSettings, shown
 from vfl_party.data import checks
 from vfl_party.data.choice import choose
-from vfl_party.data.sources.databases.alchemy import connected, engine_of, failed, texts_of
-from vfl_party.data.sources.databases.query import missing_package, query_of
+from vfl_party.data.sources.databases.alchemy import connect, engine_of, query_error, texts_of
+from vfl_party.data.sources.databases.query import missing_package_error, query_of
 from vfl_party.serve.stores.pool import Pool
 from vfl_party.serve.stores.queries import named_keys, row_limit, too_many, with_ids
 from vfl_party.serve.stores.seam import Batch, BrokenError, UnfitError
@@ -32,7 +32,7 @@ class AlchemyRows:
         try:
             import sqlalchemy
         except ImportError:
-            raise missing_package(settings.source, "sqlalchemy") from None
+            raise missing_package_error(settings.source, "sqlalchemy") from None
         with named_keys():
             query = with_ids(query_of(settings), ":ids", settings.source)
             self._engine = engine_of(settings.source)
@@ -63,7 +63,7 @@ class AlchemyRows:
         self._pool.close()
 
     def _open(self) -> Connection:
-        return connected(self._engine, self.settings.source)
+        return connect(self._engine, self.settings.source)
 
     def _fetch(self, connection: Connection, ids: Sequence[str]) -> pa.Table:
         from sqlalchemy.exc import DBAPIError, ResourceClosedError
@@ -91,7 +91,7 @@ class AlchemyRows:
 
         if "interrupted" in str(error.orig):
             return TimeoutError()
-        refusal = failed(self.settings.source, error, None)
+        refusal = query_error(self.settings.source, error, None)
         if isinstance(error, DataError):
             return UnfitError(refusal.code, str(refusal))
         return BrokenError(refusal.code, str(refusal)) if error.connection_invalidated else refusal

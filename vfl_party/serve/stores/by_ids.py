@@ -22,7 +22,7 @@ from vfl_party.base.seeds import Rows
 from vfl_party.data import Preprocessor, Table, checks
 from vfl_party.data.cells import texts
 from vfl_party.data.collect import collect
-from vfl_party.data.ids import normalised
+from vfl_party.data.ids import normalize_ids
 from vfl_party.data.load import tabulate
 from vfl_party.data.reading import id_texts
 from vfl_party.data.stream import Stream
@@ -170,7 +170,7 @@ class ByIds:
             for name, column in zip(settings.id, columns, strict=True)
         ]
         places = dict[str, list[int]]()
-        for at, text in enumerate(normalised(cells, self._rules).to_pylist()):
+        for at, text in enumerate(normalize_ids(cells, self._rules).to_pylist()):
             if text is not None:
                 places.setdefault(text, []).append(at)
         if not asked.issuperset(places):

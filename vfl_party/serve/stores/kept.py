@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from vfl_common.rpc.serving.answered import EMBEDDED, FAILED, LATE, Answered, Keeping
+from vfl_common.rpc.serving.answered import EMBEDDED, FAILED, LATE, CachePolicy, ServingAnswer
 from vfl_common.rpc.serving.service import Pending
 from vfl_common.rpc.serving.stream import Absent
 
@@ -27,7 +27,7 @@ _OVERHEAD_BYTES = 400
 class Service(Protocol):
     """See ``vfl_common.rpc.serving.service.ServingService``."""
 
-    def keeping(self) -> Mapping[str, Keeping]: ...
+    def keeping(self) -> Mapping[str, CachePolicy]: ...
 
     def ask(
         self,
@@ -80,7 +80,7 @@ class KeptEmbeddings:
         pending = self._service.ask(ids, timeout_s, fewer=unknown)
         return _Waiting(self, pending, ids, embeddings, unknown)
 
-    def _look(self, party: str, keeping: Keeping, ids: Sequence[str]) -> dict[str, bytes]:
+    def _look(self, party: str, keeping: CachePolicy, ids: Sequence[str]) -> dict[str, bytes]:
         """Returns {id: its embedding} of those that are kept."""
         embeddings, oldest_s = dict[str, bytes](), time.monotonic() - keeping.seconds
         with self._changing:
@@ -92,7 +92,7 @@ class KeptEmbeddings:
                     self._entries.move_to_end(key)
         return embeddings
 
-    def keep(self, party: str, ids: Sequence[str], answer: Answered, since_s: float) -> None:
+    def keep(self, party: str, ids: Sequence[str], answer: ServingAnswer, since_s: float) -> None:
         """Keeps what a party has answered about ids that were asked at ``since_s`` (monotonic)."""
         count = answer.state.count(EMBEDDED)
         values = np.frombuffer(answer.embeddings, "<f4")
@@ -143,12 +143,12 @@ class _Waiting:
         self._found, self._fewer = known, unknown
         self._since_s = time.monotonic()
 
-    def wait(self) -> dict[str, Answered | Absent]:
+    def wait(self) -> dict[str, ServingAnswer | Absent]:
         """See ``Pending.wait``."""
         answers = self._pending.wait()
         for party, known in self._found.items():
             answer, asked = answers[party], self._fewer[party]
-            if isinstance(answer, Answered):
+            if isinstance(answer, ServingAnswer):
                 self._kept.keep(party, asked, answer, self._since_s)
             if known and answer != "away":
                 self._kept.used(party, sum(name in known for name in self._ids))
@@ -156,18 +156,18 @@ class _Waiting:
         return answers
 
     def _whole(
-        self, known: Mapping[str, bytes], answer: Answered | Absent, asked: Sequence[str]
-    ) -> Answered:
+        self, known: Mapping[str, bytes], answer: ServingAnswer | Absent, asked: Sequence[str]
+    ) -> ServingAnswer:
         """Returns an answer about all ids, of what was known and what came."""
         came = _each(answer, len(asked))
         rows = [(EMBEDDED, known[name]) if name in known else next(came) for name in self._ids]
         state, parts = bytes(state for state, _ in rows), [embedding for _, embedding in rows]
-        return Answered(state, b"".join(parts))
+        return ServingAnswer(state, b"".join(parts))
 
 
-def _each(answer: Answered | Absent, n: int) -> Iterator[tuple[int, bytes]]:
+def _each(answer: ServingAnswer | Absent, n: int) -> Iterator[tuple[int, bytes]]:
     """Yields the state and the embedding of ``n`` ids; the embedding is empty without one."""
-    if not isinstance(answer, Answered):
+    if not isinstance(answer, ServingAnswer):
         yield from [(_STATES[answer], b"")] * n
         return
     count, start = answer.state.count(EMBEDDED), 0

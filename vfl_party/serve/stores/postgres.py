@@ -15,13 +15,13 @@ from vfl_common.config.data import DataSettings, shown
 from vfl_party.data import checks
 from vfl_party.data.choice import choose
 from vfl_party.data.sources.databases.postgres import (
-    refused_connection,
-    refused_query,
+    connection_error,
+    query_error,
     select_of,
     with_timeout,
 )
 from vfl_party.data.sources.databases.query import (
-    missing_package,
+    missing_package_error,
     query_of,
     require_dates,
 )
@@ -93,14 +93,14 @@ class PostgresRows:
             import adbc_driver_manager
             from adbc_driver_postgresql import dbapi
         except ImportError:
-            raise missing_package(self.settings.source, "adbc-driver-postgresql") from None
+            raise missing_package_error(self.settings.source, "adbc-driver-postgresql") from None
         try:
             connection = dbapi.connect(_alive(self.settings.source), autocommit=True)
             with connection.cursor() as cursor:
                 for statement in _BEGIN:
                     cursor.execute(statement)
         except adbc_driver_manager.Error as error:
-            raise refused_connection(self.settings.source, str(error)) from None
+            raise connection_error(self.settings.source, str(error)) from None
         return connection
 
     def _describe(self, connection: Any) -> _Asked:
@@ -113,7 +113,7 @@ class PostgresRows:
                 parameters = cursor.adbc_prepare(self._query)
                 schema = cursor.adbc_execute_schema(self._query)
         except adbc_driver_manager.Error as error:
-            raise refused_query(settings.source, error) from None
+            raise query_error(settings.source, error) from None
         chosen = choose(source, list(schema.names), settings, False)
         # The mark may stand in a comment.
         kind = parameters.field(0).type if len(parameters) else pa.null()
@@ -153,7 +153,7 @@ class PostgresRows:
         code = error.sqlstate or ""
         if code == _ENDED:
             return TimeoutError()
-        refusal = refused_query(self.settings.source, error)
+        refusal = query_error(self.settings.source, error)
         if code.startswith(_NO_VALUE):
             return UnfitError(refusal.code, str(refusal))
         lost = not code or code.startswith(("08", "57"))

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vfl_common.process.logs import own_log
-from vfl_common.process.tracing import RequestSpans, requests_traced
+from vfl_common.process.logs import open_separate_log
+from vfl_common.process.tracing import RequestSpans, trace_requests
 from vfl_party.serve.telling.request import RequestTrace
 
 
@@ -51,8 +51,8 @@ def telling(path: Path | None, party: str) -> Iterator[Teller | None]:
 
     ``path``: of the access log; None for none.
     """
-    with requests_traced("vfl-party", party) as spans:
-        log = own_log(path, party=party) if path is not None else None
+    with trace_requests("vfl-party", party) as spans:
+        log = open_separate_log(path, party=party) if path is not None else None
         try:
             yield Teller(log, spans) if log is not None or spans is not None else None
         finally:

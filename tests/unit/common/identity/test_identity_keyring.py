@@ -161,18 +161,18 @@ def test_a_running_process_is_told_once_a_day(
     keyring = Keyring(
         issue(ca, "bank", now=datetime.now(UTC) - YEAR + timedelta(days=12, hours=1)), "bank"
     )
-    keyring.tell_again()
+    keyring.warn_of_expiry_daily()
     # Nothing before the log begins.
     assert warnings(caplog) == []
     keyring.tell()
     (first,) = warnings(caplog)
     assert_names(first, "bank", "12")
     now_s += 86_399.0
-    keyring.tell_again()
+    keyring.warn_of_expiry_daily()
     assert len(warnings(caplog)) == 1
     now_s += 1.0
-    keyring.tell_again()
-    keyring.tell_again()
+    keyring.warn_of_expiry_daily()
+    keyring.warn_of_expiry_daily()
     assert warnings(caplog) == [first] * 2
 
 
@@ -183,7 +183,7 @@ class Asked(Keyring):
         super().__init__(tls, "bank")
         self.again = threading.Event()
 
-    def tell_again(self) -> None:
+    def warn_of_expiry_daily(self) -> None:
         self.again.set()
 
 

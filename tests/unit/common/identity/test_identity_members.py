@@ -87,7 +87,7 @@ def test_a_caller_s_certificate_stands_for_one_member(
             certificate.public_bytes(Encoding.PEM)
         )
     assert caught.value.code is Code.IDENTITY_MISMATCH
-    assert not MEMBERS.stand_for(certificate, "bank")
+    assert not MEMBERS.stands_for(certificate, "bank")
 
 
 @pytest.mark.parametrize("name", ["stranger", "BANK", "bank.", "*.example.org"])

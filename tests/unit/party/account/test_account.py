@@ -29,7 +29,7 @@ from tests.harness.account_runs import WIDTH, Run, die, in_process
 from tests.harness.errors import raises
 from vfl_common.config.account import AccountLimits
 from vfl_common.errors import Code, InputError
-from vfl_common.rpc.serving.answered import Outgoing
+from vfl_common.rpc.serving.answered import OutgoingMessage
 from vfl_party.account import sums as sums_of
 from vfl_party.account.limits import AccountGuard
 from vfl_party.account.spent import Spent, spent, table
@@ -37,7 +37,7 @@ from vfl_party.account.store import FILE, standing
 from vfl_party.base.mechanism import Mechanism
 from vfl_party.privacy import accountant
 from vfl_party.record.book import LINES
-from vfl_party.record.history import RecordHistory, summed
+from vfl_party.record.history import RecordHistory, sum_disclosures
 from vfl_party.record.recorder import ServingRecord
 
 DELTA = 1e-5
@@ -275,7 +275,7 @@ def test_peers_that_may_collude_are_held_to_one_limit(
 
 
 def test_a_private_step_that_would_pass_a_limit_is_not_taken(tmp_path: Path) -> None:
-    most = accountant.composed([(STEP, 5)], DELTA)
+    most = accountant.compose([(STEP, 5)], DELTA)
     Run(tmp_path, "before", IDS).close()
     run = Run(tmp_path, "a", IDS, allows=held(tmp_path, AccountLimits(epsilon=most)))
     for step in range(5):
@@ -323,7 +323,7 @@ def test_what_is_counted_as_it_is_written_is_what_the_record_gives(tmp_path: Pat
         size = WIDTH * count, data, len(data), len(data) + 9
         place = chance.choice([0, 0, 1])
         assert guard.may_predict(ids, peer, "served").all()
-        tells(Outgoing(peer, "serve", "embedding", number, place, ids, times, *size))
+        tells(OutgoingMessage(peer, "serve", "embedding", number, place, ids, times, *size))
         if chance.random() < 0.2:
             other.send([number % len(IDS)], to=peer)
         if chance.random() < 0.1:
@@ -453,7 +453,7 @@ def test_a_record_that_was_edited_is_read_or_named(tmp_path: Path) -> None:
             changed = [*lines[:number], line | {key: value}, *lines[number + 1 :]]
             (tmp_path / LINES).write_text("".join(f"{json.dumps(each)}\n" for each in changed))
             (tmp_path / FILE).unlink(missing_ok=True)
-            for read in (anew, lambda folder: summed(RecordHistory(folder).disclosures())):
+            for read in (anew, lambda folder: sum_disclosures(RecordHistory(folder).disclosures())):
                 try:
                     read(tmp_path)
                 except InputError:

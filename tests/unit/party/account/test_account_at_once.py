@@ -11,14 +11,14 @@ from tests.harness.account_runs import Run
 from vfl_common.config.account import AccountLimits
 from vfl_common.errors import Code, InputError
 from vfl_party.account.limits import guard_of
-from vfl_party.record.book import Book
+from vfl_party.record.book import RecordBook
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["runs", "programs"])
 def test_what_leaves_at_once_passes_no_limit(
     apart: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = Book(tmp_path, "p1")
+    book = RecordBook(tmp_path, "p1")
     limits = AccountLimits(numbers_of_a_person=3)
     guard = guard_of(book, limits)
     # Other programs have a guard of their own.

@@ -14,7 +14,7 @@ from tests.harness.sharing import MACHINES, OLDER
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.summary import Arithmetic, ArithmeticChange
 from vfl_party.base import arithmetic as module
-from vfl_party.base.arithmetic import MAX_CHANGES, arithmetic, differences, resumed
+from vfl_party.base.arithmetic import MAX_CHANGES, arithmetic, compare_resumed, differences
 from vfl_party.runtime.outcome import Outcome
 from vfl_server.control.reports import done_by, is_sound
 
@@ -124,14 +124,14 @@ def test_differences_are_named() -> None:
 
 
 def test_changes_are_kept_up_to_a_bound() -> None:
-    first, change = resumed(made(), made(processor="B"), "000001.splitnn.1")
+    first, change = compare_resumed(made(), made(processor="B"), "000001.splitnn.1")
     assert change is not None
     assert first == made(processor="B", changes=[change])
     assert (change.checkpoint, change.differs) == ("000001.splitnn.1", ["processor: B, was A"])
     # On the same machine again nothing is new, and nothing is forgotten.
-    assert resumed(first, made(processor="B"), "000002.splitnn.2") == (first, None)
+    assert compare_resumed(first, made(processor="B"), "000002.splitnn.2") == (first, None)
     many = made(changes=[change] * MAX_CHANGES)
-    last, _ = resumed(many, made(threads=2), "000003.splitnn.3")
+    last, _ = compare_resumed(many, made(threads=2), "000003.splitnn.3")
     assert len(last.changes) == MAX_CHANGES
     assert last.changes[-1].differs == ["threads: 2, was 1"]
 
@@ -144,7 +144,7 @@ def test_a_checkpoint_keeps_it_and_an_older_one_loads() -> None:
     assert Outcome.restored(tree, "000002.a.2").arithmetic == changed
     del tree["arithmetic"]
     assert Outcome.restored(tree, "000002.a.2").arithmetic is None
-    assert resumed(None, made(), "000002.a.2") == (made(), None)
+    assert compare_resumed(None, made(), "000002.a.2") == (made(), None)
 
 
 def test_the_server_takes_what_can_be_read() -> None:

@@ -19,7 +19,7 @@ from vfl_party.base.devices import (
     set_random_states,
     set_threads,
 )
-from vfl_party.base.turns import alone
+from vfl_party.base.turns import isolate_torch
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_float32_is_float32_and_torch_is_given_back_as_it_was(
 ) -> None:
     STATES[state]()
     before = precisions()
-    with alone(1, []):
+    with isolate_torch(1, []):
         during = precisions()
     assert {during.pop(name) for name in ("cudnn", "cublas")} == {False}
     assert during.pop("matmul") == "highest"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vfl_party.base.turns import TakingTurns, alone
+from vfl_party.base.turns import TakingTurns, isolate_torch
 
 MKLDNN: Any = torch.backends.mkldnn
 
@@ -54,7 +54,7 @@ def test_a_turn_that_is_given_up_in_the_middle_of_an_autocast_leaves_it_at_its_p
         assert torch.get_default_dtype() == torch.float64
 
     mkldnn = MKLDNN.enabled
-    with alone(1, []) as turns:
+    with isolate_torch(1, []) as turns:
         both = Both(turns)
         turns.join("one", casts)
         turns.join("two", plain)

@@ -31,7 +31,7 @@ from vfl_common.config.data import (
     unaligned_of,
 )
 from vfl_common.errors import Code, InputError, InternalError
-from vfl_common.passwords import hidden, secrets
+from vfl_common.passwords import hide_passwords_of, secrets
 from vfl_party.data import load_table
 from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.databases.query import SORTED, UNSORTED, has_order
@@ -157,7 +157,7 @@ def test_passwords_are_not_shown(source: str, text: str, found: list[str] | None
     assert shown(source) == text
     assert shown(text) == text
     assert found is None or secrets(source) == found
-    said = hidden(f"no way to {source} with {'; '.join(found or ())}", source)
+    said = hide_passwords_of(f"no way to {source} with {'; '.join(found or ())}", source)
     assert not any(secret in said for secret in secrets(source) if len(secret) > 1)
 
 

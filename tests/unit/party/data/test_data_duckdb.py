@@ -21,7 +21,7 @@ from vfl_common.process.signals import Stopped
 from vfl_party.data import load_table
 from vfl_party.data.load import open_table
 from vfl_party.data.sources.databases import duck, spill
-from vfl_party.data.sources.databases.query import SORTED, awaited
+from vfl_party.data.sources.databases.query import SORTED, wait_for
 from vfl_party.data.sources.databases.spill import Spill
 from vfl_party.data.stream import Stream
 
@@ -243,13 +243,13 @@ def test_a_signal_ends_a_query_and_leaves_nothing(
 
     def asking(*given: Any) -> Any:
         asked.set()
-        return awaited(*given)
+        return wait_for(*given)
 
     def send() -> None:
         asked.wait()
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(duck, "awaited", asking)
+    monkeypatch.setattr(duck, "wait_for", asking)
     before, sender = signal.signal(signal.SIGTERM, stop), threading.Thread(target=send)
     sender.start()
     try:

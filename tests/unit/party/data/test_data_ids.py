@@ -19,13 +19,13 @@ from PIL import Image
 from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings, unaligned_of
 from vfl_common.errors import Code, InputError
-from vfl_party.data import Table, load_table, loading
+from vfl_party.data import Table, load_table, make_loader
 from vfl_party.data.ids import (
     SEPARATOR,
     IdCounts,
     about_zeros,
     in_order,
-    normalised,
+    normalize_ids,
     select_rows,
     shapes_of,
 )
@@ -40,7 +40,7 @@ def load(source: str, **settings: Any) -> Table:
 
 
 def spelt(text: str, *rules: str) -> str | None:
-    return normalised([[text]], rules).to_pylist()[0]  # type: ignore[no-any-return]
+    return normalize_ids([[text]], rules).to_pylist()[0]  # type: ignore[no-any-return]
 
 
 def test_the_shapes_of_ids_show_none() -> None:
@@ -136,15 +136,15 @@ def test_each_rule(rules: tuple[str, ...], text: str, found: str | None) -> None
 @pytest.mark.parametrize("rule", SIMPLE)
 @given(ids=TEXTS)
 def test_a_rule_applied_twice_is_the_rule(rule: str, ids: list[str | None]) -> None:
-    assert normalised([ids], [rule, rule]) == normalised([ids], [rule])
+    assert normalize_ids([ids], [rule, rule]) == normalize_ids([ids], [rule])
 
 
 @given(ids=TEXTS, rules=st.lists(st.sampled_from(SIMPLE), max_size=4))
 def test_steps_follow_each_other(ids: list[str | None], rules: list[str]) -> None:
-    found = normalised([ids], rules).to_pylist()
-    step_by_step = normalised([ids], [])
+    found = normalize_ids([ids], rules).to_pylist()
+    step_by_step = normalize_ids([ids], [])
     for rule in rules:
-        step_by_step = normalised([step_by_step], [rule])
+        step_by_step = normalize_ids([step_by_step], [rule])
     assert found == step_by_step.to_pylist()
     assert "" not in found
     assert all(after is None for before, after in zip(ids, found, strict=True) if not before)
@@ -185,7 +185,7 @@ def test_telephone_numbers_need_a_library(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_id_of_several_columns_lacks_none_of_them() -> None:
     parts: list[list[str | None]] = [[" A", "a", None, "B", "b"], ["1 ", "1", "1", " ", "2"]]
-    assert normalised(parts, ["trim", "casefold"]).to_pylist() == [
+    assert normalize_ids(parts, ["trim", "casefold"]).to_pylist() == [
         "a\x1f1",
         "a\x1f1",
         None,
@@ -193,7 +193,7 @@ def test_an_id_of_several_columns_lacks_none_of_them() -> None:
         "b\x1f2",
     ]
     # Not both a12.
-    assert normalised([["a1", "a"], ["2", "12"]], []).to_pylist() == ["a1\x1f2", "a\x1f12"]
+    assert normalize_ids([["a1", "a"], ["2", "12"]], []).to_pylist() == ["a1\x1f2", "a\x1f12"]
 
 
 @given(ids=st.lists(st.none() | st.sampled_from("abcdef"), max_size=12))
@@ -331,7 +331,7 @@ def test_several_columns_of_every_source(tmp_path: Path) -> None:
     frame = pa.table({"place": PLACE, "number": NUMBER, "x": X})
     parquet.write_table(frame, tmp_path / "a.parquet")
     expect(load(str(tmp_path / "a.parquet"), **keys))
-    expect(loading({"p": frame})(DataSettings(source="frame of p", **keys), False))
+    expect(make_loader({"p": frame})(DataSettings(source="frame of p", **keys), False))
     arrays: dict[str, Any] = {
         "place": np.array([each or "" for each in PLACE]),
         "number": np.array(NUMBER)[:, None],
@@ -340,7 +340,9 @@ def test_several_columns_of_every_source(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **arrays)
     expect(load(str(tmp_path / "a.npz"), **keys))
     expect(
-        loading({"p": arrays | {"place": PLACE}})(DataSettings(source="frame of p", **keys), False)
+        make_loader({"p": arrays | {"place": PLACE}})(
+            DataSettings(source="frame of p", **keys), False
+        )
     )
     with raises(InputError, Code.DATA_INVALID, names=("town", "place")):
         load(str(tmp_path / "a.csv"), id=["place", "town"])

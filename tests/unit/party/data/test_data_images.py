@@ -91,7 +91,7 @@ def test_rows_that_follow_keep_their_numbers(tmp_path: Path) -> None:
     table, ours, found = prepared(npz(tmp_path / "x.npz", x=COLOURS))
     for other in (COLOURS[::-1], to_unit(COLOURS[::-1])):
         more = load_table(DataSettings(source=npz(tmp_path / "y.npz", x=other)), with_label=False)
-        both = found.followed_by(ours.transform(more), table.space)
+        both = found.concat(ours.transform(more), table.space)
         assert torch.equal(both.x, torch.cat([found.x, found.x.flip(0)]))
 
 
@@ -109,10 +109,10 @@ def test_pixels_of_a_table_are_those_of_the_source(tmp_path: Path) -> None:
 
 
 def test_the_callers_array_is_not_changed_and_not_kept() -> None:
-    from vfl_party.data import loading
+    from vfl_party.data import make_loader
 
     given = COLOURS.copy()
-    table = loading({"a": {"x": given}})(DataSettings(source="frame of a"), False)
+    table = make_loader({"a": {"x": given}})(DataSettings(source="frame of a"), False)
     given[:] = 0
     np.testing.assert_array_equal(table.pixels(), to_unit(COLOURS.transpose(0, 3, 1, 2)))
 

@@ -15,7 +15,7 @@ import pytest
 from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.data import Table, load_table, loading
+from vfl_party.data import Table, load_table, make_loader
 
 NAMES = ("pid", "age", "town")
 ROWS = [
@@ -80,7 +80,7 @@ def test_text_of_every_type(kind: pa.DataType) -> None:
     settings = DataSettings(
         source="frame of p", id=("pid",), numeric=("age",), missing="mean", na=NA
     )
-    check(loading({"p": columns(age=kind, town=kind)})(settings, False))
+    check(make_loader({"p": columns(age=kind, town=kind)})(settings, False))
 
 
 def check(table: Table) -> None:

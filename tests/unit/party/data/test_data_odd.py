@@ -19,7 +19,7 @@ from vfl_common.errors import Code, InputError
 from vfl_party.data import collect as collecting
 from vfl_party.data import load_table, read_rows
 from vfl_party.data.collect import collect
-from vfl_party.data.notes.smells import smells
+from vfl_party.data.notes.smells import find_smells
 from vfl_party.data.sources.quotes import QuotedBytes
 from vfl_party.data.sources.text import open_text
 
@@ -395,7 +395,7 @@ NOTED: dict[str, tuple[str, str]] = {
 def test_what_smells_is_noted(tmp_path: Path, case: str) -> None:
     content, _pattern = NOTED[case]
     settings = DataSettings(source=str(written(tmp_path, content)), id=("id",))
-    found = [smell.text for smell in smells(read_rows(settings, False), settings)]
+    found = [smell.text for smell in find_smells(read_rows(settings, False), settings)]
     assert len(found) == 1
     # For the message if it does not match.
     with raises(AssertionError):
@@ -407,7 +407,7 @@ def test_a_table_in_order_smells_of_nothing(tmp_path: Path) -> None:
         f"{row},{row / 7},{'Bonn' if row % 3 else 'Oslo'},2024-01-31\n" for row in range(99)
     )
     settings = DataSettings(source=str(written(tmp_path, content)), id=("id",))
-    assert list(smells(read_rows(settings, False), settings)) == []
+    assert list(find_smells(read_rows(settings, False), settings)) == []
 
 
 KEYS = "To change this, set data.decimal and data.thousands."
@@ -485,7 +485,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
 def test_labels_of_one_meaning_are_noted(tmp_path: Path) -> None:
     path = written(tmp_path, "id,a,y\n1,2,Ja\n2,3,ja \n3,4,nein\n")
     settings = DataSettings(source=str(path), id=("id",), label="y")
-    (found,) = (smell.text for smell in smells(read_rows(settings, True), settings))
+    (found,) = (smell.text for smell in find_smells(read_rows(settings, True), settings))
     assert_names(found, "Ja")
 
 
@@ -528,5 +528,7 @@ def test_a_smell_says_which_column_it_is_about(tmp_path: Path) -> None:
     settings = DataSettings(
         source=str(written(tmp_path, f"id,a,d,w\nx,x,soon,Ja\n{rows}")), id=("id",)
     )
-    found = [(smell.column, smell.mostly) for smell in smells(read_rows(settings, False), settings)]
+    found = [
+        (smell.column, smell.mostly) for smell in find_smells(read_rows(settings, False), settings)
+    ]
     assert found == [("a", "numbers"), ("d", "dates"), ("w", "")]

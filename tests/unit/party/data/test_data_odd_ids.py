@@ -17,7 +17,7 @@ from tests.harness.errors import assert_names, raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import load_table, read_rows
-from vfl_party.data.notes.smells import smells
+from vfl_party.data.notes.smells import find_smells
 
 
 def settings(source: Path | str, **keys: Any) -> DataSettings:
@@ -34,7 +34,7 @@ def csv(tmp_path: Path, *ids: str) -> Path:
 
 def noted(source: Path | str, **keys: Any) -> list[str]:
     known = settings(source, **keys)
-    return [smell.text for smell in smells(read_rows(known, False), known)]
+    return [smell.text for smell in find_smells(read_rows(known, False), known)]
 
 
 def refused(source: Path | str, **keys: Any) -> None:
@@ -247,7 +247,7 @@ def test_labels_in_several_spellings_are_noted(tmp_path: Path) -> None:
     source = tmp_path / "t.csv"
     source.write_text("id;a;y\n1;5;yes\n2;6;Y\n3;7;no\n", encoding="utf-8")
     known = settings(source, label="y")
-    (found,) = smells(read_rows(known, True), known)
+    (found,) = find_smells(read_rows(known, True), known)
     assert_names(found.text, "yes")
 
 

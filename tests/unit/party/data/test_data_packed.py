@@ -25,7 +25,7 @@ from tests.harness.errors import raises
 from tests.unit.party.data.test_data_sources import load, numbers, refused
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.data import loading
+from vfl_party.data import make_loader
 from vfl_party.data.sources.packed import open_bytes
 from vfl_party.data.sources.signs import SeparatorReplacer
 
@@ -307,7 +307,7 @@ def test_ids_alone_and_frames_are_numbered(tmp_path: Path) -> None:
     only = load(as_csv(tmp_path), id="row", columns=())
     assert only.ids == tuple(f"{row:02}" for row in range(12))
     data = DataSettings(source="frame of a", id=("row",), columns=("a",))
-    table = loading({"a": pd.DataFrame({"a": [1.0, 2.0]})})(data, False)
+    table = make_loader({"a": pd.DataFrame({"a": [1.0, 2.0]})})(data, False)
     assert table.ids == ("0", "1")
 
 

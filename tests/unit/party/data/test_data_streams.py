@@ -28,7 +28,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.data import Table, collect, load_table, loading, row_arrays, vocabulary
+from vfl_party.data import Table, collect, load_table, make_loader, row_arrays, vocabulary
 from vfl_party.data.row_arrays import MappedArray
 from vfl_party.data.rows import Prepared, prepare
 from vfl_party.data.sources import parquet as parquet_source
@@ -211,7 +211,7 @@ def test_streamed_and_whole_are_the_same_bytes(
 def test_every_source_gives_the_same_table(tmp_path: Path) -> None:
     alike = (one_parquet, csv, csv_gz, parquet_folder, excel, sqlite)
     one, *others = (load_table(settings_of(source(tmp_path)), with_label=True) for source in alike)
-    given = loading({"p0": frame()})(settings_of("frame of p0"), True)
+    given = make_loader({"p0": frame()})(settings_of("frame of p0"), True)
     for other in (*others, given):
         same_tables(one, other)
 

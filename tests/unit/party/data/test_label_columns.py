@@ -15,7 +15,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.data import Labels, load_table, loading
+from vfl_party.data import Labels, load_table, make_loader
 from vfl_party.data.table import Table
 
 COLUMNS = {
@@ -70,7 +70,7 @@ def test_frames_and_dicts_of_arrays_have_them() -> None:
         pd.DataFrame(COLUMNS),
         {name: np.array(values) for name, values in COLUMNS.items()},
     ):
-        check(loading({"p0": frame})(settings, True))
+        check(make_loader({"p0": frame})(settings, True))
 
 
 def test_weights_of_images_are_read_from_their_index(tmp_path: Path) -> None:

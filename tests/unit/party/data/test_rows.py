@@ -26,7 +26,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import PROTOCOL, Hub, Link
 from vfl_common.rpc.exchange.hub import ExchangeHub
 from vfl_common.rpc.exchange.memory import MemoryLink, MemoryPipe
-from vfl_party.align.aligned import KEPT, Aligned, Aligning
+from vfl_party.align.aligned import KEPT, AlignedRows, AlignmentContext
 from vfl_party.align.digest import DIVIDED, OPENING, DigestAlignment, rows_digest
 from vfl_party.base import seeds
 from vfl_party.base.seeds import batches, full_batches, permutation, split_rows
@@ -67,7 +67,9 @@ def test_other_ids_are_refused_with_a_remedy(ids: tuple[str, ...]) -> None:
     alignment = DigestAlignment(Recipe.model_validate(cases.recipe(2)), AllowAll())
     with raises(PeerError, Code.ROWS_DIFFER, names=("p1", "p0")) as caught:
         alignment.align(
-            Aligning("p0", "run", Table("file.csv", ("1", "2", "3")), Path(), Found(hub=hub))
+            AlignmentContext(
+                "p0", "run", Table("file.csv", ("1", "2", "3")), Path(), Found(hub=hub)
+            )
         )
     assert (caught.value.code, caught.value.party) == (Code.ROWS_DIFFER, "p1")
     # The numbers stay here.
@@ -255,19 +257,21 @@ def test_a_division_that_is_none_is_refused_and_names_its_sender(codes: list[int
         answered = pool.submit(answer)
         with raises(PeerError, Code.MALFORMED_MESSAGE, names="p0") as caught:
             alignment.align(
-                Aligning("p1", "run", Table("file.csv", ("1", "2", "3")), Path(), Found(link=link))
+                AlignmentContext(
+                    "p1", "run", Table("file.csv", ("1", "2", "3")), Path(), Found(link=link)
+                )
             )
         answered.result()
     assert (caught.value.code, caught.value.party) == (Code.MALFORMED_MESSAGE, "p0")
 
 
 def test_a_folder_keeps_the_division_for_the_same_rows_only(tmp_path: Path) -> None:
-    rows = Aligned(("a", "b", "c"))
+    rows = AlignedRows(("a", "b", "c"))
     assert rows.with_kept(tmp_path) == rows
-    told = Aligned(rows.ids, bytes([2, 3, 4]))
+    told = AlignedRows(rows.ids, bytes([2, 3, 4]))
     told.save(tmp_path)
     assert rows.with_kept(tmp_path) == told
-    assert Aligned(("a", "b")).with_kept(tmp_path).division is None
+    assert AlignedRows(("a", "b")).with_kept(tmp_path).division is None
     (tmp_path / KEPT).write_text("2x4")
     assert rows.with_kept(tmp_path) == rows
 

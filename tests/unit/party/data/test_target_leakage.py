@@ -32,7 +32,7 @@ def told(folder: Path, *, classes: npt.ArrayLike = CLASS_N, **columns: npt.Array
         pa.table({name: pa.array(each, from_pandas=True) for name, each in values.items()}), path
     )
     settings = DataSettings(source=str(path), id=("who",), label="y")
-    found = list(target_leakage.target_leakage(read_rows(settings, with_label=True), "y"))
+    found = list(target_leakage.find_target_leakage(read_rows(settings, with_label=True), "y"))
     assert all(finding.column in finding.text for finding in found)
     return [each.column for each in found]
 

@@ -12,7 +12,7 @@ from tests.harness.errors import assert_names, raises
 from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.data import load_table, read_rows
-from vfl_party.data.notes.target_leakage import target_leakage
+from vfl_party.data.notes.target_leakage import find_target_leakage
 
 # "a" comes twice, first without a label; one row has neither id nor label.
 TABLE = "id,x,y\na,0,\nb,1,{0}\nc,2,{1}\na,3,{1}\n,4,\nd,5,\n"
@@ -69,5 +69,5 @@ def test_columns_that_tell_the_label_are_found_beside_rows_without_one(tmp_path:
     path = tmp_path / "x.csv"
     rows = [f"k{n},{n % 2 * 9 + n % 3},{n % 5},{('no', 'yes')[n % 2]}" for n in range(60)]
     path.write_text("\n".join(["id,told,other,y", *rows, "z1,5,1,", "z2,0,2,", ""]))
-    found = target_leakage(read_rows(settings(path, unlabelled="drop"), True), "y")
+    found = find_target_leakage(read_rows(settings(path, unlabelled="drop"), True), "y")
     assert [each.column for each in found] == ["told"]

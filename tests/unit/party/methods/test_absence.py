@@ -16,7 +16,7 @@ from vfl_common.config.recipe_tables import PhaseSettings
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import StepPassed
 from vfl_common.stages import Planned, ahead
-from vfl_party.models.combine import Combined, combine
+from vfl_party.models.combine import CombinedEmbeddings, combine
 from vfl_party.phases.absence import MAX_STRETCHES, Absences, Cache, Following, LatePolicy, filled
 from vfl_party.phases.course import NamedPhase
 
@@ -68,7 +68,7 @@ def test_zeros_are_as_wide_as_the_embeddings_of_the_party_that_is_absent() -> No
 
 def test_no_gradient_goes_to_what_stands_in() -> None:
     received = {"north": NORTH.clone()}
-    combined = Combined(
+    combined = CombinedEmbeddings(
         "sum", filled("zeros", "sum", [], {**received, "south": None}, WIDTHS), received
     )
     combined.values[0].sum().backward()

@@ -11,7 +11,7 @@ from tests.harness.reference_defences import dcor
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import InputError
-from vfl_party.assembly.party import assemble, expected_rows, open_party
+from vfl_party.assembly.party import assemble, expect_rows, open_party
 from vfl_party.methods.splitnn import METHOD
 from vfl_party.methods.splitnn.dcor import columns_of, gradient, labels_of, log_dcor, with_labels
 
@@ -104,4 +104,4 @@ def test_it_goes_with_noise_on_gradients() -> None:
     recipe = Recipe.model_validate(cases.recipe(2, task={"kind": "binary"}, phase=phase))
     data = DataSettings.model_validate(cases.columns("sklearn:breast_cancer", 2, limit=60)["p0"])
     opened = open_party(recipe, "p0", data, recipe.model.encoder)
-    assert assemble(opened, expected_rows(opened)).phases
+    assert assemble(opened, expect_rows(opened)).phases

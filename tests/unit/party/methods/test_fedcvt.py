@@ -19,7 +19,7 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.models import TaskSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_party.assembly.party import Assembled, assemble, expected_rows, open_party
+from vfl_party.assembly.party import Assembled, assemble, expect_rows, open_party
 from vfl_party.forecast.count import forecast, outlook_of
 from vfl_party.methods.fedcvt.active import ActiveFedCVT
 from vfl_party.methods.fedcvt.batches import CrossViewStep, FedCVTBatches, own_rows
@@ -58,7 +58,7 @@ def party(given_: dict[str, Any], name: str = "p0") -> Assembled:
     recipe = Recipe.model_validate(given_)
     data = cases.digits(2) if len(recipe.parties) == 2 else cases.digits(4)
     opened = open_party(recipe, name, DataSettings.model_validate(data[name]), recipe.model.encoder)
-    return assemble(opened, expected_rows(opened))
+    return assemble(opened, expect_rows(opened))
 
 
 # -- estimates and terms

@@ -22,7 +22,7 @@ from tests.unit.party.methods.ssl_reference import (
 )
 from vfl_common.config.models import OptimizerSettings
 from vfl_party.base.checkpoint import pack, unpack
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 from vfl_party.selfsup.augment.settings import AugmentSettings
 from vfl_party.selfsup.losses import (
     KeyQueue,
@@ -129,7 +129,7 @@ def test_a_queue_goes_on_from_a_checkpoint() -> None:
 
 def test_the_momentum_update_moves_parameters_and_leaves_buffers() -> None:
     def net(seed: int) -> nn.Module:
-        with seeded(seed):
+        with seed_torch(seed):
             return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
     target, online = net(1), net(2)

@@ -14,7 +14,7 @@ from vfl_common.config.base import parse
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.assembly.party import Assembled, assemble, expected_rows, open_party
+from vfl_party.assembly.party import Assembled, assemble, expect_rows, open_party
 from vfl_party.data import Features
 from vfl_party.methods.head.settings import HeadSettings
 from vfl_party.methods.splitnn.settings import SplitNNSettings
@@ -34,7 +34,7 @@ def assembled(name: str, augment: dict[str, Any], images: bool = False, **more: 
     tables = cases.recipe(2, phase={"augment": augment} | more, model=model, task=task)
     made = Recipe.model_validate(tables)
     opened = open_party(made, name, DataSettings(**data[name]), made.model.encoder)
-    return assemble(opened, expected_rows(opened))
+    return assemble(opened, expect_rows(opened))
 
 
 def views(name: str, augment: dict[str, Any], images: bool = False) -> BatchViews:

@@ -17,16 +17,16 @@ from vfl_common.config.data import DataSettings
 from vfl_common.config.models import NETWORKS, CnnSettings, MlpSettings, NetworkSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, PeerError
-from vfl_party.align.aligned import Aligning
+from vfl_party.align.aligned import AlignmentContext
 from vfl_party.align.own_rows import _read
-from vfl_party.assembly.party import expected_rows, open_party
+from vfl_party.assembly.party import expect_rows, open_party
 from vfl_party.data import Table, load_table
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 from vfl_party.models.blocks import StandardisedConv, group_norm
 from vfl_party.models.halves import Bottleneck, Halves
 
 TABLE = Table("file.csv", ("1",))
-ALIGNING = Aligning("p3", "run", TABLE, Path(), cast("Any", None), peer_rows_at_most=100)
+ALIGNING = AlignmentContext("p3", "run", TABLE, Path(), cast("Any", None), peer_rows_at_most=100)
 
 CNN = CnnSettings(kind="cnn", channels=(8, 12, 16, 20))
 RESNET = NetworkSettings(kind="resnet18")
@@ -55,7 +55,7 @@ def test_halves_fit_together(
     before = torch.get_rng_state()
     assert (halves.latent, halves.features) == (latent, features)
     assert torch.equal(torch.get_rng_state(), before)
-    with seeded(1):
+    with seed_torch(1):
         # A deep network makes much of a rounding.
         bottom, tail = halves.bottom().double(), halves.tail(24).double()
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
@@ -91,7 +91,7 @@ def test_sizes_are_those_of_the_network(
     settings: Any, cut: int, neck: Bottleneck | None, size: tuple[int, int]
 ) -> None:
     halves = Halves(settings, (2, *size), cut, neck)
-    with seeded(1):
+    with seed_torch(1):
         bottom, tail = halves.bottom(), halves.tail(4)
     x = torch.randn(1, 2, *size)
     if halves.fits:
@@ -108,7 +108,7 @@ def test_halves_have_the_weights_of_torchvisions_network(kind: Any) -> None:
     """But for the last layers, and for VGG's biases, which a normalisation follows."""
     settings = NetworkSettings(kind=kind, small_images=False)
     halves = Halves(settings, (3, 64, 64), 1)
-    with seeded(1):
+    with seed_torch(1):
         bottom, tail = halves.bottom(), halves.tail(4)
     with torch.device("meta"):
         whole = getattr(torchvision.models, "vgg13_bn" if kind == "vgg13" else kind)()
@@ -231,6 +231,6 @@ def test_a_passive_party_divides_its_rows_by_its_own_column(
     )
     opened = open_party(made, "p1", data, made.model.encoder)
     assert opened.table.labels is None
-    assert expected_rows(opened).holdings["p1"] == {"local": 9, "validation": 0, "test": 3}
+    assert expect_rows(opened).holdings["p1"] == {"local": 9, "validation": 0, "test": 3}
     with raises(InputError, Code.DATA_INVALID, names=("parts", "rows.csv")):
         open_party(made, "p1", data.model_copy(update={"split": "parts"}), made.model.encoder)

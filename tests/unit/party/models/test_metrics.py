@@ -11,8 +11,8 @@ from tests.harness.reference_task import c_index_of, losses_of_rows, ndcg_of, th
 from vfl_common.config.models import TaskSettings
 from vfl_common.config.task import METRICS, ThresholdRule
 from vfl_party.models.metrics import (
-    choose,
-    decided,
+    choose_threshold,
+    decide,
     evaluate,
     loss_fn,
     losses,
@@ -274,9 +274,9 @@ def test_a_threshold_is_the_best_of_all_cuts(rule: dict[str, object], ties: bool
         outputs = outputs.round() if ties else outputs
         targets = (outputs + 2 * randn(40, 1) > 1).float()
         p, y = outputs.double().sigmoid().flatten().numpy(), targets.flatten().numpy()
-        found = choose(made, outputs, targets)
+        found = choose_threshold(made, outputs, targets)
         assert found == pytest.approx(threshold_of(made, p, y), abs=1e-12)
-        assert decided(outputs, found).flatten().tolist() == (p > found).tolist()
+        assert decide(outputs, found).flatten().tolist() == (p > found).tolist()
 
 
 @pytest.mark.parametrize("outputs", [[[90.0]], [[-800.0]], [[90.0], [-800.0]], [[0.0], [0.0]]])
@@ -286,9 +286,11 @@ def test_a_threshold_is_a_probability_whatever_the_scores(
 ) -> None:
     for label in (0.0, 1.0):
         scored = torch.tensor(outputs)
-        found = choose(ThresholdRule.model_validate(rule), scored, torch.full_like(scored, label))
+        found = choose_threshold(
+            ThresholdRule.model_validate(rule), scored, torch.full_like(scored, label)
+        )
         assert 0.0 < found < 1.0
-        decided(scored, found)
+        decide(scored, found)
 
 
 @pytest.mark.parametrize("rule", [RULES[0], *RULES[2:]])
@@ -296,14 +298,14 @@ def test_a_threshold_divides_probabilities_near_zero(rule: dict[str, object]) ->
     """Rows whose logits are below -36.7, the logit of 2 ** -53."""
     outputs = torch.tensor([[-50.0], [-40.0], [-60.0], [-45.0], [-200.0], [-300.0]])
     targets = torch.tensor([[0.0], [1.0], [0.0], [1.0], [0.0], [0.0]])
-    threshold = choose(ThresholdRule.model_validate(rule), outputs, targets)
-    assert decided(outputs, threshold).float().tolist() == targets.tolist()
+    threshold = choose_threshold(ThresholdRule.model_validate(rule), outputs, targets)
+    assert decide(outputs, threshold).float().tolist() == targets.tolist()
 
 
 def test_without_a_threshold_half_decides() -> None:
     outputs = torch.tensor([[-1e-30], [0.0], [1e-30]])
-    assert decided(outputs, None).flatten().tolist() == [False, False, True]
-    assert torch.equal(decided(outputs, 0.5), decided(outputs, None))
+    assert decide(outputs, None).flatten().tolist() == [False, False, True]
+    assert torch.equal(decide(outputs, 0.5), decide(outputs, None))
 
 
 @pytest.mark.parametrize("ties", [1, 4])

@@ -27,15 +27,15 @@ from vfl_common.config.models import (
 from vfl_common.errors import Code, InputError
 from vfl_party.base.seeds import SECRET, derive_seed, secret_seed
 from vfl_party.models import (
-    Combined,
+    CombinedEmbeddings,
     InputSpec,
+    build_checked_encoder,
     build_encoder,
     build_top,
-    checked_encoder,
     combine,
-    combined_size,
+    combine_widths,
     generator,
-    seeded,
+    seed_torch,
 )
 from vfl_party.models.backward import backward
 
@@ -78,7 +78,7 @@ def rows(spec: InputSpec, n: int = 4) -> list[torch.Tensor]:
 def test_an_encoder_gives_the_embedding_and_trains_every_parameter(
     values: dict[str, object], spec: InputSpec
 ) -> None:
-    encoder = checked_encoder(settings(values), spec, 6, party="hospital")
+    encoder = build_checked_encoder(settings(values), spec, 6, party="hospital")
     assert encoder.training
     z_BD = encoder(*rows(spec))
     assert z_BD.shape == (4, 6)
@@ -95,23 +95,23 @@ def test_a_seed_decides_the_weights_and_the_generator_stays(
     for seed in (1, 1, 2**63 - 1):
         # Whatever was drawn before.
         torch.rand(seed % 5)
-        with seeded(seed):
+        with seed_torch(seed):
             states.append(build_encoder(settings(values), spec, 6).state_dict())
     torch.set_rng_state(before)
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
     assert not all(torch.equal(states[0][name], states[2][name]) for name in states[0])
-    with seeded(3):
+    with seed_torch(3):
         torch.rand(5)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_the_check_leaves_generator_and_batch_norm_as_they_were() -> None:
     encoder_settings = MlpSettings(batch_norm=True, dropout=0.5)
-    with seeded(1):
+    with seed_torch(1):
         plain, after_plain = build_encoder(encoder_settings, FLAT, 6), torch.get_rng_state()
-    with seeded(1):
+    with seed_torch(1):
         checked, after_checked = (
-            checked_encoder(encoder_settings, FLAT, 6, party="a"),
+            build_checked_encoder(encoder_settings, FLAT, 6, party="a"),
             torch.get_rng_state(),
         )
     assert torch.equal(after_plain, after_checked)
@@ -244,14 +244,14 @@ def test_what_does_not_fit_is_refused_in_one_sentence(
     values: dict[str, object], spec: InputSpec, user_models: None
 ) -> None:
     with raises(InputError, Code.MODEL_INVALID) as caught:
-        checked_encoder(settings(values), spec, 6, party="hospital")
+        build_checked_encoder(settings(values), spec, 6, party="hospital")
     assert caught.value.code is Code.MODEL_INVALID
     assert "\n" not in str(caught.value)
 
 
 def test_a_custom_encoder_takes_its_options(user_models: None) -> None:
     custom = CustomSettings(kind="custom", factory="user_models:linear", options={"out": 6})
-    assert checked_encoder(custom, FLAT, 6, party="a")(torch.zeros(3, 5)).shape == (3, 6)
+    assert build_checked_encoder(custom, FLAT, 6, party="a")(torch.zeros(3, 5)).shape == (3, 6)
 
 
 @pytest.fixture
@@ -321,7 +321,7 @@ def test_combination_and_its_gradient_by_hand(
     a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
     out = combine(rule, [a, b])  # type: ignore[arg-type]
     assert out.tolist() == value
-    assert out.shape[1] == combined_size(rule, [3, 3])  # type: ignore[arg-type]
+    assert out.shape[1] == combine_widths(rule, [3, 3])  # type: ignore[arg-type]
     (out * WEIGHT).sum().backward()
     assert a.grad is not None
     assert b.grad is not None
@@ -342,7 +342,7 @@ def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(
     combine(rule, [*(each.detach() for each in mine), *leaves.values()]).tanh().sum().backward()
 
     received = {"p1": x.clone(), "p2": y.clone()}
-    combined = Combined(rule, [*mine, *received.values()], received)
+    combined = CombinedEmbeddings(rule, [*mine, *received.values()], received)
     assert torch.equal(combined.values[0], combine(rule, [*mine, *received.values()]))
     combined.values[0].tanh().sum().backward()
     found = combined.gradients()
@@ -356,7 +356,8 @@ def test_gradients_of_received_embeddings_are_those_of_autograd_bit_for_bit(
 def test_gradients_are_zeros_if_the_loss_does_not_depend_on_the_embeddings(rule: Combine) -> None:
     received = {"p1": A.clone()}
     assert torch.equal(
-        Combined(rule, [*received.values()], received).gradients()["p1"], torch.zeros_like(A)
+        CombinedEmbeddings(rule, [*received.values()], received).gradients()["p1"],
+        torch.zeros_like(A),
     )
 
 
@@ -364,7 +365,7 @@ def test_concatenation_keeps_the_order_and_splits_the_gradient() -> None:
     a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
     out = combine("concat", [a, b])
     assert out.tolist() == [[1.0, 5.0, 2.0, 3.0, 5.0, 0.0]]
-    assert combined_size("concat", [3, 4]) == 7
+    assert combine_widths("concat", [3, 4]) == 7
     (out * torch.arange(6.0)).sum().backward()
     assert a.grad is not None
     assert b.grad is not None
@@ -396,7 +397,7 @@ def test_all_bits_of_a_secret_seed_count_and_those_of_the_recipe_draw_as_torch_d
     assert torch.equal(one, again)
     assert abs(one.mean().item()) < 0.15
     assert abs(one.std().item() - 1) < 0.1
-    with seeded(SECRET | 3):
+    with seed_torch(SECRET | 3):
         assert torch.equal(torch.randn(700), one)
 
 

@@ -22,7 +22,7 @@ from tests.harness.errors import raises
 from vfl_common.config.base import parse
 from vfl_common.config.models import OptimizerSettings
 from vfl_common.errors import Code, InputError
-from vfl_party.models import seeded
+from vfl_party.models import seed_torch
 from vfl_party.models.optim import Plateau, build_optimizer, build_schedule, clip
 
 SETTINGS = [
@@ -42,7 +42,7 @@ def trained(make: Any, steps: int = 300) -> torch.Tensor:
     """All parameters of a 16-32-4 MLP in float64's place: one flat float32 tensor after ``steps``
     steps.
     """
-    with seeded(5):
+    with seed_torch(5):
         model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
         x, y = torch.randn(64, 16), torch.randn(64, 4)
     optimizer: Optimizer = make(model.parameters())

@@ -25,12 +25,12 @@ from torch.distributed import FileStore, HashStore  # type: ignore[attr-defined]
 
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
-from vfl_party.base.devices import launched, resolve_device
+from vfl_party.base.devices import read_launch, resolve_device
 from vfl_party.data import Features
-from vfl_party.data.inputs.made import Noted
+from vfl_party.data.inputs.made import BatchLog
 from vfl_party.models import InputSpec
-from vfl_party.ranks import SpreadEncoder, check_spread, reduce, spread, started_by_torchrun
-from vfl_party.ranks.group import RankLost, Ranks, Word, packed, shares, together, unpacked
+from vfl_party.ranks import SpreadEncoder, check_spread, join_ranks, reduce, spread
+from vfl_party.ranks.group import RankLost, Ranks, Word, convert_rank_errors, pack, shares, unpack
 from vfl_party.ranks.leader import _seed
 
 CPU, SPEC = torch.device("cpu"), InputSpec((6,))
@@ -102,24 +102,24 @@ def test_a_connection_that_breaks_ends_the_process_and_not_the_run() -> None:
     )
     with (
         raises(RankLost, names=("pair.cc", "third_party")),
-        together(),
+        convert_rank_errors(),
     ):
         raise RuntimeError(said)
-    with raises(RankLost), together():
+    with raises(RankLost), convert_rank_errors():
         raise dist.DistBackendError("NCCL error")
     # The run fails by it, as by that of one process.
-    with pytest.raises(torch.OutOfMemoryError), together():
+    with pytest.raises(torch.OutOfMemoryError), convert_rank_errors():
         raise torch.OutOfMemoryError("CUDA out of memory")
     # The runner would tell the server that the run has failed.
     assert not issubclass(RankLost, Exception)
-    with pytest.raises(InputError), together():
+    with pytest.raises(InputError), convert_rank_errors():
         check_spread(None, None, CPU, "p1")
 
 
 def test_under_torchrun_each_process_has_the_gpu_of_its_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert launched() == (0, 1, 0)
+    assert read_launch() == (0, 1, 0)
     for name, value in {
         "TORCHELASTIC_RUN_ID": "x",
         "RANK": "1",
@@ -130,7 +130,7 @@ def test_under_torchrun_each_process_has_the_gpu_of_its_number(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: f"NVIDIA H{i}")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert launched() == (1, 2, 1)
+    assert read_launch() == (1, 2, 1)
     assert resolve_device("cuda") == torch.device("cuda:1")
     assert resolve_device("cpu") == CPU
     with raises(InputError, Code.CONFIG_INVALID):
@@ -157,7 +157,7 @@ def test_variables_that_torchrun_would_not_set_are_refused(
         if value is not None:
             monkeypatch.setenv(name, value)
     with raises(InputError, Code.CONFIG_INVALID):
-        launched()
+        read_launch()
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_a_sum_that_fails_is_no_gradient(
             return future
 
     monkeypatch.setattr(dist, "reduce", lambda tensor, **how: Failed())
-    with raises(RankLost, names="pair.cc"), together():
+    with raises(RankLost, names="pair.cc"), convert_rank_errors():
         _step(wrapped)
 
 
@@ -225,8 +225,8 @@ def test_rank_0_tells_positions_and_never_rows(monkeypatch: pytest.MonkeyPatch) 
 
     class Told(Ranks):
         def tell(self, word: Word, facts: Any = None, arrays: Any = ()) -> None:
-            body = packed(facts or {}, arrays)
-            told.append((word, unpacked(body)[1]))
+            body = pack(facts or {}, arrays)
+            told.append((word, unpack(body)[1]))
 
         def spread(self, module: nn.Module) -> None:
             floats.extend(module.parameters())
@@ -241,7 +241,7 @@ def test_rank_0_tells_positions_and_never_rows(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(spread, "parallel", lambda module, device, group: module)
     group: Any = None
     x_NF = torch.arange(60.0).reshape(10, 6)
-    features = replace(Features.of(x_NF.numpy()), noted=Noted())
+    features = replace(Features.of(x_NF.numpy()), noted=BatchLog())
     assert features.noted is not None
     encoder = nn.Linear(6, 4)
     shared = SpreadEncoder(
@@ -259,14 +259,14 @@ def test_rank_0_tells_positions_and_never_rows(monkeypatch: pytest.MonkeyPatch) 
     # The weights, and the gradient of the other rank's one row.
     assert [tuple(each.shape) for each in floats] == [(4, 6), (4,), (1, 4)]
     with pytest.raises(TypeError):
-        packed({}, [x_NF.numpy()])
+        pack({}, [x_NF.numpy()])
     # Made by the phase itself, so no other process could.
     with raises(InputError, Code.CONFIG_INVALID):
         shared(x_NF[:2] + 1)
 
 
 def test_positions_are_heard_as_torch_can_use_them_without_a_warning() -> None:
-    facts, (rows, drawn) = unpacked(packed({"a": 1}, [np.arange(3), np.arange(5, dtype=np.uint8)]))
+    facts, (rows, drawn) = unpack(pack({"a": 1}, [np.arange(3), np.arange(5, dtype=np.uint8)]))
     assert (facts, rows.tolist(), drawn.tolist()) == ({"a": 1}, [0, 1, 2], [0, 1, 2, 3, 4])
     assert rows.flags.writeable
     assert drawn.flags.writeable
@@ -274,7 +274,7 @@ def test_positions_are_heard_as_torch_can_use_them_without_a_warning() -> None:
 
 def test_inputs_that_a_phase_has_changed_are_of_no_rows() -> None:
     """Rank 0 would compute with them, and the other ranks with the rows as they are."""
-    noted = Noted()
+    noted = BatchLog()
     x, codes = np.ones((4, 3), np.float32), np.zeros((4, 2), np.int64)
     features = replace(Features.of(x, codes, (5, 5)), noted=noted)
     numbers, categories = features.inputs(np.array([2, 0], np.int64))
@@ -322,7 +322,7 @@ def test_a_rank_is_lost_before_the_other_parties_lose_patience(
     monkeypatch.setattr(dist, "init_process_group", lambda *args, **how: None)
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr("vfl_party.ranks.group._end", lambda ranks: None)
-    with started_by_torchrun(CPU, 8.0) as ranks:
+    with join_ranks(CPU, 8.0) as ranks:
         assert ranks is not None
         assert ranks.beat_s < min(asked)
     assert asked == [4.0, 4.0]
@@ -336,7 +336,7 @@ def test_a_word_that_nobody_takes_ends_the_wait(tmp_path: Path) -> None:
         with _one_of_two(store, 0) as ranks:
             # More than the system holds for it.
             rows = np.zeros(1 << 21, np.int64)
-            with pytest.raises(RankLost), together():
+            with pytest.raises(RankLost), convert_rank_errors():
                 ranks.tell(Word.FORWARD, {}, [rows])
     finally:
         os.kill(child, signal.SIGKILL)
@@ -348,7 +348,7 @@ def _second(store: str, work: Callable[[Ranks], None]) -> int:
     if child := os.fork():
         return child
     try:
-        with _one_of_two(store, 1) as ranks, contextlib.suppress(RankLost), together():
+        with _one_of_two(store, 1) as ranks, contextlib.suppress(RankLost), convert_rank_errors():
             work(ranks)
     finally:
         os._exit(0)
@@ -386,7 +386,7 @@ def test_a_rank_may_read_for_long_and_one_that_is_silent_is_lost(
         with _one_of_two(store, 0) as ranks:
             begun_s = time.monotonic()
             if seconds == math.inf:
-                with pytest.raises(RankLost), together(), ranks.at_work():
+                with pytest.raises(RankLost), convert_rank_errors(), ranks.at_work():
                     pass
                 assert time.monotonic() - begun_s < 10
             else:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from vfl_party.models.row_blocks import (
     Blocks,
-    checked,
+    describe_inexact,
+    find_blocks,
     in_blocks,
-    inexact,
     sample_rows,
 )
 
@@ -97,22 +97,22 @@ def broken(x: Tensor) -> Tensor:
 def test_the_check_chooses_blocks_in_which_rows_keep_their_bits(
     model: Callable[[Tensor], Tensor], blocks: Blocks
 ) -> None:
-    assert checked(model, [sample(5)]) == blocks
+    assert find_blocks(model, [sample(5)]) == blocks
 
 
 @pytest.mark.parametrize("model", [by_mean, by_place, drawn, broken])
 def test_the_check_says_that_no_blocks_do(model: Callable[[Tensor], Tensor]) -> None:
-    found = checked(model, [sample(5)])
+    found = find_blocks(model, [sample(5)])
     assert (found.rows, found.most) == (VECTORS.rows, VECTORS.most)
     why = "failed with ZeroDivisionError" if model is broken else "a row has other bits among"
     assert why in found.why
-    assert inexact({"top": VECTORS, "encoder": found}) == f"encoder: {found.why}"
+    assert describe_inexact({"top": VECTORS, "encoder": found}) == f"encoder: {found.why}"
 
 
 def test_one_sample_of_several_decides() -> None:
     model = lambda x: by_mean(x) if x.shape[1] == 2 else x  # noqa: E731
-    assert not checked(model, [sample(3)]).why
-    assert checked(model, [sample(3), sample(2)]).why
+    assert not find_blocks(model, [sample(3)]).why
+    assert find_blocks(model, [sample(3), sample(2)]).why
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 8, 31, 32, 33, 257, 600])
@@ -129,7 +129,7 @@ def test_what_the_check_has_chosen_holds_for_other_rows(
     layer: nn.Module, shape: tuple[int, ...], n: int
 ) -> None:
     """Those of the check come from a generator with another seed."""
-    blocks = checked(layer.eval(), [sample(*shape)])
+    blocks = find_blocks(layer.eval(), [sample(*shape)])
     if blocks.why:
         pytest.skip(f"exact: false is said here: {blocks.why}")
     x = torch.randn(700, *shape, generator=torch.Generator().manual_seed(1))

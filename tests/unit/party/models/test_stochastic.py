@@ -16,7 +16,7 @@ from tests.harness.errors import raises
 from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.assembly.party import assemble, expected_rows, open_party
+from vfl_party.assembly.party import assemble, expect_rows, open_party
 from vfl_party.models import InputSpec, StochasticEncoder, deterministic
 from vfl_party.ranks import check_spread
 
@@ -85,7 +85,7 @@ def assembled(name: str, phase: dict[str, object]) -> nn.Module:
     made = Recipe.model_validate(cases.recipe(3, task={"kind": "binary"}, phase=phase))
     data = DataSettings.model_validate(cases.columns("sklearn:breast_cancer", 3, limit=60)[name])
     opened = open_party(made, name, data, made.model.encoder)
-    return assemble(opened, expected_rows(opened)).party.models["encoder"]
+    return assemble(opened, expect_rows(opened)).party.models["encoder"]
 
 
 def test_passive_parties_draw_and_the_active_party_does_not() -> None:
@@ -111,7 +111,7 @@ def test_phases_that_ask_for_other_encoders_are_refused() -> None:
         data = DataSettings.model_validate(PASSIVE)
         opened = open_party(made, "p1", data, made.model.encoder)
         with raises(InputError, Code.CONFIG_INVALID, names="p1"):
-            assemble(opened, expected_rows(opened))
+            assemble(opened, expect_rows(opened))
 
 
 def test_several_processes_of_a_party_are_refused() -> None:
@@ -147,7 +147,7 @@ def test_what_leaves_says_that_it_is_drawn_wherever_embeddings_leave() -> None:
     )
     made = Recipe.model_validate(tables | {"phases": [*tables["phases"], {"kind": "evaluate"}]})
     opened = open_party(made, "p1", DataSettings.model_validate(PASSIVE), made.model.encoder)
-    leaves = assemble(opened, expected_rows(opened)).leaves
+    leaves = assemble(opened, expect_rows(opened)).leaves
     said = {
         (each.phase, each.exchange): each.how
         for each in leaves

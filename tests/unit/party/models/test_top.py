@@ -17,7 +17,7 @@ from vfl_common.config.models import CustomTop, ModelSettings, PluginTop, TopKin
 from vfl_common.config.party import code_named
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
-from vfl_party.models import build_joint, build_top, combine, seeded
+from vfl_party.models import build_joint, build_top, combine, seed_torch
 from vfl_party.models.top.attention import AttentionPooling
 from vfl_party.phases.absence import filled
 
@@ -29,7 +29,7 @@ def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_weights_are_those_of_the_formula() -> None:
-    with seeded(1):
+    with seed_torch(1):
         pooling = AttentionPooling(2)
     with torch.no_grad():
         pooling.hidden.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
@@ -44,7 +44,7 @@ def test_weights_are_those_of_the_formula() -> None:
 
 def test_a_party_that_is_away_is_masked() -> None:
     """What is left out counts as a score of minus infinity."""
-    with seeded(2):
+    with seed_torch(2):
         pooling = AttentionPooling(3)
     own, north, south = (drawn(4, 3, seed=seed) for seed in range(3))
     widths = {"north": 3, "south": 3}
@@ -68,20 +68,20 @@ def test_a_party_that_is_away_is_masked() -> None:
 
 
 def test_the_order_of_parties_does_not_count() -> None:
-    with seeded(3):
+    with seed_torch(3):
         pooling = AttentionPooling(5)
     z_BKD = drawn(6, 4, 5)
     torch.testing.assert_close(pooling(z_BKD), pooling(z_BKD[:, [2, 0, 3, 1]]))
 
 
 def test_the_pooling_comes_before_the_top_model_and_learns() -> None:
-    with seeded(4):
+    with seed_torch(4):
         joint = build_joint(ModelSettings.model_validate(MODEL), [3] * 3, 2)
     names = ["0.hidden.weight", "0.score.weight", "1.0.weight", "1.0.bias"]
     assert list(joint.state_dict()) == names
     joint(drawn(7, 3, 3)).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in joint.parameters())
-    with seeded(4):
+    with seed_torch(4):
         plain = build_joint(ModelSettings(embedding_size=3, combine="sum"), [3] * 3, 2)
     assert list(plain.state_dict()) == ["0.weight", "0.bias"]
 
@@ -156,10 +156,10 @@ def float64(width, outputs): return Lambda(lambda x: x[:, :outputs].double())
 def test_a_top_model_of_one_s_own_takes_what_is_combined(user_tops: None) -> None:
     custom = CustomTop(kind="custom", factory="user_tops:make", options={"hidden": 7})
     before = torch.get_rng_state()
-    with seeded(5):
+    with seed_torch(5):
         top = build_top(custom, 12, 3)
         after = torch.get_rng_state()
-    with seeded(5):
+    with seed_torch(5):
         same = nn.Sequential(nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 3))
         # The check has drawn nothing.
         assert torch.equal(after, torch.get_rng_state())

@@ -20,7 +20,7 @@ from vfl_common.config.task import TaskSettings
 from vfl_common.errors import Code, InputError
 from vfl_party.models.boosting import Matrix, check_loss, grow
 from vfl_party.models.metrics import loss_fn
-from vfl_party.models.top.trees import BoostedTrees, Grown
+from vfl_party.models.top.trees import BoostedTrees, TreeArrays
 
 SETS = {"binary": load_breast_cancer, "multiclass": load_digits, "regression": load_diabetes}
 ROUNDS, TRAIN = 40, 300
@@ -170,7 +170,7 @@ def test_a_module_without_trees_gives_zeros_and_every_node_has_an_end() -> None:
         "baseline": np.zeros(1),
     }
     with pytest.raises(ValueError, match="cycle"):
-        model.take(Grown(**ring))
+        model.take(TreeArrays(**ring))
 
 
 def test_missing_numbers_go_where_a_split_sends_them() -> None:

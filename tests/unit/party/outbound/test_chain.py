@@ -23,7 +23,7 @@ from vfl_party.base.step_timing import Clock
 from vfl_party.data.rows import divide_rows
 from vfl_party.outbound import codecs, policies, transforms
 from vfl_party.outbound.chain import Chain
-from vfl_party.outbound.chains import check_asked, make_chains
+from vfl_party.outbound.chains import check_transforms, make_chains
 from vfl_party.outbound.declared import NOTHING, Exchange, Sent, f32, i64, noise, u8
 from vfl_party.outbound.exchange import Answering
 from vfl_party.outbound.filter import Filter, Tensors
@@ -219,7 +219,7 @@ def test_a_codec_of_a_phase_without_float32_is_refused() -> None:
         "sums", Sent(Kind.GRADIENT, {"ciphertexts": (torch.uint8, (4, 64))}), Sent(Kind.VERDICT, {})
     )
     with raises(InputError, Code.CONFIG_INVALID):
-        check_asked(Recipe.model_validate(tables), {("secureboost", "sums"): sums})
+        check_transforms(Recipe.model_validate(tables), {("secureboost", "sums"): sums})
 
 
 # -- codecs

@@ -12,9 +12,9 @@ from tests.harness.errors import assert_names
 from vfl_common.bundle import StepKey
 from vfl_party.outbound import sent
 from vfl_party.outbound.chain import Chain
-from vfl_party.outbound.declared import Leaving
+from vfl_party.outbound.declared import PartialFilter
 from vfl_party.outbound.filter import Filter, Passage
-from vfl_party.outbound.sent import SentBefore
+from vfl_party.outbound.sent import SentDigests
 from vfl_party.outbound.transforms.clipped_gaussian import ClippedGaussian, ClippedGaussianSettings
 from vfl_party.outbound.transforms.gaussian import GaussianNoise
 from vfl_party.outbound.transforms.iso import IsoNoise
@@ -29,7 +29,7 @@ NOISY: dict[str, Callable[[], Filter]] = {
     "clipped": lambda: ClippedGaussian(
         ClippedGaussianSettings(clip=100.0, epsilon=1.0, delta=1e-5)
     ),
-    "leaving": lambda: Leaving(GaussianNoise(1.0), frozenset({"other"})),
+    "leaving": lambda: PartialFilter(GaussianNoise(1.0), frozenset({"other"})),
 }
 
 
@@ -41,7 +41,7 @@ def noise(chain: Chain, g_BD: torch.Tensor, at: Passage = AT) -> torch.Tensor:
 def test_the_same_tensors_get_the_same_noise_and_others_get_other(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before, way = SentBefore(), "splitnn: embedding, down"
+    before, way = SentDigests(), "splitnn: embedding, down"
     first = Chain([NOISY[kind]()], sent=before, way=way)
     state = first.state()
 
@@ -70,7 +70,7 @@ def test_the_same_tensors_get_the_same_noise_and_others_get_other(
 def test_another_step_receiver_or_exchange_is_no_message_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    before = SentBefore()
+    before = SentDigests()
     for way in ("up", "down"):
         for at in (AT, AT._replace(receiver="clinic"), AT._replace(step=StepKey("splitnn", 3, 2))):
             Chain([GaussianNoise(1.0)], sent=before, way=way).apply({"dz": torch.randn(2, 2)}, at)
@@ -79,7 +79,7 @@ def test_another_step_receiver_or_exchange_is_no_message_before(
 
 def test_the_oldest_messages_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sent, "_MAX_MESSAGES", 2)
-    before = SentBefore()
+    before = SentDigests()
     places = [AT._replace(step=StepKey("splitnn", 0, batch)) for batch in range(3)]
     assert not any(before.differs("down", at, {"dz": G_BD}) for at in places)
     assert before.differs("down", places[2], {"dz": -G_BD})
@@ -89,7 +89,7 @@ def test_the_oldest_messages_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.int64])
 def test_what_leaves_may_have_any_type(dtype: torch.dtype) -> None:
-    before, x = SentBefore(), torch.arange(6).reshape(2, 3).to(dtype)
+    before, x = SentDigests(), torch.arange(6).reshape(2, 3).to(dtype)
     assert not before.differs("up", AT, {"x": x})
     assert not before.differs("up", AT, {"x": x.clone()})
     assert before.differs("up", AT, {"x": x + 1})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vfl_party.base.mechanism import Mechanism
-from vfl_party.privacy.accountant import composed
+from vfl_party.privacy.accountant import compose
 from vfl_party.privacy.label_noise import keep_probability, mechanism, randomise
 
 ROWS = 20_000
@@ -83,13 +83,13 @@ def test_settings_that_draw_again_are_counted_again(name: str) -> None:
     change, changed = (one != codes).double(), (other != codes).double()
     assert changed.any()
     assert abs(float(torch.corrcoef(torch.stack([change, changed]))[0, 1])) < 5 / math.sqrt(ROWS)
-    both = composed([(response(2), 3), (OTHERS[name], 2)], 1e-5)
+    both = compose([(response(2), 3), (OTHERS[name], 2)], 1e-5)
     assert both == response(2).noise + OTHERS[name].noise
 
 
 def test_a_draw_of_an_older_record_is_read_and_counted_apart() -> None:
     old = Mechanism.read("response 1.0 1.0 1")
-    assert composed([(old, 1), (response(2), 1)], 1e-5) == 2.0
+    assert compose([(old, 1), (response(2), 1)], 1e-5) == 2.0
     with pytest.raises(ValueError, match="one two"):
         Mechanism.read("response 1.0 1.0 1 one two")
 
@@ -109,6 +109,6 @@ def test_labels_that_metrics_need_stay_as_they_are() -> None:
 
 def test_its_epsilon_does_not_grow_with_use_and_adds_up_with_other_mechanisms() -> None:
     one = response(2)
-    assert composed([(one, 1)], 1e-5) == composed([(one, 500)], 1e-5) == 1.0
-    assert composed([(one, 3), (response(2, 0.5), 1)], 1e-5) == 1.5
+    assert compose([(one, 1)], 1e-5) == compose([(one, 500)], 1e-5) == 1.0
+    assert compose([(one, 3), (response(2, 0.5), 1)], 1e-5) == 1.5
     assert type(one).read(one.text) == one

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.harness.errors import raises
 from vfl_common.errors import Code, PeerError
 from vfl_common.psi import TAG_BYTES
-from vfl_party.psi.curve import POINT_BYTES, check, hash_ids, masked, tags
+from vfl_party.psi.curve import POINT_BYTES, check, hash_ids, mask, tags
 
 P = 2**255 - 19
 ONE_OF_ORDER_8 = 325606250916557431795983626356110631294008115727848805560023387167927233504
@@ -73,20 +73,20 @@ def ladder(scalar: bytes, u: int) -> int:
     ],
 )
 def test_vectors_of_rfc_7748(secret: str, u: str, product: str) -> None:
-    assert masked(bytes.fromhex(u), bytes.fromhex(secret)).hex() == product
+    assert mask(bytes.fromhex(u), bytes.fromhex(secret)).hex() == product
 
 
 def test_a_thousand_times_as_in_rfc_7748() -> None:
     k = u = point(9)
     for _ in range(1000):
-        k, u = masked(u, k), k
+        k, u = mask(u, k), k
     assert k.hex() == "684cf59ba83309552800ef566f2f4d3c1c3887c49360e3875f2eb94d99532c51"
 
 
 def test_masks_as_the_ladder_does() -> None:
     points, secret = hash_ids([b"a", b"b"], b"salt"), os.urandom(32)
     expected = [ladder(secret, int.from_bytes(u, "little")) for u in each(points)]
-    assert [int.from_bytes(u, "little") for u in each(masked(points, secret))] == expected
+    assert [int.from_bytes(u, "little") for u in each(mask(points, secret))] == expected
 
 
 @settings(max_examples=30)
@@ -95,7 +95,7 @@ def test_the_order_of_the_masks_does_not_matter(
     ids: list[bytes], a: bytes, b: bytes, c: bytes
 ) -> None:
     points = hash_ids(ids, b"salt")
-    assert masked(masked(masked(points, a), b), c) == masked(masked(masked(points, c), b), a)
+    assert mask(mask(mask(points, a), b), c) == mask(mask(mask(points, c), b), a)
 
 
 @settings(max_examples=30)
@@ -103,8 +103,8 @@ def test_the_order_of_the_masks_does_not_matter(
 def test_the_ids_in_common_are_found(
     ours: list[bytes], theirs: list[bytes], a: bytes, b: bytes
 ) -> None:
-    mine = each(masked(masked(hash_ids(ours, b"salt"), a), b))
-    others = each(masked(masked(hash_ids(theirs, b"salt"), b), a))
+    mine = each(mask(mask(hash_ids(ours, b"salt"), a), b))
+    others = each(mask(mask(hash_ids(theirs, b"salt"), b), a))
     assert {row for row, u in zip(ours, mine, strict=True) if u in others} == set(ours) & set(
         theirs
     )
@@ -135,14 +135,14 @@ def test_all_points_are_on_the_curve_and_a_naive_hash_is_not() -> None:
     """
     ids = [b"%d" % number for number in range(300)]
     points = hash_ids(ids, b"salt")
-    for u in (*each(points), *each(masked(points, os.urandom(32)))):
+    for u in (*each(points), *each(mask(points, os.urandom(32)))):
         assert int.from_bytes(u, "little") < P
         assert on_curve(int.from_bytes(u, "little"))
 
     naive = [int.from_bytes(hashlib.sha256(row).digest(), "little") % 2**255 for row in ids]
     classes = [on_curve(u) for u in naive]
     assert 100 < sum(classes) < 200
-    through = masked(b"".join(map(point, naive)), os.urandom(32))
+    through = mask(b"".join(map(point, naive)), os.urandom(32))
     assert [on_curve(int.from_bytes(u, "little")) for u in each(through)] == classes
 
 
@@ -150,7 +150,7 @@ def test_what_is_fine_passes() -> None:
     check(b"", "shop")
     points = hash_ids([b"%d" % number for number in range(50)], b"salt")
     check(points, "shop")
-    check(masked(points, os.urandom(32)), "shop")
+    check(mask(points, os.urandom(32)), "shop")
     # The base point.
     check(point(9), "shop")
 
@@ -175,7 +175,7 @@ def test_refuses_what_is_not_canonical(u: int) -> None:
 def test_refuses_small_orders(u: int) -> None:
     assert ladder(os.urandom(32), u) == 0
     with pytest.raises(ValueError):
-        masked(point(u), os.urandom(32))
+        mask(point(u), os.urandom(32))
     refusal(point(u))
 
 

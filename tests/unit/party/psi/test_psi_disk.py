@@ -301,10 +301,10 @@ def test_a_party_whose_file_ends_early_is_told_so(tmp_path: Path) -> None:
     spill = Spill(tmp_path / "1.points", 2, 3, "remove it")
     spill.write(0, b"aabbcc")
     spill.write(1, b"dd")
-    assert (spill.stored(), spill.read(1, 4)) == (4, b"dd")
+    assert (spill.count_rows(), spill.read(1, 4)) == (4, b"dd")
     with raises(InputError, Code.FILE_INVALID):
         spill.read(1, 5)
     with raises(InputError, Code.FILE_INVALID):
         Spill(tmp_path / "2.points", 2, 3, "remove it").read(0, 1)
     spill.cut(5)
-    assert spill.stored() == 3
+    assert spill.count_rows() == 3

@@ -16,8 +16,8 @@ import pytest
 
 from tests.harness.errors import raises
 from vfl_party.psi import lanes, worker
-from vfl_party.psi.curve import POINT_BYTES, hash_ids, masked
-from vfl_party.psi.lanes import own
+from vfl_party.psi.curve import POINT_BYTES, hash_ids, mask
+from vfl_party.psi.lanes import hash_and_mask
 
 RFC_7748 = (
     "a546e36bf0527c9d3b16154b82465edd62144c0ac1fc5a18506a2244ba449ac4",
@@ -39,14 +39,14 @@ def test_own_ids_have_the_same_points_with_the_library_and_without(
     eight: lanes.Lanes, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids, secret = [b"%d" % number for number in range(count)], os.urandom(32)
-    found = own(ids, b"salt", secret)
+    found = hash_and_mask(ids, b"salt", secret)
     assert (
         found
         == eight.multiply(hash_ids(ids, b"salt"), secret)
-        == masked(hash_ids(ids, b"salt"), secret)
+        == mask(hash_ids(ids, b"salt"), secret)
     )
     monkeypatch.setattr(lanes, "load_lanes", lambda: None)
-    assert own(ids, b"salt", secret) == found
+    assert hash_and_mask(ids, b"salt", secret) == found
 
 
 def test_what_a_peer_sends_never_goes_through_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ def test_what_a_peer_sends_never_goes_through_the_library(monkeypatch: pytest.Mo
     monkeypatch.setattr(lanes, "load_lanes", asked)
     assert worker._answer([worker.OTHERS, b"shop", theirs], secret, salt) == [
         worker.DONE,
-        masked(theirs, secret),
+        mask(theirs, secret),
     ]
     with raises(AssertionError):
         worker._answer([worker.OWN, b"1"], secret, salt)

@@ -37,7 +37,7 @@ def test_a_batch_takes_the_workers_or_who_feeds_them(workers: int, batch_s: floa
 def test_a_forecast_counts_masking(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(masking_time, "measured", lambda: TIME)
+    monkeypatch.setattr(masking_time, "measure_masking", lambda: TIME)
     path = tmp_path / "recipe.toml"
     path.write_text(RECIPE)
     # Three batches in each of two rounds.
@@ -52,5 +52,5 @@ def test_a_forecast_counts_masking(
 
 
 def test_masking_is_measured() -> None:
-    found = masking_time.measured()
+    found = masking_time.measure_masking()
     assert 0 < found.feeding_s < min(found.own_s, found.others_s)

@@ -18,7 +18,7 @@ from tests.harness.errors import assert_names
 from vfl_common.bundle import Bundle, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.psi import PHASE
-from vfl_party.align.aligned import Aligned
+from vfl_party.align.aligned import AlignedRows
 from vfl_party.align.partial import KEPT
 
 IDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
@@ -36,7 +36,7 @@ def families(draw: st.DrawFn) -> list[set[str]]:
     return [draw(rows) for _ in range(draw(st.sampled_from([3, 5])))]
 
 
-def check(parties: Parties, found: dict[str, Aligned], *, everything: bool = False) -> None:
+def check(parties: Parties, found: dict[str, AlignedRows], *, everything: bool = False) -> None:
     """Compares the rows of all parties with plain operations on their sets."""
     active, *passives = parties.sets
     mine = set(parties.sets[active])

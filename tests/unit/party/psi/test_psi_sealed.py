@@ -24,7 +24,7 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.identity.members import Members
 from vfl_common.identity.pem import pin_of
-from vfl_party.psi.sealed import OVERHEAD, PUBLIC_BYTES, KeyPair, verified
+from vfl_party.psi.sealed import OVERHEAD, PUBLIC_BYTES, KeyPair, verify_introduction
 
 RUN, STEP = b"run 1", b"run 1, step 2, from shop to clinic"
 A, B, C = KeyPair.new(), KeyPair.new(), KeyPair.new()
@@ -42,7 +42,7 @@ def clinic(ca: Path) -> Credentials:
 
 def refusal(introduction: bytes, credentials: Credentials, code: Code, context: bytes = RUN) -> str:
     with raises(PeerError, code) as caught:
-        verified(introduction, credentials, "shop", context)
+        verify_introduction(introduction, credentials, "shop", context)
     assert caught.value.party == "shop"
     return str(caught.value)
 
@@ -53,7 +53,7 @@ def refusal(introduction: bytes, credentials: Credentials, code: Code, context: 
 
 def test_a_public_key_with_its_holder(shop: Credentials, clinic: Credentials) -> None:
     introduction = A.introduction(shop, RUN)
-    assert verified(introduction, clinic, "shop", RUN) == A.public
+    assert verify_introduction(introduction, clinic, "shop", RUN) == A.public
     assert len(A.public) == PUBLIC_BYTES
     assert KeyPair(A.secret).public == A.public != B.public
     assert A.secret not in introduction
@@ -65,7 +65,7 @@ def test_a_key_in_the_certificates_file_stays_here(shop: Credentials, clinic: Cr
     both = replace(shop, certificate_pem=shop.certificate_pem + shop.key_pem)
     introduction = A.introduction(both, RUN)
     assert b"PRIVATE" not in introduction
-    assert verified(introduction, clinic, "shop", RUN) == A.public
+    assert verify_introduction(introduction, clinic, "shop", RUN) == A.public
 
 
 def with_key(ca: Path, monkeypatch: pytest.MonkeyPatch, key: PrivateKeyTypes) -> Credentials:
@@ -75,7 +75,7 @@ def with_key(ca: Path, monkeypatch: pytest.MonkeyPatch, key: PrivateKeyTypes) ->
 
 def test_a_key_of_rsa(ca: Path, clinic: Credentials, monkeypatch: pytest.MonkeyPatch) -> None:
     shop = with_key(ca, monkeypatch, rsa.generate_private_key(65537, 2048))
-    assert verified(A.introduction(shop, RUN), clinic, "shop", RUN) == A.public
+    assert verify_introduction(A.introduction(shop, RUN), clinic, "shop", RUN) == A.public
     refusal(A.introduction(shop, b"run 2"), clinic, Code.IDENTITY_MISMATCH)
 
 
@@ -126,7 +126,7 @@ def test_by_either_authority_of_a_file(tmp_path: Path, clinic: Credentials) -> N
     other = create_authority(tmp_path / "other", "f").read_bytes()
     newer = load_credentials(issue(tmp_path / "other", "shop"), name="shop")
     both = replace(clinic, ca_pem=clinic.ca_pem + other)
-    assert verified(A.introduction(newer, RUN), both, "shop", RUN) == A.public
+    assert verify_introduction(A.introduction(newer, RUN), both, "shop", RUN) == A.public
 
 
 def test_expired(ca: Path, shop: Credentials, clinic: Credentials) -> None:
@@ -147,7 +147,10 @@ def test_by_an_intermediate_of_the_authority(tmp_path: Path) -> None:
         found[name] = load_credentials(
             tls, name=name, members=Members(frozenset(["shop", "clinic"]))
         )
-    assert verified(A.introduction(found["shop"], RUN), found["clinic"], "shop", RUN) == A.public
+    assert (
+        verify_introduction(A.introduction(found["shop"], RUN), found["clinic"], "shop", RUN)
+        == A.public
+    )
     alone = replace(found["shop"], chain=(found["shop"].certificate, found["shop"].authority))
     refusal(A.introduction(alone, RUN), found["clinic"], Code.CERTIFICATE_INVALID)
 
@@ -164,9 +167,9 @@ def test_with_another_key_than_is_pinned(ca: Path, shop: Credentials, clinic: Cr
     """The keeper of the authority reads what is sealed for the shop, unless its key is pinned."""
     pins = {"shop": pin_of(shop.certificate)}
     knowing = replace(clinic, members=Members(frozenset(["shop", "clinic"]), pins))
-    assert verified(A.introduction(shop, RUN), knowing, "shop", RUN) == A.public
+    assert verify_introduction(A.introduction(shop, RUN), knowing, "shop", RUN) == A.public
     forged = load_credentials(issue(ca, "shop", force=True), name="shop")
-    assert verified(A.introduction(forged, RUN), clinic, "shop", RUN) == A.public
+    assert verify_introduction(A.introduction(forged, RUN), clinic, "shop", RUN) == A.public
     refusal(A.introduction(forged, RUN), knowing, Code.IDENTITY_MISMATCH)
 
 
@@ -199,7 +202,7 @@ def test_a_changed_introduction(shop: Credentials, clinic: Credentials, flip: in
         changed = bytearray(introduction)
         changed[position] ^= flip
         try:
-            assert verified(bytes(changed), clinic, "shop", RUN) == A.public
+            assert verify_introduction(bytes(changed), clinic, "shop", RUN) == A.public
         except PeerError:
             refused += 1
     assert refused > 0.9 * len(introduction)

@@ -131,7 +131,7 @@ class Watched(Recorder):
             now = curve.hash_ids([each.encode() for each in self.parties.sets[owner]], salt)
             order = [*self.ring[number:], *self.ring[:number]]
             for count, masker in enumerate(order, 1):
-                now = curve.masked(now, self.secrets[masker]["secret"])
+                now = curve.mask(now, self.secrets[masker]["secret"])
                 # Masked by all, the same rows of two owners are the same point.
                 if count < len(order):
                     found |= dict.fromkeys(split(now), (owner, frozenset(order[:count])))
@@ -262,7 +262,7 @@ def test_the_server_sees_sizes_and_tags_alone(tmp_path: Path) -> None:
             [row.encode() for row in run.parties.sets[owner[each.sender]]], salt
         )
         for name in run.ring:
-            points = curve.masked(points, run.secrets[name]["secret"])
+            points = curve.mask(points, run.secrets[name]["secret"])
         assert TAG_BYTES == 12
         assert sorted(split(each.tensors["tags"], 12)) == sorted(
             point[:12] for point in split(points)
@@ -280,7 +280,7 @@ def shown(run: Watched) -> dict[str, list[int]]:
     salt, found = run.parties.run_id.encode() + run.secrets["p0"]["name"], {}
     for number, name in enumerate(run.ring):
         ids = [each.encode() for each in run.parties.sets[name]]
-        points = split(curve.masked(curve.hash_ids(ids, salt), run.secrets[name]["secret"]))
+        points = split(curve.mask(curve.hash_ids(ids, salt), run.secrets[name]["secret"]))
         place = {each: row for row, each in enumerate(points)}
         receiver = run.ring[(number + 1) % len(run.ring)]
         sent = [

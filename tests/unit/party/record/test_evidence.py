@@ -18,12 +18,12 @@ from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.identity.signing import chain_pem, sign
-from vfl_common.rpc.confer import ShownHead
+from vfl_common.rpc.confer import LogHeads
 from vfl_party.record import book as book_of
 from vfl_party.record.book import LINES, SECRET
-from vfl_party.record.evidence import MAX_FILES, Proof, evidence, keep, proof_text
+from vfl_party.record.evidence import MAX_FILES, Proof, keep, proof_text, verify_evidence
 from vfl_party.record.heads import PEERS, accept
-from vfl_party.record.note import Head, Held, SignedNote, cosigner_id, key_id
+from vfl_party.record.note import RecordHead, SignedNote, StoredHead, cosigner_id, key_id
 from vfl_party.record.relay import HeadRelay
 from vfl_party.record.verify import verify
 
@@ -43,27 +43,27 @@ def pair(tmp_path: Path, members: Members) -> Pair:
     return recorder(tmp_path / "p1", members["p1"]), recorder(tmp_path / "p0", members["p0"])
 
 
-def head(size: int, root: int, at: int, origin: str = "vfl-record/p1/00") -> Head:
-    return Head(origin, size, bytes([root]) * 32, at)
+def head(size: int, root: int, at: int, origin: str = "vfl-record/p1/00") -> RecordHead:
+    return RecordHead(origin, size, bytes([root]) * 32, at)
 
 
-def held(of: Head, mine: Credentials) -> Held:
-    return Held(SignedNote(of).signed(mine), {mine.name: chain_pem(mine).decode()})
+def held(of: RecordHead, mine: Credentials) -> StoredHead:
+    return StoredHead(SignedNote(of).signed(mine), {mine.name: chain_pem(mine).decode()})
 
 
-def bare(of: Head, mine: Credentials) -> SignedNote:
+def bare(of: RecordHead, mine: Credentials) -> SignedNote:
     """What a version before cosignatures signs."""
     own = mine.name, key_id(mine.name, mine.certificate), sign(mine, of.text.encode())
     return SignedNote(of, (own,))
 
 
-def file_of(tmp_path: Path, one: Held, other: Held, proof: Proof) -> Path:
+def file_of(tmp_path: Path, one: StoredHead, other: StoredHead, proof: Proof) -> Path:
     folder = tmp_path / PEERS
     folder.mkdir(exist_ok=True)
     return keep(folder, "p1", one, other, proof)[0]
 
 
-def without_cosignature(shows: ShownHead, mine: Credentials) -> ShownHead:
+def without_cosignature(shows: LogHeads, mine: Credentials) -> LogHeads:
     note = SignedNote.read(shows.note)
     return replace(shows, note=str(bare(note.head, mine)), proof_signature=b"")
 
@@ -78,7 +78,7 @@ def test_no_party_signs_a_head_of_its_own_record_that_a_peer_shows(
     one, other = pair
     victim = other if liar == "p1" else one
     forged = head(1, 0xAB, 17, victim.book.origin)
-    shows = ShownHead(
+    shows = LogHeads(
         note=str(SignedNote(forged).signed(members[liar])), certificates=chain_pem(members[liar])
     )
     with raises(PeerError, Code.IDENTITY_MISMATCH, names=("p0", "p1")):
@@ -94,7 +94,7 @@ def test_a_cosignature_is_never_the_signature_of_an_owner(pair: Pair, members: M
     one, other = pair
     signed: list[SignedNote] = []
 
-    def ask(shows: ShownHead) -> ShownHead:
+    def ask(shows: LogHeads) -> LogHeads:
         signed.extend([SignedNote.read(shows.cosigned)] if shows.cosigned else [])
         return show(other, shows)
 
@@ -115,7 +115,7 @@ def test_a_party_of_an_older_version_is_met_and_its_record_verifies(
     """It reads and writes signatures over heads alone."""
     one, other = pair
 
-    def ask(shows: ShownHead) -> ShownHead:
+    def ask(shows: LogHeads) -> LogHeads:
         if shows.note:
             return without_cosignature(show(other, shows), members["p0"])
         note = SignedNote.read(shows.cosigned)
@@ -146,13 +146,13 @@ def test_a_party_of_an_older_version_is_met_and_its_record_verifies(
     ids=["same size", "same size and time", "smaller and later"],
 )
 def test_heads_that_contradict_each_other_are_evidence(
-    old: Head, new: Head, tmp_path: Path, members: Members
+    old: RecordHead, new: RecordHead, tmp_path: Path, members: Members
 ) -> None:
     mine = members["p1"]
     for one, other in itertools.permutations([held(old, mine), held(new, mine)]):
         path = file_of(tmp_path, one, other, Proof())
         assert path.name.startswith("p1.broken-")
-        assert evidence(path, "p1", members["p0"]).startswith("p1 has signed ")
+        assert verify_evidence(path, "p1", members["p0"]).startswith("p1 has signed ")
 
 
 def test_a_proof_convicts_if_the_accused_has_signed_it(tmp_path: Path, members: Members) -> None:
@@ -161,7 +161,9 @@ def test_a_proof_convicts_if_the_accused_has_signed_it(tmp_path: Path, members: 
     hashes = (bytes(32),)
     good = sign(members["p1"], proof_text(3, new, hashes))
     path = file_of(tmp_path, one, other, Proof(hashes, good))
-    assert "a proof from one to the other that does not hold" in evidence(path, "p1", members["p0"])
+    assert "a proof from one to the other that does not hold" in verify_evidence(
+        path, "p1", members["p0"]
+    )
     path.unlink()
     by_another = sign(members["p0"], proof_text(3, new, hashes))
     of_another = sign(members["p1"], proof_text(2, new, hashes))
@@ -169,7 +171,7 @@ def test_a_proof_convicts_if_the_accused_has_signed_it(tmp_path: Path, members: 
         path = file_of(tmp_path, one, other, Proof(hashes, signature))
         assert path.name.startswith("p1.not-shown-")
         with raises(InputError, Code.FILE_INVALID, names="p1.not"):
-            evidence(path, "p1", members["p0"])
+            verify_evidence(path, "p1", members["p0"])
 
 
 @pytest.mark.parametrize("spoilt", [(), (bytes(32),)], ids=["no proof", "a spoilt proof"])
@@ -183,7 +185,7 @@ def test_consistent_heads_of_an_honest_party_convict_nobody(
     before = other.heads.held("p1")
     assert before is not None
 
-    def ask(shows: ShownHead) -> ShownHead:
+    def ask(shows: LogHeads) -> LogHeads:
         # The proof for p0 is in the second call.
         return show(other, replace(shows, proof=spoilt) if shows.cosigned else shows)
 
@@ -192,23 +194,23 @@ def test_consistent_heads_of_an_honest_party_convict_nobody(
     (path,) = (other.book.folder / PEERS).glob("p1.*.json")
     assert path.name.startswith("p1.not-shown-")
     with raises(InputError, Code.FILE_INVALID, names=("p1.not", "p0")):
-        evidence(path, "p1", members["p0"])
+        verify_evidence(path, "p1", members["p0"])
 
 
 def test_what_is_no_contradiction_is_not_shown(tmp_path: Path, members: Members) -> None:
     mine, old = members["p1"], head(8, 1, 20)
     ours = held(old, mine)
-    by_an_older_version = Held(bare(head(8, 2, 21), mine), ours.certificates)
+    by_an_older_version = StoredHead(bare(head(8, 2, 21), mine), ours.certificates)
     another = held(head(8, 2, 21, "vfl-record/p1/01"), mine)
     of_p0 = held(head(8, 2, 21, "vfl-record/p0/00"), mine)
-    cosigned_by_p0 = Held(
+    cosigned_by_p0 = StoredHead(
         SignedNote(head(8, 2, 21)).signed(members["p0"]), held(old, members["p0"]).certificates
     )
     for each in (by_an_older_version, another, of_p0, cosigned_by_p0, ours):
         path = file_of(tmp_path, ours, each, Proof())
         assert path.name.startswith("p1.not-shown-")
         with raises(InputError, Code.FILE_INVALID, names="p1.not"):
-            evidence(path, "p1", members["p0"])
+            verify_evidence(path, "p1", members["p0"])
         path.unlink()
 
 
@@ -216,7 +218,7 @@ def test_a_clock_that_is_set_back_makes_no_evidence(
     tmp_path: Path, members: Members, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = recorder(tmp_path / "1", members["p1"])
-    heads: list[Head] = []
+    heads: list[RecordHead] = []
     for at in (1_700_000_100.0, 1_700_000_000.0, 1_700_000_050.0):
         monkeypatch.setattr(book_of, "now", lambda at=at: at)
         send(one, len(heads), [0])
@@ -246,7 +248,7 @@ def test_a_second_record_of_a_peer_is_reported(
         confer(again, other)
     (path,) = (other.book.folder / PEERS).glob("p1.not-shown-*.json")
     with raises(InputError, Code.FILE_INVALID, names=("p1.not", "p0")):
-        evidence(path, "p1", members["p0"])
+        verify_evidence(path, "p1", members["p0"])
     accept(other.book.folder, "p1")
     confer(again, other)
     found = verify(other.book.folder, members["p0"])
@@ -277,10 +279,10 @@ class Three:
     def meet(self, name: str) -> None:
         view = self.views[name]
 
-        def ask(shows: ShownHead) -> ShownHead:
-            call = ShownHead.decoded(shows.encoded(), party=name, me="p0")
+        def ask(shows: LogHeads) -> LogHeads:
+            call = LogHeads.decode(shows.encoded(), party=name, me="p0")
             answer = view.heads.answer(name, call)
-            return ShownHead.decoded(answer.encoded(), party="p0", me=name)
+            return LogHeads.decode(answer.encoded(), party="p0", me=name)
 
         self.ends[name].heads.confer("p0", ask)
 
@@ -321,10 +323,10 @@ def test_an_active_party_that_keeps_a_record_for_each_peer_is_caught(
             three.meet(name)
         (path,) = (three.ends[name].book.folder / PEERS).glob("p0.*.json")
         if same_name:
-            assert evidence(path, "p0", members["p1"]).startswith("p0 has signed ")
+            assert verify_evidence(path, "p0", members["p1"]).startswith("p0 has signed ")
         else:
             with raises(InputError, Code.FILE_INVALID):
-                evidence(path, "p0", members["p1"])
+                verify_evidence(path, "p0", members["p1"])
 
 
 def test_no_proof_for_another_passive_party_is_refused(tmp_path: Path, members: Members) -> None:
@@ -337,7 +339,7 @@ def test_no_proof_for_another_passive_party_is_refused(tmp_path: Path, members: 
     three.join()
     view = three.views["p2"]
 
-    def ask(shows: ShownHead) -> ShownHead:
+    def ask(shows: LogHeads) -> LogHeads:
         return replace(view.heads.answer("p2", shows), proofs=())
 
     with raises(PeerError, Code.MALFORMED_MESSAGE, names=("p0.not", "p1")):
@@ -396,7 +398,7 @@ def test_a_head_that_the_active_party_has_not_signed_counts_as_none(
         invented = json.loads(held(head(9, 1, 20, origin), members[signer]).line)
     own = head(9, 1, 20, "vfl-record/p0/00")
     if invented == "older":
-        invented = json.loads(Held(bare(own, members["p0"]), {"p0": ""}).line)
+        invented = json.loads(StoredHead(bare(own, members["p0"]), {"p0": ""}).line)
     elif invented == {"certificates": {"p0": 1}}:
         invented = json.loads(held(own, members["p0"]).line) | {"certificates": {"p0": 1}}
     three.relays["p2"].met("run", {"p1": invented, "p2": None, "p0": None})

@@ -15,10 +15,10 @@ from vfl.certs.authority import create_authority, issue
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
 from vfl_common.identity.signing import chain_pem
-from vfl_common.rpc.confer import ShownHead
+from vfl_common.rpc.confer import LogHeads
 from vfl_party.record.heads import OWN
-from vfl_party.record.history import RecordHistory, summed
-from vfl_party.record.note import Head, SignedNote
+from vfl_party.record.history import RecordHistory, sum_disclosures
+from vfl_party.record.note import RecordHead, SignedNote
 from vfl_party.record.recorder import Recorder
 from vfl_party.record.verify import verify
 
@@ -38,29 +38,29 @@ def pair(tmp_path: Path, members: dict[str, Credentials]) -> Pair:
     return recorder(tmp_path / "p1", members["p1"]), recorder(tmp_path / "p0", members["p0"])
 
 
-def show(active: Recorder, shows: ShownHead) -> ShownHead:
+def show(active: Recorder, shows: LogHeads) -> LogHeads:
     """One call of p1, with the messages of gRPC."""
-    answer = active.heads.answer("p1", ShownHead.decoded(shows.encoded(), party="p1", me="p0"))
-    return ShownHead.decoded(answer.encoded(), party="p0", me="p1")
+    answer = active.heads.answer("p1", LogHeads.decode(shows.encoded(), party="p1", me="p0"))
+    return LogHeads.decode(answer.encoded(), party="p0", me="p1")
 
 
 @pytest.mark.parametrize(
     "head",
     [
         # It would be in no message, and in the way of every later one.
-        Head("vfl-record/p1/00", 2**63, bytes(32)),
-        Head("vfl-record/p1/00", 1, bytes(31)),
-        Head("vfl-record/p1/00", 1, bytes(4096)),
-        Head("vfl-record/p1/00", 1, bytes(32), 10**400),
+        RecordHead("vfl-record/p1/00", 2**63, bytes(32)),
+        RecordHead("vfl-record/p1/00", 1, bytes(31)),
+        RecordHead("vfl-record/p1/00", 1, bytes(4096)),
+        RecordHead("vfl-record/p1/00", 1, bytes(32), 10**400),
     ],
     ids=["size", "short root", "long root", "time"],
 )
 def test_a_head_that_cannot_be_is_refused(
-    head: Head, pair: Pair, members: dict[str, Credentials]
+    head: RecordHead, pair: Pair, members: dict[str, Credentials]
 ) -> None:
     note = str(SignedNote(head).signed(members["p1"]))
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
-        show(pair[1], ShownHead(note=note, certificates=chain_pem(members["p1"])))
+        show(pair[1], LogHeads(note=note, certificates=chain_pem(members["p1"])))
     assert pair[1].heads.held("p1") is None
 
 
@@ -70,7 +70,7 @@ def test_what_a_peer_puts_beside_its_signature_is_not_kept(
     """Else the party's own record would look wrong."""
     one, other = pair
 
-    def ask(shows: ShownHead) -> ShownHead:
+    def ask(shows: LogHeads) -> LogHeads:
         found = show(other, shows)
         if not found.cosigned:
             return found
@@ -104,7 +104,7 @@ def test_programs_that_meet_at_once_accuse_nobody(
     confer(ones[0], others[0])
     calls = 0
 
-    def ask(shows: ShownHead) -> ShownHead:
+    def ask(shows: LogHeads) -> LogHeads:
         nonlocal calls
         calls += 1
         if calls == 2:
@@ -146,7 +146,7 @@ def test_rows_that_there_are_not_are_one_sentence(about: object, pair: Pair) -> 
     one.book.path.write_text("\n".join([*lines, changed, ""]))
     history = RecordHistory(one.book.folder)
     for look in (
-        lambda: [each.fields for each in summed(history.disclosures()).values()],
+        lambda: [each.fields for each in sum_disclosures(history.disclosures()).values()],
         lambda: [each.fields for each in history.disclosures()],
         lambda: [*history.about(["ann"], history.disclosures())],
     ):

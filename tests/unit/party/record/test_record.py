@@ -25,13 +25,13 @@ from vfl.certs.authority import create_authority, issue
 from vfl_common.bundle import Buffer, Bundle, DType, Kind, StepKey
 from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.identity.credentials import Credentials, load_credentials
-from vfl_common.rpc.confer import ShownHead
+from vfl_common.rpc.confer import LogHeads
 from vfl_common.wire.frames import measure
 from vfl_party.record import book as book_of
 from vfl_party.record import people
-from vfl_party.record.book import LINES, Book
-from vfl_party.record.evidence import evidence
-from vfl_party.record.heads import OWN, Heads
+from vfl_party.record.book import LINES, RecordBook
+from vfl_party.record.evidence import verify_evidence
+from vfl_party.record.heads import OWN, HeadExchange
 from vfl_party.record.history import RecordHistory
 from vfl_party.record.lines import (
     ALL,
@@ -39,10 +39,10 @@ from vfl_party.record.lines import (
     SMALL_BYTES,
     TOGETHER,
     digest_of,
-    packed,
-    unpacked,
+    pack_rows,
+    unpack_rows,
 )
-from vfl_party.record.note import Head, SignedNote
+from vfl_party.record.note import RecordHead, SignedNote
 from vfl_party.record.recorder import Recorder
 from vfl_party.record.verify import copy, require, verify
 
@@ -61,10 +61,10 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Credentials]:
 
 
 def recorder(folder: Path, mine: Credentials, run: str = RUN, **more: object) -> Recorder:
-    book = Book(folder, mine.name)
+    book = RecordBook(folder, mine.name)
     return Recorder(
         book,
-        Heads(book, lambda: mine),
+        HeadExchange(book, lambda: mine),
         run_id=run,
         generation=1,
         job="train",
@@ -94,9 +94,9 @@ def send(of: Recorder, step: int, rows: object, width: int = 2, to: str = "p0") 
 def confer(passive: Recorder, active: Recorder) -> None:
     """What the two do over gRPC, with the same messages."""
 
-    def ask(shows: ShownHead) -> ShownHead:
-        answer = active.heads.answer("p1", ShownHead.decoded(shows.encoded(), party="p1", me="p0"))
-        return ShownHead.decoded(answer.encoded(), party="p0", me="p1")
+    def ask(shows: LogHeads) -> LogHeads:
+        answer = active.heads.answer("p1", LogHeads.decode(shows.encoded(), party="p1", me="p0"))
+        return LogHeads.decode(answer.encoded(), party="p0", me="p1")
 
     passive.heads.confer("p0", ask)
 
@@ -109,13 +109,13 @@ def confer(passive: Recorder, active: Recorder) -> None:
     [[], [0], [7], [5, 6, 7, 8], [3, 1, 2], [0, 300], [9, 9], [0, 70_000], [1 << 30, 4]],
 )
 def test_rows_are_read_as_they_were_written(rows: list[int]) -> None:
-    text = packed(np.array(rows, np.int64))
+    text = pack_rows(np.array(rows, np.int64))
     assert text is not None
-    assert unpacked(text).tolist() == sorted(rows)
+    assert unpack_rows(text).tolist() == sorted(rows)
 
 
 def test_words_in_place_of_rows_stay() -> None:
-    assert [packed(each) for each in (None, ALL, NOBODY, TOGETHER)] == [None, "*", "", "+"]
+    assert [pack_rows(each) for each in (None, ALL, NOBODY, TOGETHER)] == [None, "*", "", "+"]
 
 
 def test_a_digest_tells_bundles_apart_and_says_if_it_is_of_a_sample() -> None:
@@ -184,7 +184,7 @@ def test_lines_of_one_way_have_the_digest_and_sizes_of_their_own_bundle(
 
 
 def test_a_note_is_read_as_it_was_written(members: dict[str, Credentials]) -> None:
-    note = SignedNote(Head("vfl-record/p1/00", 3, bytes(32), 17)).signed(members["p1"])
+    note = SignedNote(RecordHead("vfl-record/p1/00", 3, bytes(32), 17)).signed(members["p1"])
     both = note.signed(members["p0"])
     assert SignedNote.read(str(both)) == both
     assert str(both).startswith("vfl-record/p1/00\n3\n" + "A" * 43 + "=\nat 17\n\n\N{EM DASH} p1 ")
@@ -327,7 +327,7 @@ def test_a_record_that_is_written_anew_is_found_by_the_peer(
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1.broken"):
         confer(again, other)
     (path,) = (other.book.folder / "peers").glob("p1.*.json")
-    assert evidence(path, "p1", members["p0"]).startswith("p1 has signed ")
+    assert verify_evidence(path, "p1", members["p0"]).startswith("p1 has signed ")
 
 
 def test_whatever_is_written_anew_the_peer_finds(
@@ -367,19 +367,19 @@ def test_nothing_leaves_to_a_peer_that_has_not_shown_its_record(
     confer(one, other)
     send(one, 0, [0])
     with raises(PeerError, Code.MALFORMED_MESSAGE, names="p1"):
-        other.heads.answer("p1", ShownHead())
+        other.heads.answer("p1", LogHeads())
 
 
 # -- the file
 
 
 def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
-    book = Book(tmp_path, "p1")
+    book = RecordBook(tmp_path, "p1")
     book.add(number=1)
     head = book.head()
     with book.path.open("ab") as file:
         file.write(b'{"number":2,')
-    other = Book(tmp_path, "p1")
+    other = RecordBook(tmp_path, "p1")
     other.add(number=3)
     assert other.head().size == head.size + 1
     lines = [json.loads(line) for line in book.path.read_text().splitlines()]
@@ -387,7 +387,7 @@ def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_programs_of_one_party_share_a_record(tmp_path: Path) -> None:
-    books = [Book(tmp_path, "p1") for _ in range(3)]
+    books = [RecordBook(tmp_path, "p1") for _ in range(3)]
     heads = []
     for number in range(30):
         books[number % 3].add(number=number)
@@ -407,7 +407,7 @@ def test_a_disk_that_fails_is_heard_of_before_more_leaves(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(book_of, "_SYNC_S", 0.01)
-    book = Book(tmp_path, "p0")
+    book = RecordBook(tmp_path, "p0")
     monkeypatch.setattr(os, "fdatasync", fails)
     book.add(kind="embedding")
     assert failed.wait(20.0)
@@ -418,9 +418,9 @@ def test_a_disk_that_fails_is_heard_of_before_more_leaves(
 
 
 def test_another_partys_record_is_refused(tmp_path: Path) -> None:
-    Book(tmp_path, "p1").close()
+    RecordBook(tmp_path, "p1").close()
     with raises(InputError, Code.FILE_INVALID, names=("lines.jsonl", "p1")):
-        Book(tmp_path, "p2")
+        RecordBook(tmp_path, "p2")
 
 
 def test_kills_tear_no_line_and_lose_nothing_that_has_left(tmp_path: Path) -> None:
@@ -514,7 +514,7 @@ def test_tags_that_were_damaged_are_mended_by_the_next_run(tmp_path: Path) -> No
     "line", ['{"sent":' + "[" * 100_000, '{"people":"\\ud800","rows":1,"run":"r","generation":1}']
 )
 def test_a_line_that_no_program_of_ours_writes_is_named(line: str, tmp_path: Path) -> None:
-    Book(tmp_path, "p1").close()
+    RecordBook(tmp_path, "p1").close()
     with (tmp_path / LINES).open("a") as file:
         file.write(f"{line}\n")
     with raises(InputError, Code.FILE_INVALID, names="lines.jsonl") as caught:

@@ -76,8 +76,8 @@ def path(m: int, leaves: list[bytes]) -> list[bytes]:
 def grown(leaves: list[bytes]) -> list[bytes]:
     kept: list[bytes] = []
     for number, leaf in enumerate(leaves):
-        kept += tree.added(tree.leaf_hash(leaf), number, kept.__getitem__)
-        assert len(kept) == tree.kept(number + 1)
+        kept += tree.hashes_of_leaf(tree.leaf_hash(leaf), number, kept.__getitem__)
+        assert len(kept) == tree.count_hashes(number + 1)
     return kept
 
 

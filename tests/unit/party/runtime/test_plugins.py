@@ -37,10 +37,10 @@ from vfl_common.errors import Code, InputError, PeerError
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_party.assembly.models import encoder_settings
-from vfl_party.assembly.party import TRAINING, Opened, assemble, expected_rows, open_party
+from vfl_party.assembly.party import TRAINING, OpenedParty, assemble, expect_rows, open_party
 from vfl_party.base import plugins
 from vfl_party.data import Table, load_table
-from vfl_party.models import Encoder, InputSpec, Top, checked_encoder, takes_codes
+from vfl_party.models import Encoder, InputSpec, Top, build_checked_encoder, needs_codes
 from vfl_party.models.metrics import Metric, evaluate, lower_is_better
 from vfl_party.phases.course import Course
 from vfl_party.predict.prediction import prediction_data
@@ -109,15 +109,15 @@ def test_an_encoder_of_a_plug_in_has_settings_of_its_own(installed: Installed) -
     assert model.encoder == PluginSettings(kind="mine", settings={"width": 5})
     # As a run's folder has it.
     assert ModelSettings.model_validate(model.model_dump(mode="json")) == model
-    encoder = checked_encoder(model.encoder, FLAT, 6, party="p0")
+    encoder = build_checked_encoder(model.encoder, FLAT, 6, party="p0")
     assert encoder[1].weight.shape == (5, 4)  # type: ignore[index]
 
 
 def test_an_encoder_of_a_plug_in_may_ask_for_codes(installed: Installed) -> None:
     installed("vfl.encoders", Encoder(Wide, linear, takes_codes=True))
-    assert takes_codes(PluginSettings(kind="mine"))
-    assert takes_codes(TabularSettings(kind="tabular"))
-    assert not takes_codes(MlpSettings())
+    assert needs_codes(PluginSettings(kind="mine"))
+    assert needs_codes(TabularSettings(kind="tabular"))
+    assert not needs_codes(MlpSettings())
 
 
 def test_ours_are_parsed_as_ever() -> None:
@@ -175,7 +175,7 @@ def test_a_party_without_features_needs_no_encoder() -> None:
 def test_a_faulty_encoder_is_one_sentence(export: Any, installed: Installed) -> None:
     installed("vfl.encoders", export)
     with raises(InputError, Code.CONFIG_INVALID, Code.MODEL_INVALID) as caught:
-        checked_encoder(PluginSettings(kind="mine"), FLAT, 6, party="p0")
+        build_checked_encoder(PluginSettings(kind="mine"), FLAT, 6, party="p0")
     assert "\n" not in str(caught.value)
 
 
@@ -195,7 +195,7 @@ def test_a_top_model_of_a_plug_in_has_settings_of_its_own(
     tables = cases.recipe(2, model={"top": MINE, "combine": "sum"})
     made, data = Recipe.model_validate(tables), cases.digits(2)
     party = open_party(made, "p0", DataSettings(**data["p0"]), made.model.encoder)
-    top = assemble(party, expected_rows(party)).party.models["top"]
+    top = assemble(party, expect_rows(party)).party.models["top"]
     assert top[0].weight.shape == (5, 8)  # type: ignore[index]
     # All that the active party needs; the others do not need it.
     assert set(versions.shared(party)) == {"vfl.tops:mine"} == set(versions.modelling(party))
@@ -224,7 +224,7 @@ def test_a_faulty_top_model_is_one_sentence(
     data = DataSettings(**cases.digits(2)["p0"])
     with raises(InputError, Code.CONFIG_INVALID, Code.MODEL_INVALID) as caught:
         opened = open_party(made, "p0", data, made.model.encoder)
-        assemble(opened, expected_rows(opened))
+        assemble(opened, expect_rows(opened))
     assert "\n" not in str(caught.value)
 
 
@@ -400,7 +400,7 @@ def test_an_unknown_metric_is_refused_before_the_run(metric: str, installed: Ins
     made = Recipe.model_validate(stopping(metric))
     opened = open_party(made, "p0", DataSettings(**cases.digits(2)["p0"]), made.model.encoder)
     with raises(InputError, Code.CONFIG_INVALID, names=("mine", "task.metrics")):
-        assemble(opened, expected_rows(opened))
+        assemble(opened, expect_rows(opened))
 
 
 # --- versions
@@ -421,9 +421,9 @@ def test_a_party_says_what_the_recipe_names_and_keeps_to_itself_what_is_its_own(
         model={"embedding_size": 3, "encoder": {"kind": "mine"}},
     )
 
-    def opened(name: str, encoder: Any, source: str) -> Opened:
+    def opened(name: str, encoder: Any, source: str) -> OpenedParty:
         data = DataSettings(source=source)
-        return Opened(Course(made), name, data, encoder, Table("x", ()), TRAINING)
+        return OpenedParty(Course(made), name, data, encoder, Table("x", ()), TRAINING)
 
     def names(found: Mapping[str, str]) -> set[str]:
         assert all(version == f"{key.partition(':')[0]} 1.0" for key, version in found.items())

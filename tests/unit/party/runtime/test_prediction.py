@@ -27,7 +27,7 @@ from vfl_common.run_folder import create
 from vfl_common.stages import Planned
 from vfl_party.base.checkpoint import CheckpointStore
 from vfl_party.cli import cli
-from vfl_party.data import Preprocessor, Table, load_table, loading
+from vfl_party.data import Preprocessor, Table, load_table, make_loader
 from vfl_party.predict.prediction import TrainedRun, load_trained, prediction_data, unseen
 from vfl_party.predict.results import write_table
 
@@ -151,7 +151,7 @@ def numbers(rows: int, seed: int = 0) -> dict[str, pa.Array]:
 
 @pytest.fixture(scope="module")
 def spanned() -> Preprocessor:
-    table = loading({"p": pa.table(numbers(2_000))})(SPANNED, False)
+    table = make_loader({"p": pa.table(numbers(2_000))})(SPANNED, False)
     fitted = Preprocessor.fit(table, np.arange(1_500), one_hot=True, flatten=True, settings=SPANNED)
     return Preprocessor.from_state(json.loads(json.dumps(fitted.state())))
 
@@ -181,7 +181,7 @@ def test_numbers_outside_those_of_training_are_counted(
     new = numbers(1_000, seed=1)
     before = np.zeros(1_000) if column == "empty" else new[column].to_numpy()
     new[column] = pa.array(change(before), pa.float64())
-    found = spanned.outside(loading({"p": pa.table(new)})(SPANNED, False))
+    found = spanned.outside(make_loader({"p": pa.table(new)})(SPANNED, False))
     assert found == (
         {column: pytest.approx(outside, abs=0.02 * 1_000 if outside == 1_000 else 0)}
         if outside
@@ -193,14 +193,15 @@ def test_a_few_rows_may_all_be_rare(spanned: Preprocessor) -> None:
     new = {name: column[:4] for name, column in numbers(1_000, seed=1).items()} | {
         "age": pa.array([18.0, 89, 89, 18])
     }
-    assert spanned.outside(loading({"p": pa.table(new)})(SPANNED, False)) == {}
+    assert spanned.outside(make_loader({"p": pa.table(new)})(SPANNED, False)) == {}
 
 
 def test_a_run_from_before_spans_were_kept_predicts(spanned: Preprocessor) -> None:
     state = {key: value for key, value in spanned.state().items() if key != "spans"}
     new = numbers(1_000, seed=1) | {"income": pa.array(np.full(1_000, 1e9))}
     assert (
-        Preprocessor.from_state(state).outside(loading({"p": pa.table(new)})(SPANNED, False)) == {}
+        Preprocessor.from_state(state).outside(make_loader({"p": pa.table(new)})(SPANNED, False))
+        == {}
     )
 
 
@@ -208,7 +209,7 @@ def test_too_many_numbers_outside_are_refused_if_the_recipe_says_so(spanned: Pre
     new = numbers(1_000, seed=1)
     income = new["income"].to_numpy()
     new["income"] = pa.array(np.where(np.arange(1_000) < 300, income * 1e6, income))
-    table = loading({"p": pa.table(new)})(SPANNED, False)
+    table = make_loader({"p": pa.table(new)})(SPANNED, False)
 
     def told(**predict: float) -> list[str]:
         recipe = Recipe.model_validate(cases.recipe(2) | {"predict": predict})

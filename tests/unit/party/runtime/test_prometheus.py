@@ -27,7 +27,7 @@ from vfl_common.ledger import Ledger, TcpCount
 from vfl_common.link import PROTOCOL
 from vfl_common.pb.vfl.v1 import control_pb2
 from vfl_common.process.logs import Console
-from vfl_common.prometheus import Families, exposed, listen_address, traffic
+from vfl_common.prometheus import Families, listen_address, serve_metrics, traffic_counters
 from vfl_common.rpc.counters.tcp import TcpMeter
 from vfl_common.rpc.messages import STATES, Start
 from vfl_party.base.phase import RoundReport
@@ -68,7 +68,7 @@ def test_a_port_that_is_taken_is_told_so() -> None:
             listen_address(address)
         with (
             raises(InputError, Code.ADDRESS_IN_USE, names=("--metrics", "127.0.0.1")),
-            exposed(address, list, lambda: "waiting"),
+            serve_metrics(address, list, lambda: "waiting"),
         ):
             pass
 
@@ -83,7 +83,7 @@ def ledger() -> Ledger:
 
 @contextmanager
 def served(families: Families, state: str = "running") -> Iterator[str]:
-    with exposed("127.0.0.1:0", families, lambda: state) as port:
+    with serve_metrics("127.0.0.1:0", families, lambda: state) as port:
         yield port.address
 
 
@@ -106,7 +106,7 @@ def test_a_program_is_healthy_unless_its_run_has_failed(state: str) -> None:
 
 
 def test_there_are_two_pages() -> None:
-    with served(lambda: traffic(ledger(), [])) as address:
+    with served(lambda: traffic_counters(ledger(), [])) as address:
         assert answer(address, "/elsewhere")[0] == 404
         assert answer(address, "/healthz/")[0] == 404
         for path in ("/", "/metrics", "/metrics?of=all"):
@@ -115,7 +115,7 @@ def test_there_are_two_pages() -> None:
 
 
 def test_the_ledger_as_prometheus_reads_it() -> None:
-    with served(lambda: traffic(ledger(), [TcpCount("p1", 10, 20)])) as address:
+    with served(lambda: traffic_counters(ledger(), [TcpCount("p1", 10, 20)])) as address:
         found = scrape(address)
     came = {"peer": "p1", "phase": "splitnn", "kind": "embedding", "direction": "received"}
     assert found[key("vfl_payload_bytes_total", **came)] == 8192
@@ -133,7 +133,7 @@ def test_the_ledger_as_prometheus_reads_it() -> None:
 def test_silent_callers_cost_one_thread_and_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus, "REQUEST_S", 0.2)
     before = set(threading.enumerate())
-    with served(lambda: traffic(ledger(), [])) as address:
+    with served(lambda: traffic_counters(ledger(), [])) as address:
         host, _, port = address.partition(":")
         silent = [socket.create_connection((host, int(port))) for _ in range(4)]
         # Once each of them has had its time.

@@ -165,7 +165,7 @@ def test_a_party_leaves_its_run_only_if_the_server_says_why(
         return
     made._check(start, made._offer(folder), folder)
     made._leave(folder, start)
-    assert folder.why_aside == anew
+    assert folder.set_aside_reason == anew
 
 
 def test_what_a_party_holds_is_told_apart_from_what_it_may_skip_to(tmp_path: Path) -> None:

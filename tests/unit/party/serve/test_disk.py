@@ -10,18 +10,18 @@ import pytest
 
 from tests.unit.common.test_full_disk import little_room
 from vfl_common.errors import Code, InputError, UnwritableError
-from vfl_common.rpc.serving.answered import Outgoing
-from vfl_party.record.book import Book
+from vfl_common.rpc.serving.answered import OutgoingMessage
+from vfl_party.record.book import RecordBook
 from vfl_party.serve.disk import Disk
 
-TOLD = Outgoing("shop", "serve", "question", 1, 0, ["K-1"], None, 0, b"", 0, 9)
+TOLD = OutgoingMessage("shop", "serve", "question", 1, 0, ["K-1"], None, 0, b"", 0, 9)
 
 
 def test_a_full_disk_is_said_once_and_found_to_have_room_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    book, said = Book(tmp_path, "bank"), list[str]()
+    book, said = RecordBook(tmp_path, "bank"), list[str]()
     disk = Disk(tmp_path, said.append)
     write = disk.watched(lambda _told: book.add(text="x" * 500))
     try:
@@ -46,7 +46,7 @@ def test_a_full_disk_is_said_once_and_found_to_have_room_again(
 
 
 def test_what_a_policy_refuses_is_no_full_disk(tmp_path: Path) -> None:
-    def refuses(_told: Outgoing) -> None:
+    def refuses(_told: OutgoingMessage) -> None:
         raise InputError(Code.REFUSED, "too many rows")
 
     disk = Disk(tmp_path, lambda _said: None)

@@ -20,8 +20,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tests.harness.served_here import Here, score, serving
 from tests.harness.waiting import wait_until
 from vfl_common.pb.inference import open_inference_grpc_pb2 as pb
-from vfl_common.process.logs import own_log
-from vfl_common.process.tracing import ASKS, requests_exporting
+from vfl_common.process.logs import open_separate_log
+from vfl_common.process.tracing import ASKS, export_requests
 from vfl_party.serve.telling.request import OWN, QUEUE, TOP, RequestTrace, stage
 from vfl_party.serve.telling.teller import Teller, telling
 from vfl_party.serve.tokens import add_token
@@ -63,9 +63,9 @@ def told(folder: Path) -> Iterator[tuple[Here, str, Counting, list[ReadableSpan]
     """A served model, a token, what tells, and the spans, once the block has ended."""
     token = add_token(folder / "tokens.json", "shop-app", rows_a_day=9)
     exporter, found = InMemorySpanExporter(), list[ReadableSpan]()
-    log = own_log(folder / FILE, party="bank")
+    log = open_separate_log(folder / FILE, party="bank")
     with (
-        requests_exporting(exporter, "vfl-party", "bank") as spans,
+        export_requests(exporter, "vfl-party", "bank") as spans,
         serving(folder / "tokens.json", staged, teller := Counting(log, spans)) as here,
     ):
         yield here, token, teller, found

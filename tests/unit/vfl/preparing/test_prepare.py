@@ -29,7 +29,7 @@ from vfl.preparing.datasets import REGISTRY, load
 from vfl.preparing.dividing import COLUMNS
 from vfl.preparing.sampling import used_rows
 from vfl_common.errors import Code, InputError
-from vfl_party.base.plugins import using
+from vfl_party.base.plugins import use_plugins
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +286,7 @@ def test_files_are_compared_with_what_is_published(
     (tmp_path / "a.bin").write_bytes(b"abc")
     known = table_set(500, 70)
     given = replace(known, forms=(replace(known.forms[0], needs=(need,), rows={"": 500}),))
-    with using({"datasets": {"numbers": given}}):
+    with use_plugins({"datasets": {"numbers": given}}):
         found = vfl.prepare("numbers", tmp_path, tmp_path / "out")
         assert list(found.notes) == told
         assert found.official == (not told)
@@ -295,7 +295,7 @@ def test_files_are_compared_with_what_is_published(
 
 
 def test_columns_are_divided_and_written_in_blocks(tmp_path: Path) -> None:
-    with using({"datasets": {"numbers": table_set(50, 7)}}):
+    with use_plugins({"datasets": {"numbers": table_set(50, 7)}}):
         found = vfl.prepare("numbers", tmp_path, tmp_path / "out", rows=40, active=2)
         tables = [pq.read_table(path) for path in found.parties.values()]
         assert [each.column_names for each in tables] == [

@@ -25,7 +25,7 @@ from vfl.leak_meter.learn.fitting import decode_table, is_mean, r2_by_column
 from vfl.leak_meter.learn.regression import predict
 from vfl.leak_meter.scene.pairs import Pairs, exchanges_left_out, pairs, senders_of
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, UnfitError
-from vfl_common.text import listed
+from vfl_common.text import list_names
 from vfl_party.base.seeds import derive_seed
 
 # Maximum number of columns with a figure each; with more, only mean and best are given.
@@ -68,8 +68,10 @@ def decode_columns(scene: Scene, what: str) -> list[Figure]:
     if not all_figures:
         raise UnfitError("all columns are constant")
     few, pixels = exchanges_left_out(scene, images=False), senders_of(scene, images=True)
-    notes = [f"not played on exchanges of too few rows: {listed(few)}"] if few else []
-    notes += [f"pixels are left to the attack images: those of {listed(pixels)}"] if pixels else []
+    notes = [f"not played on exchanges of too few rows: {list_names(few)}"] if few else []
+    notes += (
+        [f"pixels are left to the attack images: those of {list_names(pixels)}"] if pixels else []
+    )
     if notes:
         all_figures[-1] = replace(all_figures[-1], note="; ".join(notes))
     return all_figures

@@ -28,7 +28,7 @@ from vfl.leak_meter.learn.inversion import (
 )
 from vfl.leak_meter.scene.pairs import ALL_THREE, Pairs, exchanges_left_out, pairs
 from vfl.leak_meter.scene.scene import ALL_EPOCHS, Attack, Figure, Scene, Shown
-from vfl_common.text import listed
+from vfl_common.text import list_names
 from vfl_party.base.seeds import derive_seed
 from vfl_party.methods.mocosfl.likeness import Likeness, likeness
 
@@ -73,7 +73,7 @@ def play(scene: Scene) -> list[Figure]:
     few = exchanges_left_out(scene, images=True)
     if few:
         figures[-1] = replace(
-            figures[-1], note=f"not played on exchanges of too few rows: {listed(few)}"
+            figures[-1], note=f"not played on exchanges of too few rows: {list_names(few)}"
         )
     return figures
 

@@ -25,7 +25,7 @@ from vfl.leak_meter.learn.fitting import r2_by_column
 from vfl.leak_meter.learn.replay import ReplayCourse, ReplayedBatch, columns_behind
 from vfl.leak_meter.scene.pairs import count_known
 from vfl.leak_meter.scene.scene import Attack, Beginning, Figure, Intercepted, Scene, UnfitError
-from vfl_common.text import listed
+from vfl_common.text import list_names
 from vfl_party.base.seeds import Rows, derive_seed
 
 # Maximum number of rows to find; with more, those of the first batches in the first epoch.
@@ -67,7 +67,9 @@ def play(scene: Scene) -> list[Figure]:
             continue
         figures += _figures(scene, sender, beginning, epochs, rows)
     if not figures:
-        raise UnfitError(listed(why) if why else "no encoder is trained by split training first")
+        raise UnfitError(
+            list_names(why) if why else "no encoder is trained by split training first"
+        )
     if why:
         figures[-1] = replace(figures[-1], note=f"not played: {'; '.join(why)}")
     return figures

@@ -26,7 +26,7 @@ from vfl_party.data.sources.databases.query import (
     Passes,
     encoding_hint,
     has_order,
-    missing_package,
+    missing_package_error,
     query_of,
     words,
 )
@@ -52,10 +52,10 @@ def open_alchemy(settings: DataSettings) -> Stream:
     try:
         import sqlalchemy
     except ImportError:
-        raise missing_package(settings.source, "sqlalchemy") from None
+        raise missing_package_error(settings.source, "sqlalchemy") from None
     source, query = shown(settings.source), query_of(settings)
     engine = engine_of(settings.source)
-    connection = connected(engine, settings.source)
+    connection = connect(engine, settings.source)
     reading = _Reading(settings, query, connection, Passes(settings))
     weakref.finalize(reading, _close, connection, engine)
     begin = _BEGIN.get(engine.dialect.name)
@@ -72,7 +72,7 @@ def open_alchemy(settings: DataSettings) -> Stream:
     return Stream(source, reading.names, True, reading.blocks, ordered=False, unsorted=unsorted)
 
 
-def connected(engine: Engine, source: str) -> Connection:
+def connect(engine: Engine, source: str) -> Connection:
     """Opens a connection. Raises InputError."""
     from sqlalchemy.exc import DBAPIError
 
@@ -113,7 +113,7 @@ class _Reading:
             result = self.connection.execution_options(**options).exec_driver_sql(self.query)
             result.keys()
         except DBAPIError as error:
-            raise failed(self.settings.source, error, None) from None
+            raise query_error(self.settings.source, error, None) from None
         except ResourceClosedError:
             raise checks.unusable(
                 shown(self.settings.source), "data.query gives no rows. Write one SELECT."
@@ -150,7 +150,7 @@ class _Reading:
         try:
             return result.fetchmany(_BLOCK_ROWS)
         except DBAPIError as error:
-            raise failed(self.settings.source, error, before) from None
+            raise query_error(self.settings.source, error, before) from None
         except (SQLAlchemyError, sqlite3.Error):
             raise checks.unreadable(
                 shown(self.settings.source),
@@ -216,7 +216,7 @@ def engine_of(source: str) -> Engine:
             f"{encoding_hint(source)}",
         ) from None
     except ImportError as error:
-        raise missing_package(source, error.name or "the database's driver") from None
+        raise missing_package_error(source, error.name or "the database's driver") from None
 
 
 def _sqlite_file(source: str, url: URL) -> Path:
@@ -242,7 +242,7 @@ def _connect(path: Path) -> sqlite3.Connection:
     )
 
 
-def failed(source: str, error: Any, rows: int | None) -> InputError:
+def query_error(source: str, error: Any, rows: int | None) -> InputError:
     """Returns the error for a query that failed before its first row (None) or after ``rows`` rows.
     It shows no values.
     """

@@ -28,10 +28,10 @@ from vfl_party.data.sources.databases.query import (
     SORTED,
     Pass,
     Passes,
-    awaited,
-    missing_package,
+    missing_package_error,
     require_dates,
     takes_first,
+    wait_for,
     words,
 )
 from vfl_party.data.sources.databases.spill import Spill
@@ -73,7 +73,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
     try:
         import duckdb
     except ImportError:
-        raise missing_package(settings.source, "duckdb") from None
+        raise missing_package_error(settings.source, "duckdb") from None
     source = shown(settings.source)
     folder, query = folder_and_query(settings.source)
     memory = max(_SHARE * settings.memory_mib, _MIN_MIB)
@@ -140,7 +140,7 @@ class _Reading:
     def wait(self, call: Callable[[], T]) -> T:
         """Has a thread wait for DuckDB, and cleans up if that fails or a signal ends it."""
         try:
-            return awaited(call, self.connection.interrupt)
+            return wait_for(call, self.connection.interrupt)
         except BaseException:
             self.close()
             raise

@@ -19,13 +19,13 @@ from vfl_party.data.sources.databases.query import (
     SORTED,
     Pass,
     Passes,
-    awaited,
     encoding_hint,
     has_order,
-    missing_package,
+    missing_package_error,
     query_of,
     require_dates,
     takes_first,
+    wait_for,
     words,
 )
 from vfl_party.data.stream import Stream
@@ -97,7 +97,7 @@ def open_postgres(settings: DataSettings) -> Stream:
         import adbc_driver_manager
         from adbc_driver_postgresql import dbapi
     except ImportError:
-        raise missing_package(settings.source, "adbc-driver-postgresql") from None
+        raise missing_package_error(settings.source, "adbc-driver-postgresql") from None
     source, query = shown(settings.source), query_of(settings)
     connection = None
     try:
@@ -113,8 +113,8 @@ def open_postgres(settings: DataSettings) -> Stream:
     except adbc_driver_manager.Error as error:
         if connection is not None:
             connection.close()
-            raise refused_query(settings.source, error) from None
-        raise refused_connection(settings.source, str(error)) from None
+            raise query_error(settings.source, error) from None
+        raise connection_error(settings.source, str(error)) from None
     unsorted = "" if has_order(query) else SORTED
     sorts = bool(unsorted) and takes_first(settings)
     reading = _Reading(settings, query, schema, connection, Passes(settings), sorts)
@@ -175,7 +175,7 @@ class _Reading:
                     rows += batch.num_rows
                     yield batch
         except adbc_driver_manager.Error as error:
-            raise refused_query(self.settings.source, error) from None
+            raise query_error(self.settings.source, error) from None
         except (pa.ArrowException, OSError) as error:
             # An error after the first rows has lost its code.
             raise _interruption(self.settings.source, str(error), rows) from None
@@ -225,7 +225,7 @@ def _column(field: pa.Field, settings: DataSettings) -> str:
 
 def _wait_for(cursor: Any, call: Callable[[], T]) -> T:
     # In the main thread ADBC takes Ctrl-C for itself, and leaves the error of an ended query.
-    return awaited(call, cursor.adbc_cancel)
+    return wait_for(call, cursor.adbc_cancel)
 
 
 def _select(columns: str, query: str) -> str:
@@ -242,7 +242,7 @@ def with_timeout(source: str) -> str:
     return f"{source}{'&' if '?' in source else '?'}connect_timeout={_CONNECT_S}"
 
 
-def refused_connection(source: str, text: str) -> InputError:
+def connection_error(source: str, text: str) -> InputError:
     """Returns the error for a connection that failed with the server's words ``text``."""
     for pattern, problem, fix in _REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
@@ -256,7 +256,7 @@ def refused_connection(source: str, text: str) -> InputError:
     )
 
 
-def refused_query(source: str, error: Any) -> InputError:
+def query_error(source: str, error: Any) -> InputError:
     """Returns the error for a query that failed. It may show names of the query, but no values."""
     text, code = str(error), error.sqlstate or ""
     if not code or code == "25006" or code.startswith("57"):

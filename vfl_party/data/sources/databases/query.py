@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from vfl_common.config.data import DataSettings, shown
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hidden
+from vfl_common.passwords import hide_passwords_of
 from vfl_common.text import clean
 from vfl_party.data import checks
 
@@ -80,7 +80,7 @@ def has_order(query: str) -> bool:
     return _ORDER.search(left) is not None
 
 
-def missing_package(source: str, package: str) -> InputError:
+def missing_package_error(source: str, package: str) -> InputError:
     """Returns the error for a package that a database needs and that is not installed."""
     return InputError(
         Code.CONFIG_INVALID,
@@ -103,11 +103,11 @@ def words(text: str, source: str, *, quoted: bool) -> str:
     what it quotes, which may be a value.
     """
     line = text.strip().partition("\n")[0]
-    line = hidden(line, source)
+    line = hide_passwords_of(line, source)
     return clean(line if quoted else _QUOTED.sub("…", line), _LONGEST)
 
 
-def awaited(call: Callable[[], T], cancel: Callable[[], None]) -> T:
+def wait_for(call: Callable[[], T], cancel: Callable[[], None]) -> T:
     """Has a thread wait for a database. After SIGINT or SIGTERM it cancels the query, and raises
     KeyboardInterrupt or Stopped once the query has ended.
     """

@@ -253,7 +253,7 @@ def _choose_sheet(book: Book, settings: DataSettings) -> tuple[Any, tuple[str, .
         raise checks.unreadable(
             book.source, "has no sheet with rows. Give one whose first row names the columns."
         )
-    names = checks.listed([sheet.title for sheet in visible or filled])
+    names = checks.list_names([sheet.title for sheet in visible or filled])
     if visible:
         raise checks.unusable(
             book.source, f"has several sheets with rows, {names}. Name one in data.sheet."
