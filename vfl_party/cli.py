@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from vfl_common.config.data import shown
 from vfl_common.config.party import PartyFile, load_party
 from vfl_common.config.recipe import load_recipe, naming
 from vfl_common.errors import Code, InputError
+from vfl_common.passwords import hide_passwords
 from vfl_common.process.beside import WATCH, watch_page
 from vfl_common.process.logs import Console
 from vfl_common.process.program import (
@@ -394,7 +394,7 @@ def forget(
     files = read_files(party)
     out, name = Path(files.file.out), files.name
     record = folder_of(Path(files.file.record.folder or out), name)
-    who, rows = person(cells, files.data, record), shown(files.data.source)
+    who, rows = person(cells, files.data, record), hide_passwords(files.data.source)
     folders = (
         [path.parent for path in sorted(out.glob(f"*/{name}/run.json"))]
         if trained is None

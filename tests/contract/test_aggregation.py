@@ -330,7 +330,7 @@ def test_what_goes_wrong_after_the_end_of_a_generation_does_not_end_the_run(run:
     hub = run.aggregator._hub
     assert hub is not None
     run.aggregator.end(InterruptedRun("south was lost"))
-    run.aggregator._failed(hub, PeerError(Code.NON_FINITE, "an old one"))
+    run.aggregator._handle_failure(hub, PeerError(Code.NON_FINITE, "an old one"))
     wait_until(lambda: run.threads() == [])
     # Nothing goes on.
     run.aggregator.end(InterruptedRun("again"))

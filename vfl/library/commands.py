@@ -105,7 +105,7 @@ def by_party(data: tuple[str, ...]) -> dict[str, str]:
 
 def _by_name(values: tuple[str, ...], option: str, what: str) -> dict[str, str]:
     """Reads an option ``NAME=…`` that may be given once for each party. Raises InputError."""
-    from vfl_common.config.data import shown
+    from vfl_common.passwords import hide_passwords
 
     result = dict[str, str]()
     for value in values:
@@ -113,8 +113,8 @@ def _by_name(values: tuple[str, ...], option: str, what: str) -> dict[str, str]:
         if not (name and text):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{option}: must be NAME={what} (got {shown(value)}). Give a party's name and "
-                "its rows.",
+                f"{option}: must be NAME={what} (got {hide_passwords(value)}). Give a party's "
+                "name and its rows.",
             )
         if name in result:
             raise InputError(

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vfl.library.data import Data
-from vfl_common.config.data import FRAME, DataSettings, id_columns, ids_only, resolved, shown
+from vfl_common.config.data import FRAME, DataSettings, id_columns, ids_only, resolved
 from vfl_common.errors import Code, InputError
+from vfl_common.passwords import hide_passwords
 
 if TYPE_CHECKING:
     from vfl.simulation.origin import Origin
@@ -141,7 +142,7 @@ def _with_queries(
         if "://" not in source:
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"--query {name}=…: needs a database (got {shown(source)}). Give --data "
+                f"--query {name}=…: needs a database (got {hide_passwords(source)}). Give --data "
                 f"{name}=URL.",
             )
         result[name] = Data(source, settings={"query": query})

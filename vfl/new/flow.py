@@ -37,9 +37,10 @@ from vfl.new.say import (
 )
 from vfl.new.settings import settings_for, telling_flags
 from vfl.new.trees import MAX_CATEGORIES, Method, grows_trees, training_for
-from vfl_common.config.data import DataSettings, shown
+from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe, load_recipe
 from vfl_common.errors import Code, InputError
+from vfl_common.passwords import hide_passwords
 from vfl_common.text import list_names, make_printable
 from vfl_party.data import TABLES, column_names
 from vfl_party.data.ids import shapes_of
@@ -81,7 +82,7 @@ def new_recipe(flags: Flags, wishes: Wishes) -> None:
     out, recipe_path = flags.out, flags.out / RECIPE
     refuse_existing(recipe_path, force=flags.force)
     table, names = _table(flags)
-    source = shown(table.source)
+    source = hide_passwords(table.source)
     active = _name(
         wishes.active, "--active", "Name of this party, which knows the label", _stem(source)
     )
@@ -165,7 +166,7 @@ def new_party(flags: Flags, recipe_path: Path, name: str | None) -> None:
         )
     refuse_existing(path, force=flags.force)
     table, names = _table(flags)
-    source = shown(table.source)
+    source = hide_passwords(table.source)
     active = name == recipe.active.name
     if flags.label is not None and not active:
         raise InputError(
@@ -287,7 +288,7 @@ def _passives(values: tuple[str, ...]) -> tuple[str, ...]:
 def _label(flags: Flags, names: Sequence[str], table: DataSettings) -> str:
     """Returns the label column, which must not be in --drop. Raises InputError."""
     names = [name for name in names if name not in flags.drop]
-    check = ask.among(names, shown(table.source), "--label")
+    check = ask.among(names, hide_passwords(table.source), "--label")
     if flags.label is not None:
         return check(flags.label)
     _show_columns(None, names)
@@ -309,7 +310,7 @@ def _id(
     flags: Flags, names: Sequence[str], label: str | None, table: DataSettings
 ) -> tuple[tuple[str, ...], Read]:
     """Returns the id columns, and a function that reads columns. Raises InputError."""
-    source = shown(table.source)
+    source = hide_passwords(table.source)
     dropped = [name for name in names if name in flags.drop]
     names = [name for name in names if name != label and name not in dropped]
     if not names:

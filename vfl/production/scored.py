@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vfl_common.config.data import DataSettings, shown
+from vfl_common.config.data import DataSettings
 from vfl_common.config.models import class_text
 from vfl_common.errors import Code, InputError
+from vfl_common.passwords import hide_passwords
 from vfl_common.text import list_names
 from vfl_party.data import Table
 from vfl_party.data.checks import mask_unlabelled
@@ -42,7 +43,7 @@ class ModelScores:
     scores_NC: Floats  # noqa: N815 - the shape is part of the name
     classes: tuple[str, ...] | None
     truth: tuple[Any, ...] | None
-    mask_unlabelled: int = 0
+    unlabelled: int = 0
 
     @property
     def named(self) -> bool:
@@ -206,8 +207,8 @@ def read_file(path: Path, truth: str, label: str) -> ModelScores:
     if rows.labels is not None and mask_unlabelled(rows.labels).all():
         raise InputError(
             Code.DATA_INVALID,
-            f"{shown(settings.source)}: column {label!r}: has no label in any row. Add the labels, "
-            "or give another column.",
+            f"{hide_passwords(settings.source)}: column {label!r}: has no label in any row. Add "
+            "the labels, or give another column.",
         )
     once = "Keep one row for each id."
     return scored.with_truth(tabulate(rows, settings, True, once), label)

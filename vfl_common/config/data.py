@@ -36,7 +36,7 @@ from vfl_common.config.sources import is_path as is_path
 from vfl_common.config.sources import reader_of as reader_of
 from vfl_common.config.sources import resolved as resolved
 from vfl_common.config.view import ViewSettings as ViewSettings
-from vfl_common.passwords import hide_passwords as shown
+from vfl_common.passwords import hide_passwords
 
 # A step that spells an id as the other parties do; ``vfl_party.data.ids.spelling`` has them.
 IdRule = Annotated[
@@ -288,7 +288,7 @@ class DataSettings(Section):
         text_only = [key for key in ("separator", "encoding", "names") if getattr(self, key)]
         if text_only and is_excel(self.source):
             raise ValueError(
-                f"{text_only[0]} is for text files, and {shown(self.source)} is a "
+                f"{text_only[0]} is for text files, and {hide_passwords(self.source)} is a "
                 "workbook; remove it"
             )
         if self.names is not None and self.kind not in ("text", "libsvm"):
@@ -296,7 +296,9 @@ class DataSettings(Section):
                 "names is for text and libsvm files; remove it, or say what the file is with format"
             )
         if self.format is not None and not is_path(self.source):
-            raise ValueError(f"format is for files, and {shown(self.source)} is none; remove it")
+            raise ValueError(
+                f"format is for files, and {hide_passwords(self.source)} is none; remove it"
+            )
         if self.limit_by == "random" and self.limit is None:
             raise ValueError("limit_by chooses among rows; set limit, too, or remove it")
         if len(self.labels) == 1:

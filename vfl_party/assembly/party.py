@@ -18,11 +18,12 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from vfl_common.config.data import DataSettings, shown, unaligned_of
+from vfl_common.config.data import DataSettings, unaligned_of
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.party import TreeLimits
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import ChangedError, Code, InputError
+from vfl_common.passwords import hide_passwords
 from vfl_common.stages import AggregationPlan, Job, Planned
 from vfl_common.summary import ExchangeSummary
 from vfl_party.align import AlignedRows, alignment_of
@@ -219,7 +220,7 @@ def open_party(
     unaligned = load(more, False) if more is not None else None
     advice = label_taken(name, data) if labels and not active else ""
     if advice:
-        log.warning("%s: %s", shown(data.source), advice, extra={"event": "advice"})
+        log.warning("%s: %s", hide_passwords(data.source), advice, extra={"event": "advice"})
     return OpenedParty(course, name, data, encoder, table, work, unaligned, advice)
 
 

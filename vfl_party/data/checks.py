@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vfl_common.config.data import IMAGES, TEXT_FILES, DataSettings, shown
+from vfl_common.config.data import IMAGES, TEXT_FILES, DataSettings
 from vfl_common.errors import Code, InputError
+from vfl_common.passwords import hide_passwords
 from vfl_common.text import shorten
 from vfl_party.data.row_arrays import parts, parts_of, release
 
@@ -29,12 +30,12 @@ _BELOW = " below the header"
 
 def unreadable(source: str, problem: str) -> InputError:
     """Returns the error for a file that is missing or is not what its name says."""
-    return InputError(Code.FILE_INVALID, ": ".join((shown(source), problem)))
+    return InputError(Code.FILE_INVALID, ": ".join((hide_passwords(source), problem)))
 
 
 def unusable(source: str, problem: str) -> InputError:
     """Returns the error for a file that can be read but has unusable content."""
-    return InputError(Code.DATA_INVALID, ": ".join((shown(source), problem)))
+    return InputError(Code.DATA_INVALID, ": ".join((hide_passwords(source), problem)))
 
 
 def rows(source: str, *numbers: int) -> str:

@@ -17,10 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, reader_of, shown
+from vfl_common.config.data import FRAME, TEXT_FILES, DataSettings, is_excel, reader_of
 from vfl_common.config.sources import URL, divided, is_archive, is_duckdb
 from vfl_common.errors import VflError
-from vfl_common.passwords import hide_passwords_of
+from vfl_common.passwords import hide_passwords, hide_passwords_of
 from vfl_party.base.plugins import PlugIns, where_it_failed
 from vfl_party.data import checks
 from vfl_party.data.collect import collect
@@ -102,7 +102,7 @@ def tabulate(
 
 
 def _tabulate(rows: Rows, settings: DataSettings, with_label: bool, repeated: str) -> Table:
-    source = shown(settings.source)
+    source = hide_passwords(settings.source)
     n = len(rows)
     checks.require_rows(source, n)
     space = Space.of(settings)
@@ -330,7 +330,8 @@ def column_names(settings: DataSettings) -> tuple[str, ...]:
     stream = open_table(settings)
     if stream is None:
         raise checks.unreadable(
-            shown(settings.source), f"is not a readable table. Give a {', '.join(TABLES)} file."
+            hide_passwords(settings.source),
+            f"is not a readable table. Give a {', '.join(TABLES)} file.",
         )
     return stream.names
 
@@ -356,7 +357,7 @@ def first_rows(
 
 def _frame_of(source: str, name: str) -> Any:
     """Reads ``NAME:REST`` with a plug-in. Raises InputError."""
-    where = f"data.source = {shown(source)!r}"
+    where = f"data.source = {hide_passwords(source)!r}"
     read = PLUGINS.load(name, where)
     try:
         return read(source.removeprefix(f"{name}:"))

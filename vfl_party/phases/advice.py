@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from vfl_common.config.data import DataSettings, shown
+from vfl_common.config.data import DataSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
+from vfl_common.passwords import hide_passwords
 from vfl_common.text import percent
 
 log = logging.getLogger(__name__)
@@ -43,8 +44,9 @@ def check_roles(name: str, data: DataSettings) -> None:
         if getattr(data, key):
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"{shown(data.source)}: data.{key}: only the active party reads it, and {name} is "
-                "passive. Remove it, and name columns that are no features in data.drop.",
+                f"{hide_passwords(data.source)}: data.{key}: only the active party reads it, and "
+                f"{name} is passive. Remove it, and name columns that are no features in "
+                "data.drop.",
             )
 
 
@@ -70,9 +72,9 @@ def few_common(data: DataSettings, common: int, own: int) -> str:
     if common >= data.expect_common * own:
         return ""
     return (
-        f"only {percent(common, own)} of the rows of {shown(data.source)} are common to all "
-        f"parties, fewer than data.expect_common = {data.expect_common:g}; compare how ids look "
-        "at every party (vfl-party check), or lower the key"
+        f"only {percent(common, own)} of the rows of {hide_passwords(data.source)} are common to "
+        f"all parties, fewer than data.expect_common = {data.expect_common:g}; compare how ids "
+        "look at every party (vfl-party check), or lower the key"
     )
 
 
@@ -94,7 +96,7 @@ def check_spelling(recipe: Recipe, data: DataSettings) -> None:
     rules = ", ".join(f'"{rule}"' for rule in recipe.rows.id_rules)
     raise InputError(
         Code.REFUSED,
-        f"{shown(data.source)}: task.label_epsilon draws the noise of a label by its id, and this "
-        f"recipe changes how ids are spelt (got rows.id_rules = [{rules}]). Write "
+        f"{hide_passwords(data.source)}: task.label_epsilon draws the noise of a label by its "
+        f"id, and this recipe changes how ids are spelt (got rows.id_rules = [{rules}]). Write "
         f"data.id_rules = [{rules}] in the party file.",
     )

@@ -17,11 +17,12 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from vfl_common.bundle import StepKey
-from vfl_common.config.data import DataSettings, ids_only, shown
+from vfl_common.config.data import DataSettings, ids_only
 from vfl_common.config.models import EncoderSettings
 from vfl_common.config.recipe import Recipe
 from vfl_common.config.recipe_tables import PartySettings
 from vfl_common.errors import Code, InputError
+from vfl_common.passwords import hide_passwords
 from vfl_common.run_folder import RunFolder, read_plan
 from vfl_common.stages import Job, position_of
 from vfl_common.summary import ExchangeSummary
@@ -257,8 +258,8 @@ def _apply_source(settings: DataSettings, source: str | None, query: str | None)
     if source is not None and changed.is_database and changed.query is None:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"--data {shown(changed.source)}: is a database, and the party file has no query. Give "
-            "the SELECT whose rows are to be predicted with --query.",
+            f"--data {hide_passwords(changed.source)}: is a database, and the party file has no "
+            "query. Give the SELECT whose rows are to be predicted with --query.",
         )
     return changed
 
@@ -280,8 +281,9 @@ def _parts_of_training(
     if source is not None:
         raise InputError(
             Code.CONFIG_INVALID,
-            f"--data {shown(source)}: this party was trained on the joined tables of several "
-            "parties, and one file cannot replace them. Predict from Python, with Run.predict.",
+            f"--data {hide_passwords(source)}: this party was trained on the joined tables of "
+            "several parties, and one file cannot replace them. Predict from Python, with "
+            "Run.predict.",
         )
     kinds = (preprocessor.numeric_names, preprocessor.categorical_names)
     parts = {

@@ -19,10 +19,11 @@ import pyarrow.parquet
 import torch
 from torch import Tensor
 
-from vfl_common.config.data import DataSettings, is_path, shown
+from vfl_common.config.data import DataSettings, is_path
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError
 from vfl_common.files import private_file
+from vfl_common.passwords import hide_passwords
 from vfl_party.base.phase import Predictions
 from vfl_party.base.seeds import Rows
 from vfl_party.data import Labels, Table
@@ -306,8 +307,8 @@ class Output:
         if self.like_input and first is not None and first.kind != "text":
             raise InputError(
                 Code.CONFIG_INVALID,
-                f"--like-input: {shown(first.source)} is not a text file, so it has no separator. "
-                "Remove the flag.",
+                f"--like-input: {hide_passwords(first.source)} is not a text file, so it has no "
+                "separator. Remove the flag.",
             )
 
     def write(self, table: pa.Table, own: InputRows | None) -> None:

@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet
 
-from vfl_common.config.data import DataSettings, ids_only, shown, unaligned_of
+from vfl_common.config.data import DataSettings, ids_only, unaligned_of
 from vfl_common.config.recipe import Recipe
 from vfl_common.errors import Code, InputError, VflError
+from vfl_common.passwords import hide_passwords
 from vfl_common.production import scorings
 from vfl_common.run_folder import RunFolder
 from vfl_party.align import AlignmentContext, alignment_of
@@ -204,7 +205,7 @@ def trace(folder: RunFolder, name: str, who: Person, *, remove: bool) -> Trace:
     finally:
         folder.unlock()
     start = "" if recipe.start is None else recipe.start.run
-    lacks_it = "" if who.in_table(recipe) else shown(who.settings.source)
+    lacks_it = "" if who.in_table(recipe) else hide_passwords(who.settings.source)
     return Trace(folder.run_id, part, tuple(held), start, lacks_it)
 
 

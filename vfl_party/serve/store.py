@@ -20,8 +20,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from vfl_common.config.data import DataSettings, is_path, shown
+from vfl_common.config.data import DataSettings, is_path
 from vfl_common.errors import Code, InputError, VflError
+from vfl_common.passwords import hide_passwords
 from vfl_common.text import list_names, shorten
 from vfl_party.assembly.files import PartyFiles
 from vfl_party.assembly.party import (
@@ -397,7 +398,7 @@ class Store:
         if fingerprint == self._fingerprint:
             return False
         self.held, self._fingerprint = held, fingerprint
-        self._say("refreshed", rows=len(held.places), source=shown(self._settings.source))
+        self._say("refreshed", rows=len(held.places), source=hide_passwords(self._settings.source))
         return True
 
     def _read(self) -> tuple[Held, str]:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vfl_common.config.data import DataSettings, shown
+from vfl_common.config.data import DataSettings
+from vfl_common.passwords import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.cells import number_formats
 from vfl_party.data.cells.dates import Dates, look_like_dates
@@ -92,7 +93,10 @@ def _words(columns: Columns, k: int, name: str, settings: DataSettings) -> Itera
             # Words are in the order in which they come.
             strange = int(np.flatnonzero(~like)[0])
             row = _first_row(cells.codes_NK[:, k], strange)
-            where, word = checks.rows(shown(settings.source), row + 1), words[strange][:MAX_SHOWN]
+            where, word = (
+                checks.rows(hide_passwords(settings.source), row + 1),
+                words[strange][:MAX_SHOWN],
+            )
             yield Smell(
                 f"{alike:,} of {total:,} cells of {name!r} are {kind}, but {where} has {word!r}, "
                 f"so the column is read as {len(words):,} categories. Correct the cell, or list "

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from vfl_common.config.data import DataSettings, shown
+from vfl_common.config.data import DataSettings
+from vfl_common.passwords import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.choice import choose
 from vfl_party.data.sources.databases.alchemy import connect, engine_of, query_error, texts_of
@@ -68,7 +69,7 @@ class AlchemyRows:
     def _fetch(self, connection: Connection, ids: Sequence[str]) -> pa.Table:
         from sqlalchemy.exc import DBAPIError, ResourceClosedError
 
-        source, max_rows = shown(self.settings.source), row_limit(len(ids))
+        source, max_rows = hide_passwords(self.settings.source), row_limit(len(ids))
         try:
             with connection.execute(self._query, {"ids": list(ids)}) as result:
                 names = list(result.keys())

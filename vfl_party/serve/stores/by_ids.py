@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from vfl_common.config.data import shown
 from vfl_common.errors import Code, InputError
+from vfl_common.passwords import hide_passwords
 from vfl_party.base.seeds import Rows
 from vfl_party.data import Preprocessor, Table, checks
 from vfl_party.data.cells import texts
@@ -204,7 +204,7 @@ class ByIds:
     @property
     def name(self) -> str:
         """The source's, in sentences."""
-        return shown(self.settings.source)
+        return hide_passwords(self.settings.source)
 
     def _unfit(self, ids: Sequence[str], error: UnfitError) -> _Part:
         if error.row == UNFIT_ROW:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from vfl_common.config.data import DataSettings, shown
+from vfl_common.config.data import DataSettings
+from vfl_common.passwords import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.choice import choose
 from vfl_party.data.sources.databases.postgres import (
@@ -107,7 +108,7 @@ class PostgresRows:
         """Returns how the query is asked. Raises InputError."""
         import adbc_driver_manager
 
-        settings, source = self.settings, shown(self.settings.source)
+        settings, source = self.settings, hide_passwords(self.settings.source)
         try:
             with connection.cursor() as cursor:
                 parameters = cursor.adbc_prepare(self._query)
@@ -130,7 +131,7 @@ class PostgresRows:
     def _fetch(self, connection: Any, ids: Sequence[str]) -> pa.Table:
         import adbc_driver_manager
 
-        asked, source = self._asked, shown(self.settings.source)
+        asked, source = self._asked, hide_passwords(self.settings.source)
         assert asked is not None  # noqa: S101 - check comes first
         max_rows = row_limit(len(ids))
         values = pa.array([_values(ids, asked.kind)], pa.list_(asked.kind))

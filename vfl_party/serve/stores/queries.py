@@ -6,8 +6,8 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from vfl_common.config.data import shown
 from vfl_common.errors import InputError
+from vfl_common.passwords import hide_passwords
 from vfl_party.data import checks
 
 # Does not match a PostgreSQL cast such as x::ids.
@@ -20,7 +20,7 @@ def with_ids(query: str, mark: str, source: str) -> str:
     """Returns a query with ``mark`` in place of ``:ids``. Raises InputError if it has none."""
     if not _IDS.search(query):
         raise checks.unusable(
-            shown(source),
+            hide_passwords(source),
             "data.query has no :ids. Add a condition, for example WHERE id IN :ids, or in "
             "PostgreSQL WHERE id = ANY(:ids).",
         )

@@ -22,16 +22,9 @@ from tests.harness.errors import raises
 from tests.harness.postgres import Postgres, postgres, programs
 from tests.harness.waiting import wait_until
 from vfl_common.config.base import Section, parse
-from vfl_common.config.data import (
-    DataSettings,
-    is_database,
-    reader_of,
-    resolved,
-    shown,
-    unaligned_of,
-)
+from vfl_common.config.data import DataSettings, is_database, reader_of, resolved, unaligned_of
 from vfl_common.errors import Code, InputError, InternalError
-from vfl_common.passwords import hide_passwords_of, secrets
+from vfl_common.passwords import hide_passwords, hide_passwords_of, secrets
 from vfl_party.data import load_table
 from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.databases.query import SORTED, UNSORTED, has_order
@@ -60,7 +53,7 @@ def refused(source: str, code: Code = Code.DATA_INVALID, **settings: Any) -> str
     with raises(InputError, Code.CONFIG_INVALID, Code.DATA_INVALID, Code.FILE_INVALID) as caught:
         read(opened(source, **settings))
     assert caught.value.code == code
-    assert str(caught.value).startswith(shown(source))
+    assert str(caught.value).startswith(hide_passwords(source))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -154,8 +147,8 @@ def test_relative_files_of_sqlite_start_at_the_party_files_folder() -> None:
     ],
 )
 def test_passwords_are_not_shown(source: str, text: str, found: list[str] | None) -> None:
-    assert shown(source) == text
-    assert shown(text) == text
+    assert hide_passwords(source) == text
+    assert hide_passwords(text) == text
     assert found is None or secrets(source) == found
     said = hide_passwords_of(f"no way to {source} with {'; '.join(found or ())}", source)
     assert not any(secret in said for secret in secrets(source) if len(secret) > 1)
@@ -723,7 +716,7 @@ def test_connections_that_are_refused_say_what_to_correct(
         "ada:geheim@h/x?geheim=1",
     ):
         text = refused(f"postgresql://{broken}", kind)
-        assert "heim" not in text.removeprefix(shown(f"postgresql://{broken}"))
+        assert "heim" not in text.removeprefix(hide_passwords(f"postgresql://{broken}"))
 
 
 @needs_server

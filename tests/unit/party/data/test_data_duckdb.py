@@ -15,8 +15,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from tests.harness.errors import raises
-from vfl_common.config.data import DataSettings, reader_of, resolved, shown
+from vfl_common.config.data import DataSettings, reader_of, resolved
 from vfl_common.errors import Code, InputError
+from vfl_common.passwords import hide_passwords
 from vfl_common.process.signals import Stopped
 from vfl_party.data import load_table
 from vfl_party.data.load import open_table
@@ -71,9 +72,9 @@ def test_a_query_is_no_path_no_url_and_no_plug_in() -> None:
     assert resolved(url, Path("/b")) == url
     once = resolved(query, Path("/it's"))
     assert resolved(once, Path("/elsewhere")) == once
-    assert shown(once) == query
+    assert hide_passwords(once) == query
     assert reader_of(once) == "duckdb"
-    assert len(shown(f"duckdb:SELECT\n{'x, ' * 99}")) == 101
+    assert len(hide_passwords(f"duckdb:SELECT\n{'x, ' * 99}")) == 101
 
 
 def test_the_table_is_that_of_the_files_in_any_order(folder: Path) -> None:

@@ -14,7 +14,7 @@ from vfl_party.predict.quality import Quality
 from vfl_party.serve import batching
 from vfl_party.serve.batching import Batcher, Busy
 from vfl_party.serve.counts import Counts
-from vfl_party.serve.http.served import joined
+from vfl_party.serve.http.served import join_scores
 from vfl_party.serve.opening import Standing, Tally
 from vfl_party.serve.prometheus import ServeMetrics
 from vfl_party.serve.scored import Part, Scores
@@ -129,7 +129,7 @@ def test_a_caller_who_has_gone_ends_no_thread() -> None:
 
 def test_parts_of_a_request_are_put_together() -> None:
     ids = [f"{'ab'[number % 2]}{number}" for number in range(9)]
-    found = joined([scores_of(ids[:4]), scores_of(ids[4:5]), scores_of(ids[5:])])
+    found = join_scores([scores_of(ids[:4]), scores_of(ids[4:5]), scores_of(ids[5:])])
     whole = scores_of(ids)
     assert found.columns["score"].tolist() == ids
     assert found.state == whole.state

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from vfl_common.config.data import DataSettings, shown
+from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError
+from vfl_common.passwords import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.sources.cells_as_text import MarkedError, write_cell
 from vfl_party.data.sources.databases.query import (
@@ -53,7 +54,7 @@ def open_alchemy(settings: DataSettings) -> Stream:
         import sqlalchemy
     except ImportError:
         raise missing_package_error(settings.source, "sqlalchemy") from None
-    source, query = shown(settings.source), query_of(settings)
+    source, query = hide_passwords(settings.source), query_of(settings)
     engine = engine_of(settings.source)
     connection = connect(engine, settings.source)
     reading = _Reading(settings, query, connection, Passes(settings))
@@ -81,7 +82,7 @@ def connect(engine: Engine, source: str) -> Connection:
     except DBAPIError as error:
         reason = words(str(error.orig), source, quoted=False)
         raise checks.unreadable(
-            shown(source),
+            hide_passwords(source),
             f"cannot be opened ({reason}). Correct data.source, or start the server."
             f"{encoding_hint(source)}",
         ) from None
@@ -116,14 +117,14 @@ class _Reading:
             raise query_error(self.settings.source, error, None) from None
         except ResourceClosedError:
             raise checks.unusable(
-                shown(self.settings.source), "data.query gives no rows. Write one SELECT."
+                hide_passwords(self.settings.source), "data.query gives no rows. Write one SELECT."
             ) from None
         return result
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Reads the wanted columns. Raises InputError."""
         source, ids = (
-            shown(self.settings.source),
+            hide_passwords(self.settings.source),
             [name for name in self.settings.id if name in self.names],
         )
         checks.require_names(source, "columns", wanted, self.names)
@@ -153,7 +154,7 @@ class _Reading:
             raise query_error(self.settings.source, error, before) from None
         except (SQLAlchemyError, sqlite3.Error):
             raise checks.unreadable(
-                shown(self.settings.source),
+                hide_passwords(self.settings.source),
                 f"the connection was lost after {before:,} rows. Start again.",
             ) from None
 
@@ -205,13 +206,13 @@ def engine_of(source: str) -> Engine:
     except NoSuchModuleError:
         name = source.partition(":")[0]
         raise checks.unreadable(
-            shown(source),
+            hide_passwords(source),
             f"SQLAlchemy has no database {name!r}. Correct data.source, or install the package "
             "for it.",
         ) from None
     except (ArgumentError, ValueError):
         raise checks.unreadable(
-            shown(source),
+            hide_passwords(source),
             "is not a URL of SQLAlchemy. Write DIALECT+DRIVER://USER@HOST/NAME, or sqlite:///PATH."
             f"{encoding_hint(source)}",
         ) from None
@@ -249,17 +250,17 @@ def query_error(source: str, error: Any, rows: int | None) -> InputError:
     text = str(error.orig)
     if "decode" in text:
         return checks.unusable(
-            shown(source),
+            hide_passwords(source),
             "holds text that is not UTF-8. Correct it, or cast the column in data.query, for "
             "example as BLOB and then to text.",
         )
     if "not a database" in text or "malformed" in text:
         return checks.unreadable(
-            shown(source), "is not a readable SQLite file. Correct data.source."
+            hide_passwords(source), "is not a readable SQLite file. Correct data.source."
         )
     if "is locked" in text:
         return checks.unreadable(
-            shown(source),
+            hide_passwords(source),
             "is locked by another program, which writes to it. Start again when it has ended.",
         )
     names = type(error).__name__
@@ -268,10 +269,11 @@ def query_error(source: str, error: Any, rows: int | None) -> InputError:
     )
     if rows is None:
         return checks.unusable(
-            shown(source), f"the database refuses data.query ({reason}). Correct data.query."
+            hide_passwords(source),
+            f"the database refuses data.query ({reason}). Correct data.query.",
         )
     return checks.unreadable(
-        shown(source), f"data.query failed after {rows:,} rows ({reason}). Start again."
+        hide_passwords(source), f"data.query failed after {rows:,} rows ({reason}). Start again."
     )
 
 

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from vfl_common.config.data import DataSettings, shown
+from vfl_common.config.data import DataSettings
 from vfl_common.config.sources import folder_and_query
 from vfl_common.errors import InputError
+from vfl_common.passwords import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.sources.databases.duck_files import check_files
 from vfl_party.data.sources.databases.query import (
@@ -74,7 +75,7 @@ def open_duckdb(settings: DataSettings) -> Stream:
         import duckdb
     except ImportError:
         raise missing_package_error(settings.source, "duckdb") from None
-    source = shown(settings.source)
+    source = hide_passwords(settings.source)
     folder, query = folder_and_query(settings.source)
     memory = max(_SHARE * settings.memory_mib, _MIN_MIB)
     config = _config(memory, source, folder)
@@ -147,7 +148,7 @@ class _Reading:
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Reads the wanted columns. Raises InputError."""
-        source = shown(self.settings.source)
+        source = hide_passwords(self.settings.source)
         checks.require_names(source, "columns", wanted, list(self.types))
         ids = [name for name in self.settings.id if name in self.types]
         names = list(dict.fromkeys([*ids, *wanted]))
@@ -197,7 +198,7 @@ class _Reading:
         cast = next((type_ for pattern, type_ in _CASTS if pattern.fullmatch(kind)), None)
         if cast is None:
             raise checks.unusable(
-                shown(self.settings.source),
+                hide_passwords(self.settings.source),
                 f"column {name!r} is of type {kind.partition('(')[0]}, which is not supported. "
                 "Cast it in the query, for example with ::VARCHAR or ::DOUBLE, or leave it out.",
             )
@@ -209,7 +210,7 @@ class _Reading:
         """Returns the error for a query that failed before it ran (None) or after ``rows`` rows. It
         shows no values.
         """
-        source, text = shown(self.settings.source), str(error)
+        source, text = hide_passwords(self.settings.source), str(error)
         message = text.partition("Error: ")[2] or text
         unread = text.startswith("IO Error") and rows in (None, 0)
         extension = _EXTENSION.search(text)

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from vfl_common.config.data import DataSettings, shown
+from vfl_common.config.data import DataSettings
 from vfl_common.errors import InputError, InternalError
+from vfl_common.passwords import hide_passwords
 from vfl_party.data import checks
 from vfl_party.data.sources.databases.query import (
     SORTED,
@@ -98,7 +99,7 @@ def open_postgres(settings: DataSettings) -> Stream:
         from adbc_driver_postgresql import dbapi
     except ImportError:
         raise missing_package_error(settings.source, "adbc-driver-postgresql") from None
-    source, query = shown(settings.source), query_of(settings)
+    source, query = hide_passwords(settings.source), query_of(settings)
     connection = None
     try:
         connection = dbapi.connect(with_timeout(settings.source))
@@ -141,7 +142,7 @@ class _Reading:
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Reads the wanted columns. Raises InputError."""
-        source = shown(self.settings.source)
+        source = hide_passwords(self.settings.source)
         checks.require_names(source, "columns", wanted, self.schema.names)
         ids = [name for name in self.settings.id if name in self.schema.names]
         fetched = list(dict.fromkeys([*ids, *wanted]))
@@ -216,7 +217,7 @@ def _column(field: pa.Field, settings: DataSettings) -> str:
     if not any(is_known(field.type) for is_known in known) or types.is_interval(field.type):
         kind = kind if kind.isidentifier() else "unknown"
         raise checks.unusable(
-            shown(settings.source),
+            hide_passwords(settings.source),
             f"column {name!r} is of type {kind}, which is not supported. Cast it in data.query, "
             "for example with ::text or ::float8, or leave it out.",
         )
@@ -247,11 +248,11 @@ def connection_error(source: str, text: str) -> InputError:
     for pattern, problem, fix in _REFUSALS:
         if re.search(pattern, text, re.IGNORECASE):
             return checks.unreadable(
-                shown(source), f"the server {problem}. {fix}{encoding_hint(source)}"
+                hide_passwords(source), f"the server {problem}. {fix}{encoding_hint(source)}"
             )
     reason = words(_strip_prefix(text), source, quoted=False)
     return checks.unreadable(
-        shown(source),
+        hide_passwords(source),
         f"the server cannot be queried ({reason}). Correct data.source.{encoding_hint(source)}",
     )
 
@@ -264,31 +265,33 @@ def query_error(source: str, error: Any) -> InputError:
     reason = words(_strip_prefix(text), source, quoted=code.startswith("42"))
     if code == "42501":
         return checks.unusable(
-            shown(source),
+            hide_passwords(source),
             f"the server refuses data.query ({reason}). Ask for the right to read it.",
         )
     return checks.unusable(
-        shown(source), f"the server refuses data.query ({reason}). Correct data.query."
+        hide_passwords(source), f"the server refuses data.query ({reason}). Correct data.query."
     )
 
 
 def _interruption(source: str, text: str, rows: int) -> InputError:
     """Returns the error for a query that ended early, after ``rows`` rows."""
     if _WRITES.search(text):
-        return checks.unusable(shown(source), "data.query must only read. Write one SELECT.")
+        return checks.unusable(
+            hide_passwords(source), "data.query must only read. Write one SELECT."
+        )
     if _TIMEOUT.search(text):
         return checks.unreadable(
-            shown(source),
+            hide_passwords(source),
             f"the server ended data.query after {rows:,} rows because it took too long. Select "
             "fewer rows, or raise statement_timeout.",
         )
     if _LOST.search(text):
         return checks.unreadable(
-            shown(source), f"the connection was lost after {rows:,} rows. Start again."
+            hide_passwords(source), f"the connection was lost after {rows:,} rows. Start again."
         )
     reason = words(_strip_prefix(text), source, quoted=False)
     return checks.unusable(
-        shown(source),
+        hide_passwords(source),
         f"data.query failed after {rows:,} rows ({reason}). Run it in psql to see the value, and "
         "correct it.",
     )

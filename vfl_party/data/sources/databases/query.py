@@ -12,9 +12,9 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vfl_common.config.data import DataSettings, shown
+from vfl_common.config.data import DataSettings
 from vfl_common.errors import Code, InputError
-from vfl_common.passwords import hide_passwords_of
+from vfl_common.passwords import hide_passwords, hide_passwords_of
 from vfl_common.text import clean
 from vfl_party.data import checks
 
@@ -54,7 +54,7 @@ def query_of(settings: DataSettings) -> str:
     writes.
     """
     source, query = (
-        shown(settings.source),
+        hide_passwords(settings.source),
         (settings.query or "").rstrip().removesuffix(";").rstrip(),
     )
     if not query:
@@ -84,7 +84,8 @@ def missing_package_error(source: str, package: str) -> InputError:
     """Returns the error for a package that a database needs and that is not installed."""
     return InputError(
         Code.CONFIG_INVALID,
-        f"{shown(source)}: needs {package}, which is not installed. Run pip install {package}.",
+        f"{hide_passwords(source)}: needs {package}, which is not installed. Run pip install "
+        f"{package}.",
     )
 
 
@@ -167,7 +168,7 @@ class Passes:
     """
 
     def __init__(self, settings: DataSettings) -> None:
-        self._source, self._limit = shown(settings.source), settings.first
+        self._source, self._limit = hide_passwords(settings.source), settings.first
         self._first: tuple[int, bytes] | None = None
 
     def compare_full(self, pass_: Pass) -> None:
