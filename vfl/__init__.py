@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vfl.searching.found import Search
     from vfl.searching.search import search
     from vfl_common.errors import Code, VflError
-    from vfl_party.base.deal import deal_rows
+    from vfl_party.base.deal import deal
 
 __all__ = [
     "Code",
@@ -52,7 +52,7 @@ __all__ = [
     "Study",
     "VflError",
     "compare",
-    "deal_rows",
+    "deal",
     "forecast",
     "prepare",
     "search",

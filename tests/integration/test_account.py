@@ -93,7 +93,7 @@ def test_a_recipe_that_spells_ids_in_another_way_makes_nobody_a_new_person(tmp_p
             federation.address = "127.0.0.1:1"
             path = federation.write_party("p1")
             said = CliRunner().invoke(cli, ["check", str(path), "--offline"])
-        text = "policy.account counts people by their ids"
+        text = "policy.account: counts people by their ids"
         assert (text in said.output) is (rules is None), said.output
 
 

@@ -141,7 +141,7 @@ def test_a_column_of_many_categories_is_refused(
 ) -> None:
     draw = np.random.default_rng(0)
     write(tmp_path, word=[f"w{n}" for n in draw.permutation(ROWS)])
-    monkeypatch.setattr("vfl_party.methods.secureboost.columns.MOST_CODES", 10)
+    monkeypatch.setattr("vfl_party.methods.secureboost.columns.MAX_CODES", 10)
     refused(tmp_path, recipe(), "p1", "word")
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from vfl.preparing.content import TRAIN, Array, Block, Content, Part, Rows
 from vfl.preparing.dataset import Division, Request
 from vfl_common.errors import Code, InputError
-from vfl_party.base.deal import deal_rows
+from vfl_party.base.deal import deal
 
 # The party that has the labels and no images, if whole rows are dealt.
 LABELS = "labels"
@@ -100,7 +100,7 @@ def _deal_rows(content: Content, request: Request) -> list[Rows]:
     for rows, keys in ((np.flatnonzero(train_N), how), (np.flatnonzero(~train_N), EVEN)):
         if len(rows):
             for own, places in zip(
-                dealt, deal_rows(content.labels[rows], k, seed=seed, **keys), strict=True
+                dealt, deal(content.labels[rows], k, seed=seed, **keys), strict=True
             ):
                 own.append(rows[places])
     return [np.sort(np.concatenate(rows)) for rows in dealt]

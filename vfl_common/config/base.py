@@ -109,7 +109,7 @@ def spelt(pattern: str, words: str) -> AfterValidator:
 
     def check(text: str) -> str:
         if not form.fullmatch(text):
-            raise ValueError(f"{_shown(text)} cannot be used; write {words}")
+            raise ValueError(f"{_shown(text)} cannot be used. Write {words}.")
         return text
 
     # The reference of keys shows these words as the type.
@@ -198,27 +198,27 @@ def _sentence(error: ErrorDetails) -> str:
     if kind == "value_error":
         return text.removeprefix("Value error, ")
     if kind == "missing":
-        return "missing; add it"
+        return "missing. Add it."
     if kind == "union_tag_invalid":
         known = context["expected_tags"].replace("'", "")
-        return f"there is no kind {context['tag']!r}; take one of {known}"
+        return f"there is no kind {context['tag']!r}. Take one of {known}."
     if kind == "too_short":
-        return f"needs at least {context['min_length']}, and has {context['actual_length']}"
+        return f"needs at least {context['min_length']} (got {context['actual_length']})."
     if kind == "union_tag_not_found":
-        return "has no 'kind'; add it"
+        return "has no 'kind'. Add it."
     if kind.endswith("_type") and kind.removesuffix("_type") in _WORDS:
         return _wrong(kind.removesuffix("_type"), error["input"])
     # A choice, or a bound.
     if text.startswith("Input should be "):
-        return f"must be {text.removeprefix('Input should be ')}, and is {_shown(error['input'])}"
+        return f"must be {text.removeprefix('Input should be ')} (got {_shown(error['input'])})."
     return text
 
 
 def _wrong(wanted: str, value: Any) -> str:
     """Says that a value has another type than ``wanted``, a key of ``_WORDS``."""
     bare = wanted in _BARE and isinstance(value, str) and _UNQUOTED.fullmatch(value)
-    quotes = "; write it without quotes" if bare else ""
-    return f"must be {_WORDS[wanted]}, and is {_shown(value)}{quotes}"
+    quotes = " Write it without quotes." if bare else ""
+    return f"must be {_WORDS[wanted]} (got {_shown(value)}).{quotes}"
 
 
 def _kinds(annotation: Any) -> set[Any]:

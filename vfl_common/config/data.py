@@ -289,22 +289,23 @@ class DataSettings(Section):
         if text_only and is_excel(self.source):
             raise ValueError(
                 f"{text_only[0]} is for text files, and {hide_passwords(self.source)} is a "
-                "workbook; remove it"
+                "workbook. Remove it."
             )
         if self.names is not None and self.kind not in ("text", "libsvm"):
             raise ValueError(
-                "names is for text and libsvm files; remove it, or say what the file is with format"
+                "names is for text and libsvm files. Remove it, or say what the file is with "
+                "format."
             )
         if self.format is not None and not is_path(self.source):
             raise ValueError(
-                f"format is for files, and {hide_passwords(self.source)} is none; remove it"
+                f"format is for files, and {hide_passwords(self.source)} is none. Remove it."
             )
         if self.limit_by == "random" and self.limit is None:
-            raise ValueError("limit_by chooses among rows; set limit, too, or remove it")
+            raise ValueError("limit_by chooses among rows. Set limit, too, or remove it.")
         if len(self.labels) == 1:
             raise ValueError("labels names two columns or more; for one, give label")
         if self.labels and self.event is not None:
-            raise ValueError("event is for a survival task, which has one label; remove it")
+            raise ValueError("event is for a survival task, which has one label. Remove it.")
         if self.labels and self.label not in (None, self.labels[0]):
             raise ValueError("give label or labels, and not both")
         roles = [name for name in (*self.id, *self.roles) if name is not None]
@@ -315,13 +316,13 @@ class DataSettings(Section):
             )
         if self.query is not None and not self.is_database:
             raise ValueError(
-                "query is for a database; remove it, or give a source such as "
-                "postgresql://USER@HOST/NAME"
+                "query is for a database. Remove it, or give a source such as "
+                "postgresql://USER@HOST/NAME."
             )
         if self.sheet is not None and not is_excel(self.source):
             raise ValueError(
-                "sheet is for an Excel workbook; remove it, or give a source that ends in "
-                ".xlsx or .xlsm"
+                "sheet is for an Excel workbook. Remove it, or give a source that ends in "
+                ".xlsx or .xlsm."
             )
 
     @model_validator(mode="before")

@@ -50,7 +50,7 @@ def divide(recipe: Recipe, base: Path) -> dict[str, DataSettings]:
         if own is None and simulate.data is None:
             raise _invalid(
                 recipe,
-                f"parties.{party.name}: missing; give every party its own data, or all a part",
+                f"parties.{party.name}: missing. Give every party its own data, or all a part.",
             )
         data[party.name] = (own or _part(recipe, simulate, party)).absolute(base.resolve())
     return data
@@ -61,7 +61,7 @@ def _part(recipe: Recipe, simulate: SimulateSettings, party: PartySettings) -> D
     whole = simulate.data
     assert whole is not None  # noqa: S101 - checked by the caller
     if whole.view is not None:
-        raise _invalid(recipe, "data.view: simulate.scheme divides the data set; remove the view")
+        raise _invalid(recipe, "data.view: simulate.scheme divides the data set. Remove the view.")
     if not party.features:
         return whole.model_copy(update=NO_FEATURES)
     sharing = recipe.sharing

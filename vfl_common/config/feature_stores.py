@@ -33,8 +33,10 @@ class DatabaseStore(Section):
     @classmethod
     def _is_database(cls, value: str | None) -> str | None:
         if value is not None and not is_database(value):
-            text = f"{hide_passwords(value)!r} is no database; write the URL, such as"
-            raise ValueError(f"{text} postgresql://USER@HOST/NAME")
+            raise ValueError(
+                f"{hide_passwords(value)!r} is not a database. "
+                "Write its URL, such as postgresql://USER@HOST/NAME."
+            )
         return value
 
 

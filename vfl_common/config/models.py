@@ -375,7 +375,7 @@ class OptimizerSettings(Section):
         for key, fitting in schedules.items():
             if key in self.model_fields_set and self.schedule not in fitting:
                 wanted = " or ".join(f'"{schedule}"' for schedule in fitting)
-                raise ValueError(f"{key} is for schedule = {wanted}; remove it, or set that")
+                raise ValueError(f"{key} is for schedule = {wanted}. Remove it, or set that.")
         if self.schedule == "step" and self.step_epochs is None:
             raise ValueError('schedule = "step" needs step_epochs')
 
@@ -383,7 +383,7 @@ class OptimizerSettings(Section):
 def _without_plateau(value: OptimizerSettings) -> OptimizerSettings:
     if value.schedule == "plateau":
         text = 'schedule = "plateau" is for splitnn, whose early_stopping tells all parties'
-        raise ValueError(f'{text} what improves; take "step" or "cosine"')
+        raise ValueError(f'{text} what improves. Take "step" or "cosine".')
     return value
 
 

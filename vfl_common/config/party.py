@@ -170,8 +170,8 @@ class ServeSettings(Section):
     def model_post_init(self, _context: Any) -> None:
         if self.answers_a_day is not None and self.cache_s:
             raise ValueError(
-                "an embedding that the active party keeps is not counted as an answer; set "
-                "cache_s = 0, or remove answers_a_day"
+                "an embedding that the active party keeps is not counted as an answer. Set "
+                "cache_s = 0, or remove answers_a_day."
             )
 
 

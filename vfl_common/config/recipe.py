@@ -121,7 +121,7 @@ class Recipe(Section):
                 f"the names {alike[0]!r} and {alike[1]!r} differ by capitals alone, which TLS "
                 "takes for the same"
             )
-            raise ValueError(f"{text}; take other names")
+            raise ValueError(f"{text}. Take other names.")
         if sum(party.role == "active" for party in self.parties) != 1:
             raise ValueError('parties: exactly one party has role = "active"')
         for party in self.parties:
@@ -141,7 +141,7 @@ class Recipe(Section):
             self._check_own_rows()
         if self.start is not None and self.start.held_by == "active" and self.rows.align != "none":
             raise ValueError(
-                'start: held_by = "active" is for parties that hold rows of their own; remove it'
+                'start: held_by = "active" is for parties that hold rows of their own. Remove it.'
             )
         self._check_found_rows()
         if self.task.label_epsilon is not None and self.rows.split != "random":
@@ -151,18 +151,18 @@ class Recipe(Section):
             )
         if self.task.kind == "ranking" and self.rows.split not in ("grouped", "column"):
             text = f'a ranking compares the rows of a query, and split = "{self.rows.split}"'
-            raise ValueError(f'rows: {text} divides them; set split = "grouped"')
+            raise ValueError(f'rows: {text} divides them. Set split = "grouped".')
         for name in names:
             if name in RESERVED_FOLDERS:
                 raise ValueError(
-                    f"parties: {name!r} is reserved in a run's folder; take another name"
+                    f"parties: {name!r} is reserved in a run's folder. Take another name."
                 )
         phase_names = [phase.name for phase in self.phases]
         if len(set(phase_names)) < len(phase_names):
             raise ValueError("phases: two phases have the same name; rename one")
         for name in phase_names:
             if name in RESERVED_PHASES:
-                raise ValueError(f"phases: the name {name!r} is reserved; take another")
+                raise ValueError(f"phases: the name {name!r} is reserved. Take another.")
         self._check_wire(phase_names)
         self._check_told()
         return self
@@ -172,13 +172,13 @@ class Recipe(Section):
         rows = self.rows
         if rows.align != "psi" and (rows.alignment is not None or rows.at_least != 1):
             raise ValueError(
-                'rows: alignment and at_least are for align = "psi"; add that, or remove them'
+                'rows: alignment and at_least are for align = "psi". Add that, or remove them.'
             )
         if rows.partial and rows.align != "psi":
-            raise ValueError('rows: partial = true is for align = "psi"; add that, or remove it')
+            raise ValueError('rows: partial = true is for align = "psi". Add that, or remove it.')
         if rows.partial and not self.passives:
             text = f"{self.active.name} is alone, and no other party can hold some of its rows"
-            raise ValueError(f"rows: partial: {text}; remove it, or add a passive party")
+            raise ValueError(f"rows: partial: {text}. Remove it, or add a passive party.")
 
     def _check_told(self) -> None:
         """Raises ValueError if the passive parties could not be told what they are to be."""
@@ -189,7 +189,7 @@ class Recipe(Section):
                 text = f"a {self.task.kind} task has no {name}"
                 raise ValueError(f"{where}: {text} (it has {', '.join(known)})")
         if len(set(metrics)) < len(metrics):
-            raise ValueError(f"{where}: a metric is named twice; remove one")
+            raise ValueError(f"{where}: a metric is named twice. Remove one.")
         if metrics and all(phase.kind != MEASURES for phase in self.phases):
             raise ValueError(f'{where}: add a phase of kind = "{MEASURES}", which tells them')
 
@@ -197,11 +197,11 @@ class Recipe(Section):
         """Raises ValueError if the party cannot have embeddings of a width of its own."""
         if not party.features:
             text = f"{party.name} has no features, so it gives no embeddings"
-            raise ValueError(f"parties: {text}; remove embedding_size")
+            raise ValueError(f"parties: {text}. Remove embedding_size.")
         if self.model.combine != "concat":
             text = f'model.combine = "{self.model.combine}" needs embeddings of one width'
             raise ValueError(
-                f'parties: {text}; remove {party.name}\'s embedding_size, or take "concat"'
+                f'parties: {text}. Remove {party.name}\'s embedding_size, or take "concat".'
             )
 
     def _check_wire(self, phases: list[str]) -> None:
@@ -222,7 +222,7 @@ class Recipe(Section):
                     "another table, or the phase's codec, is for the same phase, exchange and "
                     "direction"
                 )
-                raise ValueError(f"wire: table {number}: {text}; remove one")
+                raise ValueError(f"wire: table {number}: {text}. Remove one.")
             seen.append(table.named)
 
     def _check_own_rows(self) -> None:
@@ -232,11 +232,11 @@ class Recipe(Section):
         if rows.aligned < 1.0 or rows.labelled is not None or shared:
             split = rows.split if shared else "stratified"
             text = f'aligned, labelled and split = "{split}" are of rows that all parties hold'
-            raise ValueError(f'rows: align = "none": {text}; remove them')
+            raise ValueError(f'rows: align = "none": {text}. Remove them.')
         if self.active.features or not self.passives:
             text = "the active party has labels, and no rows of its own"
             raise ValueError(
-                f'rows: align = "none": {text}; give it features = false, and add passive parties'
+                f'rows: align = "none": {text}. Give it features = false, and add passive parties.'
             )
 
     @property

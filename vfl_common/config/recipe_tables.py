@@ -33,11 +33,10 @@ def _count_or_share(value: int | float) -> int | float:
     """a number of rows, or a share above 0 and below 1"""
     fits = value >= 1 if isinstance(value, int) else 0.0 < value < 1.0
     if not fits:
-        text = (
-            "a number of rows, such as 1000, or a share of each party's rows between 0 and 1, "
-            "such as 0.8"
+        raise ValueError(
+            "must be a number of rows, such as 1000, or a share of each party's rows between 0 "
+            f"and 1, such as 0.8 (got {value})."
         )
-        raise ValueError(f"must be {text}, and is {value}")
     return value
 
 
@@ -120,18 +119,18 @@ class RowsSettings(Section):
             raise ValueError("give folds together with fold, or neither")
         if self.labelled is not None and self.split == "grouped":
             raise ValueError(
-                'labelled counts rows, and split = "grouped" divides groups; remove one'
+                'labelled counts rows, and split = "grouped" divides groups. Remove one.'
             )
         if self.folds is None or self.fold is None:
             return
         if self.fold > self.folds:
             raise ValueError(
-                f"fold = {self.fold}, but folds = {self.folds}; take 1 to {self.folds}"
+                f"fold = {self.fold}, but folds = {self.folds}. Take 1 to {self.folds}."
             )
         if self.split == "column":
-            raise ValueError('folds divide the rows, and so does split = "column"; remove one')
+            raise ValueError('folds divide the rows, and so does split = "column". Remove one.')
         if self.test != type(self).model_fields["test"].default:
-            raise ValueError("with folds, one fold is for testing; remove test")
+            raise ValueError("with folds, one fold is for testing. Remove test.")
 
     @property
     def share_for_tests(self) -> float:

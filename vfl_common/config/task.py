@@ -169,9 +169,9 @@ class ThresholdRule(Section):
             given = getattr(self, key) is not None
             if given != (rule == self.rule):
                 raise ValueError(
-                    f'{key} is for rule = "{rule}"; remove it'
+                    f'{key} is for rule = "{rule}". Remove it.'
                     if given
-                    else f'rule = "{rule}" needs {key}; add it'
+                    else f'rule = "{rule}" needs {key}. Add it.'
                 )
 
 
@@ -180,7 +180,7 @@ def _as_rule(value: Any) -> Any:
     table = {"rule": value} if isinstance(value, str) else value
     if isinstance(table, dict):
         if "rule" in table and table["rule"] not in RULES:
-            raise ValueError(f"there is no rule {str(table['rule'])[:40]!r}; take one of {_RULES}")
+            raise ValueError(f"there is no rule {str(table['rule'])[:40]!r}. Take one of {_RULES}.")
     elif not isinstance(table, ThresholdRule) and (
         isinstance(table, bool) or not isinstance(table, int | float) or not 0.0 < table < 1.0
     ):
@@ -266,7 +266,7 @@ class TaskSettings(Section):
 
     def model_post_init(self, _context: Any) -> None:
         if self.positive is not None and self.kind != "binary":
-            raise ValueError("positive is for binary tasks; remove it")
+            raise ValueError("positive is for binary tasks. Remove it.")
         if (self.kind in ("multiclass", "multilabel")) != (self.classes is not None):
             raise ValueError(
                 "give 'classes' for multiclass and multilabel tasks, and only for them"
@@ -277,37 +277,37 @@ class TaskSettings(Section):
                 f"label_epsilon is for binary and multiclass tasks (got {self.kind}). Remove it."
             )
         if self.threshold is not None and self.kind != "binary":
-            raise ValueError("threshold is for binary tasks; remove it")
+            raise ValueError("threshold is for binary tasks. Remove it.")
         names = self.all_metrics
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise ValueError(f"metrics: {twice} is computed already; remove it")
+            raise ValueError(f"metrics: {twice} is computed already. Remove it.")
         for name in self.metrics:
             kinds = _kinds_with(name)
             if kinds is not None and self.kind not in kinds:
                 raise ValueError(
                     f"metrics: a {self.kind} task has no {name}, which is for "
-                    f"{' and '.join(sorted(kinds))}; remove it"
+                    f"{' and '.join(sorted(kinds))}. Remove it."
                 )
 
     def _check_loss(self) -> None:
         """Raises ValueError if the loss, or what changes it, is for other kinds of tasks."""
         classes = self.kind in CLASSES
         if self.loss is not None and self.kind == "survival":
-            raise ValueError("loss: a survival task has its own, Cox's; remove it")
+            raise ValueError("loss: a survival task has its own, Cox's. Remove it.")
         plugin = isinstance(self.loss, PluginLossSettings) and self.kind not in COMPARED
         known = _LOSSES_OF.get(self.kind, ())
         if self.loss is not None and not plugin and self.loss.kind not in known:
             one = known[0] if len(known) == 1 else f"one of {', '.join(known)}"
             raise ValueError(
-                f"loss: {self.loss.kind} is not for a {self.kind} task; take {one}, or remove it"
+                f"loss: {self.loss.kind} is not for a {self.kind} task. Take {one}, or remove it."
             )
         if not classes and self.label_smoothing:
             raise ValueError(f"label_smoothing is for classes, and a {self.kind} has none")
         if self.class_weight is not None and self.kind not in ("binary", "multiclass"):
             raise ValueError(f"class_weight is for binary and multiclass tasks, not {self.kind}")
         if self.loss is not None and self.label_smoothing:
-            raise ValueError("label_smoothing is for cross-entropy; remove it, or loss")
+            raise ValueError("label_smoothing is for cross-entropy. Remove it, or loss.")
 
     @property
     def all_metrics(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ How = Literal["even", "classes", "dirichlet"]
 _TRIES = 100
 
 
-def deal_rows(
+def deal(
     labels_N: npt.ArrayLike,
     parts: int,
     how: How = "even",

@@ -25,7 +25,7 @@ _ID_BYTES = 6
 def _day(text: str) -> str:
     """YYYY-MM-DD"""
     if date.fromisoformat(text).isoformat() != text:
-        raise ValueError(f"{text!r} cannot be used; write a day as 2027-01-31")
+        raise ValueError(f"{text!r} cannot be used. Write a day as 2027-01-31.")
     return text
 
 

@@ -106,7 +106,7 @@ def _sums(
 
 def _cells(codes_NF: Codes, rows: Integers, column: int, size: int) -> npt.NDArray[np.int16]:
     """Returns each row's cell of a column and the next one. There are at most 120 codes
-    (``settings.MOST_CODES``).
+    (``settings.MAX_CODES``).
     """
     cells: npt.NDArray[np.int16] = (
         codes_NF[rows, column].astype(np.int16) * np.int16(size) + codes_NF[rows, column + 1]

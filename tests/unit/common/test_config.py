@@ -213,7 +213,7 @@ def test_an_unknown_rule_lists_the_known_ones(rule: str) -> None:
         "'trim', 'casefold', 'nfkc', 'digits', 'zeros', 'email' or 'phone:CC', with a country "
         "such as DE for CC"
     )
-    sentence = f"id_rules.1: '{rule}' cannot be used; write {known}"
+    sentence = f"id_rules.1: '{rule}' cannot be used. Write {known}."
     assert told(Recipe, cases.recipe(2, rows={"id_rules": ["trim", rule]})) == f"rows.{sentence}"
     data = {"data": {"source": "a.csv", "id": "a", "id_rules": ["trim", rule]}}
     assert told(PartyFile, PARTY | data) == f"data.{sentence}"

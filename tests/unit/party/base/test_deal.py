@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.errors import raises
 from vfl_common.errors import Code, InputError
-from vfl_party.base.deal import How, deal_rows
+from vfl_party.base.deal import How, deal
 
 LABELS = np.repeat(np.arange(10), [60, 40, 50, 50, 70, 30, 50, 50, 45, 55])
 HOWS: tuple[How, ...] = ("even", "classes", "dirichlet")
@@ -18,24 +18,24 @@ HOWS: tuple[How, ...] = ("even", "classes", "dirichlet")
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("parts", [5, 7, 20])
 def test_every_row_goes_to_one_party(how: How, parts: int) -> None:
-    found = deal_rows(LABELS, parts, how, seed=3)
+    found = deal(LABELS, parts, how, seed=3)
     assert len(found) == parts
     assert sorted(np.concatenate(found)) == list(range(len(LABELS)))
     assert all((np.diff(rows) > 0).all() for rows in found)
-    again = deal_rows(LABELS, parts, how, seed=3)
+    again = deal(LABELS, parts, how, seed=3)
     assert all(map(np.array_equal, found, again))
-    assert not all(map(np.array_equal, found, deal_rows(LABELS, parts, how, seed=4)))
+    assert not all(map(np.array_equal, found, deal(LABELS, parts, how, seed=4)))
 
 
 def test_even_parts_differ_by_one_row_at_most() -> None:
-    sizes = [len(rows) for rows in deal_rows(LABELS, 7)]
+    sizes = [len(rows) for rows in deal(LABELS, 7)]
     assert max(sizes) - min(sizes) == 1
 
 
 @pytest.mark.parametrize(("parts", "classes"), [(5, 2), (10, 2), (100, 2), (7, 3), (3, 10)])
 def test_each_party_has_so_many_classes(parts: int, classes: int) -> None:
     labels = np.array([f"class {each}" for each in LABELS])
-    found = deal_rows(labels, parts, "classes", classes=classes, seed=1)
+    found = deal(labels, parts, "classes", classes=classes, seed=1)
     assert {len(np.unique(labels[rows])) for rows in found} == {classes}
     holders = [sum(name in labels[rows] for rows in found) for name in np.unique(labels)]
     assert max(holders) - min(holders) <= 1
@@ -43,7 +43,7 @@ def test_each_party_has_so_many_classes(parts: int, classes: int) -> None:
 
 def test_a_small_alpha_makes_the_parties_more_unlike() -> None:
     def unlike(alpha: float) -> float:
-        found = deal_rows(LABELS, 10, "dirichlet", alpha=alpha, seed=2)
+        found = deal(LABELS, 10, "dirichlet", alpha=alpha, seed=2)
         counts = np.array([np.bincount(LABELS[rows], minlength=10) for rows in found])
         return float((counts.max(1) / counts.sum(1)).mean())
 
@@ -52,7 +52,7 @@ def test_a_small_alpha_makes_the_parties_more_unlike() -> None:
 
 
 def test_a_party_has_at_least_so_many_rows() -> None:
-    found = deal_rows(LABELS, 20, "dirichlet", alpha=0.5, min_rows=5, seed=1)
+    found = deal(LABELS, 20, "dirichlet", alpha=0.5, min_rows=5, seed=1)
     assert min(map(len, found)) >= 5
 
 
@@ -67,7 +67,7 @@ def test_a_party_has_at_least_so_many_rows() -> None:
 )
 def test_too_few_rows_are_refused(given: dict[str, Any]) -> None:
     with raises(InputError, Code.DATA_INVALID, names="500"):
-        deal_rows(LABELS, **given)
+        deal(LABELS, **given)
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_too_few_rows_are_refused(given: dict[str, Any]) -> None:
 )
 def test_what_cannot_be_dealt_is_refused(given: dict[str, Any]) -> None:
     with raises(InputError, Code.CONFIG_INVALID):
-        deal_rows(LABELS, **given)
+        deal(LABELS, **given)
 
 
 def test_labels_are_one_class_a_row() -> None:
     with raises(InputError, Code.CONFIG_INVALID, names=("10", "50")):
-        deal_rows(LABELS.reshape(10, -1), 2)
+        deal(LABELS.reshape(10, -1), 2)

@@ -318,7 +318,7 @@ def test_a_rank_is_lost_before_the_other_parties_lose_patience(
         asked.append(timeout.total_seconds())
         return alone
 
-    monkeypatch.setattr("vfl_party.ranks.group.launched", lambda: (0, 2, 0))
+    monkeypatch.setattr("vfl_party.ranks.group.read_launch", lambda: (0, 2, 0))
     monkeypatch.setattr(dist, "init_process_group", lambda *args, **how: None)
     monkeypatch.setattr(dist, "new_group", new_group)
     monkeypatch.setattr("vfl_party.ranks.group._end", lambda ranks: None)

@@ -147,7 +147,7 @@ def test_a_disk_without_room_is_found_before_a_run(
             "recipe",
             "phases: splitnn: early_stopping.metric: a multiclass task",
         ),
-        ({"epochs": 0}, "phases", "phases: splitnn: epochs: must be greater than 0, and is 0"),
+        ({"epochs": 0}, "phases", "phases: splitnn: epochs: must be greater than 0 (got 0)."),
         ({"kind": "Split"}, "recipe", "phases.0.kind: 'Split' cannot be used"),
     ],
 )
