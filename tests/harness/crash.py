@@ -197,7 +197,7 @@ def wrap_all() -> None:
     wrap(CheckpointStore, "_write", before=_half)
     wrap(Path, "rename", before=_renaming, after=_renamed)
     wrap(RunFolder, "note", before=_noted("before"), after=_dropping_result(_noted("after")))
-    wrap(RunFolder, "finishing", before=_at("before-finished"))
+    wrap(RunFolder, "prepare_finished_note", before=_at("before-finished"))
     Conduct._start = _lying(Conduct._start)  # type: ignore[method-assign]
     wrap(Conduct, "_begin", before=_at("before-start"), after=_at("after-start"))
     wrap(Presence, "lost", before=_at("lost"))

@@ -135,7 +135,7 @@ def test_a_recipe_without_tables_has_the_digest_that_it_had() -> None:
             ["table 1", "unknown codec 'bist'", "Did you mean 'bits'"],
         ),
         ([{"codec": "bits"}], ["table 1", "bits: missing"]),
-        ([{"codec": "bits", "bits": 3}], ["bits: must be 8, 4 or 2", "is 3"]),
+        ([{"codec": "bits", "bits": 3}], ["bits: must be 8, 4 or 2", "got 3"]),
         (
             [{"codec": "bits", "bits": 4, "scales": "float16"}],
             ["scales: must be 'float32' or 'bfloat16'"],
